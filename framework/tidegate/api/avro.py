@@ -46,8 +46,8 @@ class AvroCodec:
 def avro_codec(of: object, file: str | None) -> AvroCodec:
     """Return the codec of a type; the schema is derived from the type if `file` is None.
 
-    PipelineError if the schema file cannot be used or the type does not fit it, if two types of the
-    schema have one name, or if Avro cannot tell the branches of a union apart.
+    PipelineError if the schema file cannot be used or does not fit the type, or if two types of the
+    schema have one name. PipelineError also if Avro cannot tell the branches of a union apart.
     """
     whole = type_info(of).avro if file is None else fit_file(of, file)
     schema = _named_once(whole, {}, file or type_name(of))

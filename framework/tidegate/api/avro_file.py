@@ -35,7 +35,7 @@ _ACCEPTED: dict[object, tuple[tuple[str, str | None], ...]] = {
     date: (("int", "date"),),
     UUID: (("string", "*"),),
 }
-"""Avro types and logical types that a scalar may have in a file; "*" is any logical type or none."""
+"""Avro and logical types that a scalar may have in a file; "*" is any or no logical type."""
 
 _READ_AS: dict[object, AvroSchema] = {
     Decimal: {"type": "string", "logicalType": "decimal-string"},

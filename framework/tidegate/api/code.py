@@ -1,7 +1,7 @@
-"""Import of a pipeline class by its reference (`pipelines.order_totals:OrderTotals`), and the
-digest of its code.
+"""Import of a pipeline class by its reference, and the digest of its code.
 
-Every process of a job imports the class by its reference, with the folder of the job's code first
+A reference is a text such as `pipelines.order_totals:OrderTotals`. Every process of a job imports
+the class by its reference, with the folder of the job's code first
 on the path. Submissions of older versions have no code archive: for them, each process compares the
 digest with the submitted one. A changed helper module matters as much as a changed lambda. So the
 digest covers the files of the pipeline's top-level package as they are on disk, and not only the
@@ -24,8 +24,8 @@ from tidegate.errors import PipelineError, TidegateError
 def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
     """Import a pipeline class, with `folder` first on the path.
 
-    PipelineError, with the remedy, if the reference is malformed, if the module does not exist or
-    its import fails, or if the name is not a pipeline class with a name.
+    PipelineError, with the remedy, if the reference is malformed, or if the module does not exist
+    or its import fails. PipelineError also if the name is not a pipeline class that can run.
     """
     module_name, colon, class_name = reference.partition(":")
     dotted = all(part.isidentifier() for part in module_name.split("."))

@@ -1,11 +1,11 @@
 """Conversions between a user's values and plain ones, generated once per type as Python source.
 
-A record becomes a tuple (`api/wire.py`) or a dict (`api/avro.py`) of its fields, and back, in one
-expression such as `(r.a, r.b.name, [(i.x,) for i in r.items])`: a walk over the type at run time
-would cost ten times as much per record. The source can be printed (`Codec.source`), is made of
-field names and numbered names only, and holds nothing of a record.
+A record becomes a tuple (`api/wire.py`) or a dict (`api/avro.py`) of its fields, and back. One
+expression does it, such as `(r.a, r.b.name, [(i.x,) for i in r.items])`, because a walk over the
+type at run time would cost ten times as much per record. The source can be printed
+(`Codec.source`). It consists of field names and numbered names only, and holds no data of a record.
 
-Here is what both have in common: containers, and how expressions nest.
+This module has the part that both conversions share: containers, and the nesting of expressions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from tidegate.api.types import is_union, literal_type
 from tidegate.errors import PipelineError, check
 
 Expression = Callable[[str], str]
-"""From the source of an expression to the source of its conversion."""
+"""Function from the source of an expression to the source of its conversion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Converter:
-    """How one type is converted. `wire` is the plain type; None for `pack` or `unpack` means that
-    the value is already plain.
+    """The conversion of one type.
+
+    `wire` is the plain type. `pack` or `unpack` is None if the value needs no conversion in that
+    direction.
     """
 
     wire: Any
@@ -36,9 +38,11 @@ class Converter:
     unpack: Expression | None = None
 
     def packed(self, source: str) -> str:
+        """Return the source that converts the user's value `source` to a plain one."""
         return source if self.pack is None else self.pack(source)
 
     def unpacked(self, source: str) -> str:
+        """Return the source that converts the plain value `source` to the user's value."""
         return source if self.unpack is None else self.unpack(source)
 
     @property
@@ -48,13 +52,17 @@ class Converter:
 
 
 class ConverterGenerator:
-    """The generator: `shape` answers for a type; `names` is what the source refers to."""
+    """The generator of conversions.
+
+    `shape` gives the converter of a type. `names` maps the names in the generated source to their
+    objects.
+    """
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {}
 
     def shape(self, of: object) -> Converter:
-        """The shape of a type that has a schema."""
+        """Return the converter of a type that has a schema."""
         if of is None:
             of = type(None)
         if isinstance(of, type) and issubclass(of, enum.Enum):
@@ -75,16 +83,19 @@ class ConverterGenerator:
         return self.scalar(of) if fields is None else self.record(of, fields)
 
     def scalar(self, of: object) -> Converter:
+        """Return the converter of a type that is neither a container nor a record class."""
         return Converter(of)
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
+        """Return the converter of a record class; each subclass defines its plain form."""
         raise NotImplementedError
 
     def branches(self, branches: list[object]) -> Converter:
-        """A union of more than one type beside None."""
+        """Return the converter of a union of several types, None not included."""
         raise NotImplementedError
 
     def union(self, of: object) -> Converter:
+        """Return the converter of a union; None stays None."""
         branches = [branch for branch in get_args(of) if branch is not type(None)]
         inner = self.shape(branches[0]) if len(branches) == 1 else self.branches(branches)
         if len(branches) == len(get_args(of)):
@@ -92,6 +103,7 @@ class ConverterGenerator:
         return Converter(inner.wire | None, _or_none(inner.pack), _or_none(inner.unpack))
 
     def fixed_tuple(self, arguments: tuple[object, ...]) -> Converter:
+        """Return the converter of a tuple with a type for each part."""
         parts = [self.shape(argument) for argument in arguments]
         wire = generic(tuple, *(part.wire for part in parts))
         if all(part.plain for part in parts):
@@ -103,6 +115,7 @@ class ConverterGenerator:
         )
 
     def container(self, origin: Any, argument: object) -> Converter:
+        """Return the converter of a list, set, frozenset, Sequence or tuple of one item type."""
         item = self.shape(argument)
         variable, made = self.variable(), self.container_name(origin)
         wire = (
@@ -118,6 +131,7 @@ class ConverterGenerator:
         )
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
+        """Return the converter of a dict or Mapping."""
         key, value = self.shape(key_of), self.shape(value_of)
         k, v = self.variable(), self.variable()
         if key.plain and value.plain:
@@ -130,24 +144,24 @@ class ConverterGenerator:
 
     @staticmethod
     def container_name(origin: Any) -> str:
-        """What makes a container of that type of a list."""
+        """Return the name of the function that makes such a container from a list."""
         return _CONTAINERS[origin]
 
     def name(self, known: object) -> str:
-        """A name by which the generated source knows an object."""
+        """Add an object for the generated source, and return its name there."""
         stem = getattr(known, "__name__", "f")
         name = f"{stem if stem.isidentifier() else 'f'}_{len(self.names)}"
         self.names[name] = known
         return name
 
     def variable(self) -> str:
-        """A fresh name for a comprehension's variable."""
+        """Return a new name for a comprehension's variable."""
         name = f"i{len(self.names)}"
         self.names[name] = None
         return name
 
     def made(self, of: object, fields: tuple[RecordField, ...], values: list[str]) -> str:
-        """The source that makes a record of its fields' values."""
+        """Return the source that makes a record from its fields' values."""
         if is_typeddict(record_class(of)):
             pairs = [f"{json.dumps(f.name)}: {v}" for f, v in zip(fields, values, strict=True)]
             return f"{{{', '.join(pairs)}}}"
@@ -160,10 +174,10 @@ class ConverterGenerator:
     def define(
         self, name: str, argument: str, result: str, on_overflow: str | None = None
     ) -> tuple[Any, str]:
-        """Compile `def name(argument): return result`; the function, and its source.
+        """Compile `def name(argument): return result`, and return the function and its source.
 
-        `on_overflow` names the function that is called where an OverflowError is raised; without
-        one raised, the `try` costs nothing.
+        `on_overflow` names the function that is called after an OverflowError. The `try` costs
+        nothing if no such error is raised.
         """
         source = f"def {name}({argument}):\n    return {result}\n"
         if on_overflow is not None:
@@ -178,25 +192,28 @@ class ConverterGenerator:
 
 
 def generic(container: Any, *arguments: object) -> Any:
-    """`container[arguments]`, for types that are made at run time."""
+    """Return `container[arguments]`, for types that are made at run time."""
     return container[arguments]
 
 
 def read(of: object, source: str, field: RecordField) -> str:
-    """The source that reads a field of a record."""
+    """Return the source that reads a field of a record."""
     if is_typeddict(record_class(of)):
         return f"{source}[{json.dumps(field.name)}]"
     return f"{source}.{field.name}"
 
 
 def maker_of(of: object) -> Callable[..., object]:
-    """What makes a record of fields that were valid once: not validated again."""
+    """Return the callable that makes a record from its fields.
+
+    For a pydantic model it does not validate them, because they were valid before.
+    """
     known = record_class(of)
     return known.model_construct if is_model(known) else known
 
 
 def takes_positions(of: object) -> bool:
-    """Whether a record class takes its fields by position."""
+    """Check whether a record class takes its fields by position."""
     known = record_class(of)
     if is_typeddict(known) or is_model(known):
         return False
@@ -205,10 +222,10 @@ def takes_positions(of: object) -> bool:
 
 
 def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
-    """A function that says which branch of a union a value belongs to.
+    """Return a function that gives the index of the union's branch to which a value belongs.
 
-    PipelineError if two branches have the same class or one is Any; TypeError, when called, for a
-    value of none.
+    PipelineError if two branches have the same class, or if one is Any. The function raises
+    TypeError for a value that belongs to no branch.
     """
     if Any in branches:
         names = " | ".join(map(type_name, branches))

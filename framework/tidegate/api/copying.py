@@ -1,8 +1,9 @@
-"""Copies of records: of whatever can change in place, down to the last list.
+"""Copies of records. A copy includes every part that can change in place, at any depth.
 
-A shallow copy would still share nested lists. What is copied depends on the class of each value and
-not on the declared type, so an unknown type and a wrong value are copied just as well. Classes that
-no schema describes are left to `copy.deepcopy`. `dataplane/operators` says where copies are made.
+A shallow copy would still share nested lists. The class of each value decides how it is copied, and
+not the declared type. So values of an unknown type or of a wrong type are copied correctly too.
+Values of classes that no schema describes are copied by `copy.deepcopy`. `dataplane/operators`
+decides where copies are made.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _NEVER_CHANGE: Final = frozenset(
     {str, bytes, int, float, bool, type(None), Decimal, datetime, date, time, timedelta, UUID}
 )
 _CLASSES_MAX: Final = 1024
-"""How many classes are remembered; a pipeline has some dozens."""
+"""Maximum number of classes that are cached; a pipeline has some dozens."""
 
 
 def immutable(of: object) -> bool:
-    """Whether no value of a type can change in place; false for a type without a schema."""
+    """Check that no value of a type can change in place; false for a type without a schema."""
     if of is UNKNOWN:
         return False
     try:
@@ -44,7 +45,7 @@ def immutable(of: object) -> bool:
 
 
 def copy_values(values: list[Any]) -> list[Any]:
-    """A list of copies; the list itself if no value can change."""
+    """Return a list of copies, or the list itself if none of its values can change in place."""
     if _NEVER_CHANGE.issuperset(map(type, values)):
         return values
     kinds = set(map(type, values))
@@ -55,13 +56,13 @@ def copy_values(values: list[Any]) -> list[Any]:
 
 
 def copy_value(value: Any) -> Any:
-    """A copy that shares nothing with the value that can change in place."""
+    """Return a copy that shares no part with the value that can change in place."""
     clone = _clones[type(value)]
     return value if clone is None else clone(value)
 
 
 class _Clones(dict[type, "Clone | None"]):
-    """How values of a class are copied, found out once."""
+    """A cache of the functions that copy values of a class; None if they cannot change."""
 
     def __missing__(self, kind: type) -> Clone | None:
         if len(self) >= _CLASSES_MAX:
@@ -71,7 +72,7 @@ class _Clones(dict[type, "Clone | None"]):
 
 
 def _clone_of(kind: type) -> Clone | None:
-    """How values of a class are copied; None if they cannot change."""
+    """Return the function that copies values of a class; None if they cannot change."""
     if kind in _NEVER_CHANGE or issubclass(kind, Enum):
         return None
     if kind in _CONTAINERS:
@@ -118,7 +119,10 @@ def _clone_of_struct(kind: type[msgspec.Struct], nested: Sequence[str]) -> Clone
 
 
 def _clone_of_dataclass(kind: type, plain: frozenset[str]) -> Clone:
-    """Copies the attributes: the constructor may do other things, and not twice the same."""
+    """Return a function that copies the attributes and does not call the constructor.
+
+    The constructor may have other effects, or a different result in a second call.
+    """
     new = object.__new__
 
     def clone(value: Any) -> Any:
@@ -151,8 +155,10 @@ def _deep_copy(value: Any) -> Any:
 
 
 def _stopped() -> RuntimeError:
-    """For StopIteration of a class's own `__deepcopy__`, which would end the `map` in which copies
-    are made; a generator makes the same of it.
+    """Return the error that replaces a StopIteration of a class's own `__deepcopy__`.
+
+    A StopIteration would silently end the `map` that makes the copies. Python replaces a
+    StopIteration inside a generator by a RuntimeError too.
     """
     return RuntimeError("a copy raised StopIteration")
 

@@ -1,7 +1,8 @@
-"""What may be written in the declaration of a source or sink, checked where it is written.
+"""Checks of the arguments of sources, sinks and steps, made when they are declared.
 
-Types are for type checkers; this is for those who use none, and for what types cannot say. Every
-refusal is a PipelineError that begins with the place and names the remedy.
+Type checkers check most arguments already. These checks are for users without a type checker, and
+for rules that types cannot express. Every error is a PipelineError that begins with the file and
+line of the declaration and names the remedy.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ RESERVED_PROPERTIES: Final = {
     "max.in.flight.requests.per.connection": "more than one loses records where leaders move",
     "max.in.flight": "it is max.in.flight.requests.per.connection, and that is one",
 }
-"""librdkafka settings that belong to the framework, with what a user does instead."""
+"""librdkafka settings that the framework sets itself, each with the reason or the alternative."""
 
 OnError = Literal["fail", "skip", "dead_letter"]
 
 
 class ErrorOptions(TypedDict, total=False):
-    """Keywords of a step about the records that it cannot process."""
+    """Keywords that say what a step does with records that it cannot process."""
 
     on_error: OnError
     dead_letters: str
 
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-"""Kafka's own rule; it refuses "." and ".." besides."""
+"""Kafka's own rule for topic names. Kafka also refuses "." and ".."."""
 
 
 def check_topic(where: str, topic: object) -> None:
-    """PipelineError if Kafka can have no topic of that name."""
+    """Raise PipelineError if Kafka allows no topic with that name."""
     if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
         raise PipelineError(
             f"{where}: {topic!r} is no name of a topic: Kafka takes letters, digits, dots, "
@@ -60,15 +61,16 @@ def check_topic(where: str, topic: object) -> None:
 
 
 def is_start(start: object) -> bool:
-    """Whether it is of a form that `start=` takes."""
+    """Check that the value has a form that `start=` accepts."""
     if isinstance(start, Mapping):
         return all(type(number) is int for pair in start.items() for number in pair)
     return type(start) is int or start in ("earliest", "latest", "group")
 
 
 def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """PipelineError for a keyword that is not known: those in a TypedDict are checked by type
-    checkers, and by nobody else.
+    """Raise PipelineError for an unknown keyword.
+
+    Only type checkers check the keywords of a TypedDict; Python does not.
     """
     for keyword in given:
         if keyword not in known:
@@ -80,7 +82,7 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
 
 
 def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
-    """The policy of a step, a key_by or a sink; PipelineError for keywords that do not fit."""
+    """Return the error policy of a step, a key_by or a sink; PipelineError for wrong keywords."""
     refuse_unknown(where, options, ErrorOptions.__optional_keys__)
     on_error = options.get("on_error", "fail")
     check_choice(where, "on_error", on_error, get_args(OnError))
@@ -95,12 +97,12 @@ def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
 
 
 def policy_options(on_error: OnError) -> dict[str, object]:
-    """What the graph's fingerprint says of a policy: nothing where it is the default."""
+    """Return the entry for a policy in the graph's fingerprint; empty for the default."""
     return {} if on_error == "fail" else {"on_error": on_error}
 
 
 def check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ...]) -> None:
-    """PipelineError if a value is none of those allowed."""
+    """Raise PipelineError if a value is not among those allowed."""
     if given not in allowed:
         names = ", ".join(repr(name) for name in allowed)
         raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}")

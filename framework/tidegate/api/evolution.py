@@ -1,15 +1,21 @@
-"""Which change of a stored type is safe, decided from the two schemas alone.
+"""The check whether a change of a stored type is safe, made from the two schemas alone.
 
 The rule: a change is accepted only if every value of the old type can be read as a value of the new
 one. A change that works for some stored values and fails for others is refused at submit. So an
-`int` never becomes a `float` (above 2**53 it changes), nor `bytes` a `str` (not all bytes are
-text), nor does a Literal lose a value.
+`int` never becomes a `float` (a number above 2**53 would change). `bytes` never become a `str` (not
+all bytes are text). A Literal never loses a value.
 
-Accepted: a field with a default is added, a field is removed, `None`, union branches, enum members
-and Literal values are added, a Literal becomes its base type, `str` becomes `bytes`, a Decimal or
-UUID becomes `str` (its text). Names of record classes do not count, so renaming a class is free.
+These changes are accepted:
 
-The JobMaster asks `state_conflict` before it deploys anything; `api/resolving.py` reads the values.
+- a field with a default is added, or a field is removed;
+- `None`, union branches, enum members or Literal values are added;
+- a Literal becomes its base type;
+- `str` becomes `bytes`, or a Decimal or UUID becomes `str` (its text).
+
+Names of record classes are not compared, so a class may be renamed.
+
+The JobMaster calls `state_conflict` before it deploys anything; `api/resolving.py` reads the
+values.
 """
 
 from __future__ import annotations
@@ -31,14 +37,14 @@ from tidegate.errors import PipelineError
 _INSIDE = {"array": ("items", "[]"), "map": ("values", "{}")}
 _SETS = ("set", "frozenset")
 _TEXTS = ("decimal-string", "uuid")
-"""Logical types that are stored as text, so that `str` can read them."""
+"""Logical types that are stored as text, so `str` can read them."""
 
 
 def check_evolution(writer: AvroSchema, of: object, where: str) -> None:
-    """Refuse, with a PipelineError that names the field, a type that cannot read what was stored
-    under `writer`.
+    """Refuse a type that cannot read every value that was stored under `writer`.
 
-    `where` names the state: "state 'total' of step 'running-total'".
+    The PipelineError names the field. `where` names the state: "state 'total' of step
+    'running-total'".
     """
     why_not = mismatch(writer, stored_schema(of))
     if why_not is not None:
@@ -49,13 +55,14 @@ REMEDY = "Restore its type, or start without this state under a new uid"
 
 
 def mismatch(writer: AvroSchema, reader: AvroSchema) -> str | None:
-    """Why what was stored as `writer` cannot be read as `reader`; None where every value can."""
+    """Return why values stored as `writer` cannot be read as `reader`; None if all can be read."""
     return _mismatch(writer, reader, "")
 
 
 def state_conflict(old: str, new: str) -> str | None:
-    """Why a state that was stored under schema `old` cannot be read under `new`, both as
-    `stored.state_text` writes them; None where it can.
+    """Return why a state that was stored under schema `old` cannot be read under `new`.
+
+    Both schemas are texts that `stored.state_text` has written. None if the state can be read.
     """
     written, wanted = json.loads(old), json.loads(new)
     was, now = kind_of(written), kind_of(wanted)
@@ -69,8 +76,10 @@ def state_conflict(old: str, new: str) -> str | None:
 
 
 def same_key_type(stored: str, now: str) -> bool:
-    """Whether keys of both schemas have the same canonical bytes: they differ at most in names of
-    classes and in added enum members.
+    """Check that equal keys have the same canonical bytes under both schemas.
+
+    Names of classes, defaults of fields and values of a Literal may differ, and enum members may
+    have been added.
     """
     return _same_bytes(json.loads(stored), json.loads(now))
 
@@ -78,12 +87,17 @@ def same_key_type(stored: str, now: str) -> bool:
 def pair_branches(
     writer: Sequence[AvroSchema], reader: Sequence[AvroSchema], path: str = ""
 ) -> list[int] | str:
-    """For each branch of the writer's union the position of the reader's branch that reads it, or
-    why there is none.
+    """Return the position of the reader's branch for each branch of the writer's union.
 
-    An equal branch is preferred, then one of the same kind and name, then the only one that fits
-    and is not of the kind and name of another branch of the writer. If several are left, nobody can
-    say which class the values belong to, and the change is refused.
+    If a branch has no match, or several, the result is a text with the reason. The first rule that
+    leaves a branch decides:
+
+    1. an equal branch;
+    2. a fitting branch of the same kind and name;
+    3. a fitting branch whose kind and name no branch of the writer has;
+    4. any fitting branch.
+
+    If several branches remain, the class of the values is unknown, and the change is refused.
     """
     known = [_identity(branch) for branch in writer]
     taken = {place for place, branch in enumerate(reader) if _identity(branch) in known}
@@ -94,7 +108,7 @@ def pair_branches(
             return _no_branch(branch, reader, path)
         equal = [i for i in fitting if reader[i] == branch]
         for preferred in (
-            equal[list(writer[:number]).count(branch) :][:1],  # classes of one name: by position
+            equal[list(writer[:number]).count(branch) :][:1],  # equal branches pair by position
             [i for i in fitting if _identity(reader[i]) == _identity(branch)],
             [i for i in fitting if i not in taken],
             fitting,
@@ -108,7 +122,7 @@ def pair_branches(
 
 
 def _mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
-    """Why it does not resolve, with the field's path; None if it does."""
+    """Return why `reader` cannot read `writer`, with the field's path; None if it can."""
     if writer == reader:
         return None
     if isinstance(reader, list):
@@ -133,7 +147,7 @@ def _mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
 
 def _no_branch(writer: AvroSchema, reader: Sequence[AvroSchema], path: str) -> str:
     same_kind = [branch for branch in reader if _kind(branch) == _kind(writer)]
-    if len(same_kind) == 1:  # what is wrong inside it says more
+    if len(same_kind) == 1:  # the mismatch inside this branch says more
         return str(_mismatch(writer, same_kind[0], path))
     return f"{_at(path)}{_say(writer)} was written and is none of {_list(reader)}"
 
@@ -169,7 +183,7 @@ def _enum_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | N
     gone = [symbol for symbol in _written_members(writer) if symbol not in reader["symbols"]]
     if gone:
         return f"{at}the enum {reader['name']} has no {gone[0]} any more"
-    if VALUES not in writer:  # of an earlier version, whose schema does not say what a Literal has
+    if VALUES not in writer:  # an earlier version wrote no values of a Literal into the schema
         return None
     return _values_mismatch(writer, reader, path)
 
@@ -191,7 +205,10 @@ def _scalar_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str |
 
 
 def _values_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
-    """A Literal reads only a Literal that has no other values."""
+    """Return why a Literal of the reader cannot read the writer; None if it can.
+
+    A Literal reads only a Literal that has no other values.
+    """
     allowed = reader.get(VALUES) if isinstance(reader, dict) else None
     if allowed is None:
         return None
@@ -209,7 +226,7 @@ def _values(allowed: Iterable[object]) -> str:
 
 
 def _identity(schema: AvroSchema) -> tuple[object, ...]:
-    """What makes a branch the same branch although its content was changed."""
+    """Return the properties by which a branch is recognised after its content has changed."""
     name = schema.get("name") if isinstance(schema, dict) else None
     container = schema.get(CONTAINER) if isinstance(schema, dict) else None
     return _kind(schema), _logical(schema), name, container
@@ -244,10 +261,10 @@ def _map_key(schema: Any) -> Any:
 
 
 def _same_bytes(old: Any, new: Any) -> bool:
-    """Whether keys written under schema `old` have the same canonical bytes under `new`.
+    """Check that keys written under schema `old` have the same canonical bytes under `new`.
 
-    Names of classes, defaults of fields and the values of a Literal are not in the bytes, and an
-    enum's member is there by its name, so that members may be added.
+    Names of classes, defaults of fields and the values of a Literal are not in the bytes. An enum's
+    member is in the bytes by its name, so members may be added.
     """
     if _kind(old) != _kind(new) or _logical(old) != _logical(new):
         return False

@@ -1,16 +1,18 @@
-"""Whether every field of each value of a batch is of its declared type: one generated loop.
+"""The check that every field of each value of a batch has its declared type, as a generated loop.
 
-`FieldCheck` is made once for a type and asked per batch. The loop is Python source such as
+A `FieldCheck` is made once for a type and called for each batch. The loop is Python source such as
 
     for x in values:
         if not (type(x.name) is str and type(x.amount) is int): return False
 
-which the interpreter specialises: 7 ns a field, where a pass in C for each field (`attrgetter`,
-`type`, a set) takes 20 and more, and `fault` in `api/values.py` walks one value in microseconds. It
-has the rules of `fault`, which says what is wrong where the loop has found that something is.
+The interpreter specialises this loop, so a field takes 7 ns. A pass in C for each field
+(`attrgetter`, `type`, a set) takes 20 ns and more, and `fault` in `api/values.py` walks one value
+in microseconds. The loop has the same rules as `fault`. If the loop finds a wrong value, `fault`
+says what is wrong with it.
 
-It does not say when to look at fields: `dataplane/operators/sampling.py` does, and keyed state
-looks at all that it saves. Of a type that no schema describes, only the class is checked.
+This module does not decide when fields are checked. `dataplane/operators/sampling.py` decides it
+for records, and keyed state checks every value that it saves. For a type that no schema describes,
+only the class is checked.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from tidegate.api.values import ClassCheck, fault, has_schema
 from tidegate.graph.stream_graph import UNKNOWN
 
 CALL_COST: Final = 40
-"""What a call costs beside its values, in values of 8 ns: a third of a microsecond."""
+"""Fixed cost of a call, in units of one checked value (8 ns): a third of a microsecond."""
 CONTAINER_COST: Final = 5
-"""And the call for each list, dict or set in a record."""
+"""Cost of the call for each list, dict or set in a record, in the same unit."""
 IN_DICT_COST: Final = 2
-"""And a field that is no slot: of a dataclass, a pydantic model or a TypedDict."""
+"""Cost of a field of a dataclass, a pydantic model or a TypedDict: these are not slots."""
 
 _SEQUENCES: Final = (list, set, frozenset, Sequence)
 
@@ -46,21 +48,22 @@ class FieldCheck:
         self._holds = self._loops.loop(of) if has_schema(of) else None
         self._classes = ClassCheck(of)
         self.size = self._loops.parts if self._holds and self._loops.is_flat else None
-        """Values that are looked at for each record; None where that differs."""
+        """Number of values that are checked for each record; None if it differs per record."""
 
     @property
     def source(self) -> str:
-        """The generated loops, for people; the outer one comes last."""
+        """The source of the generated loops, for display; the outer loop comes last."""
         return self._loops.source
 
     @property
     def cost(self) -> int:
-        """How many values were looked at until now, and `CALL_COST` for each batch."""
+        """Total cost until now, in checked values, with `CALL_COST` for each batch."""
         return self._loops.cost[0]
 
     def first_wrong(self, values: list[Any]) -> int | None:
-        """The index of the first value that is not of the type down to its last field; None if all
-        are.
+        """Return the index of the first value that is wrong in its class or in any field.
+
+        None if all values are of the type.
         """
         if self._holds is None:
             return self._classes.first_wrong(values)
@@ -73,29 +76,29 @@ class FieldCheck:
         self._loops.cost[0] += CALL_COST
         try:
             return holds(values)
-        except (AttributeError, KeyError):  # a field that was never set
+        except (AttributeError, KeyError):  # a field was never set
             return False
 
 
 class _Loops:
-    """Generates the loop of a type, and one more for each container in it."""
+    """The generator of the loop of a type, and of one more loop for each container in it."""
 
     def __init__(self) -> None:
         self.cost = [0]
         self.source = ""
         self.is_flat = True
-        """Whether there is one loop only."""
+        """Whether the type needs only one loop."""
         self.parts = 0
-        """What one turn of the last loop looks at."""
+        """Number of values that one iteration of the last loop checks."""
         self._names: dict[str, object] = {}
         self._variables = 0
 
     def loop(self, of: object) -> Callable[[Any], bool]:
-        """A function that says whether each value of a collection is of a type."""
+        """Return a function that checks whether each value of a collection is of a type."""
         outer, self.parts = self.parts, 0
         holds = self._holds(of, "x")
         name = f"holds_{len(self._names)}"
-        # As defaults they are local variables, which are found faster.
+        # Default arguments are local variables, which Python looks up faster than globals.
         used = [known for known in self._names if re.search(rf"\b{known}\b", holds)]
         bound = "".join(f", {known}={known}" for known in [*used, "cost"])
         source = (
@@ -111,7 +114,7 @@ class _Loops:
         return function
 
     def _holds(self, of: object, value: str) -> str:
-        """The source that says whether a value is of a type; `value` may be read again."""
+        """Return the source that checks one value; it may read `value` several times."""
         if of is Any or of is UNKNOWN:
             return "True"
         if of is None or of is type(None):
@@ -126,7 +129,7 @@ class _Loops:
         return f"({' and '.join([holds, *inside])})" if inside else holds
 
     def _inside(self, of: object, value: str) -> list[str]:
-        """What must hold of the parts of a value of the right class."""
+        """Return the conditions for the parts of a value that has the right class."""
         origin, arguments = get_origin(of), get_args(of)
         if origin is Literal:
             return [f"{value} in {self._name(frozenset(arguments))}"]
@@ -150,7 +153,7 @@ class _Loops:
         for source, of in parts:
             if fields_of(of) or get_origin(of) is not None or is_union(of):
                 self._variables += 1
-                part = f"v{self._variables}"  # read once, where it is looked at several times
+                part = f"v{self._variables}"  # read once, because the check uses it several times
                 holds.append(f"(({part} := {source}) is {part} and {self._holds(of, part)})")
             elif of is not Any:
                 holds.append(self._holds(of, source))

@@ -1,10 +1,10 @@
-"""Formats turn values into Kafka bytes and carry the value's type: `Json(Order)` is a
-`Format[Order]`, for the checker and at run time.
+"""Formats: codecs between values and Kafka bytes that also carry the value's type.
 
-A type that a format cannot carry is refused where the format is written. Schema files are read when
-the graph is built, not at import. Sources and sinks ask once per subtask for a decoder or an
-encoder, a plain function for the hot path. What it raises is not ours: the data plane catches it,
-names the record's topic, partition and offset, and applies the source's policy.
+`Json(Order)` is a `Format[Order]`, for the type checker and at run time. A type that a format
+cannot encode is refused where the format is declared. Schema files are read when the graph is
+built, not at import. Sources and sinks get a decoder or an encoder once per subtask; it is a plain
+function for the hot path. A decoder or encoder may raise any exception. The data plane catches it,
+names the record's topic, partition and offset, and applies the policy of the source or sink.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ T = TypeVar("T")
 
 
 Validate = Literal["sample", "all"]
-"""Of how many records a sink has the fields checked."""
+"""Share of the records whose fields a sink checks: some ("sample") or every one ("all")."""
 
 
 class Format(Generic[T]):
-    """A codec and the type it carries, `of`.
+    """A codec, and the type `of` of its values.
 
-    A sink has what user code made checked against `of`: the class of each value, and with
-    `validate="sample"` the fields of some records, with `"all"` those of each. Decoders always
-    check every field.
+    A sink checks the values that user code made against `of`. It checks the class of each value,
+    and the fields of some records (`validate="sample"`, the default) or of every record (`"all"`).
+    Decoders always check every field.
+
+    The constructor raises PipelineError if the type has no schema.
     """
 
     def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
@@ -47,23 +49,29 @@ class Format(Generic[T]):
         self.schema: AvroSchema = type_info(of).avro
 
     def describe(self) -> dict[str, object]:
-        """Name and schema, for the fingerprint. Reads files; PipelineError if they do not fit."""
+        """Return the format's name and schema, for the graph's fingerprint.
+
+        It reads the schema file, where one is given; PipelineError if the type does not fit it.
+        """
         return {"format": type(self).__name__, "schema": self.schema}
 
     def decoder(self) -> Callable[[bytes], T]:
-        """A function from Kafka bytes to a value; it raises an exception whose text says the
-        reason.
+        """Return a function from Kafka bytes to a value.
+
+        It raises an exception whose text gives the reason if the bytes are not such a value.
         """
         raise NotImplementedError
 
     def encoder(self) -> Callable[[T], bytes]:
-        """A function from a value to Kafka bytes."""
+        """Return a function from a value to Kafka bytes."""
         raise NotImplementedError
 
 
 class Json(Format[T]):
-    """JSON: by msgspec, or by pydantic where the type is or holds a pydantic model. Decimals are
-    strings; numbers are read as Decimals exactly.
+    """JSON, encoded by msgspec, or by pydantic if the type is or holds a pydantic model.
+
+    Decimals are written as strings. A JSON number is read as a Decimal without rounding.
+    The constructor raises PipelineError for a type that JSON cannot represent.
     """
 
     def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
@@ -73,10 +81,11 @@ class Json(Format[T]):
         except (
             TypeError,
             RuntimeError,
-        ) as error:  # a union that JSON cannot tell apart, and the like
+        ) as error:  # for example, a union whose branches JSON cannot tell apart
             raise PipelineError(f"Json({type_name(of)}): {error}") from None
 
     def decoder(self) -> Callable[[bytes], T]:
+        """Return a function from JSON bytes to a value; it checks every field."""
         if _holds_model(self.of):
             validate: Callable[[bytes], T] = self._adapter.validate_json
             return validate
@@ -84,9 +93,10 @@ class Json(Format[T]):
         return decoder.decode
 
     def encoder(self) -> Callable[[T], bytes]:
+        """Return a function from a value to JSON bytes."""
         if _holds_model(self.of):
             dump = self._adapter.dump_json
-            # pydantic checks the fields of what it writes, and would only warn.
+            # pydantic checks the fields that it writes, and by default it would only warn.
             return lambda value: dump(value, by_alias=True, warnings="error")
         return msgspec.json.Encoder(decimal_format="string").encode
 
@@ -98,10 +108,11 @@ class Json(Format[T]):
 
 
 class Avro(Format[T]):
-    """Avro without a header, by fastavro.
+    """Avro without a header, encoded by fastavro.
 
-    The writer's schema is derived from the type, or is the `.avsc` file, which is looked for from
-    the working folder; the type is checked against it field by field when the graph is built.
+    The writer's schema is derived from the type, or is the `.avsc` file `schema`, a path relative
+    to the module search path or the working folder. The type is checked against the file field by
+    field when the graph is built; PipelineError if it does not fit.
     """
 
     def __init__(
@@ -111,12 +122,21 @@ class Avro(Format[T]):
         self.file = schema
 
     def describe(self) -> dict[str, object]:
+        """Return the format's name, the type's schema and the writer's schema.
+
+        PipelineError if the schema file does not exist or the type does not fit it.
+        """
         return {**super().describe(), "writer": self._codec.schema}
 
     def decoder(self) -> Callable[[bytes], T]:
+        """Return a function from Avro bytes to a value.
+
+        It raises ValueError if there are too few or too many bytes for the value.
+        """
         return self._codec.decode
 
     def encoder(self) -> Callable[[T], bytes]:
+        """Return a function from a value to Avro bytes."""
         return self._codec.encode
 
     @cached_property
@@ -127,40 +147,44 @@ class Avro(Format[T]):
 
 
 class Utf8(Format[str]):
-    """Text."""
+    """Text in UTF-8."""
 
     def __init__(self) -> None:
         super().__init__(str)
 
     def decoder(self) -> Callable[[bytes], str]:
+        """Return a function from UTF-8 bytes to text; it raises UnicodeDecodeError for others."""
         return bytes.decode
 
     def encoder(self) -> Callable[[str], bytes]:
+        """Return a function from text to UTF-8 bytes."""
         return str.encode
 
 
 class Raw(Format[bytes]):
-    """Bytes, untouched."""
+    """Bytes, written and read unchanged."""
 
     def __init__(self) -> None:
         super().__init__(bytes)
 
     def decoder(self) -> Callable[[bytes], bytes]:
+        """Return a function that returns the record's bytes unchanged."""
         return bytes
 
     def encoder(self) -> Callable[[bytes], bytes]:
+        """Return a function that returns the value's bytes unchanged."""
         return bytes
 
 
 class Protobuf(Format[T]):
-    """Refused in this version."""
+    """Not supported in this version: the constructor raises PipelineError."""
 
     def __init__(self, of: type[T]) -> None:
         refuse_unsupported(f"Protobuf({type_name(of)})", "use Raw() and parse the message in a map")
 
 
 def _holds_model(of: object) -> bool:
-    """Whether a type is a pydantic model, or has one anywhere inside."""
+    """Check whether a type is a pydantic model, or has one at any depth."""
     if is_model(of):
         return True
     parts = [field.of for field in fields_of(of) or ()]

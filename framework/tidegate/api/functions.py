@@ -1,10 +1,11 @@
-"""The classes a user subclasses, and what they get beside a record: contexts and side outputs.
+"""The base classes of users' functions, with their contexts and side outputs.
 
-Results are returned as an iterable: `yield` where it reads best, `return (result,)` where 50 ns a
-record count. There is no `ctx.emit`: it is as fast as a tuple, but a second way, and its argument
-could not be checked without repeating the output type.
+A function returns its results as an iterable. `yield` is easy to read; `return (result,)` saves
+50 ns per record. There is no `ctx.emit`: it would be as fast as a tuple, but a second way to do the
+same. A type checker could not check its argument either, unless the output type were repeated.
 
-The data plane's operators call these; they subclass the contexts to say where side outputs go.
+The data plane's operators call the functions. They subclass the contexts, and their subclasses
+decide where side outputs go.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ X = TypeVar("X")
 
 
 class SideOutput(Generic[X]):
-    """A typed second output of a function, declared as a class attribute: `late =
-    SideOutput(Order)`.
+    """A typed second output of a function, declared as a class attribute.
+
+    Example: `late = SideOutput(Order)`. PipelineError if the type has no schema.
     """
 
     def __init__(self, of: TypeForm[X]) -> None:
@@ -42,18 +44,20 @@ class SideOutput(Generic[X]):
 
 
 class ProcessContext:
-    """Where side outputs of the current record go."""
+    """The context of the current record, through which a function emits side outputs."""
 
     __slots__ = ()
 
     def output(self, tag: SideOutput[X], value: X) -> None:
-        """Send a value to a side output that the function class declares; UserCodeError for any
-        other tag.
+        """Send a value to a side output that the function class declares.
+
+        UserCodeError for any other tag.
         """
         raise NotImplementedError
 
     @property
     def timestamp_ms(self) -> Never:
+        """Event time of the record. This version has no event time: PipelineError."""
         refuse_unsupported(
             "event time",
             "a record's own timestamp is a field of ConsumerRecord: KafkaSource.records",
@@ -61,12 +65,14 @@ class ProcessContext:
 
     @property
     def watermark_ms(self) -> Never:
+        """Current watermark. This version has no event time: PipelineError."""
         refuse_unsupported("event time", "remove the use of watermark_ms")
 
 
 class Context(ProcessContext, Generic[K]):
-    """Beside a record of a keyed stream: its key. A key that is a datetime, or holds one, is in
-    UTC, whatever zone `key_by` gave.
+    """The context of a record of a keyed stream, with the record's key.
+
+    A key that is a datetime, or holds one, is in UTC, whatever time zone `key_by` returned.
     """
 
     __slots__ = ("key",)
@@ -74,11 +80,15 @@ class Context(ProcessContext, Generic[K]):
 
     @property
     def timers(self) -> Never:
+        """Timers of the key. This version has no timers: PipelineError."""
         refuse_unsupported("ctx.timers", "remove it, and act when the next record of the key comes")
 
 
 def _check_state_names(of: type[Function]) -> None:
-    """Renamed and dropped names must say one thing each, whatever a checkpoint holds."""
+    """Refuse contradictory names of states: each name may be declared, renamed or dropped once.
+
+    The check does not depend on the state names in a checkpoint.
+    """
     declared = of.declared_states
     dropped: object = of.dropped_states
     if not isinstance(dropped, tuple) or not all(isinstance(name, str) for name in dropped):
@@ -103,16 +113,18 @@ def _check_state_names(of: type[Function]) -> None:
 
 
 class Function:
-    """What is common: the declared state and side outputs, and the types in `class X(Base[K, In,
-    Out])`.
+    """The common base of functions: it collects the declared states, side outputs and types.
+
+    The types are those in `class X(Base[K, In, Out])`.
     """
 
     declared_states: ClassVar[dict[str, State]] = {}
     declared_outputs: ClassVar[dict[str, SideOutput[Any]]] = {}
     declared_types: ClassVar[tuple[object, ...]] = ()
     dropped_states: ClassVar[tuple[str, ...]] = ()
-    """Names of states that older code of the class declared and whose values are to be deleted. A
-    restore deletes their rows, so that a later state of that name begins empty. The line may be
+    """Names of states that older code of the class declared and whose values must be deleted.
+
+    A restore deletes their rows, so that a later state of that name starts empty. The line may be
     removed after the next checkpoint.
     """
 
@@ -141,18 +153,19 @@ class Function:
 
     @classmethod
     def record_type(cls) -> object:
-        """The declared type of the records that come in; UNKNOWN if it is not declared."""
+        """Return the declared type of the input records; UNKNOWN if it is not declared."""
         return _known(cls.declared_types[-2]) if cls.declared_types else UNKNOWN
 
     @classmethod
     def result_type(cls) -> object:
-        """The declared type of the results; UNKNOWN if it is not declared."""
+        """Return the declared type of the results; UNKNOWN if it is not declared."""
         return _known(cls.declared_types[-1]) if cls.declared_types else UNKNOWN
 
     @classmethod
     def _resolve_types(cls) -> tuple[object, ...]:
-        """The arguments of `Process` or `KeyedProcess` that a class was derived with, through any
-        number of generic classes between.
+        """Return the type arguments of `Process` or `KeyedProcess` for this class.
+
+        There may be any number of generic classes between the class and its base.
         """
         for base in get_original_bases(cls):
             origin = get_origin(base) or base
@@ -165,16 +178,20 @@ class Function:
         return ()
 
     def open(self) -> None:
-        """Called once in the process that runs the function, before the first record: clients and
-        models are made here.
+        """Prepare the function, for example create clients and load models.
+
+        It is called once in the process that runs the function, before the first record.
         """
 
     def close(self) -> None:
-        """Called once after the last record, also when the attempt fails."""
+        """Release the function's resources.
+
+        It is called once after the last record, also if the attempt fails.
+        """
 
 
 class Process(Function, Generic[In, Out]):
-    """One record in, any number out, no key and no state."""
+    """A function that returns any number of results for each record, without key or state."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -185,27 +202,29 @@ class Process(Function, Generic[In, Out]):
             )
 
     def process(self, record: In, ctx: ProcessContext, /) -> Iterable[Out]:
-        """Called for each record; what it returns goes on, in order.
+        """Process one record and return its results, which the next step gets in this order.
 
-        An exception ends the attempt; the job starts again from its last checkpoint.
+        By default, an exception ends the attempt, and the job restarts from its last checkpoint.
+        `on_error` of the step can skip or dead-letter the record instead.
         """
         raise NotImplementedError
 
 
 class KeyedProcess(Function, Generic[K, In, Out]):
-    """One record in, any number out, with the state of the record's key."""
+    """A function that returns any number of results for each record, with state per key."""
 
     def process(self, record: In, ctx: Context[K], /) -> Iterable[Out]:
-        """Called for each record, those of one key in order; what it returns goes on, in order.
+        """Process one record and return its results, which the next step gets in this order.
 
-        An exception ends the attempt, and what it did to state is undone: the job starts again from
-        its last checkpoint.
+        Records of one key come in order. By default, an exception ends the attempt, and the job
+        restarts from its last checkpoint, so the changes of state since then are undone. `on_error`
+        of the step can skip or dead-letter the record instead.
         """
         raise NotImplementedError
 
     @classmethod
     def key_type(cls) -> object:
-        """The declared type of the keys; UNKNOWN if it is not declared."""
+        """Return the declared type of the keys; UNKNOWN if it is not declared."""
         return _known(cls.declared_types[0]) if cls.declared_types else UNKNOWN
 
 

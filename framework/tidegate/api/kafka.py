@@ -1,9 +1,10 @@
 """Kafka sources and sinks, declared as class attributes of a pipeline.
 
-On the class the attribute is the declaration (`OrderTotals.orders`: a KafkaSource[Order], which
-tests and tools use); on a pipeline object, inside `define`, a source is the stream that it starts
-(`self.orders`: a Stream[Order]). A declaration holds no graph, so building twice, or two pipelines
-in one process, never meet. It opens nothing: the data plane's sources and sinks read it.
+On the class, the attribute is the declaration (`OrderTotals.orders`: a KafkaSource[Order]), which
+tests and tools use. On a pipeline object, inside `define`, a source is the stream that it starts
+(`self.orders`: a Stream[Order]). A declaration holds no graph, so two builds or two pipelines in
+one process do not affect each other. It opens no connection: the data plane's sources and sinks
+read the declaration.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
-"""Where a source begins that no checkpoint tells: an int is a timestamp in ms, a mapping gives
-offsets by partition (others begin at the earliest).
+"""Start position of a source without a checkpoint. An int is a timestamp in ms since the epoch.
+
+A mapping gives offsets by partition; other partitions begin at the earliest offset.
 """
 OnBadRecord = OnError
 Guarantee = Literal["exactly_once", "at_least_once", "none"]
@@ -69,12 +71,14 @@ ERROR: Final = "tidegate.error"
 LEFT_OUT_VALUE: Final = "tidegate.left-out.value"
 LEFT_OUT_KEY: Final = "tidegate.left-out.key"
 LEFT_OUT_HEADERS: Final = "tidegate.left-out.headers"
-"""Headers of a dead letter beside the record's own; the values are UTF-8 text, numbers in decimal.
-The last three are there where the letter would have been larger than its topic takes: they say how
-many bytes of the record are not in it.
+"""Headers that a dead letter has in addition to the record's own.
+
+The values are UTF-8 text, numbers in decimal. The last three are present only if the dead letter
+would have been larger than its topic allows: they give the numbers of bytes of the record that it
+does not contain.
 """
 PREFIX: Final = "tidegate."
-"""How the names of these headers begin."""
+"""Prefix of the names of these headers."""
 
 KafkaOverrides = Mapping[str, str | int | float | bool]
 """librdkafka settings by name."""
@@ -83,7 +87,7 @@ KafkaOverrides = Mapping[str, str | int | float | bool]
 def connect_dead_letters(
     graph: StreamGraph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
 ) -> None:
-    """Add the sink of that name, which writes the dead letters of these nodes' ports."""
+    """Add a sink that writes the dead letters of these nodes' ports to `topic`."""
     letters = KafkaSink.records(topic, key=Raw(), value=Raw())
     letters.names.append(name)
     letters.place = place
@@ -92,12 +96,12 @@ def connect_dead_letters(
 
 
 def letters_name(node: str) -> str:
-    """The name of the sink that writes the dead letters of a source, a step or a sink."""
+    """Return the name of the sink that writes the dead letters of a source, a step or a sink."""
     return f"{node}-dead-letters"
 
 
 class SourceOptions(TypedDict, total=False):
-    """Keywords of a source beside its formats."""
+    """Keywords of a source other than its formats."""
 
     start: Start
     on_bad_record: OnBadRecord
@@ -108,7 +112,7 @@ class SourceOptions(TypedDict, total=False):
 
 
 class SinkOptions(TypedDict, total=False):
-    """Keywords of a sink beside its formats and key."""
+    """Keywords of a sink other than its formats and key."""
 
     guarantee: Guarantee
     compression: Compression
@@ -119,10 +123,10 @@ class SinkOptions(TypedDict, total=False):
 
 
 class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True):
-    """A record with its provenance, from `KafkaSource.records`.
+    """A record with its topic, partition and offset, from `KafkaSource.records`.
 
-    `timestamp_ms` is Kafka's, in ms since the epoch: of the producer or of the broker, as the topic
-    is configured; -1 where the record has none.
+    `timestamp_ms` is the record's timestamp in Kafka, in ms since the epoch. The producer or the
+    broker sets it, as the topic is configured. It is -1 if the record has no timestamp.
     """
 
     key: K
@@ -135,9 +139,9 @@ class ConsumerRecord(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True):
-    """A record in full, for `KafkaSink.records`. A value of None is a tombstone.
+    """A record with key and headers, for `KafkaSink.records`. A value of None is a tombstone.
 
-    `timestamp_ms`: ms since the epoch; None is the time at which the record is sent.
+    `timestamp_ms` is in ms since the epoch; None means the time at which the record is sent.
     """
 
     key: K | None
@@ -147,9 +151,10 @@ class ProducerRecord(msgspec.Struct, Generic[K, V], frozen=True):
 
 
 class Connector:
-    """What sources and sinks share: the topic; a name, which is their uid and part of transactional
-    ids, taken from the attribute; the place where they were written; librdkafka settings of their
-    own.
+    """The common base of sources and sinks.
+
+    A connector has a topic, its own librdkafka settings, and the file and line of its declaration.
+    Its name is the name of the class attribute. The name is its uid and part of transactional ids.
     """
 
     def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
@@ -178,6 +183,7 @@ class Connector:
 
     @property
     def name(self) -> str:
+        """Name of the class attribute; PipelineError if the connector is not such an attribute."""
         if not self.names:
             raise PipelineError(
                 f"{self.place}: the declaration for topic {self.topic!r} is not a class attribute "
@@ -187,19 +193,25 @@ class Connector:
 
 
 class KafkaSource(Connector, Generic[T]):
-    """A topic that is read; `value` says the format and with it the type of the stream.
+    """A topic that the pipeline reads. `value` is the format, and with it the type of the stream.
 
-    `start`: where to begin without a checkpoint: "earliest" (the default), "latest", "group" (the
-    committed offsets of the group `tidegate.<job>.<source>`, else the earliest), an int (the first
-    record of that time or later, in ms since the epoch), or a dict of offsets by partition (those
-    left out begin at the earliest).
-    `on_bad_record`: what becomes of a record that the format cannot decode: "fail" the job (the
-    default), "skip" and count it, or "dead_letter": send its raw bytes to the topic `dead_letters`.
-    `kafka`: librdkafka settings of its consumer, such as "fetch.queue.backoff.ms" (5 here: with the
-    default of 1000 a full queue costs a factor 4) and "queued.min.messages" (50000, records read
-    ahead in each partition). Those that tidegate sets itself are refused.
+    `start`: the start position without a checkpoint. It is one of these:
 
-    A record without a value (a tombstone) is a bad record here; `records` can let it through.
+    - "earliest" (the default) or "latest";
+    - "group": the committed offsets of the group `tidegate.<job>.<source>`, or else the earliest;
+    - an int: the first record of that time or later, in ms since the epoch;
+    - a dict of offsets by partition; partitions that are not in it begin at the earliest.
+
+    `on_bad_record`: the action for a record that the format cannot decode. "fail" fails the job
+    (the default), "skip" skips and counts the record, and "dead_letter" sends its raw bytes to the
+    topic `dead_letters`.
+    `kafka`: librdkafka settings of its consumer. Two examples are "fetch.queue.backoff.ms" (5 here;
+    with the default of 1000, a full queue costs a factor 4) and "queued.min.messages" (50000
+    records read ahead in each partition). Settings that tidegate sets itself are refused.
+
+    A record without a value (a tombstone) counts as a bad record; `records` can accept it.
+
+    The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
 
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
@@ -265,10 +277,10 @@ class KafkaSource(Connector, Generic[T]):
         tombstones: bool = False,
         **options: Unpack[SourceOptions],
     ) -> KafkaSource[Any]:
-        """The same, with key, headers and provenance of each record.
+        """Declare a source whose records have their key, headers, topic, partition and offset.
 
-        Without `key`, keys are raw bytes or None. With it, a record without a key is a bad record.
-        With `tombstones=True`, a record without a value comes through with None.
+        Without `key`, keys are raw bytes or None. With `key`, a record without a key is a bad
+        record. With `tombstones=True`, a record without a value has the value None.
         """
         source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
         source.key, source.full_record, source.tombstones = key, True, tombstones
@@ -287,7 +299,7 @@ class KafkaSource(Connector, Generic[T]):
         return Stream(instance.graph, (Edge(node=self.name, record_type=of),), of)
 
     def record_type(self) -> object:
-        """The type of the stream's records."""
+        """Return the type of the stream's records."""
         if not self.full_record:
             return self.value.of
         key: Any = bytes | None if self.key is None else self.key.of
@@ -340,25 +352,31 @@ class KafkaSource(Connector, Generic[T]):
 
 
 class KafkaSink(Connector, Generic[T]):
-    """A topic that is written.
+    """A topic that the pipeline writes.
 
-    `key_by` takes the record's key from the value: text or bytes, or anything else with its format
-    in `key`. Without it a record keeps the key that it was read with where only map, filter and
-    flat_map stand between source and sink, and has none behind other steps.
-    `guarantee`: "exactly_once" (the default: records become visible to read_committed readers with
-    the checkpoint that holds them), "at_least_once" (at once; those since the last checkpoint come
-    again after a failure) or "none" (nobody waits for the brokers' acknowledgement at a barrier:
-    records may be lost or come again).
+    `key_by` takes the record's key from the value. The key is text or bytes, or any other type with
+    its format in `key`. Without `key_by`, a record keeps its source key if only map, filter and
+    flat_map are between source and sink. After other steps it has no key.
+    `guarantee` is one of these:
+
+    - "exactly_once" (the default): records become visible to read_committed readers together with
+      their checkpoint;
+    - "at_least_once": records become visible at once, and those since the last checkpoint are
+      repeated after a failure;
+    - "none": the sink does not wait for acknowledgements of the brokers at a barrier, so records
+      may be lost or repeated.
+
     `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
-    for more records, as "5 ms" or a timedelta. Where they are not given, compression.type and
-    linger.ms of [kafka.properties] hold, else "none" and "5 ms". `kafka`: librdkafka settings of
-    its producers, such as the limits of what waits in one of them, "queue.buffering.max.messages"
-    (100000) and "queue.buffering.max.kbytes" (65536). Those that tidegate sets itself are refused.
+    for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
+    linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
+    `kafka`: librdkafka settings of its producers. Two examples are the limits of the records that
+    wait in one producer, "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes"
+    (65536). Settings that tidegate sets itself are refused.
+    `on_error`: the action for a record that cannot be encoded or is larger than the topic allows.
+    It is "fail" (the default), "skip", or "dead_letter" with the topic `dead_letters`, as in a
+    step.
 
-    `on_error`: what becomes of a record that cannot be encoded or is larger than the topic takes:
-    "fail" (the default), "skip", or "dead_letter" with the topic `dead_letters`, as in a step.
-
-    PipelineError, with file and line, for whatever of this cannot be.
+    The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
 
     @overload
@@ -421,14 +439,14 @@ class KafkaSink(Connector, Generic[T]):
     def records(
         topic: str, *, key: Format[K], value: Format[V], **options: Unpack[SinkOptions]
     ) -> KafkaSink[ProducerRecord[K, V]]:
-        """The same for records in full: with headers, timestamp, or no value (a tombstone)."""
+        """Declare a sink for records with key, headers, timestamp, or no value (a tombstone)."""
         whole: Format[Any] = value
         sink: KafkaSink[ProducerRecord[K, V]] = KafkaSink(topic, value=whole, **options)
         sink.key, sink.full_record = key, True
         return sink
 
     def _set(self, where: str, keyword: str, setting: str, value: str | int) -> None:
-        """A keyword that is a setting of librdkafka's, too."""
+        """Apply a keyword that is also a setting of librdkafka; PipelineError if both are given."""
         if setting in self.kafka:
             raise PipelineError(
                 f"{where}: {keyword}= and kafka={{{setting!r}: ...}} say the same; write one only"
@@ -436,7 +454,7 @@ class KafkaSink(Connector, Generic[T]):
         self.kafka[setting] = value
 
     def record_type(self) -> object:
-        """The type of the records that the sink takes."""
+        """Return the type of the records that the sink takes."""
         if not self.full_record or self.key is None:
             return self.value.of
         key: Any = self.key.of
@@ -444,7 +462,7 @@ class KafkaSink(Connector, Generic[T]):
         return ProducerRecord[key, value]
 
     def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
-        """End a chain here; a second chain adds its edges to the same node."""
+        """End a chain at this sink; a second chain adds its edges to the same node."""
         before = graph.nodes.get(self.name)
         if before is not None and before.declaration is self:
             graph.remove(self.name)

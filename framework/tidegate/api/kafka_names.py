@@ -1,7 +1,7 @@
-"""Names at Kafka: a source's or sink's topic in effect, and a source's consumer group.
+"""Names in Kafka: the effective topic of a source or sink, and a source's consumer group.
 
-Topics are no parameters of a pipeline: `sources.orders.topic` in the configuration gives the source
-`orders` another one, without a change of the class or of its state's identity.
+Topics are not parameters of a pipeline. `sources.orders.topic` in the configuration gives the
+source `orders` another topic. The pipeline class and the identity of its state do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.ids import JobName
 
 
 def topic_of(config: Config, node: Node) -> str:
-    """The topic that a source or sink node reads or writes."""
+    """Return the topic that a source or sink node reads or writes."""
     overrides = config.sources if node.kind == "source" else config.sinks
     override = overrides.get(node.id)
     if override is not None and override.topic is not None:
@@ -24,7 +24,8 @@ def topic_of(config: Config, node: Node) -> str:
 
 
 def consumer_group(job: JobName, source: str) -> str:
-    """The group under which a source's positions are shown, and where `start="group"` begins:
-    `tidegate.<job>.<source>`.
+    """Return the consumer group of a source, `tidegate.<job>.<source>`.
+
+    The group's offsets show the source's positions, and `start="group"` begins at them.
     """
     return f"tidegate.{job}.{source}"

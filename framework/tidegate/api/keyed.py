@@ -1,9 +1,9 @@
-"""Keyed streams: everything that keeps state by key.
+"""Keyed streams: the steps that keep state per key.
 
-A `KeyedStream` is not a `Stream`: after `key_by` comes a step that uses the key, so nobody has to
-ask whether a map keeps it. Every step here keeps state and takes `uid` as a required keyword. Its
-records and keys cross an exchange and are stored, so both types must be known by now; else the
-build fails and says how to state them.
+A `KeyedStream` is not a `Stream`: a step that uses the key must follow `key_by`. So the question
+whether a map keeps the key does not arise. Every step here keeps state and takes `uid` as a
+required keyword. Its records and keys are sent between slots and stored, so both types must be
+known here. Otherwise the build fails, and the error says how to state them.
 """
 
 from __future__ import annotations
@@ -52,10 +52,14 @@ class KeyedStream(Generic[K, T]):
     def process(
         self, function: KeyedProcess[K, T, U], *, uid: str, **options: Unpack[ErrorOptions]
     ) -> ProcessedStream[U]:
-        """A function object with state per key; `uid` names the state in checkpoints for ever.
+        """Add a step that calls a function object with state per key.
 
-        Where `on_error` lets the job go on, what the call that raised did to its key's state is
-        undone, and nothing that it yielded goes on.
+        `uid` names the state in checkpoints and must never change. `on_error` is as in
+        `Stream.map`. If it skips or dead-letters a record, the failed call's changes to the key's
+        state are undone and its results are dropped.
+
+        PipelineError, with file and line, if the types do not fit or are not known, if the key's
+        type cannot be a key, or if a keyword is wrong.
         """
         place = user_location()
         check_function(self.graph, function, KeyedProcess, place)
@@ -106,28 +110,35 @@ class KeyedStream(Generic[K, T]):
         )
 
     def reduce(self, *_args: object, **_options: object) -> Never:
+        """Reduce the records of a key. Not supported in this version: PipelineError."""
         refuse_unsupported("reduce", "use .process() with a KeyedProcess and a ValueState")
 
     def window(self, *_args: object, **_options: object) -> Never:
+        """Group the records of a key by time. Not supported in this version: PipelineError."""
         refuse_unsupported(
             "window", "use .process() with a KeyedProcess and a MapState by window start"
         )
 
     def interval_join(self, *_args: object, **_options: object) -> Never:
+        """Join records by key and time interval. Not supported in this version: PipelineError."""
         refuse_unsupported("interval_join", _JOIN)
 
     def as_of_join(self, *_args: object, **_options: object) -> Never:
+        """Join with the latest earlier record. Not supported in this version: PipelineError."""
         refuse_unsupported("as_of_join", _JOIN)
 
     def connect(self, *_args: object, **_options: object) -> Never:
+        """Process two keyed streams together. Not supported in this version: PipelineError."""
         refuse_unsupported("connect", _JOIN)
 
     def connect_broadcast(self, *_args: object, **_options: object) -> Never:
+        """Process with a broadcast stream. Not supported in this version: PipelineError."""
         refuse_unsupported("connect_broadcast", _JOIN)
 
     def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
-        """The key's type comes from `key_by` or else from the function class; the two must not
-        differ.
+        """Return the key's type, from `key_by` or else from the function class.
+
+        PipelineError if the two types differ.
         """
         declared = function.key_type()
         of = declared if self.key_of is UNKNOWN else self.key_of

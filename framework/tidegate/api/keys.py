@@ -1,20 +1,21 @@
-"""Canonical bytes of keys: equal keys of one type give equal bytes, unequal ones unequal bytes, on
-every machine and in every run, which Python's `hash()` does not.
+"""Canonical bytes of keys. Two keys of one type have the same bytes if and only if they are equal.
 
-They decide a key's group, and with it where its state lies, so they can never change:
-docs/formats.md specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step has one
-key type, so the bytes say nothing of types (a str and its UTF-8 bytes are never keys of one step).
-Where a user's function gives a key of another type than it declared, an encoder refuses it rather
-than make another key's bytes of it: that costs nothing where a key's bytes are remembered.
-`check_key` says so in the words of the step, for tests.
+This holds on every machine and in every run, which is not true of Python's `hash()`. The bytes
+decide a key's group, and with it the place of its state, so they can never change. docs/formats.md
+specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step has one key type, so
+the bytes do not include the type (a str and its UTF-8 bytes are never keys of one step).
 
-The exchange and the state backends ask for an encoder once and call it for every record.
+If a user's function returns a key of another type than declared, the encoder refuses it, because it
+could get the bytes of another key. The check costs nothing where a key's bytes are cached.
+`check_key` reports the same error with the name of the step, for tests.
 
-Keys are also compared by Python: caches and map cells find them by `==`. So `==` and the bytes must
-agree. They do not for datetimes of a zone in the hour that a clock change repeats: Python ignores
-`fold` there, and two instants are equal. `key_normaliser` therefore gives such keys in UTC, before
-they are compared, encoded or shown to user code. Types of which `==` and bytes can differ in other
-ways are refused when the graph is built (`api/types.py`).
+The exchange and the state backends get an encoder once and call it for every record.
+
+Python compares keys too: caches and map cells find them by `==`. So `==` and the bytes must agree.
+They would not agree for datetimes with a time zone in the hour that a clock change repeats: Python
+ignores `fold` there, and two different instants are equal. `key_normaliser` therefore converts such
+keys to UTC before they are compared, encoded or shown to user code. Types whose `==` and bytes can
+differ in other ways are refused when the graph is built (`api/types.py`).
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ _EXACT = decimal.Context(
     Emin=decimal.MIN_EMIN,
     traps=[decimal.InvalidOperation],
 )
-"""A context in which normalising never rounds; the ambient one keeps 28 digits."""
+"""A decimal context in which normalising never rounds. Python's default one keeps 28 digits."""
 
 _pack_int = struct.Struct(">q").pack
 _pack_length = struct.Struct(">I").pack
 
 
 def key_encoder(of: object) -> KeyEncoder:
-    """The function from keys of a type to their canonical bytes.
+    """Return the function from keys of a type to their canonical bytes.
 
     PipelineError if the type may not be a key. The function raises PipelineError for a key that has
-    no canonical bytes (a datetime without a zone, an int beyond 64 bits, NaN), and that or what
-    Python raises for one of another type.
+    no canonical bytes: a datetime without a time zone, an int beyond 64 bits, NaN. For a key of
+    another type, it raises PipelineError or the exception that Python raises.
     """
     why_not = type_info(of).why_not_key
     if why_not:
@@ -65,8 +66,10 @@ def key_encoder(of: object) -> KeyEncoder:
 
 
 def key_normaliser(of: object) -> Callable[[Any], Any] | None:
-    """The function that gives a key as it is compared and shown to user code: datetimes in UTC, at
-    any depth. None for a type without datetimes, whose keys stay as they are.
+    """Return the function that converts the datetimes in a key to UTC, at any depth.
+
+    Keys are compared and shown to user code in this form. None for a type without datetimes, whose
+    keys stay as they are.
     """
     if of is datetime:
         return _in_utc
@@ -77,7 +80,7 @@ def key_normaliser(of: object) -> Callable[[Any], Any] | None:
 
 
 def normalised_key(key: Callable[[Any], Any], of: object) -> Callable[[Any], Any]:
-    """A key function whose keys are normalised; the function itself where nothing is to be done."""
+    """Return a key function whose keys are normalised; `key` itself if the type needs no change."""
     normalise = key_normaliser(of)
     if normalise is None:
         return key
@@ -90,7 +93,7 @@ def normalised_key(key: Callable[[Any], Any], of: object) -> Callable[[Any], Any
 
 
 def check_key(key: object, of: object, where: str) -> None:
-    """Refuse a key that is not of the declared type: PipelineError naming `where`, the step."""
+    """Refuse a key that is not of the declared type; the PipelineError names `where`, the step."""
     if KeyCheck(of).first_wrong([key]) is not None:
         raise PipelineError(
             f"{where}: key_by gave {key!r}, a {type(key).__name__}, and declares keys of "
@@ -150,20 +153,23 @@ def _datetime(key: datetime) -> bytes:
 
 
 def _date(key: date) -> bytes:
-    if isinstance(key, datetime):  # of one instant in two zones, the text would differ
+    if isinstance(key, datetime):  # one instant would have different texts in two time zones
         _refuse(key, date)
     return key.isoformat().encode()
 
 
 def _in_utc(key: Any) -> Any:
-    """A datetime with a zone in UTC; anything else as it is, for the encoder to refuse."""
+    """Return a datetime with a time zone in UTC.
+
+    Other values are returned unchanged, and the encoder refuses them.
+    """
     if not isinstance(key, datetime) or key.tzinfo is None:
         return key
     if key.tzinfo is UTC and type(key) is datetime:
         return key
     try:
         utc = key.astimezone(UTC)
-    except OverflowError:  # within a day of the calendar's ends, where no clock was ever changed
+    except OverflowError:  # within a day of the calendar's ends, where no clock changes happen
         return key
     return datetime.combine(utc.date(), utc.time(), UTC)  # also of a subclass, such as a Timestamp
 
@@ -230,7 +236,7 @@ def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
 def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
     shapes = _KeyShapes()
     parts = [(read(of, "key", field), field.of) for field in fields if field.in_key]
-    # A subclass has the same fields, and is equal to no object of this class.
+    # An object of a subclass has the same fields, but never equals an object of this class.
     refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
     return shapes.joined(
         parts, f"{{}} if type(key) is {shapes.name(record_class(of))} else {refused}"
@@ -238,10 +244,13 @@ def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
 
 
 class _KeyShapes(ConverterGenerator):
-    """Generates `length(a) + a + length(b) + b` with the parts' encoders in place."""
+    """The generator of `length(a) + a + length(b) + b`, with the parts' encoders called inline."""
 
     def joined(self, parts: list[tuple[str, object]], guard: str = "{}") -> KeyEncoder:
-        """The encoder of a key of parts: source of the part, and its type; `guard` goes around."""
+        """Return the encoder of a key that consists of parts.
+
+        Each part is given by its source and its type. `guard` is a format that encloses the result.
+        """
         length = self.name(_pack_length)
         names = [(f"p{i}", source, self.name(_encoder(of))) for i, (source, of) in enumerate(parts)]
         terms = [f"{length}(len({p} := {encode}({source}))) + {p}" for p, source, encode in names]

@@ -1,6 +1,7 @@
-"""Where in the user's code something was written, and the one refusal for what comes later.
+"""The location of a declaration in the user's code, and the error for unsupported features.
 
-Every error about a declaration or a step names the file and line of the user, never one of ours.
+Every error about a declaration or a step names a file and line of the user's code, and never one
+of tidegate's own.
 """
 
 from __future__ import annotations
@@ -14,23 +15,26 @@ from typing import Never
 from tidegate.errors import PipelineError
 
 NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__file__)
-"""How files of frames begin that are not the user's: ours, and the interpreter's between them."""
+"""Prefixes of the files whose frames are not the user's: tidegate's files, and the interpreter's
+files whose frames are between them.
+"""
 
 
 _code_folders: list[Path] = []
-"""Where the code of this process was unpacked; files are shown by their path below it."""
+"""Folders into which the code of this process was unpacked; locations show paths below them."""
 
 
 def shown_below(folder: Path) -> None:
-    """Show places in this folder as the user knows them, without the path of the folder. A process
-    that runs many attempts says it as often.
+    """Show locations in this folder as the user knows them, without the path of the folder.
+
+    A process that runs many attempts calls this for each of them.
     """
     if folder not in _code_folders:
         _code_folders.append(folder)
 
 
 def user_location() -> str:
-    """File and line of the nearest caller outside this package: where the user wrote the step."""
+    """Return file and line of the nearest caller outside tidegate, which is in the user's code."""
     frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
     while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
         frame = frame.f_back
@@ -43,8 +47,9 @@ def user_location() -> str:
 
 
 def refuse_unsupported(what: str, instead: str) -> Never:
-    """Raise the PipelineError of a feature that this version does not have; `instead` is the
-    remedy.
+    """Raise the PipelineError for a feature that this version does not have.
+
+    `instead` is the remedy.
     """
     raise PipelineError(
         f"{user_location()}: {what} comes in a later version of tidegate; {instead}"

@@ -1,9 +1,8 @@
-"""The pipeline class: what is checked when Python reads the class, and how a graph is built from
-it.
+"""The pipeline class, its checks, and the build of its graph.
 
-Checked at class creation, so on import and in an editor's test run: the name, each declaration's
-own consistency, `define`. Checked by `build`: everything that needs the graph. Neither does I/O,
-but for reading schema files.
+When Python creates the class, it checks the name, each declaration by itself, and that `define`
+exists. So these errors appear on import and in an editor's test run. `build` checks everything
+that needs the graph. Neither does I/O, except that schema files are read.
 """
 
 from __future__ import annotations
@@ -33,13 +32,16 @@ _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 class Param(Generic[V]):
-    """A typed parameter of a pipeline: `minimum = Param(Decimal, default=Decimal(0))`, set by
-    `--set minimum=5`. Without a default it is required. `check` says whether a value is allowed;
-    `help` is shown where it is missing or refused. The value of a `secret=True` parameter is masked
-    in errors and logs; give it as `TIDEGATE_PARAMS__NAME` in the environment, because other users
-    of the machine can read a command line.
+    """A typed parameter of a pipeline.
 
-    PipelineError when the pipeline is built: a value that is missing, of another type, or refused.
+    Example: `minimum = Param(Decimal, default=Decimal(0))`, set by `--set minimum=5`. Without a
+    default it is required. `check` says whether a value is allowed; `help` is shown if the value is
+    missing or refused. The value of a `secret=True` parameter is masked in errors and logs. Give it
+    as `TIDEGATE_PARAMS__NAME` in the environment, because other users of the machine can read a
+    command line.
+
+    The build of the pipeline raises PipelineError if the value is missing, has another type, or is
+    refused.
     """
 
     def __init__(
@@ -72,7 +74,11 @@ class Param(Generic[V]):
         raise PipelineError(f"parameter {self.name!r} has no value; pipelines are made by build()")
 
     def parse(self, raw: object) -> V:
-        """From text or from a value of the type; lax as a command line must be."""
+        """Return the value of the type, from text or from such a value.
+
+        Text is converted, because a command line has no types. PipelineError if the value cannot be
+        converted or `check` refuses it.
+        """
         if self.secret:
             remember_value(str(raw))
         try:
@@ -104,7 +110,7 @@ class Param(Generic[V]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassSettings:
-    """What the class statement says of the job's settings; None leaves it to the configuration."""
+    """Settings of the job from the class statement; None leaves a setting to the configuration."""
 
     parallelism: int | None = None
     max_parallelism: int | None = None
@@ -112,12 +118,14 @@ class ClassSettings:
 
 
 class Pipeline:
-    """Base of all pipelines: `class OrderTotals(Pipeline, name="order-totals")`.
+    """The base class of all pipelines: `class OrderTotals(Pipeline, name="order-totals")`.
 
-    A shared base passes `name=None` and cannot be run. The other keywords are settings of the job,
-    over which the command line, the environment and `tidegate.toml` have precedence: `parallelism`
-    (subtasks of each step), `max_parallelism` (key groups, fixed for the life of the state) and
-    `checkpoint_interval` ("10 s" or a timedelta).
+    A shared base class passes `name=None` and cannot be run. The other keywords are settings of the
+    job: `parallelism` (subtasks of each step), `max_parallelism` (number of key groups, fixed for
+    the lifetime of the state) and `checkpoint_interval` ("10 s" or a timedelta). The command line,
+    the environment and `tidegate.toml` have precedence over them.
+
+    The class statement raises PipelineError if a keyword or a declaration is not allowed.
     """
 
     pipeline_name: ClassVar[str | None] = None
@@ -186,16 +194,17 @@ class Pipeline:
     def define(self) -> None:
         """Declare the graph.
 
-        Deterministic, without I/O: every process of a job calls it and must get the same graph.
+        It must be deterministic and do no I/O, because every process of a job calls it and must get
+        the same graph.
         """
         raise NotImplementedError
 
 
 def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> StreamGraph:
-    """The checked graph of a pipeline: what submit and every worker do first.
+    """Build and check the graph of a pipeline. A submit and every worker do this first.
 
-    PipelineError for any mistake in it, with the user's file and line; also for an exception that
-    the user's `define` raises itself.
+    PipelineError, with the user's file and line, for any mistake in the pipeline, and for an
+    exception that the user's `define` raises.
     """
     instance = pipeline(params or {})
     try:
@@ -218,14 +227,17 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
 
 
 def _raised_at(error: Exception) -> str:
-    """File and line of the user's innermost frame of an exception."""
+    """Return file and line of the innermost frame of an exception that is in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
 
 
 def _remedy(error: Exception) -> str:
-    """For the one mistake that Python itself reports, in words that do not say what to do."""
+    """Return the remedy for a missing `uid`.
+
+    Python itself reports this mistake, without saying what to do.
+    """
     if not (isinstance(error, TypeError) and str(error).endswith("argument: 'uid'")):
         return ""
     return (

@@ -1,13 +1,13 @@
-"""Which files belong to a pipeline: what `archive.py` packs at a submit.
+"""The selection of the files of a pipeline, which `archive.py` packs at a submit.
 
 A pipeline in a single module has the whole folder of that module. A pipeline in a package has that
-package, and what a process may import from beside it in the working folder: every module and every
-package, because an import may stand in a function that nobody has called yet. In a folder that is
-no package and holds modules, only the modules belong to it.
+package, and every module and package next to it in the working folder. All of them belong to it,
+because a function that no process has called yet may import them. In a folder that holds modules
+but is not a package, only the modules belong to it.
 
-What belongs to a pipeline and is left out is listed with the reason: hidden files, secrets, virtual
-environments, files beyond a limit. Modules of the pipeline itself are never left out: where they
-are too many or too large, the submit is refused. Nothing here reads a file.
+Files of the pipeline that are left out are listed with the reason: hidden files, secrets, virtual
+environments, files beyond a limit. A limit never leaves out a `.py` file of the pipeline itself: if
+these are too many or too large, the submit is refused. This module reads no file content.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.errors import PipelineError
 
 FILES_MAX: Final = 10_000
-"""Files that are stored. Of more, folders of data files are left out: data sets, say."""
+"""Maximum number of files that are stored. If there are more, whole folders of data files are left
+out, for example data sets."""
 
 LOOKED_MAX: Final = 1_000_000
-"""Files and folders that are looked at: some seconds. With more, the pipeline lies beside something
-else, in a home folder for example."""
+"""Maximum number of files and folders that are listed, which takes some seconds. If there are more,
+the pipeline shares its folder with other things, for example in a home folder."""
 
 NESTED_MAX: Final = 2
-"""Of a folder that is no package, so many levels are searched for the first module."""
+"""Number of levels of a folder that are searched for a first module, if it is not a package."""
 
 CACHE: Final = "cache"
-"""The reason for which Python's caches are left out."""
+"""The reason in the list for Python's caches, which are left out."""
 
 ABOVE: Final = "a symbolic link to a folder above it"
-"""The reason for which a circle is left out."""
+"""The reason in the list for a symbolic link that leads into a circle."""
 
 _CACHES: Final = frozenset({"__pycache__", "node_modules"})
 _SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
 _MODULES: Final = (".py", ".so", ".pyd")
-"""How the names of modules end; compiled ones have a tag of the platform before it."""
+"""Suffixes of modules; compiled modules have a platform tag before the suffix."""
 
 _SECRET = re.compile(
     r".*\.(pem|key|p12|pfx|jks|keystore|kdbx|ppk|env)"
@@ -51,7 +52,7 @@ _SECRET = re.compile(
     r"|id_(rsa|dsa|ecdsa|ed25519)",
     re.IGNORECASE,
 )
-"""Files that usually hold keys or passwords."""
+"""Names of files that usually hold keys or passwords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,13 @@ class LeftOut:
 
 @dataclass(slots=True)
 class FoundFiles:
-    """The files of a pipeline, by their path in the archive, and what does not belong to it."""
+    """The files of a pipeline, by their path in the archive, and the files that are left out."""
 
     ours: frozenset[Path]
-    """Files and folders that tidegate writes."""
+    """Files and folders that tidegate writes itself."""
     files: dict[str, Path] = field(default_factory=dict)
     spare: set[str] = field(default_factory=set)
-    """Files beside the pipeline's package, which it has not imported until now."""
+    """Files next to the pipeline's package, which it has not imported until now."""
     named: set[str] = field(default_factory=set)
     """Data files that the pipeline names."""
     left_out: list[LeftOut] = field(default_factory=list)
@@ -82,7 +83,7 @@ class FoundFiles:
     def walk(
         self, prefix: str, folder: Path, *, within: Path, above: tuple[Path, ...] = ()
     ) -> None:
-        """Add what is below a folder. Symbolic links that lead out of `within` are left out."""
+        """Add all files below a folder. Symbolic links that lead out of `within` are left out."""
         real = Path(os.path.realpath(folder))
         for entry in self._entries(prefix, folder):
             name = f"{prefix}/{entry.name}" if prefix else entry.name
@@ -98,14 +99,14 @@ class FoundFiles:
                 self.walk(name, path, within=within, above=(*above, real))
 
     def add(self, name: str, path: Path) -> None:
-        """Add a file."""
-        if path.is_file():  # no socket, no pipe, no link that leads nowhere
+        """Add a file, or list it as left out if it is not a regular file."""
+        if path.is_file():  # not a socket, a pipe or a broken link
             self.files.setdefault(name, path)
         else:
             self.left_out.append(LeftOut(name, "no regular file"))
 
     def add_beside(self, folder: Path) -> None:
-        """Add the modules and packages of the working folder that are not there yet."""
+        """Add the modules and packages of the working folder that are not added yet."""
         known = set(self.files)
         packed = {PurePosixPath(name).parts[0] for name in known}
         within = Path(os.path.realpath(folder))
@@ -127,11 +128,14 @@ class FoundFiles:
         self.spare |= self.files.keys() - known
 
     def _walk_modules(self, prefix: str, folder: Path, within: Path) -> None:
-        """The modules of a folder that is no package, and of such folders and packages in it."""
+        """Add the modules of a folder that is not a package.
+
+        The modules of the folders and packages in it are added too.
+        """
         real = Path(os.path.realpath(folder))
         for entry in self._entries(prefix, folder):
             if entry.is_symlink() and entry.is_dir():
-                continue  # it may lead into a circle
+                continue  # the link may lead into a circle
             if _importable(entry) and self._why_not(entry, real, within) is None:
                 name = f"{prefix}/{entry.name}"
                 if entry.is_dir():
@@ -140,7 +144,10 @@ class FoundFiles:
                     self.add(name, Path(entry.path))
 
     def _entries(self, prefix: str, folder: Path) -> list[os.DirEntry[str]]:
-        """What is in a folder, in the order of the names."""
+        """Return the entries of a folder, sorted by name.
+
+        PipelineError if more than LOOKED_MAX entries were listed in all.
+        """
         try:
             with os.scandir(folder) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
@@ -157,7 +164,7 @@ class FoundFiles:
         return found
 
     def _why_not(self, entry: os.DirEntry[str], parent: Path, within: Path) -> str | None:
-        """Why a file or folder is left out, or None; `parent` has no symbolic links."""
+        """Return why a file or folder is left out, or None; `parent` has no symbolic links."""
         name = entry.name
         if name.startswith("."):
             return "hidden"
@@ -183,7 +190,7 @@ class FoundFiles:
 
 
 def _importable(entry: os.DirEntry[str]) -> bool:
-    """Whether an import may find a module there: a file of a module, or a folder that has some."""
+    """Check whether an import may find a module here: a module file, or a folder with modules."""
     if not entry.is_dir():
         stem, _, _ = entry.name.partition(".")
         return stem.isidentifier() and entry.name.endswith(_MODULES)
@@ -204,14 +211,14 @@ def _holds_modules(folder: os.DirEntry[str], depth: int) -> bool:
                 if depth > 1 and entry.is_dir(follow_symlinks=False):
                     below.append(entry)
     except OSError:
-        return True  # whoever lists it says why it cannot be read
+        return True  # the later listing reports why the folder cannot be read
     return any(_holds_modules(each, depth - 1) for each in below)
 
 
 def find_files(
     pipeline: type[Pipeline], folder: Path, *, data_files: Iterable[str], ours: Iterable[Path]
 ) -> FoundFiles:
-    """The files of a pipeline before any limit; the arguments are as in `archive.pack`."""
+    """Find the files of a pipeline, without limits; the arguments are as in `archive.pack`."""
     found = FoundFiles(ours=frozenset(Path(os.path.realpath(path)) for path in ours))
     top = pipeline.__module__.partition(".")[0]
     package: Sequence[str] = getattr(sys.modules[top], "__path__", ())
@@ -230,7 +237,7 @@ def find_files(
 
 
 def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str, Path]]:
-    """What the pipeline has imported: the path in the archive, and the file or folder."""
+    """Yield the path in the archive, and the file or folder, of what the pipeline has imported."""
     if package:
         yield from ((top, Path(root)) for root in package)
     else:
@@ -243,7 +250,7 @@ def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str
         if "." in name or name == top:
             continue
         for path in (*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""):
-            if path and Path(path).parent == folder:  # a helper beside the package
+            if path and Path(path).parent == folder:  # a helper next to the package
                 yield Path(path).name, Path(path)
 
 
@@ -251,8 +258,11 @@ def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str
 
 
 def few_enough(found: FoundFiles) -> None:
-    """Leave out whole folders of files until FILES_MAX are left: of data files those with the most
-    of them first, then of what lies beside the package. PipelineError if the modules are too many.
+    """Leave out the files of whole folders until FILES_MAX files are left.
+
+    Data files come first, from the folder with the most of them on. Files next to the package come
+    after that, in the same order. Data files that the pipeline names stay. PipelineError if too
+    many files are still left.
     """
     data = [name for name in found.files if not name.endswith(_MODULES)]
     for names in (set(data) - found.named, found.spare):
@@ -273,8 +283,10 @@ def few_enough(found: FoundFiles) -> None:
 
 
 def small_enough(found: FoundFiles, size_max: int) -> None:
-    """Leave out files, the largest first, until the rest has `size_max` bytes: data files, then
-    what lies beside the package. PipelineError if the modules of the pipeline are larger.
+    """Leave out files, the largest first, until the rest has at most `size_max` bytes.
+
+    All files other than `.py` come first, then `.py` files next to the package. PipelineError if
+    the `.py` files of the pipeline itself are larger.
     """
     sizes = {name: path.stat().st_size for name, path in found.files.items() if path.exists()}
     total = sum(sizes.values())

@@ -1,10 +1,10 @@
-"""A submitted pipeline, built anew in another process and compared with what was submitted.
+"""The build of a submitted pipeline in another process, with a check that it is the same.
 
-JobMaster and slots call it before anything else. Within one attempt all processes must run the same
-graph from the same code. The code is that of the submission's archive (`archive.py`), so a
-fingerprint that differs is a `define` that is not deterministic. A submission of an older version
-has no archive: its code is compared by a digest over the package. A restore compares less (uids,
-key types, schemas), because there code is meant to change.
+The JobMaster and the slots call `rebuild` before anything else. Within one attempt, all processes
+must run the same graph from the same code. The code is from the submission's archive
+(`archive.py`), so a different fingerprint means that `define` is not deterministic. A submission of
+an older version has no archive, and its code is compared by a digest over the package. A restore
+compares less (uids, key types, schemas), because the code may change from one submit to the next.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ def rebuild(
     digest: str | None,
     python_version: str,
 ) -> tuple[type[Pipeline], StreamGraph]:
-    """The class and its graph; PipelineError if it cannot be built, CodeMismatchError if it
-    differs, UserCodeError if the user's code raised here what it did not raise at submit. `digest`
-    is None where the folder holds the files of the archive.
+    """Import the pipeline, build its graph, and return both.
+
+    `digest` is None if the folder holds the files of the archive. PipelineError if the pipeline
+    cannot be built, CodeMismatchError if it differs from the submitted one. UserCodeError if the
+    user's code raised an exception here that it did not raise at submit.
     """
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if python_version.split(".")[:2] != here.split("."):
@@ -63,10 +65,11 @@ def rebuild(
 
 @contextmanager
 def _raised_by_the_user(reference: str) -> Iterator[None]:
-    """Let a restart try again what the user's code raised: the same code worked at submit.
+    """Turn an exception of the user's code into a UserCodeError, so that a restart tries again.
 
-    A module, a constructor or a parameter's check may need a service that does not answer just
-    now. A module that is not there, or is no Python, will not be there for the next attempt.
+    The same code worked at submit. A module, a constructor or a parameter's check may need a
+    service that does not answer now. A missing module or a syntax error stays a PipelineError,
+    because the next attempt would fail in the same way.
     """
     try:
         yield

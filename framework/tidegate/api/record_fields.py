@@ -1,8 +1,7 @@
-"""Record classes, looked at alike: dataclasses, msgspec Structs, pydantic models, TypedDicts.
+"""One view of all record classes: dataclasses, msgspec Structs, pydantic models and TypedDicts.
 
-One question, which fields has it and how is it made again, answered for every kind; type facts,
-codecs and key bytes are built on the answer. pydantic is looked at only where the user has imported
-it.
+For every kind, this module says which fields a class has and how an object is made from them. Type
+facts, codecs and key bytes are built on that. pydantic is used only if the user has imported it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ import msgspec
 from tidegate.errors import PipelineError
 
 MISSING: Final[Any] = type("Missing", (), {"__repr__": lambda _: "no default"})()
-"""No default: what a keyword or a field has that was not given one."""
+"""Marker for a keyword or a field that has no default."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RecordField:
-    """One field: at most one of `default` and `factory` is there, the other is MISSING.
+    """A field of a record class. At most one of `default` and `factory` is not MISSING.
 
     `in_key` is false for a field that the class leaves out of comparison.
     """
@@ -49,13 +48,15 @@ class RecordField:
 
     @property
     def optional(self) -> bool:
-        """Whether a record can be made without it."""
+        """Whether a record can be made without this field."""
         return self.default is not MISSING or self.factory is not MISSING
 
 
 def fields_of(of: object) -> tuple[RecordField, ...] | None:
-    """The fields of a record class in declaration order, with a generic's arguments filled in; None
-    if `of` is no record class. Fields that the class computes itself (init=False) are none of ours.
+    """Return the fields of a record class in declaration order; None if `of` is not one.
+
+    The arguments of a generic class are filled in. Fields that the class computes itself
+    (init=False) are left out.
     """
     origin = get_origin(of)
     if isinstance(origin, type):
@@ -66,24 +67,24 @@ def fields_of(of: object) -> tuple[RecordField, ...] | None:
         return tuple(dataclasses.replace(f, of=_substitute(f.of, bound)) for f in generic)
     if not isinstance(of, type):
         return None
-    if is_model(of):  # is read each time: `model_rebuild` may change it
+    if is_model(of):  # not cached, because `model_rebuild` may change the fields
         return _model_fields(of)
     return _class_fields(of)
 
 
 def record_class(of: object) -> type:
-    """The class behind a type that has a schema, without a generic's arguments."""
-    return cast("type", get_origin(of) or of)  # `type_info` has refused what is none
+    """Return the class of a type that has a schema, without a generic's arguments."""
+    return cast("type", get_origin(of) or of)  # `type_info` has refused types without a class
 
 
 def is_model(of: object) -> TypeGuard[type[Any]]:
-    """Whether it is a pydantic model; if pydantic was never imported, nothing is."""
+    """Check whether a type is a pydantic model; false if pydantic was never imported."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(of, type) and issubclass(of, pydantic.BaseModel)
 
 
 def is_frozen(of: object) -> bool:
-    """Whether objects of a record class refuse assignment to their fields."""
+    """Check whether objects of a record class refuse assignment to their fields."""
     found = get_origin(of) or of
     if isinstance(found, type) and issubclass(found, msgspec.Struct):
         return found.__struct_config__.frozen
@@ -94,7 +95,7 @@ def is_frozen(of: object) -> bool:
 
 
 def compares_fields(of: object) -> bool:
-    """Whether two records with equal fields are equal (a class may say eq=False)."""
+    """Check that two records with equal fields are equal; false for a class with eq=False."""
     found = get_origin(of) or of
     if isinstance(found, type) and issubclass(found, msgspec.Struct):
         return found.__struct_config__.eq
@@ -103,8 +104,9 @@ def compares_fields(of: object) -> bool:
 
 
 def compares_otherwise(of: object) -> str:
-    """How a record class compares objects by more than its fields, or by other rules; empty if it
-    does not.
+    """Return how a record class compares objects, if not by its fields alone.
+
+    The text is empty if it compares exactly the fields.
     """
     found: Any = get_origin(of) or of
     if is_model(found):
@@ -122,7 +124,7 @@ def compares_otherwise(of: object) -> str:
 
 
 def changer_of(of: object) -> Callable[[Any, dict[str, Any]], Any]:
-    """The function that copies a record with other values of some fields."""
+    """Return the function that copies a record with new values of some fields."""
     found: Any = get_origin(of) or of
     if is_model(found):
         return lambda record, changes: record.model_copy(update=changes)
@@ -132,7 +134,7 @@ def changer_of(of: object) -> Callable[[Any, dict[str, Any]], Any]:
 
 
 def type_name(of: object) -> str:
-    """The type as a user wrote it, without module and without memory address."""
+    """Return the type as a user wrote it, without module and without memory address."""
     if isinstance(of, type) and not get_args(of):
         return of.__name__
     if get_args(of) and isinstance(get_origin(of), type):
@@ -151,8 +153,9 @@ def type_name(of: object) -> str:
 
 
 def type_hints(of: type, *, extras: bool = False) -> dict[str, Any]:
-    """Annotations at run time; PipelineError with the remedy where a name is imported for checkers
-    only.
+    """Return the annotations of a class at run time.
+
+    PipelineError, with the remedy, if a name is imported for type checkers only.
     """
     try:
         return get_type_hints(of, include_extras=extras)
@@ -165,8 +168,10 @@ def type_hints(of: type, *, extras: bool = False) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _class_fields(of: type) -> tuple[RecordField, ...] | None:
-    """The fields of a class whose annotations never change. Evaluating them takes 100 us, and the
-    plan of a pipeline asks for the same classes many times.
+    """Return the fields of a class whose annotations never change.
+
+    The result is cached, because evaluating annotations takes 100 us, and the plan of a pipeline
+    needs the same classes many times.
     """
     if issubclass(of, msgspec.Struct):
         return _struct_fields(of)

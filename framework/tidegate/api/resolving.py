@@ -1,11 +1,12 @@
-"""Reads a value that was stored under an older schema as a value of the declared type.
+"""Conversion of a value that was stored under an older schema to a value of the declared type.
 
-`resolver` is asked once per older schema, after `api/evolution.py` has accepted it, and gives a
-function that `api/wire.py` calls for each such value. The work is done by name and at run time:
-these values are rare, and each is written under the present schema when its state changes.
+`resolver` is called once per older schema, after `api/evolution.py` has accepted it. It returns a
+function that `api/wire.py` calls for each such value. The function finds fields by name at run
+time. This may be slow, because these values are rare, and each is written under the present schema
+when its state changes.
 
-Invariant: what comes out is a value of the declared type, or an error is raised. Schemas of earlier
-versions do not say what a Literal has, so its values are checked here.
+Invariant: the result is a value of the declared type, or an error is raised. Schemas of earlier
+versions do not list the values of a Literal, so this module checks them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Convert = Callable[[Any], Any]
 
 
 def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:
-    """A function from the msgpack bytes of an older schema to a value of the type of today.
+    """Return a function from msgpack bytes of schema `writer` to a value of the type `of`.
 
-    PipelineError if they do not resolve.
+    PipelineError if a value of `writer` cannot be read as `of`.
     """
     if not same_for_earlier_version(writer, stored_schema(of)):
         check_evolution(writer, of, f"state of {type_name(of)}")
@@ -39,7 +40,7 @@ def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:
 
 
 def _convert(writer: AvroSchema, of: object) -> Convert:
-    """From the plain msgpack value of the writer's layout to a value of type `of`."""
+    """Return the conversion of a plain msgpack value of the writer to a value of type `of`."""
     if isinstance(writer, list):
         return _convert_union(writer, of)
     if is_union(of):
@@ -92,7 +93,11 @@ def _convert_literal(writer: AvroSchema, of: object) -> Convert:
 
 
 def _convert_union(writer: list[AvroSchema], of: object) -> Convert:
-    """A union of one type and None is written bare, of several as branch number and value."""
+    """Return the conversion of a union.
+
+    A union of one type and None is stored as the value or None. A union of several types is stored
+    as a pair of branch number and value.
+    """
     targets = _branches(writer, of) if is_union(of) else [of] * len(writer)
     converts = [
         _convert(branch, target)
@@ -106,7 +111,7 @@ def _convert_union(writer: list[AvroSchema], of: object) -> Convert:
 
 
 def _branches(writer: list[AvroSchema], of: object) -> list[object]:
-    """The branch of the union `of` for each branch of the writer."""
+    """Return the branch of the union `of` for each branch of the writer."""
     branches = get_args(of)
     pairs = pair_branches(writer, [stored_schema(branch) for branch in branches])
     if isinstance(pairs, str):
@@ -115,7 +120,10 @@ def _branches(writer: list[AvroSchema], of: object) -> list[object]:
 
 
 def _convert_record(writer: AvroSchema, of: object) -> Convert:
-    """By field name; what is missing takes its default because the class is not given it."""
+    """Return the conversion of a record, whose fields are found by name.
+
+    A field that the writer did not have gets its default, because the class is called without it.
+    """
     positions = {field["name"]: i for i, field in enumerate(writer["fields"])}
     if get_origin(of) is tuple:
         parts = [

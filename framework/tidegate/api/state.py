@@ -1,14 +1,15 @@
 """Keyed state, declared as attributes of a function class and typed there.
 
-A declaration (`total = ValueState(Decimal, ...)`) is a non-data descriptor: on the class it is
-itself, on an instance it is typed as the cell of the current key. The loop that calls the function
-hangs the current key's cells on the instance, so that an access in the hot path is a plain
-attribute and never a call. A cell is the state of one key; the backends of the data plane make,
-load, save and drop cells.
+A declaration (`total = ValueState(Decimal, ...)`) is a non-data descriptor. On the class, the
+attribute is the declaration; on an instance, its type is the cell of the current key. The loop that
+calls the function sets the current key's cells as attributes of the instance. So an access in the
+hot path is a plain attribute access and never a call. A cell is the state of one key. The backends
+of the data plane make, load, save and drop cells.
 
-What a backend relies on: `ValueCell.value` differs by identity from `saved` once it was assigned,
-and a value whose type can change in place (`State.types[0].immutable` is false) counts as changed
-once the cell was touched; `ListCell.changed` and `MapCell`'s methods tell the rest.
+A backend finds changes by these rules. A `ValueCell` has changed if `value` is not the same object
+as `saved`. If the type can change in place (`State.types[0].immutable` is false), any access may
+have changed the value, so the backend compares its encoded bytes. `ListCell.changed` and the
+methods of `MapCell` show the changes of the other two kinds.
 """
 
 from __future__ import annotations
@@ -45,33 +46,39 @@ CLEARED_MEANWHILE: Final = "map state was cleared, or its record left, during it
 
 
 class Cell:
-    """The state of one key."""
+    """The state of one key, under one name."""
 
     __slots__ = ()
 
     def clear(self) -> None:
-        """Forget: the next read sees what a new key sees."""
+        """Delete the key's state: the next read returns the same as for a new key."""
         raise NotImplementedError
 
     def image(self, *, mutable: bool) -> object:
-        """What `restore` needs to undo whatever is done to the cell from now on. `mutable` says
-        that its values can change in place.
+        """Return the data with which `restore` undoes all later changes of the cell.
+
+        `mutable` says that the cell's values can change in place.
         """
         raise NotImplementedError
 
     def restore(self, image: Any) -> None:
-        """Make the cell what it was when the image was taken; once for each image."""
+        """Reset the cell to the time of the image. Each image can be used only once."""
         raise NotImplementedError
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
-        """What may have changed since the image was taken, each in the form of the state's
-        `stored_type`; of a list without the items that it had, if those are the same.
+        """Return the values that may have changed since the image, as the state's `stored_type`.
+
+        For a list, the result has only the added items if the earlier items are unchanged.
         """
         raise NotImplementedError
 
 
 class ValueCell(Cell, Generic[V]):
-    """`.value` is a plain slot; `saved` is what the backend last stored or loaded."""
+    """The cell of a value state. Users read and assign `.value`, a plain slot.
+
+    `saved` is the object that the backend last stored or loaded, or its bytes if the type can
+    change in place.
+    """
 
     __slots__ = ("_new", "saved", "value")
     value: V
@@ -82,20 +89,27 @@ class ValueCell(Cell, Generic[V]):
         self.value = self.saved = new()
 
     def clear(self) -> None:
+        """Reset the value to the default of a new key."""
         self.value = self._new()
 
     def image(self, *, mutable: bool) -> object:
+        """Return the value, copied if it can change in place, and the saved object."""
         return copy.deepcopy(self.value) if mutable else self.value, self.saved
 
     def restore(self, image: Any) -> None:
+        """Reset the value and the saved object to those of the image."""
         self.value, self.saved = image
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        """Return a list of the value; empty if the value is certainly unchanged."""
         return [] if self.value is image[0] and not mutable else [self.value]
 
 
 class ListCell(Cell, Generic[V]):
-    """An ordered list that is stored and loaded whole; `changed` since it was last saved."""
+    """An ordered list that is stored and loaded as a whole.
+
+    `changed` says whether the list may have changed since it was last saved.
+    """
 
     __slots__ = ("_items", "changed")
 
@@ -104,10 +118,12 @@ class ListCell(Cell, Generic[V]):
         self.changed = False
 
     def append(self, item: V) -> None:
+        """Add an item at the end."""
         self._items.append(item)
         self.changed = True
 
     def replace(self, items: Iterable[V]) -> None:
+        """Replace all items by these."""
         self._items = list(items)
         self.changed = True
 
@@ -118,29 +134,34 @@ class ListCell(Cell, Generic[V]):
         return len(self._items)
 
     def clear(self) -> None:
+        """Remove all items."""
         self.replace(())
 
     def image(self, *, mutable: bool) -> object:
-        # A list only grows in place, so its length is enough where items cannot change.
+        """Return the list, its length and `changed`; the list is a copy if items can change."""
+        # A list only grows in place, so its length is enough if its items cannot change.
         items = copy.deepcopy(self._items) if mutable else self._items
         return items, len(items), self.changed
 
     def restore(self, image: Any) -> None:
+        """Reset the list to that of the image, without the items that were added since."""
         self._items, length, self.changed = image
         del self._items[length:]
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        """Return a list with one value: the added items, or all items if others may differ."""
         items, length, _ = image
         return [self._items[length:] if self._items is items and not mutable else self._items]
 
 
 class MapCell(Cell, Generic[A, V]):
-    """A map whose entries are stored one by one, so that it may be larger than memory.
+    """A map whose entries are stored one by one, so it may be larger than memory.
 
-    This one keeps them in memory; a backend's own reads and writes through. Assigning is what
-    changes an entry: a value that was changed in place must be assigned again. `cell[key]` and
-    `del cell[key]` raise KeyError for an entry that is not there. Iteration is in the order of the
-    keys' canonical bytes (docs/formats.md); entries may be assigned and deleted meanwhile.
+    This class keeps its entries in memory; the backends have subclasses that read from and write to
+    their store. Only an assignment changes an entry: a value that was changed in place must be
+    assigned again. `cell[key]` and `del cell[key]` raise KeyError if there is no such entry.
+    Iteration is in the order of the keys' canonical bytes (docs/formats.md). Entries may be
+    assigned and deleted during an iteration.
     """
 
     __slots__ = ("_entries", "_key_bytes")
@@ -169,13 +190,18 @@ class MapCell(Cell, Generic[A, V]):
     @overload
     def get(self, key: A, default: V) -> V: ...
     def get(self, key: A, default: V | None = None) -> V | None:
+        """Return the value of a key, or `default` if there is no such entry."""
         return self._entries.get(key, default)
 
     def keys(self) -> Iterator[A]:
+        """Iterate over the keys, in the order of their canonical bytes."""
         return iter(self)
 
     def items(self) -> Iterator[tuple[A, V]]:
-        """RuntimeError, while it goes on, where the map was cleared meanwhile."""
+        """Iterate over keys and values, in the order of the keys' canonical bytes.
+
+        The iteration raises RuntimeError if the map is cleared before its end.
+        """
         entries = self._entries
         for key in sorted(entries, key=self._key_bytes):
             if self._entries is not entries:
@@ -184,26 +210,31 @@ class MapCell(Cell, Generic[A, V]):
                 yield key, entries[key]
 
     def clear(self) -> None:
+        """Remove all entries."""
         self._entries = {}
 
     def image(self, *, mutable: bool) -> object:
+        """Return a copy of the map; the values are copied too if they can change in place."""
         return copy.deepcopy(self._entries) if mutable else dict(self._entries)
 
     def restore(self, image: Any) -> None:
+        """Reset the entries to those of the image."""
         self._entries = image
 
     def held_entries(self) -> list[tuple[A, V]]:
-        """The entries in memory, also those of keys that have no canonical bytes."""
+        """Return the entries in memory, including those of keys without canonical bytes."""
         return list(self._entries.items())
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
+        """Return the pairs of key and value that are new or may differ from the image."""
         entries = self.held_entries()
         return [(k, v) for k, v in entries if mutable or k not in image or image[k] is not v]
 
 
 def with_normalised_keys(cells: type[M], key_of: object) -> type[M]:
-    """Cells of a map state whose keys are compared in their normal form; the same class where keys
-    have only one form.
+    """Return a class of map cells whose keys are compared in their normal form.
+
+    The result is `cells` itself if keys of this type have only one form.
     """
     found = key_normaliser(key_of)
     if found is None:
@@ -233,7 +264,11 @@ def with_normalised_keys(cells: type[M], key_of: object) -> type[M]:
 
 
 class State:
-    """A declared state: its name (the attribute's) and types, which the manifest records."""
+    """A declared state: its types, and its name, which is that of the attribute.
+
+    The manifest of a checkpoint records both. The constructors raise PipelineError for a type
+    without a schema and for a keyword that is not allowed.
+    """
 
     kind: ClassVar[str]
     name = ""
@@ -249,7 +284,7 @@ class State:
             )
         self.types: tuple[TypeInfo, ...] = tuple(type_info(of) for of in types)
         self.renamed_from = renamed_from
-        """The name that the state has in checkpoints of older code; empty if it has this one."""
+        """Name of the state in checkpoints of older code; empty if the name is the same."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         if not self.name:  # a second name is refused when the function class is made
@@ -258,29 +293,32 @@ class State:
     if TYPE_CHECKING:
 
         def __set__(self, instance: object, value: Never) -> None:
-            """`self.total = x` is a mistake (it is `self.total.value = x`); at run time the class
-            must stay a non-data descriptor.
+            """Make type checkers refuse `self.total = x` (correct is `self.total.value = x`).
+
+            At run time, this method does not exist, because the class must be a non-data
+            descriptor.
             """
 
     @property
     def stored_type(self) -> object:
-        """The type of one stored value: of a list state the list, of a map state an entry."""
+        """Type of one stored value: the list for a list state, an entry for a map state."""
         return self.types[0].python
 
     def new_cell(self) -> Cell:
-        """A cell of a key that was never seen."""
+        """Return a cell for a key that has no state yet."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:
-        """Kind and Avro schemas, for the graph's fingerprint."""
+        """Return the kind and the Avro schemas, for the graph's fingerprint."""
         return {"kind": self.kind, "schemas": [info.avro for info in self.types]}
 
 
 class ValueState(State, Generic[V]):
-    """One value per key. A default is needed: a value, or a factory for a type that can change.
+    """One value per key. It needs a default value, or a factory if the type can change in place.
 
-    `V | None` with default=None says 'maybe absent'. All states take `renamed_from=`: the name that
-    the state had when the checkpoint was taken. It may be removed after the next checkpoint.
+    `V | None` with default=None declares a value that may be absent. All states take
+    `renamed_from=`, the name that the state had when the checkpoint was taken. The keyword may be
+    removed after the next checkpoint.
     """
 
     kind = "value"
@@ -316,7 +354,7 @@ class ValueState(State, Generic[V]):
         if default is not MISSING:
             _check_default(of, default, mutable=not self.types[0].immutable)
         self.new_value: Callable[[], V] = factory if factory is not MISSING else lambda: default
-        """What a key has that was never seen."""
+        """Function that makes the value of a key that has no state yet."""
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -326,11 +364,12 @@ class ValueState(State, Generic[V]):
         return self if instance is None else _unbound(self)
 
     def new_cell(self) -> ValueCell[V]:
+        """Return a cell with the default value."""
         return ValueCell(self.new_value)
 
 
 class ListState(State, Generic[V]):
-    """A list per key, stored whole: keep it short."""
+    """A list per key. It is stored as a whole, so keep it short."""
 
     kind = "list"
 
@@ -346,14 +385,16 @@ class ListState(State, Generic[V]):
 
     @property
     def stored_type(self) -> object:
+        """Type of the whole list."""
         return GenericAlias(list, (self.types[0].python,))
 
     def new_cell(self) -> ListCell[V]:
+        """Return an empty list cell."""
         return ListCell()
 
 
 class MapState(State, Generic[A, V]):
-    """A map per key, stored entry by entry. Its own keys are of a key type."""
+    """A map per key, stored entry by entry. The type of the map's own keys must be a key type."""
 
     kind = "map"
 
@@ -380,9 +421,11 @@ class MapState(State, Generic[A, V]):
 
     @property
     def stored_type(self) -> object:
+        """Type of one entry: a tuple of key and value."""
         return GenericAlias(tuple, tuple(info.python for info in self.types))
 
     def new_cell(self) -> MapCell[A, V]:
+        """Return an empty map cell."""
         return self._cells(self._key_bytes)
 
 
@@ -394,7 +437,10 @@ def _unbound(declaration: State) -> Any:
 
 
 def _check_default(of: object, default: object, *, mutable: bool) -> None:
-    """What checkers let pass: `ValueState(Decimal, default="0")` is a state of `object` to them."""
+    """Refuse a default that type checkers accept, but that is shared or of another type.
+
+    For a type checker, `ValueState(Decimal, default="0")` is a state of `object`.
+    """
     if mutable and default is not None and type(default) not in (str, bytes, int, float, bool):
         raise PipelineError(
             f"default={default!r} would be shared by all keys; write "

@@ -1,14 +1,15 @@
-"""The schema of a stored value, as checkpoints keep it: Avro, with marks for what Avro cannot say.
+"""The schema of a stored value in checkpoints: Avro, with marks for facts that Avro cannot express.
 
 Avro describes a `Literal` as its base type and a set as an array. A check of the two schemas would
-then accept changes that fail for some stored values. The marks say what is missing:
+then accept changes that fail for some stored values. The marks add the missing facts:
 
 - `tidegate.values` on a scalar or an enum: the values of a Literal, or the members of the enum;
 - `tidegate.container` on an array: list, tuple, set or frozenset;
 - `tidegate.state` on the whole schema: list or map state (nothing for a value state).
 
 Checkpoints of earlier versions have no marks. A scalar is `"long"` in them and `{"type": "long"}`
-here, so the check can see for every part of a schema whether marks could be there.
+in checkpoints of this version. So the check can see for every part of a schema whether it could
+have marks.
 """
 
 from __future__ import annotations
@@ -37,39 +38,42 @@ _CONTAINERS: Final[dict[Any, str]] = {
 
 
 def stored_schema(of: object) -> AvroSchema:
-    """The schema of a type with its marks; PipelineError if the type has no schema."""
+    """Return the schema of a type with its marks; PipelineError if the type has no schema."""
     marked: AvroSchema = json.loads(json.dumps(_marked(of, type_info(of).avro)))
     return marked
 
 
 def state_schema(state: State) -> AvroSchema:
-    """The schema of one stored value of a state."""
+    """Return the schema of one stored value of a state."""
     schema = stored_schema(state.stored_type)
     return schema if state.kind == "value" else {**schema, KIND: state.kind}
 
 
 def state_text(state: State) -> str:
-    """The same as text."""
+    """Return the schema of one stored value of a state, as text."""
     return schema_text(state_schema(state))
 
 
 def key_text(key_type: object) -> str:
-    """The schema of a step's keys as text. Marks do not matter to canonical bytes."""
+    """Return the schema of a step's keys as text, without marks.
+
+    The canonical bytes of keys do not depend on the marks.
+    """
     return schema_text(type_info(key_type).avro)
 
 
 def schema_text(schema: AvroSchema) -> str:
-    """A schema as checkpoints keep it."""
+    """Return a schema as text, in the form that checkpoints store."""
     return json.dumps(schema, separators=(",", ":"))
 
 
 def kind_of(schema: AvroSchema) -> str:
-    """The kind of state that a stored schema belongs to: value, list or map."""
+    """Return the kind of state to which a stored schema belongs: value, list or map."""
     return str(schema.get(KIND, "value")) if isinstance(schema, dict) else "value"
 
 
 def without_marks(schema: AvroSchema) -> AvroSchema:
-    """The schema as earlier versions wrote it."""
+    """Return the schema in the form that earlier versions wrote."""
     if isinstance(schema, list):
         return [without_marks(branch) for branch in schema]
     if not isinstance(schema, dict):
@@ -88,15 +92,19 @@ def without_marks(schema: AvroSchema) -> AvroSchema:
 
 
 def same_for_earlier_version(old: AvroSchema, new: AvroSchema) -> bool:
-    """Whether `old` has no marks and is `new` apart from them: an earlier version wrote it for this
-    type, as far as its schema says.
+    """Check that `old` has no marks, and that `new` without marks is equal to it.
+
+    As far as its schema says, an earlier version then wrote `old` for this type.
     """
     plain = without_marks(new)
     return bool(old == plain) and bool(without_marks(old) == old)
 
 
 def _marked(of: object, avro: AvroSchema) -> AvroSchema:
-    """`avro` is the schema of `of` without marks; in a record's field, null may come first."""
+    """Add the marks to `avro`, the schema of `of` without marks.
+
+    In the schema of a record's field, null may come first.
+    """
     if get_origin(of) is Literal:
         allowed = sorted((_plain_value(value) for value in get_args(of)), key=repr)
         return avro if avro == "null" else {**_long_form(avro), VALUES: allowed}

@@ -1,9 +1,9 @@
-"""Streams: what `define` chains. A method adds a step to the graph and returns the typed stream of
-its results.
+"""Streams, which `define` chains into a graph.
 
-Every step that keeps state takes `uid` as a required keyword: a checker sees a missing one before a
-run does. Types at run time are carried along (`of`), and asked for only where records are stored or
-sent between slots.
+A method adds a step to the graph and returns the typed stream of the step's results. Every step
+that keeps state takes `uid` as a required keyword, so a type checker finds a missing one before the
+first run. A stream also has its record type at run time (`of`). The type must be known only where
+records are stored or sent between slots.
 """
 
 from __future__ import annotations
@@ -54,17 +54,21 @@ class Stream(Generic[T]):
         returns: type[U] | None = None,
         **options: Unpack[ErrorOptions],
     ) -> Stream[U]:
-        """One result for each record.
+        """Add a step that returns one result for each record.
 
-        `on_error` says what becomes of a record on which the function raises, in this and every
-        other step: "fail" (the default: the job restarts from its last checkpoint), "skip" (the
-        record is counted and logged) or "dead_letter" (it goes to the topic `dead_letters`, with
-        its topic, partition and offset). All results of such a record are left out.
+        `returns` is the type of the results, if it is not known from the function.
+
+        `on_error`, in this and every other step, is the action for a record on which the function
+        raises. "fail" (the default) restarts the job from its last checkpoint. "skip" counts and
+        logs the record. "dead_letter" sends the record to the topic `dead_letters`, with its topic,
+        partition and offset. All results of a skipped or dead-lettered record are dropped.
+
+        PipelineError, with file and line, for a wrong keyword.
         """
         return self._step("map", function, result_type(function, self.of, returns), options)
 
     def filter(self, predicate: Callable[[T], bool], **options: Unpack[ErrorOptions]) -> Stream[T]:
-        """The records for which the predicate holds."""
+        """Add a step that keeps the records for which the predicate is true."""
         return self._step("filter", predicate, self.of, options)
 
     def flat_map(
@@ -74,11 +78,18 @@ class Stream(Generic[T]):
         returns: type[U] | None = None,
         **options: Unpack[ErrorOptions],
     ) -> Stream[U]:
-        """Any number of results for each record; `returns` is the type of one."""
+        """Add a step that returns any number of results for each record.
+
+        `returns` is the type of one result.
+        """
         return self._step("flat_map", function, item_type(function, returns), options)
 
     def union(self, *others: Stream[T]) -> Stream[T]:
-        """The records of all, those of each in their order."""
+        """Return a stream of the records of all streams.
+
+        The records of each stream keep their order. PipelineError if the streams have different
+        record types.
+        """
         known = [stream.of for stream in (self, *others) if stream.of is not UNKNOWN]
         for of in known:
             if of != known[0]:
@@ -93,7 +104,12 @@ class Stream(Generic[T]):
     def process(
         self, function: Process[T, U], **options: Unpack[ErrorOptions]
     ) -> ProcessedStream[U]:
-        """A function object with side outputs, `open` and `close`, without key or state."""
+        """Add a step that calls a function object, without key or state.
+
+        The function may have side outputs, `open` and `close`. PipelineError, with file and line,
+        if it is not a `Process` object or already belongs to a step, or if its record type does not
+        fit.
+        """
         place = user_location()
         check_function(self.graph, function, Process, place)
         check_record_type(function, self.of, "process()", place)
@@ -108,12 +124,13 @@ class Stream(Generic[T]):
         returns: type[K] | None = None,
         **options: Unpack[ErrorOptions],
     ) -> KeyedStream[K, T]:
-        """Records of equal keys meet in one place, in order.
+        """Partition the records by key: one subtask gets all records of a key, in order.
 
-        The key is a value of the record, never a position or a hash. `on_error` covers records
-        whose key cannot be taken or encoded, and those that cannot be sent to another slot. Without
-        it the policy of the step before (`on_bad_record` of a source) covers records that cannot be
-        encoded or sent, and an exception of the function ends the attempt.
+        The key is a value of the record, never a position or a hash. `returns` is the type of the
+        key, if it is not known from the function. `on_error` covers records whose key function
+        raises, whose key cannot be encoded, or that cannot be sent to another slot. Without it, the
+        policy of the previous step (`on_bad_record` of a source) covers records that cannot be
+        encoded or sent, and an exception of the key function ends the attempt.
         """
         from tidegate.api.keyed import KeyedStream  # built on streams, and key_by is the way to it
 
@@ -122,7 +139,11 @@ class Stream(Generic[T]):
         return KeyedStream(self.graph, self.edges, self.of, key, of, options)
 
     def to(self, sink: KafkaSink[T]) -> None:
-        """End the chain. A sink may end several chains of its pipeline."""
+        """Write the records to a sink, which ends the chain.
+
+        Several chains of a pipeline may end at one sink. PipelineError if the object is not a
+        KafkaSink, or if the record types do not fit.
+        """
         from tidegate.api.kafka import KafkaSink  # its sources are streams
 
         if not isinstance(sink, KafkaSink):
@@ -131,15 +152,19 @@ class Stream(Generic[T]):
         sink.connect(self.graph, self.edges)
 
     def map_batch(self, *_args: object, **_options: object) -> Never:
+        """Map batches of records. Not supported in this version: PipelineError."""
         refuse_unsupported("map_batch", "use .map()")
 
     def map_arrow(self, *_args: object, **_options: object) -> Never:
+        """Map Arrow batches. Not supported in this version: PipelineError."""
         refuse_unsupported("map_arrow", "use .map()")
 
     def map_async(self, *_args: object, **_options: object) -> Never:
+        """Map with an async function. Not supported in this version: PipelineError."""
         refuse_unsupported("map_async", "use .map()")
 
     def broadcast(self) -> Never:
+        """Send every record to all subtasks. Not supported in this version: PipelineError."""
         refuse_unsupported(
             "broadcast", "key both streams, and join them by union and a KeyedProcess"
         )
@@ -160,7 +185,7 @@ class Stream(Generic[T]):
 
 
 class ProcessedStream(Stream[T]):
-    """Results of a process function, which may have side outputs."""
+    """The stream of the results of a process function, which may have side outputs."""
 
     def __init__(
         self, graph: StreamGraph, edges: tuple[Edge, ...], of: object, function: type[Function]
@@ -169,8 +194,9 @@ class ProcessedStream(Stream[T]):
         self.function = function
 
     def side_output(self, tag: SideOutput[X]) -> Stream[X]:
-        """The stream of a tag that the function class declares:
-        `checked.side_output(CheckOrder.suspicious)`.
+        """Return the stream of a side output that the function class declares.
+
+        Example: `checked.side_output(CheckOrder.suspicious)`. PipelineError for any other tag.
         """
         if self.function.declared_outputs.get(tag.name) is not tag:
             raise PipelineError(
@@ -182,7 +208,7 @@ class ProcessedStream(Stream[T]):
 
 
 def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
-    """Write the dead letters of a step to its topic, where it has one."""
+    """Write the dead letters of a step to its dead-letter topic, if it has one."""
     from tidegate.api.kafka import connect_dead_letters, letters_name  # its sources are streams
 
     if "dead_letters" in options:
@@ -191,7 +217,7 @@ def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) 
 
 
 def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
-    """Refuse a side output whose port the dead letters of the step would have."""
+    """Refuse a side output whose port the step needs for its dead letters."""
     if DEAD_LETTERS in function.declared_outputs and "dead_letters" in options:
         raise PipelineError(
             f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
@@ -200,8 +226,9 @@ def check_outputs(function: Function, options: ErrorOptions, place: str) -> None
 
 
 def check_function(graph: StreamGraph, function: object, base: type[Function], place: str) -> None:
-    """Refuse what is no function object of that kind, and one that another step has already: its
-    state cells hang on the object.
+    """Refuse an object that is not a `base`, or that already belongs to another step.
+
+    Two steps cannot share an object, because its state cells are attributes of the object.
     """
     if not isinstance(function, base):
         given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
@@ -218,9 +245,10 @@ def check_function(graph: StreamGraph, function: object, base: type[Function], p
 
 
 def check_sink_type(declared: object, of: object, topic: str) -> None:
-    """Refuse a sink of records that the stream can not have: two classes of which the stream's is
-    not encoded as the sink's, nor is a base class of it. Anything less plain is left to type
-    checkers.
+    """Refuse a sink whose records the stream cannot have.
+
+    This is so if the stream's class is neither encoded as the sink's class nor a base class of it.
+    Types that are not plain classes are left to type checkers.
     """
     if not (_is_plain_class(declared) and _is_plain_class(of)):
         return
@@ -233,13 +261,13 @@ def check_sink_type(declared: object, of: object, topic: str) -> None:
 
 
 def _is_plain_class(of: object) -> TypeGuard[type]:
-    """Whether `issubclass` says what of is: not of aliases, protocols and typed dictionaries."""
+    """Check that `issubclass` can decide: false for aliases, protocols and TypedDicts."""
     special = of is Any or is_typeddict(of) or getattr(of, "_is_protocol", False)
     return isinstance(of, type) and not get_args(of) and not special
 
 
 def check_record_type(function: Function, of: object, step: str, place: str) -> None:
-    """Refuse a function that declares other records than the stream has, where both are known."""
+    """Refuse a function with another record type than the stream's, if both types are known."""
     declared = function.record_type()
     narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:

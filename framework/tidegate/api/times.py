@@ -1,6 +1,6 @@
-"""Durations as people write them.
+"""Durations in the form that users write, such as "10 s".
 
-Points in time are integers: milliseconds since the epoch, Kafka's own unit.
+Points in time are integers: milliseconds since the epoch, as in Kafka.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ _PATTERN = re.compile(r"(\d+)\s*(ms|s|min|h|d)")
 
 
 def to_ms(duration: object, where: str) -> int:
-    """Milliseconds of `"10 s"` or a timedelta; PipelineError if it is neither, or negative.
+    """Return the milliseconds of `"10 s"` or a timedelta.
 
-    It takes any object, for users without a type checker write `5`. `where` begins the error: the
-    place and the keyword that it was given for.
+    PipelineError if the duration is neither, or is negative. The argument may be any object,
+    because users without a type checker write `5`. The error begins with `where`: the location and
+    the keyword of the duration.
     """
     if isinstance(duration, timedelta):
         if duration < timedelta(0):

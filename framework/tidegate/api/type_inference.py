@@ -1,8 +1,10 @@
-"""What a user's function returns, found without running it on data.
+"""Inference of the return type of a user's function, without running it on data.
 
-In this order: `returns=`, a class used as the function, a `def`'s annotation, or a function that
-only reads fields, which is tried on a probe. The answer is never a guess: a function that branches
-or computes is not believed, and its type is UNKNOWN. That is refused only where the type is needed.
+The type comes from the first of these that exists: `returns=`, a class used as the function, the
+annotation of a `def`. A function that only reads fields is called with a probe instead of a record.
+The answer is never a guess: the type is UNKNOWN for a function that branches, which is not called,
+and for a function that computes, which the probe refuses. An unknown type is refused only where the
+type is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tidegate.graph.stream_graph import UNKNOWN
 
 
 def result_type(function: Callable[..., object], of: object, returns: object = None) -> object:
-    """What `function` returns for a record of type `of`, or UNKNOWN."""
+    """Return the type of the function's result for a record of type `of`, or UNKNOWN."""
     if returns is not None:
         return returns
     if isinstance(function, type):
@@ -34,7 +36,10 @@ def result_type(function: Callable[..., object], of: object, returns: object = N
 
 
 def item_type(function: Callable[..., object], returns: object = None) -> object:
-    """What a function gives one by one: stated, or the item of its annotation `Iterable[X]`."""
+    """Return the type of one result of a function that returns an iterable, or UNKNOWN.
+
+    The type is `returns`, or `X` of the function's annotation `Iterable[X]`.
+    """
     if returns is not None:
         return returns
     hint = _annotated(function)
@@ -46,15 +51,16 @@ def item_type(function: Callable[..., object], returns: object = None) -> object
 
 
 def only_reads(function: Callable[..., object], of: object) -> bool:
-    """Whether it is certain that a function changes nothing of a record of type `of`.
+    """Check that a function certainly does not change a record of type `of`.
 
-    It is certain of a function without branches that gets its result by reading fields alone.
+    This is certain only for a function without branches whose result is made of fields that it
+    reads.
     """
     if _branches(function):
         return False
     try:
         return _unwrap(function(_Probe(of))) is not UNKNOWN
-    except Exception:  # noqa: BLE001  # a probe is no record: whatever it leads to proves nothing
+    except Exception:  # noqa: BLE001  # a probe is not a record, so an error proves nothing
         return False
 
 
@@ -75,12 +81,15 @@ def _known(hint: object) -> object:
 
 
 def _open(hint: object) -> bool:
-    """Whether a hint still has type variables: a generic function's."""
+    """Check whether a hint still has type variables, as that of a generic function has."""
     return bool(getattr(hint, "__parameters__", ())) and not isinstance(hint, type)
 
 
 def _branches(function: Callable[..., object]) -> bool:
-    """Whether the type of the result may depend on data: then a probe would guess."""
+    """Check whether the function has branches.
+
+    The type of its result may then depend on data, and a probe would give a guess.
+    """
     code = getattr(function, "__code__", None)
     if code is None:
         return False
@@ -90,10 +99,10 @@ def _branches(function: Callable[..., object]) -> bool:
 
 
 class _Probe:
-    """Stands for a record of a known type.
+    """A stand-in for a record of a known type.
 
-    Reading a field gives a probe of the field's type; anything else is refused, so the answer is
-    never a guess. Every text of it is made by `__repr__`.
+    Reading a field returns a probe of the field's type. Every other operation raises TypeError, so
+    the answer is never a guess. `__repr__` also covers `str` and formatting.
     """
 
     __slots__ = ("_probed",)

@@ -1,12 +1,12 @@
-"""What the framework knows about a user's type: its Avro schema, whether it may be a key, and
-whether a value of it can change in place.
+"""Facts about a user's type: its Avro schema, and whether it is a key type and immutable.
 
-One function, `type_info`, answers for every kind of type: state, wire, formats and the schema check
-at submit all ask it. What a user's function returns is the other question; `api/type_inference.py`
-answers it.
+One function, `type_info`, gives the facts for every kind of type. State, the exchange, formats and
+the schema check at submit all use it. `api/type_inference.py` finds the return type of a user's
+function.
 
-Schemas are written out in full at each place (a record used twice is there twice): they are
-compared and fingerprinted; `api/avro.py` names the repetitions where Avro's own rules want it.
+Schemas are written out in full at each place, so a record that is used twice is in the schema
+twice. This makes schemas easy to compare and to fingerprint. `api/avro.py` replaces the repetitions
+by names where Avro's own rules require it.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ AvroSchema = Any
 """An Avro schema as JSON: a name, a list (a union) or a dict."""
 
 FACTORY = "tidegate.factory"
-"""Marks a field whose default a function makes, and which therefore no schema can state."""
+"""Mark of a field whose default is made by a function, so that no schema can state it."""
 
 
 MAP = "tidegate.map"
-"""Marks an array of entries that is a dict whose keys are no text, which Avro has no word for."""
+"""Mark of an array of entries for a dict whose keys are not text. Avro has no such type."""
 
 
 class DataclassLike(Protocol):
     """Any dataclass.
 
-    That it must be frozen to be a key cannot be said to a type checker; `type_info` says it when
-    the graph is built.
+    A dataclass must be frozen to be a key, but no type can express this for a type checker.
+    `type_info` reports it when the graph is built.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -68,7 +68,7 @@ KeyLike = Union[
     msgspec.Struct,
     "tuple[KeyLike, ...]",
 ]
-"""What a checker lets be a key (bool is an int, datetime a date)."""
+"""Types that a type checker accepts as keys (bool is an int, datetime is a date)."""
 
 _SCALARS: dict[object, AvroSchema] = {
     str: "string",
@@ -90,8 +90,10 @@ _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """The facts about one type. `why_not_key` is empty for a type whose canonical key bytes are
-    defined; `immutable` says that no value of it can change in place.
+    """The facts about one type.
+
+    `why_not_key` is empty for a type whose canonical key bytes are defined. `immutable` says that
+    no value of the type can change in place.
     """
 
     python: object
@@ -101,17 +103,17 @@ class TypeInfo:
 
 
 def type_info(of: object) -> TypeInfo:
-    """The facts about `of`, or a PipelineError that names the field whose type has no schema."""
+    """Return the facts about `of`; PipelineError, naming the field, if a type has no schema."""
     return _info(of, ())
 
 
 def is_union(of: object) -> bool:
-    """Whether a type is written `A | B`, in either way."""
+    """Check whether a type is a union, written as `A | B` or `Union[A, B]`."""
     return get_origin(of) in (Union, types.UnionType)
 
 
 def literal_type(of: object) -> type:
-    """The one type of a Literal's values; PipelineError if they are of several."""
+    """Return the common type of a Literal's values; PipelineError if they have several types."""
     kinds = {type(value) for value in get_args(of)}
     if len(kinds) != 1:
         raise PipelineError(f"{type_name(of)} mixes types; use values of one type, or an Enum")
@@ -121,7 +123,7 @@ def literal_type(of: object) -> type:
 def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
     try:
         scalar = of in _SCALARS
-    except TypeError:  # not hashable, so it is no type at all
+    except TypeError:  # not hashable, so `of` is not a type
         raise PipelineError(f"{of!r} is not a type") from None
     if scalar:
         never = of in _NEVER_KEYS
@@ -138,7 +140,7 @@ def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
 
 
 def _generic(of: object, inside: tuple[object, ...]) -> TypeInfo | None:
-    """Unions and containers; None for anything else."""
+    """Return the facts about a union or a container; None for any other type."""
     origin, arguments = get_origin(of), get_args(of)
     if is_union(of):
         branches = [_info(argument, inside) for argument in arguments]
@@ -225,8 +227,10 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
 
 
 def _avro_field(field: RecordField, avro: AvroSchema) -> dict[str, Any]:
-    """A field's schema with its default, where a schema can state one. Avro wants a default to be
-    of a union's first branch, so null comes first where the default is None.
+    """Return a field's schema with its default, if a schema can state it.
+
+    Avro requires the default to be of the union's first branch, so null comes first if the default
+    is None.
     """
     described: dict[str, Any] = {"name": field.name, "type": avro}
     if field.default is None and isinstance(avro, list) and "null" in avro:
@@ -243,8 +247,9 @@ def _avro_field(field: RecordField, avro: AvroSchema) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A default as JSON says it, in the form of the field's own schema: an enum by its name, a date
-    by its day number, a record by its fields.
+    """Return a default as JSON, in the form of the field's own schema.
+
+    An enum is its name, a date its day number, a datetime its microseconds, a record its fields.
     """
     if isinstance(value, enum.Enum):
         return value.name

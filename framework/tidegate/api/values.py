@@ -1,20 +1,22 @@
-"""Whether values are of the type that a step, an edge or a sink declares.
+"""Checks that values are of the type that a step, an edge or a sink declares.
 
-Python checks no annotation, and an encoder such as msgspec's writes whatever a record holds. Two
-checks answer here, and `field_check.py` has a third one, which looks at the fields of a batch:
+Python checks no annotation, and an encoder such as msgspec's writes any value that a record holds.
+This module has two checks, and `field_check.py` has a third one for the fields of a batch:
 
-- `ClassCheck` looks at the class of each value of a batch: one pass in C, about 10 ns a value. The
-  cluster makes it. It finds a dict, a text or None where a record class is declared, and does not
-  look into a record.
-- `fault` looks at every field down to the last list and says which one is wrong. It costs
-  microseconds, so `PipelineTest` asks it about each record, and the cluster about wrong ones only.
+- `ClassCheck` checks the class of each value of a batch: one pass in C, about 10 ns per value. The
+  cluster makes this check. It finds a dict, a text or None where a record class is declared, and
+  does not look into a record.
+- `fault` checks every field at any depth and says which one is wrong. It costs microseconds, so
+  `PipelineTest` calls it for each record, and the cluster only for wrong ones.
 
-A subclass counts as its base class only if it is encoded alike: a record class that adds no fields,
-any list, dict or tuple class, an Enum of the declared text or number. An int counts as a float, as
-for type checkers; a bool is no int, and a datetime no date. Nobody encodes a value of a type that
-has no schema (`Path`, an exception, an abstract class), so there every subclass counts.
+A subclass counts as its base class only if it is encoded in the same way. Such subclasses are a
+record class that adds no fields, any list, dict or tuple class, and an Enum of the declared text or
+number. An int counts as a float, as for type checkers. A bool is not an int, and a datetime is not
+a date. Values of a type without a schema (`Path`, an exception, an abstract class) are never
+encoded, so there every subclass counts.
 
-Keys have a check of their own, `KeyCheck`: what the bytes of a key and Python's `==` agree about.
+Keys have their own check, `KeyCheck`. It accepts a class only if a key's bytes and Python's `==`
+agree for it.
 """
 
 from __future__ import annotations
@@ -41,32 +43,32 @@ _CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
     Mapping: (dict,),
 }
 _WITH_VALUE: Final = (str, int)
-"""Types of which an Enum may be: its members are encoded as their values."""
+"""Types that an Enum may have as a base class: its members are encoded as their values."""
 _PLAIN_KEYS: Final = (str, bytes, int)
-"""Types of keys of which other classes may be."""
+"""Types of keys whose subclasses may be keys too."""
 _CLASSES_MAX: Final = 1024
-"""How many classes a check remembers; a pipeline has some dozens."""
+"""Maximum number of classes that a check caches; a pipeline has some dozens."""
 
 
 class ClassCheck:
-    """The check of outer classes. It remembers which ones count as the declared type."""
+    """The check of the values' own classes. It caches which ones count as the declared type."""
 
     def __init__(self, of: object) -> None:
         self.of = of
         self.usual = _usual_class(of)
-        """The class that most values have."""
+        """Class that most values have."""
         self._counted: dict[type, bool] = {}
 
     def first_wrong(self, values: list[Any]) -> int | None:
-        """The index of the first value that is not of the type; None if all are."""
+        """Return the index of the first value that is not of the type; None if all are."""
         kinds = list(map(type, values))
-        if kinds.count(self.usual) == len(kinds):  # by identity, so it is faster than a set
+        if kinds.count(self.usual) == len(kinds):  # compares by identity: faster than a set
             return None
         wrong = [kind for kind in set(kinds) if not self.counts(kind)]
         return min(map(kinds.index, wrong)) if wrong else None
 
     def counts(self, kind: type) -> bool:
-        """Whether a class counts as the declared type."""
+        """Check whether a class counts as the declared type."""
         known = self._counted.get(kind)
         if known is None:
             if len(self._counted) >= _CLASSES_MAX:
@@ -79,8 +81,10 @@ class ClassCheck:
 
 
 class KeyCheck(ClassCheck):
-    """The check of keys. A bool is a key of an int, and a text of a subclass of str is one of a
-    str: they are equal to what has the same bytes.
+    """The check of keys.
+
+    A bool counts as an int, and an object of a subclass of str counts as a str. Such a key equals
+    the int or str that has the same bytes.
     """
 
     def _rule(self, kind: type) -> bool:
@@ -91,17 +95,17 @@ class KeyCheck(ClassCheck):
 
 
 def class_check(of: object) -> ClassCheck | None:
-    """The check for a declared type; None for a type of which every value is."""
+    """Return the check for a declared type; None for a type that accepts every value."""
     return None if of in (UNKNOWN, Any, object) else ClassCheck(of)
 
 
 def key_check(of: object) -> KeyCheck | None:
-    """The check for a declared type of keys."""
+    """Return the check for a declared type of keys; None if the type is UNKNOWN."""
     return None if of is UNKNOWN else KeyCheck(of)
 
 
 def counts_as(kind: type, of: object) -> bool:
-    """Whether values of a class are values of a declared type, as far as a class tells."""
+    """Check whether values of a class are of a declared type, as far as the class shows."""
     if of is Any or of is UNKNOWN:
         return True
     if of is None:
@@ -122,7 +126,7 @@ def counts_as(kind: type, of: object) -> bool:
 
 
 def fault(value: object, of: object, path: str = "") -> str:
-    """What is wrong with a value, from the first wrong field on; empty if it is of the type."""
+    """Describe the first wrong field of a value; empty if the value is of the type."""
     if of is Any or of is UNKNOWN:
         return ""
     kind = type(value)
@@ -142,17 +146,17 @@ def fault(value: object, of: object, path: str = "") -> str:
 
 
 def declared_name(of: object) -> str:
-    """A type as it stands in a sentence."""
+    """Return the name of a type in the form for a sentence, with "a" or "an"."""
     return article(type_name(of).replace("| NoneType", "| None"))
 
 
 def article(name: str) -> str:
-    """A name with "a" or "an" in front, as it stands in a sentence."""
+    """Return a name with "a" or "an" in front, for a sentence."""
     return f"an {name}" if name[:1].lower() in {*"aeio"} else f"a {name}"
 
 
 def _usual_class(of: object) -> type:
-    """The class that most values of a type have."""
+    """Return the class that most values of a type have."""
     if is_union(of):
         of = next((branch for branch in get_args(of) if branch is not type(None)), type(None))
     if of is None:
@@ -167,9 +171,9 @@ def _usual_class(of: object) -> type:
 
 @lru_cache(maxsize=_CLASSES_MAX)
 def has_schema(of: Hashable) -> bool:
-    """Whether values of a type can be encoded at all."""
+    """Check whether values of a type can be encoded."""
     if isinstance(of, type) and issubclass(of, enum.Enum) and not len(of):
-        return False  # others are derived from it
+        return False  # an Enum without members is only a base class
     try:
         type_info(of)
     except PipelineError:
@@ -178,10 +182,10 @@ def has_schema(of: Hashable) -> bool:
 
 
 def _is_subclass(kind: type, of: object) -> bool:
-    """Whether a class is one of `of`, which has no schema; true where nobody can tell."""
+    """Check whether a class is a subclass of `of`, which has no schema; true if it is unknown."""
     try:
         return issubclass(kind, cast("type", of))
-    except TypeError:  # a NewType, or a Protocol that is not for run time
+    except TypeError:  # a NewType, or a Protocol without `runtime_checkable`
         return True
 
 
@@ -192,7 +196,7 @@ def _counts_as_class(kind: type, of: type) -> bool:
         return of in _WITH_VALUE
     try:
         fields, theirs = fields_of(of), fields_of(kind)
-    except PipelineError:  # of a subclass that no schema describes
+    except PipelineError:  # no schema describes the subclass
         return False
     if fields is None or theirs is None or [f.name for f in fields] != [f.name for f in theirs]:
         return False
@@ -210,15 +214,15 @@ def _encoded_alike(kind: Any, of: Any) -> bool:
 
 @lru_cache(maxsize=_CLASSES_MAX)
 def _fields(of: Hashable) -> tuple[RecordField, ...]:
-    return fields_of(of) or ()  # `fields_of` fills in a generic's arguments each time
+    return fields_of(of) or ()  # cached, because `fields_of` fills in a generic's arguments
 
 
 _Part = tuple[str, object, object]
-"""Where a part is, the part, and its declared type."""
+"""Path of a part within its value, the part, and its declared type."""
 
 
 def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -> str | list[_Part]:
-    """The parts of a value; a text if there are not as many as there must be."""
+    """Return the parts of a value, or a text if a part is missing or there are too many."""
     if origin is tuple and ... not in arguments:
         if len(value) != len(arguments):
             return f"has {len(value)} parts, not {len(arguments)}"

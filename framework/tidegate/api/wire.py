@@ -1,12 +1,14 @@
-"""How values of a declared type travel between slots and lie in state: msgpack arrays of fields.
+"""Codecs of values of a declared type, for the exchange between slots and for state.
 
-`value_codec` is for one value, `column_codec` for a batch of one type (a list; of records each
-field is a column), `state_codec` for one value that may have been written under an older schema.
-The exchange and the state backends of the data plane ask for them once and call them per value or
-batch. State holds ints of any size, the exchange those of 64 bits (`big_ints.py`).
-Never pickle; never field names; a Decimal is a string, a moment in time a timestamp that
-comes back in UTC, an enum's member its name, a value of a union of several types the pair of branch
-number and value.
+A record is a msgpack array of its fields. `value_codec` is for one value. `column_codec` is for a
+batch of one type: a list, or for records one column per field. `state_codec` is for one value that
+may have been written under an older schema. The exchange and the state backends of the data plane
+make a codec once and call it for each value or batch. State holds ints of any size, the exchange
+only ints of 64 bits (`big_ints.py`).
+
+Pickle is never used, and field names are never written. A Decimal is a string. A datetime is a
+timestamp that is read back in UTC. An enum's member is its name. A value of a union of several
+types is the pair of branch number and value.
 
 Layout of a stored value: its schema's number as LEB128, then msgpack.
 """
@@ -46,9 +48,9 @@ from tidegate.errors import CorruptCheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Two functions; `source` is what was generated for them, for people.
+    """The functions that encode and decode; `source` is their generated source, for display.
 
-    What is decoded holds nothing of the buffer: strings and bytes are copied out of it.
+    A decoded value keeps no reference to the buffer: strings and bytes are copied out of it.
     """
 
     encode: Callable[[Any], bytes]
@@ -57,9 +59,10 @@ class Codec:
 
 
 class WrongColumnError(ValueError):
-    """A column that is whole, with a value that is not of its type: the sender has encoded what
-    its user code put there. `row` is the value's index, `field` its wrong field; None and empty
-    where they are not known.
+    """A value in an undamaged column is not of the column's type.
+
+    The sender encoded the value that its user code had put there. `row` is the value's index, or
+    None if it is not known. `field` is its wrong field, or empty if it is not known.
     """
 
     def __init__(self, said: str, fields: tuple[RecordField, ...]) -> None:
@@ -75,7 +78,7 @@ _STEP: Final = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class StateCodec:
-    """A codec of stored values, which come as bytes."""
+    """A codec of stored values. It decodes bytes only, and no memoryview."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -83,13 +86,16 @@ class StateCodec:
 
 
 def value_codec(of: object) -> Codec:
-    """The codec of one value; PipelineError if the type has no schema."""
+    """Return the codec of one value; PipelineError if the type has no schema."""
     type_info(of)
     return _value_codec(of, _WireShapes)
 
 
 def column_codec(of: object) -> Codec:
-    """The codec of a list of values."""
+    """Return the codec of a list of values; PipelineError if the type has no schema.
+
+    Its decoder raises WrongColumnError if a value is not of the type.
+    """
     type_info(of)
     shapes = _WireShapes()
     fields = fields_of(of) or ()
@@ -107,16 +113,17 @@ def column_codec(of: object) -> Codec:
 
 
 def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> StateCodec:
-    """The codec of a stored value: written under schema `number`, read under that or any of
-    `written` (numbers to Avro schemas, from the manifest). PipelineError if one of them cannot be
-    resolved.
+    """Return the codec of a stored value.
+
+    It writes under schema `number`, and reads under that schema or any of `written` (numbers to
+    Avro schemas, from the manifest). PipelineError if one of these cannot be read as the type.
     """
     type_info(of)
     shapes = _WireShapes()
     prefix = _leb128(number)
 
     @lru_cache(maxsize=1)
-    def big() -> Codec:  # made when the first such value comes, which is rarely ever
+    def big() -> Codec:  # made for the first such value, which rarely exists
         return _value_codec(of, _BigIntShapes)
 
     def encode_big(value: Any) -> bytes:
@@ -124,7 +131,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
 
     inner = _codec(shapes, shapes.shape(of), "value", prefix, encode_big)
     decode_value, skip = inner.decode, len(prefix)
-    first_byte = number if skip == 1 else -1  # comparing a byte is faster, where it says all
+    first_byte = number if skip == 1 else -1  # comparing one byte is faster, if that is enough
     older = {
         _leb128(other): resolver(schema, of) for other, schema in written.items() if other != number
     }
@@ -136,7 +143,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
             except msgspec.ValidationError as error:
                 try:
                     return big().decode(data[skip:])
-                except Exception:  # noqa: BLE001  # it is no value of the type either way
+                except Exception:  # noqa: BLE001  # the bytes are not a value of the type
                     raise error from None
         for their_prefix, resolve in older.items():
             if data.startswith(their_prefix):
@@ -150,7 +157,7 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
 
 
 class _WireShapes(ConverterGenerator):
-    """Records are tuples; msgspec knows all plain types."""
+    """Converters to the values that msgspec takes: records are tuples, plain types stay."""
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         parts = [self.shape(field.of) for field in fields]
@@ -177,11 +184,11 @@ class _WireShapes(ConverterGenerator):
             branch = which(value)
             return branch, packs[branch](value)
 
-        # Raw is a view of the buffer that is being decoded, and does not outlive this.
+        # Raw is a view of the buffer that is being decoded, and is used only during this call.
         def unpack(pair: tuple[int, msgspec.Raw]) -> Any:
             try:
                 return codecs[pair[0]].decode(pair[1])
-            except msgspec.ValidationError as error:  # its path begins here, not at the column
+            except msgspec.ValidationError as error:  # its path starts here, not at the column
                 raise msgspec.ValidationError(str(error).partition(" - at ")[0]) from error
 
         packer, unpacker = self.name(pack), self.name(unpack)
@@ -191,7 +198,7 @@ class _WireShapes(ConverterGenerator):
 
 
 class _BigIntShapes(_WireShapes):
-    """The same, with ints of any size (`big_ints.py`)."""
+    """The same converters, with ints of any size (`big_ints.py`)."""
 
     def scalar(self, of: object) -> Converter:
         if of is not int:
@@ -218,9 +225,11 @@ def _codec(
     prefix: bytes = b"",
     on_overflow: Callable[[Any], bytes] | None = None,
 ) -> Codec:
-    """The codec of a shape; its encoder puts `prefix` in front (in the same function, for a call
-    costs half of what encoding a small value does), its decoder wants it taken off. A value with an
-    int beyond 64 bits is left to `on_overflow`.
+    """Return the codec of a converter.
+
+    The encoder writes `prefix` first. It does so in the same function, because a call costs half as
+    much as encoding a small value. The decoder needs bytes without the prefix. A value with an int
+    beyond 64 bits is passed to `on_overflow`.
     """
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(shape.wire).decode
     to_bytes, front = shapes.name(encode), f"{prefix!r} + " if prefix else ""
@@ -240,7 +249,7 @@ def _codec(
 
 
 def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Converter:
-    """A list of records as one list for each field."""
+    """Return the converter of a list of records to one list for each field."""
     parts = [shapes.shape(field.of) for field in fields]
     pairs = list(zip(fields, parts, strict=True))
 

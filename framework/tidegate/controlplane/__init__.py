@@ -1,5 +1,5 @@
-"""The processes that decide: client, Dispatcher, JobMaster, TaskManager.
+"""The processes that make decisions: client, JobManager, JobMaster and TaskManager.
 
-Each has a pure machine and a shell that carries its instructions out. They talk by message and know
-nothing of how records are processed.
+Each server process has a pure state machine, and a service that carries out its instructions. The
+processes exchange messages. They do not know how records are processed.
 """

@@ -1,11 +1,12 @@
-"""The loop of a control-plane process: one thread that takes events in turn and hands them to a
-machine.
+"""The event loop of a control-plane process: one thread takes events in order and gives each one to
+a state machine.
 
-Everything else reports to it by `post`: RPC handlers, waiters on child processes, worker threads.
-So a machine needs no lock, and what it saw is one sequence that a test can repeat. The loop decides
-nothing and never blocks in a call of its own; blocking work goes through `submit` and comes back as
-an event. A bug (an exception that is no outcome) ends `run`: the process dies and is started again
-from what is durable, instead of going on with half a transition.
+All other threads report to the loop by `post`: RPC handlers, threads that wait for child processes,
+and worker threads. So a machine needs no lock, and its events are one sequence that a test can
+repeat. The loop makes no decisions, and it never blocks in a call of its own. Blocking work goes
+through `submit`, and its result comes back as an event. A bug (an exception that is not an expected
+outcome) ends `run`. The process then dies and starts again from durable data. It does not continue
+after half a transition.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ E = TypeVar("E")
 T = TypeVar("T")
 
 CAPACITY = 10_000
-"""Events waiting at most. A cluster of 256 slots produces about 1,000 a second, so a loop that is
-ten seconds behind is not slow but stuck, and its process is better replaced."""
+"""Maximum number of waiting events. A cluster of 256 slots produces about 1,000 events per second.
+A loop that is ten seconds behind is therefore stuck, not slow, and its process must be replaced."""
 
 REPLY_TIMEOUT_S = 30.0
-"""How long an RPC thread waits for the loop's answer; callers give up after 10 s by default."""
+"""Time in seconds for which an RPC thread waits for the reply of the loop. The timeout of a caller
+is 10 s by default."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,13 +47,13 @@ class Timer:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """The event will not come; nothing happens if it has."""
+        """Cancel the event. Do nothing if the loop has already handled it."""
         self.cancelled = True
 
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A message that came by RPC and waits for its reply; `reply` or `fail` it exactly once."""
+    """A message that came by RPC and waits for its reply. Call `reply` or `fail` exactly once."""
 
     message: Message
     _reply: Queue[Message | TidegateError]
@@ -60,11 +62,14 @@ class PendingRequest:
         self._reply.put(reply)
 
     def fail(self, error: TidegateError) -> None:
-        """Raise at the caller."""
+        """Raise `error` at the caller instead of a reply."""
         self._reply.put(error)
 
     def wait(self, timeout_s: float) -> Message:
-        """Called by the RPC thread."""
+        """Return the reply or raise the error of `fail`. The RPC thread calls this.
+
+        Raise RpcError if neither comes within `timeout_s`.
+        """
         try:
             reply = self._reply.get(timeout=timeout_s)
         except queue.Empty:
@@ -83,10 +88,10 @@ class _UnexpectedError:
 
 
 class EventLoop(Generic[E]):
-    """Events of one type, handled one after the other in the thread that calls `run`.
+    """An event loop: the thread that calls `run` handles the events one after the other.
 
-    `post`, `call_later`, `submit`, `ask` and `stop` may be called from any thread; `post` also from
-    a signal handler.
+    Any thread may call `post`, `call_later`, `submit`, `ask` and `stop`. A signal handler may call
+    `post` too.
     """
 
     def __init__(
@@ -101,11 +106,11 @@ class EventLoop(Generic[E]):
         self._pool = threads.pool(workers, name="work")
 
     def post(self, event: E) -> None:
-        """Hand over an event; never blocks. InternalError when the loop is hopelessly behind."""
+        """Queue an event; never block. Raise InternalError if the queue is at its capacity."""
         self._put(event)
 
     def call_later(self, seconds: float, event: E) -> Timer:
-        """Post `event` after `seconds`, unless the returned timer is cancelled before."""
+        """Post `event` after `seconds`, unless the returned timer is cancelled before that."""
         timer = Timer(self._clock.monotonic() + max(seconds, 0.0), event)
         self._put(timer)
         return timer
@@ -118,20 +123,23 @@ class EventLoop(Generic[E]):
     ) -> None:
         """Run `work` in a worker thread and post `done(result)` or `failed(error)`.
 
-        What the operating system failed to do is such an error too (`errors.foreign_translated`),
-        because it may pass. Any other exception is a bug and ends `run`.
+        A failure of the operating system also counts as such an error, because it may be temporary
+        (`errors.foreign_translated`). Any other exception is a bug and ends `run`.
         """
         if not self._stopped.is_set():
             self._pool.submit(lambda: self._work(work, done, failed))
 
     def ask(self, make: Callable[[PendingRequest], E], message: Message) -> Message:
-        """Post `make(question)` and wait for the answer: the body of an RPC handler."""
+        """Post `make(question)` and return the reply. This is the body of an RPC handler.
+
+        `question` is a PendingRequest with the message.
+        """
         question = PendingRequest(message, self._threads.queue())
         self.post(make(question))
         return question.wait(REPLY_TIMEOUT_S)
 
     def run(self, handle: Callable[[E], None]) -> None:
-        """Handle events until `stop`; raises what `handle` raises, and bugs of submitted work."""
+        """Handle events until `stop`. Raise exceptions of `handle` and bugs of submitted work."""
         try:
             while not self._stopped.is_set():
                 event = self._next(block=True)
@@ -141,9 +149,9 @@ class EventLoop(Generic[E]):
             self.close()
 
     def run_due(self, handle: Callable[[E], None]) -> int:
-        """Handle what is there and due, without waiting; returns how many events that were.
+        """Handle all events that are due now, without waiting. Return how many events it handled.
 
-        For tests under a virtual clock.
+        Tests with a virtual clock use this.
         """
         handled = 0
         while (event := self._next(block=False)) is not None:
@@ -152,12 +160,12 @@ class EventLoop(Generic[E]):
         return handled
 
     def stop(self) -> None:
-        """End `run` after the present event; what still waits is dropped."""
+        """End `run` after the current event. Events that still wait are dropped."""
         self._stopped.set()
         self._posted.put(None)
 
     def close(self) -> None:
-        """Release the worker threads without waiting for what they do."""
+        """Release the worker threads without waiting for their work."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -184,7 +192,10 @@ class EventLoop(Generic[E]):
             self._posted.put(_UnexpectedError(error))
 
     def _next(self, *, block: bool) -> E | None:
-        """The next due event; None when there is none (not blocking) or at `stop`."""
+        """Return the next due event.
+
+        Return None at `stop`, or if `block` is false and no event is due.
+        """
         while True:
             due_in = self._due_in()
             if due_in is not None and due_in <= 0:

@@ -1,5 +1,4 @@
-"""The graph of a job: what was declared, how it is laid out on subtasks, and which of them owns a
-key.
+"""The graph of a job: the declared steps, their layout on subtasks, and the owner of each key.
 
-Pure functions and data. It knows nothing of the user's API above it, of Kafka, or of time.
+The room has pure functions and data. It does not know the user's API above it, Kafka, or time.
 """

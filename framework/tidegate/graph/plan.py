@@ -1,15 +1,15 @@
 """The physical plan: which steps run together in one subtask, and which edges are exchanges.
 
-A pure function of the graph and two numbers, computed alike by the JobMaster, which deploys it, and
-by every slot, which runs its part. It says nothing of places: which slot runs a subtask is the
-JobMaster's matter (subtask i of every vertex lives in the job's i-th slot).
+The plan is a pure function of the graph and two numbers. The JobMaster, which deploys it, and every
+slot, which runs a part of it, compute the same plan. The plan does not assign slots. The JobMaster
+does: subtask i of every vertex runs in the job's i-th slot.
 
-Chaining: a step joins its producer's vertex if it has exactly one input edge and that edge moves no
-record to another subtask: it is forward, or it is by key at parallelism 1. So a vertex is a small
-tree (one producer may feed several steps); a step with several inputs starts a vertex of its own,
-where barriers are aligned; a source starts one always. Where state lies does not depend on
-chaining: state is named by uid and key group. Every vertex has the job's parallelism in this
-version.
+Chaining: a step joins its producer's vertex if it has exactly one input edge, and if that edge
+moves no record to another subtask: it is forward, or it is by key at parallelism 1. So a vertex is
+a small tree, because one producer may feed several steps. A step with several inputs starts a
+vertex, which aligns barriers. A source always starts a vertex. The place of state does not depend
+on chaining, because its name has the uid and the key group. In this version, every vertex has the
+job's parallelism.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PlanExchange = Literal["forward", "key"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """Steps that one subtask runs; `nodes` are their ids, producers before consumers."""
+    """Steps that one subtask runs. `nodes` are their ids, producers before consumers."""
 
     id: VertexId
     nodes: tuple[str, ...]
@@ -36,8 +36,8 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEdge:
-    """An edge between vertices. `input` is the position among the target node's inputs, where the
-    graph keeps the key function and the record type.
+    """An edge between vertices. `input` is its position among the target node's inputs, at which
+    the graph keeps the key function and the record type.
     """
 
     index: int
@@ -60,7 +60,7 @@ class PhysicalPlan:
     max_parallelism: int
 
     def vertex(self, vertex_id: VertexId) -> Vertex:
-        """The vertex of that id; InternalError if there is none."""
+        """Return the vertex with this id. InternalError if it does not exist."""
         for vertex in self.vertices:
             if vertex.id == vertex_id:
                 return vertex
@@ -68,7 +68,7 @@ class PhysicalPlan:
         raise InternalError(message)
 
     def vertex_of(self, node_id: str) -> Vertex:
-        """The vertex that runs a step; InternalError if there is none."""
+        """Return the vertex that runs a step. InternalError if it does not exist."""
         for vertex in self.vertices:
             if node_id in vertex.nodes:
                 return vertex
@@ -76,16 +76,16 @@ class PhysicalPlan:
         raise InternalError(message)
 
     def inputs_of(self, vertex_id: VertexId) -> tuple[PlanEdge, ...]:
-        """The edges into a vertex, by index."""
+        """Return the edges into a vertex, by index."""
         return tuple(edge for edge in self.edges if edge.target == vertex_id)
 
     def outputs_of(self, vertex_id: VertexId) -> tuple[PlanEdge, ...]:
-        """The edges out of a vertex, by index."""
+        """Return the edges out of a vertex, by index."""
         return tuple(edge for edge in self.edges if edge.source == vertex_id)
 
     def channels(self, edge: PlanEdge) -> tuple[ChannelId, ...]:
-        """Every channel of an edge: i to i where it is forward, else all to all; by sender,
-        receiver.
+        """Return every channel of an edge, ordered by sender and receiver. A forward edge connects
+        i to i; a key edge connects all to all.
         """
         senders = [SubtaskIndex(i) for i in range(self.vertex(edge.source).parallelism)]
         receivers = [SubtaskIndex(i) for i in range(self.vertex(edge.target).parallelism)]
@@ -95,7 +95,7 @@ class PhysicalPlan:
 
 
 def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> PhysicalPlan:
-    """Lay a graph out; PipelineError if the parallelism is out of bounds."""
+    """Lay out a graph on subtasks. PipelineError if the parallelism is out of bounds."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         message = (
             f"pipeline {graph.name!r}: 1 <= parallelism ({parallelism}) <= max_parallelism "
@@ -139,7 +139,7 @@ def _stays(edge: Edge, parallelism: int) -> bool:
 
 
 def _between(graph: StreamGraph, heads: dict[str, str]) -> list[tuple[Node, int, Edge]]:
-    """Each input edge that was not chained: all inputs of the nodes that start a vertex."""
+    """Return the input edges that are not chained: all inputs of nodes that start a vertex."""
     return [
         (node, position, edge)
         for node in graph

@@ -1,13 +1,13 @@
-"""The logical graph: what a pipeline's `define` declared, as data.
+"""The logical graph: the steps that a pipeline's `define` declares, as data.
 
-It is not the plan (`graph/plan.py` lays it out on subtasks), and it runs nothing. `api` adds the
-steps, with the place where the user wrote each; every process of a job builds the same graph, and
-the data plane takes from its nodes what it runs: functions, declarations, types.
+It is not the plan: `graph/plan.py` lays the graph out on subtasks. It runs nothing. `api` adds each
+step with its location in the user's code. Every process of a job builds the same graph, and the
+data plane runs the functions, declarations and types of its nodes.
 
-Invariants: nodes stand in topological order (a step is added after its inputs); ids are unique and
-the same in every process; the fingerprint is the SHA-256 of the graph as canonical JSON, into which
-names, kinds, uids, edges, options, schemas and the *qualified names* of functions go, and never
-addresses, line numbers or code. Code is compared apart, by `api.code.code_digest`.
+Invariants: nodes are in topological order, because a step is added after its inputs. Ids are unique
+and the same in every process. The fingerprint is the SHA-256 of the graph as canonical JSON. That
+JSON has names, kinds, uids, edges, options, schemas and the *qualified names* of functions. It has
+no addresses, line numbers or code; `api.code.code_digest` compares code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Exchange = Literal["forward", "key"]
 Kind = Literal["source", "map", "flat_map", "filter", "process", "keyed_process", "sink"]
 
 MAIN: Final = "main"
-"""The port of a step's ordinary results; side outputs have ports of their own, by their names."""
+"""The port of a step's main results. Each side output has a port with its name."""
 
 DEAD_LETTERS: Final = "dead_letters"
-"""The port of a source's undecodable records, where its policy sends them to a topic."""
+"""The port of a source's undecodable records, if its policy sends them to a topic."""
 
 KEY_LETTERS: Final = "-key-dead-letters"
-"""How the ports end to which the dead letters of a key_by go; no side output can be named so."""
+"""The suffix of ports for the dead letters of a key_by. No side output can have such a name."""
 
 _UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
 _NUMBERED = re.compile(r"(?:map|flat_map|filter|process)-\d+")
@@ -47,15 +47,15 @@ class _Unknown:
 
 
 UNKNOWN: Final[object] = _Unknown()
-"""The type of records of which nobody has said it. Not None and not Any: both are types."""
+"""The type of records whose type is not declared. It is not None and not Any: both are types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """An input of a step: from a node's port, and how its records are dealt out to subtasks.
+    """An input of a step: the port of a node, and the partitioning of its records.
 
-    `key` and `key_type` are there where `partitioning` is "key". `record_type` is the type of the
-    records that travel; it may be UNKNOWN only where they are never stored or sent.
+    `key` and `key_type` exist if `partitioning` is "key". `record_type` is the type of the records
+    on the edge. It may be UNKNOWN only if they are never stored or sent.
     """
 
     node: str
@@ -65,8 +65,8 @@ class Edge:
     key_type: object = UNKNOWN
     record_type: object = UNKNOWN
     on_error: str | None = None
-    """What becomes of a record that cannot be sent along the edge; None is the policy of the node
-    that it comes from.
+    """The policy for a record that cannot be sent along the edge. None is the policy of the node
+    from which it comes.
     """
     letters: str = DEAD_LETTERS
     """The port of that node to which the dead letters of the edge go."""
@@ -76,10 +76,10 @@ class Edge:
 class Node:
     """One declared step.
 
-    `uid` names its state for ever and is None for a stateless step. `options` go into the
-    fingerprint and are plain JSON. The rest is for the process that runs the step: `function` is
-    the user's callable or function object, `declaration` the source or sink as declared on the
-    class, `record_type` the type of the records on its main port.
+    `uid` names its state for ever, and is None for a stateless step. `options` are plain JSON and
+    part of the fingerprint. The process that runs the step uses the other fields: `function` is
+    the user's callable or function object. `declaration` is the source or sink of the class.
+    `record_type` is the type of the records on its main port.
     """
 
     id: str
@@ -112,10 +112,10 @@ class StreamGraph:
         declaration: object = None,
         record_type: object = UNKNOWN,
     ) -> Node:
-        """Add a step and return it; a stateless one is numbered by kind, others are their uid.
+        """Add a step and return it. The id is the uid, or the kind and a number for a stateless
+        step.
 
-        `place` is the user's file and line. Raises PipelineError for a uid that is malformed or
-        taken.
+        `place` is the user's file and line. PipelineError if the uid is malformed or used already.
         """
         if uid is not None:
             self._check_uid(uid, place)
@@ -135,11 +135,13 @@ class StreamGraph:
         return node
 
     def remove(self, node_id: str) -> Node | None:
-        """Take a node out, to add it again with more inputs; None if it is not there."""
+        """Remove and return a node, or None if it does not exist. `add` may add it with more
+        inputs.
+        """
         return self.nodes.pop(node_id, None)
 
     def check(self) -> None:
-        """Refuse what is wrong with the whole graph: a chain that ends nowhere, no sink."""
+        """Refuse a graph without a sink, or with a chain that ends nowhere."""
         edges = [edge for node in self.nodes.values() for edge in node.inputs]
         read = {edge.node for edge in edges if not self.leads_to_letters(edge)}
         for node in self.nodes.values():
@@ -153,18 +155,18 @@ class StreamGraph:
             raise PipelineError(message)
 
     def describe(self) -> dict[str, object]:
-        """The graph as plain JSON: what the fingerprint is taken of, kept so that a mismatch can be
-        named.
+        """Return the graph as plain JSON. The fingerprint is made of it, and a stored copy shows
+        what differs.
         """
         return {"name": self.name, "nodes": [_describe(node) for node in self.nodes.values()]}
 
     def fingerprint(self) -> str:
-        """SHA-256 of the description, in hex: equal in every process that builds the pipeline."""
+        """Return the SHA-256 of the description in hex. It is equal in all processes of a job."""
         text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def consumers(self, node_id: str) -> tuple[tuple[Node, Edge], ...]:
-        """Each input edge that reads from a node, with the node that it feeds, in graph order."""
+        """Return each edge that reads from a node, with the node that it feeds, in graph order."""
         return tuple(
             (node, edge)
             for node in self.nodes.values()
@@ -173,7 +175,7 @@ class StreamGraph:
         )
 
     def leads_to_letters(self, edge: Edge) -> bool:
-        """Whether dead letters go along an edge."""
+        """Return whether an edge carries dead letters."""
         if edge.port == DEAD_LETTERS:
             return policy_of(self.nodes[edge.node]) == "dead_letter"
         return edge.port.endswith(KEY_LETTERS)
@@ -204,14 +206,14 @@ class StreamGraph:
 
 
 def policy_of(node: Node) -> str:
-    """What becomes of the records that a source, a step or a sink cannot process."""
+    """Return the policy for records that a source, a step or a sink cannot process."""
     keyword = "on_bad_record" if node.kind == "source" else "on_error"
     return str(node.options.get(keyword, "fail"))
 
 
 def function_name(function: object) -> str | None:
-    """A name that is the same in every process: module and qualified name, of the function or of
-    the object's class; None for None.
+    """Return the module and the qualified name of a function, or of an object's class. The name is
+    the same in every process. Return None for None.
     """
     if function is None:
         return None

@@ -1,9 +1,9 @@
 """The checkpoint storage, as far as tidegate needs it: named objects, one atomic primitive.
 
-`create` orders everything that must be decided once (the journal's entries); the rest is files that
-are written once under a name nobody else uses. Drivers: a local directory (synced), object stores
-by obstore. Paths are relative, `/`-separated, of `[A-Za-z0-9._-]` parts, never with `..`.
-Implementations are safe to call from several threads.
+`create` decides everything that must be decided once: the journal's entries. All other files are
+written once, under a name that no other process uses. The drivers are a local directory (synced)
+and object stores through obstore. A path is relative, has `/` between parts of `[A-Za-z0-9._-]`,
+and never contains `..`. Several threads may call an implementation.
 """
 
 from __future__ import annotations
@@ -18,64 +18,65 @@ class CreateResult(enum.Enum):
 
     CREATED = "created"
     EXISTS = "exists"
-    """An object of that name is there; it may be our own from an earlier, unanswered try."""
+    """An object of that name exists. An earlier try without an answer may have created it."""
     UNKNOWN = "unknown"
-    """The store did not say. Send the same bytes to the same name until it does."""
+    """The store did not answer. Send the same bytes to the same name until it answers."""
 
 
 class BlobStore(Protocol):
-    """Objects by path. StorageError is raised when the store fails; see `create`."""
+    """Objects by path. The methods raise StorageError if the store fails; see `create`."""
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        """Write `data` under `path` unless something is there. Durable once CREATED or EXISTS.
+        """Write `data` to `path` unless an object exists there. The object is durable after CREATED
+        or EXISTS.
 
-        Raises StorageError only where it is certain that nothing was written by this call.
+        Raise StorageError only if this call has certainly written nothing.
         """
         ...
 
     def put(self, path: str, data: bytes) -> None:
-        """Write or replace, whole or not at all, durable on return."""
+        """Write or replace an object, completely or not at all. It is durable on return."""
         ...
 
     def put_file(self, path: str, source: Path) -> None:
-        """The same from a local file, which is left in place."""
+        """Write or replace an object from a local file, which stays."""
         ...
 
     def get(self, path: str) -> bytes | None:
-        """The object's bytes, or None where there is none."""
+        """Return the object's bytes, or None if it does not exist."""
         ...
 
     def get_file(self, path: str, target: Path) -> bool:
-        """Write the object into a new local file; False where there is none."""
+        """Write the object into a new local file. Return False if the object does not exist."""
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Paths below the folder `prefix`, at any depth, sorted."""
+        """Return the paths below the folder `prefix`, at any depth, sorted."""
         ...
 
     def delete(self, path: str) -> None:
-        """Remove; nothing happens where there is none."""
+        """Delete the object. Do nothing if it does not exist."""
         ...
 
     def probe(self, *, allow_network_filesystem: bool = False) -> None:
-        """Prove that a second `create` of one name is refused; StorageError or RefusedError if
-        not, and where the kind of the file system makes no such promise and is not allowed.
+        """Check that the store refuses a second `create` of one name. StorageError or RefusedError
+        if it does not, or if the kind of the file system cannot promise it and is not allowed.
         """
         ...
 
     def identify(self) -> str:
-        """The random id of this storage, which its first user creates. This object is bound to it
-        from then on, see `bind`.
+        """Return the random id of this storage, which its first user creates. From then on this
+        object is bound to it, see `bind`.
         """
         ...
 
     def bind(self, identity: str) -> None:
-        """Use the storage of this id and no other. From now on every call raises StorageGoneError,
-        and creates nothing, where the storage is gone or is another one. A `create` during which
-        the storage vanishes is UNKNOWN. Reads and writes nothing.
+        """Use only the storage with this id. From now on, each call raises StorageGoneError, and
+        creates nothing, if the storage is gone or is another one. A `create` during which the
+        storage vanishes is UNKNOWN. `bind` itself reads and writes nothing.
         """
         ...
 
     def confirm(self) -> None:
-        """StorageGoneError if this object is bound and its storage is gone or is another one."""
+        """Raise StorageGoneError if this object is bound and its storage is gone or replaced."""
         ...

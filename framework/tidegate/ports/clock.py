@@ -1,4 +1,4 @@
-"""Time, as a thing that is handed in: a real clock in processes, a virtual one in the simulator."""
+"""The port for time: a real clock in processes, a virtual one in the simulator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class Clock(Protocol):
     """Monotonic seconds for durations; wall-clock milliseconds for display and records only."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary point; never goes back."""
+        """Return seconds since an arbitrary time. The value never goes back."""
         ...
 
     def now_ms(self) -> int:
-        """Milliseconds since the epoch. Never compared with another machine's."""
+        """Return milliseconds since the epoch. No code compares them with another machine's."""
         ...
 
     def sleep(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""The bundle of drivers that a process is given.
+"""The bundle of drivers of a process.
 
-`bootstrap` makes the real one, `testing` a fake one; the control plane and slots see only this
-protocol, so that neither imports a driver.
+`bootstrap` makes the real bundle, and `testing` makes a fake one. The control plane and the slots
+see only this protocol, so that neither imports a driver.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from tidegate.stream_elements import TopicPartition
 
 
 class KafkaAdmin(Protocol):
-    """Questions to a Kafka cluster that are asked at submit and at the start of an attempt."""
+    """Requests to a Kafka cluster at a submit and at the start of an attempt."""
 
     def cluster_id(self) -> str: ...
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; TopicAbsentError that names the topic where there is none."""
+        """Return the number of partitions. TopicAbsentError if the topic does not exist."""
         ...
 
     def rights(self, topic: str) -> frozenset[str] | None:
-        """What we may do with a topic, by Kafka's names (READ, WRITE); None where brokers do not
-        say.
+        """Return the allowed operations on a topic, by Kafka's names (READ, WRITE). None if the
+        brokers do not report them.
         """
         ...
 
     def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]: ...
 
     def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets for `read_committed` readers (the last stable offset)."""
+        """Return the end offsets for `read_committed` readers: the last stable offsets."""
         ...
 
     def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """End offsets with what open transactions hide from `read_committed` readers."""
+        """Return the end offsets, including the records of open transactions."""
         ...
 
     def at_time(
         self, origins: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
-        """First offset at or after a time; the end offset where there is none."""
+        """Return the first offset at or after a time, or the end offset if no record is so late."""
         ...
 
     def committed(
@@ -59,13 +59,13 @@ class KafkaAdmin(Protocol):
     ) -> dict[TopicPartition, int | None]: ...
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """`max.message.bytes` of each topic, where the brokers tell it: the bytes of the largest
-        batch, after compression, that the topic takes.
+        """Return `max.message.bytes` of each topic for which the brokers report it: the largest
+        batch, in bytes after compression, that the topic accepts.
         """
         ...
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
-        """All that a consumer group holds."""
+        """Return all committed offsets of a consumer group."""
         ...
 
     def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
@@ -73,15 +73,15 @@ class KafkaAdmin(Protocol):
         ...
 
     def transaction_max_timeout_ms(self) -> int | None:
-        """The brokers' `transaction.max.timeout.ms`; None where we may not read it."""
+        """Return the brokers' `transaction.max.timeout.ms`, or None without the right to it."""
         ...
 
     def close(self) -> None: ...
 
 
 class Drivers(Protocol):
-    """Makes the drivers of one process. `kafka` is librdkafka settings, bootstrap.servers
-    included.
+    """A maker of the drivers of one process. `kafka` has librdkafka's settings, with
+    bootstrap.servers.
     """
 
     clock: Clock
@@ -91,7 +91,7 @@ class Drivers(Protocol):
     rpc: Rpc
 
     def blob_store(self, url: str) -> BlobStore:
-        """A path or URL of a folder; ConfigError for a scheme that no driver knows."""
+        """Open the folder of a path or URL. ConfigError if no driver knows the scheme."""
         ...
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
@@ -108,15 +108,15 @@ class Drivers(Protocol):
         transactional_id: TransactionalId | None,
         transaction_timeout_ms: int,
     ) -> Producer:
-        """A producer, its transactional id initialised: takes 0.06 s or longer, so never in the
-        loop.
+        """Make a producer and initialise its transactional id. This takes 0.06 s or longer, so the
+        slot's loop never does it.
         """
         ...
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
-        """An empty or existing store in `directory`; `backend` is `rocksdb` or `memory`."""
+        """Open or make a store in `directory`. `backend` is `rocksdb` or `memory`."""
         ...
 
     def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
-        """A slot's end of all its connections, listening; see `ports/exchange.py`."""
+        """Make and start the listening end of a slot; see `ports/exchange.py`."""
         ...

@@ -1,6 +1,4 @@
-"""Chance, as a thing that is handed in: the operating system's in processes, a seed's in the
-simulator.
-"""
+"""The port for random values: the operating system's in processes, a seed's in the simulator."""
 
 from __future__ import annotations
 
@@ -8,12 +6,12 @@ from typing import Protocol
 
 
 class Entropy(Protocol):
-    """Names that nobody else makes, and jitter."""
+    """A source of unique names and of jitter."""
 
     def token_hex(self, nbytes: int) -> str:
-        """A name of `2 * nbytes` hexadecimal digits, unpredictable."""
+        """Return an unpredictable name of `2 * nbytes` hexadecimal digits."""
         ...
 
     def random(self) -> float:
-        """From 0 up to, not including, 1; for spreading things out, not for secrets."""
+        """Return a number from 0 up to, but not including, 1. It is not fit for secrets."""
         ...

@@ -1,11 +1,12 @@
-"""The way between slot processes: frames in order, one connection for each pair of slots.
+"""The port for data between slot processes: frames in order, one connection per pair of slots.
 
-The port moves opaque frames and knows nothing of what they hold: credits, barriers and batches are
-`dataplane/channels`' matter. Driver: `drivers/exchange` (Unix sockets on one host, TCP across). The
-slot process listens before it registers, and connects when its deployment names the peers.
+The port moves opaque frames and does not know their content. `dataplane/channels` handles credit,
+barriers and batches. The driver is `drivers/exchange`, with Unix sockets on one host and TCP
+between hosts. A slot process listens before it registers, and connects when its deployment names
+its peers.
 
-Invariant: frames from one slot to another arrive complete, unaltered, once and in the order in
-which they were sent, or `on_lost` is called and nothing more of that peer arrives.
+Invariant: frames from one slot to another arrive complete, unaltered, once, and in the order in
+which they were sent. Otherwise `on_lost` is called, and no later frame of that peer arrives.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from typing import Final, Protocol
 from tidegate.errors import ExchangeError
 
 MAX_FRAME_BYTES: Final = 16 << 20
-"""Bytes of the largest frame. Kafka refuses records above 1 MiB unless told otherwise; 16 leave
-room for what a step makes of one, and bound what a peer can make this process allocate."""
+"""Size of the largest frame in bytes. Kafka refuses records above 1 MiB by default. 16 MiB leave
+room for the result of a step, and limit the memory that a peer can make this process allocate.
+"""
 
 Frame = tuple[int, bytes]
-"""A channel number and the payload; numbers are given by those who use the exchange."""
+"""A channel number, which the user of the exchange assigns, and the payload."""
 
 OnFrames = Callable[[int, list[Frame]], None]
-"""Peer's ordinal and the frames of one read, in order."""
+"""A callback with the peer's ordinal and the frames of one read, in order."""
 
 OnLost = Callable[[int, ExchangeError], None]
-"""Peer's ordinal and why; called at most once per peer, and never after an orderly goodbye."""
+"""A callback with the peer's ordinal and the error. It is called at most once per peer, and never
+after the peer has closed the connection in an orderly way.
+"""
 
 
 class Exchange(Protocol):
-    """One slot's end of all its connections, for one attempt of one job."""
+    """The connections of one slot, for one attempt of one job."""
 
     @property
     def address(self) -> str:
-        """Where peers connect to: `unix:PATH` or `host:port`."""
+        """The address to which peers connect: `unix:PATH` or `host:port`."""
         ...
 
     def connect(
@@ -45,27 +49,30 @@ class Exchange(Protocol):
         on_frames: OnFrames,
         on_lost: OnLost,
     ) -> None:
-        """Join the peers, addresses by ordinal, and begin to deliver; called once.
+        """Connect to the peers, whose addresses are given by ordinal, and begin to deliver. Called
+        once.
 
-        Returns at once: what is sent meanwhile waits, on both sides, and a peer that cannot be
-        reached, or is of another job or attempt, is lost. Both callbacks run where `post` runs its
-        actions, which is the mailbox thread; frames that arrive together are one action.
+        Return at once. Frames that are sent before the connections exist wait on both sides. A
+        peer that cannot be reached, or is of another job or attempt, is lost. Both callbacks run
+        where `post` runs its actions: in the mailbox thread. Frames that arrive together are one
+        action.
         """
         ...
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
-        """Send one frame whose payload is the parts, joined; never blocks.
+        """Send one frame, whose payload is the joined parts. Never block.
 
-        The sequence is the caller's again at once; the parts are not copied, so they must never
-        change. Callers bound what waits here (credits do). What is sent to a peer that is lost or
-        has said goodbye is dropped. InternalError for more than MAX_FRAME_BYTES.
+        The caller may change the sequence at once. The parts are not copied, so they must never
+        change. Callers limit the waiting frames (by credit). A frame to a peer that is lost or has
+        closed is dropped. InternalError if a frame is larger than MAX_FRAME_BYTES.
         """
         ...
 
     def close(self) -> None:
-        """Send what waits (for two seconds at most), say goodbye, free everything. Idempotent.
+        """Send the waiting frames for two seconds at most, end the streams, and free everything.
+        Idempotent.
 
-        Nothing is posted once this has returned. A peer that was never linked is told nothing: if
-        it waits for this slot, it loses it.
+        No action is posted after the return. A peer without a connection gets no message: if it
+        waits for this slot, it counts the slot as lost.
         """
         ...

@@ -1,14 +1,13 @@
-"""Looking at the transactions of a whole Kafka cluster, whoever writes them: the port of
-`tidegate txn`.
+"""The port of `tidegate txn`: transactions of a whole Kafka cluster, of any producer.
 
-Apart from `TransactionAdmin`, which carries what the commit protocol needs of one id at a time and
-nothing more. What is asked here is KIP-664's: transactions as their coordinators know them, open
-transactions as the leaders of partitions know them, and the two ways to end one from outside. The
-two views differ exactly where something hangs.
+`TransactionAdmin` is a different port: it serves the commit protocol, one id at a time. This port
+has the requests of KIP-664: transactions as their coordinators know them, open transactions as the
+leaders of partitions know them, and the two ways to end a transaction from outside. The two views
+differ exactly where a transaction hangs.
 
-An inspector answers as much as it can: one dead broker must not hide what the others know. What it
-could not ask it says in words (`unasked`), and who concludes something from an absence must look
-there first.
+An inspector returns as much as it can, because one dead broker must not hide the knowledge of the
+others. `unasked` describes the requests without an answer. A caller that concludes from the absence
+of a transaction must read it first.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
 
 Progress = Callable[[str, int, int], None]
-"""Told before each request of many: what is asked, how many are answered, of how many."""
+"""A callback before each of many requests: the subject, the number of answers, the total number."""
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
-    """A transactional id as its coordinator knows it."""
+    """A transactional id, as its coordinator knows it."""
 
     transactional_id: TransactionalId
     coordinator: int
@@ -37,10 +36,11 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
     producer_id: int
     epoch: int
     start_ms: int
-    """Of the present or last transaction, by the coordinator's clock; -1 if there was none."""
+    """The start of the current or last transaction, by the coordinator's clock; -1 if none existed.
+    """
     timeout_ms: int
     partitions: tuple[TopicPartition, ...]
-    """Those that it has written to; while it is being ended, those that lack the marker yet."""
+    """The partitions of the transaction; while it ends, the partitions that lack the marker."""
 
 
 class ClusterTransactions(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,16 +48,16 @@ class ClusterTransactions(msgspec.Struct, frozen=True, kw_only=True):
 
     transactions: tuple[Transaction, ...]
     unasked: tuple[str, ...]
-    """What could not be asked, a phrase each; empty if the survey is complete."""
+    """The requests without an answer, a phrase each; empty if the survey is complete."""
 
 
 class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer that has a transaction open on a partition, as the partition's leader knows it."""
+    """A producer with an open transaction on a partition, as the partition's leader knows it."""
 
     producer_id: int
     epoch: int
     coordinator_epoch: int
-    """Of the last marker that ended a transaction of this producer here; -1 if there was none."""
+    """The coordinator epoch of the last marker of this producer here; -1 if there was none."""
     last_ms: int
     """Timestamp of the producer's last batch here."""
     start_offset: int
@@ -65,15 +65,15 @@ class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenOnPartitions(msgspec.Struct, frozen=True, kw_only=True):
-    """Open transactions per partition, first the one that holds the last stable offset."""
+    """Open transactions per partition. The first one holds back the last stable offset."""
 
     producers: Mapping[TopicPartition, tuple[ProducerState, ...]]
-    """Of every partition that was asked."""
+    """The producers of every partition whose leader answered."""
     unasked: tuple[str, ...]
 
 
 class PartitionEndOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the two kinds of readers may read a partition: both exclusive."""
+    """The end offsets of a partition for the two kinds of readers, both exclusive."""
 
     stable: int
     """The last stable offset: the end for `read_committed`."""
@@ -82,25 +82,25 @@ class PartitionEndOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbortAnswer(enum.Enum):
-    """What a coordinator answered to a request to abort."""
+    """The answer of a coordinator to a request to abort."""
 
     ACCEPTED = "accepted"
-    """The abort is decided, or the transaction was ending anyway: its state tells."""
+    """The abort is decided, or the transaction was ending already: its state shows which."""
     CHANGED = "changed"
-    """The id has another producer or epoch by now: nothing was done."""
+    """The id has another producer or epoch now. The coordinator did nothing."""
 
 
 class TransactionInspector(Protocol):
-    """The transactions of one Kafka cluster, from outside.
+    """An inspector of the transactions of one Kafka cluster, from outside.
 
-    Every call may raise KafkaUnavailableError where nobody answers at all and
-    KafkaNotAuthorisedError where a right is missing.
+    Each call may raise KafkaUnavailableError if no broker answers, and KafkaNotAuthorisedError if a
+    right is missing.
     """
 
     def cluster_id(self) -> str: ...
 
     def brokers(self) -> dict[int, str]:
-        """The address, HOST:PORT, of each broker."""
+        """Return the address, HOST:PORT, of each broker."""
         ...
 
     def survey(
@@ -111,46 +111,47 @@ class TransactionInspector(Protocol):
         producer_ids: Collection[int] = (),
         progress: Progress,
     ) -> ClusterTransactions:
-        """All transactions of these states and producers (empty: of any), asked of every broker.
+        """Ask every broker for the transactions with these states and producers (empty: any).
 
-        Only ids that we may describe are among them: brokers leave out others without a word.
+        The result has only the ids that this principal may describe. Brokers leave the others out
+        without an error.
         """
         ...
 
     def describe(self, transactional_id: TransactionalId) -> Transaction | None:
-        """One id; None when its coordinator does not know it."""
+        """Return the description of one id, or None if its coordinator does not know it."""
         ...
 
     def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
-        """The leader of each partition of a topic, or of all; -1 where there is none now.
+        """Return the leader of each partition of a topic, or of all topics; -1 for no leader.
 
-        RefusedError where there is no such topic.
+        RefusedError if the topic does not exist.
         """
         ...
 
     def open_transactions(
         self, leaders: Mapping[TopicPartition, int], *, progress: Progress
     ) -> OpenOnPartitions:
-        """Open transactions on these partitions, asked of their leaders."""
+        """Ask the leaders of these partitions for their open transactions."""
         ...
 
     def ends(
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
-        """Of the partitions whose leaders answer; the others are left out."""
+        """Return the end offsets of the partitions whose leaders answer. Leave the others out."""
         ...
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
-        """Have its coordinator abort it and lock its producer out, if it is still that producer's.
+        """Ask its coordinator to abort it and to fence its producer, if the producer still owns it.
 
-        Sent until answered; what has become of the transaction, `describe` tells.
+        Repeat the request until the coordinator answers. `describe` returns the result.
         """
         ...
 
     def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
-        """End a transaction on one partition past its coordinator: for hanging ones only.
+        """End a hanging transaction on one partition, without its coordinator.
 
-        Of a transaction that a coordinator knows this would break the atomicity.
+        For a transaction that a coordinator knows, this would break the atomicity.
         """
         ...
 
@@ -158,4 +159,4 @@ class TransactionInspector(Protocol):
 
 
 def no_progress(_what: str, _done: int, _total: int) -> None:
-    """For those who do not want to hear of it."""
+    """Ignore the progress."""

@@ -1,12 +1,12 @@
 """Kafka, as far as tidegate needs it: reading partitions, writing transactions, controlling them.
 
-Three ports. `PartitionReader` and `Producer` carry data (librdkafka), `TransactionAdmin` carries
-control messages to the transaction coordinator (kafka-python's protocol layer). They are shaped on
-what the commit protocol asks, not on a client's API; the fakes of `tidegate.testing` implement the
-same.
+This module has three ports. `PartitionReader` and `Producer` carry data (librdkafka).
+`TransactionAdmin` sends requests to the transaction coordinator (kafka-python's protocol layer).
+The ports follow the needs of the commit protocol, not the API of a client. The fakes of
+`tidegate.testing` implement the same ports.
 
 Messages of a reader keep the client's own accessors (`value()`, `key()`, `offset()`, `timestamp()`,
-`headers()`), because wrapping each record in an object of ours would cost more than decoding it.
+`headers()`), because an object of tidegate for each record would cost more than the decoding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.stream_elements import TopicPartition
 
 
 class RawRecord(Protocol):
-    """One record as the client library hands it over."""
+    """A record as the client library returns it."""
 
     def value(self) -> bytes | None: ...
     def key(self) -> bytes | None: ...
@@ -34,7 +34,8 @@ class RawRecord(Protocol):
 class PartitionBatch(NamedTuple):
     """Messages of one partition, in order. `position` is the next offset to read after them.
 
-    An empty run reports a position that moved without records (control records, end of partition).
+    An empty batch reports a position that moved without records (control records, end of
+    partition).
     """
 
     origin: TopicPartition
@@ -43,27 +44,27 @@ class PartitionBatch(NamedTuple):
 
 
 class GroupCommit(NamedTuple):
-    """What a consumer group holds of one partition."""
+    """The committed offset of a consumer group in one partition."""
 
     offset: int
     metadata: str
-    """What was committed beside the offset; empty where nothing was."""
+    """The metadata that was committed with the offset; empty if there was none."""
 
 
 class Position(NamedTuple):
-    """Where a reader is in a partition."""
+    """The position of a reader in a partition."""
 
     offset: int
     """The next offset to read."""
     leader_epoch: int
-    """The leader epoch of the last record before it; -1 where it is not known."""
+    """The leader epoch of the last record before it; -1 if it is unknown."""
 
 
 class PartitionReader(Protocol):
-    """Reads assigned partitions from given offsets; never joins a group.
+    """A reader of assigned partitions from given offsets. It never joins a group.
 
-    One thread calls it: librdkafka's consumer is given to one caller at a time, and whoever comes
-    while it waits for records may wait for ever.
+    One thread calls it. librdkafka's consumer serves one caller at a time, and a second caller may
+    wait for ever while the first one waits for records.
     """
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
@@ -71,15 +72,16 @@ class PartitionReader(Protocol):
         ...
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
-        """What has arrived, waiting up to `timeout_s` for the first of it.
+        """Return the records that have arrived. Wait up to `timeout_s` for the first one.
 
-        Raises KafkaError, among others when an assigned offset is not in the log any more.
+        Raise KafkaError, among other cases if an assigned offset is no longer in the log.
         """
         ...
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """The position in each assigned partition: behind what `poll` has returned, and behind
-        markers and aborted records that followed it. Those of which nothing was read are left out.
+        """Return the position in each assigned partition: after the records that `poll` has
+        returned, and after the markers and aborted records that followed them. Partitions from
+        which nothing was read are left out.
         """
         ...
 
@@ -88,18 +90,18 @@ class PartitionReader(Protocol):
         ...
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
-        """The newest known end offset of each assigned partition, without asking the broker."""
+        """Return the newest known end offset of each assigned partition. Send no request."""
         ...
 
     def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
-        """Commit offsets to the consumer group, without waiting, with `metadata` beside each: for
-        lag monitoring, and to recognise a journal that lacks its end. It may fail.
+        """Commit offsets, each with `metadata`, to the consumer group, and do not wait. The commit
+        may fail. It serves lag monitoring, and shows whether a journal lacks its newest entries.
         """
         ...
 
     def connection_error(self) -> str:
-        """Why nothing can be read at the moment, though the client tries again; empty if nothing
-        is known to be wrong. Never waits.
+        """Return the reason why the client cannot read now, although it tries again. Empty if no
+        problem is known. Never wait.
         """
         ...
 
@@ -128,25 +130,26 @@ UNFINISHED: Final = frozenset(
         TransactionState.PREPARE_EPOCH_FENCE,
     }
 )
-"""States of an id under which something is open, or may be opened by a producer that waits for its
-first record. Of our producers each writes one transaction: under a complete one nothing follows."""
+"""States of an id that has an open transaction, or whose producer may open one with its first
+record. A producer of tidegate writes one transaction, so none follows a complete one.
+"""
 
 
 class TransactionDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What DescribeTransactions says of one id."""
+    """The answer of DescribeTransactions for one id."""
 
     state: TransactionState
     producer_id: int
     epoch: int
     start_ms: int
-    """Of the present or last transaction; -1 if there was none. Compared for equality only."""
+    """The start of the current or last transaction; -1 if there was none. Only equality counts."""
 
 
 class Producer(Protocol):
-    """One librdkafka producer. With a transactional id it serves exactly one transaction.
+    """A librdkafka producer. With a transactional id, it serves exactly one transaction.
 
-    Any exception out of any method means that the transaction cannot be trusted: the attempt fails.
-    A prepared producer is dropped, never closed: closing aborts.
+    Each exception of a method makes the transaction unsafe, so the attempt fails. A prepared
+    producer is dropped and never closed, because to close it would abort the transaction.
     """
 
     def begin(self) -> None:
@@ -159,7 +162,7 @@ class Producer(Protocol):
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
     ) -> None:
-        """Hand over a batch, in order, serving the queue while it is full."""
+        """Send a batch in order. Serve the queue while it is full."""
         ...
 
     def send_one(
@@ -170,70 +173,69 @@ class Producer(Protocol):
         headers: Sequence[tuple[str, bytes | None]],
         timestamp_ms: int | None,
     ) -> None:
-        """Hand over one record with headers or a timestamp."""
+        """Send one record with headers or a timestamp."""
         ...
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything is acknowledged; TransactionError if it is not, or anything
-        failed.
+        """Return when all records are acknowledged. TransactionError if they are not in time, or if
+        one failed.
         """
         ...
 
 
 class EndTxnResult(enum.Enum):
-    """What the coordinator answered to EndTxn."""
+    """An answer of the coordinator to EndTxn."""
 
     ACCEPTED = "accepted"
     RETRY = "retry"
-    """Moved, loading, busy, unreachable or unanswered: the outcome may still be either."""
+    """Moved, loading, busy, unreachable or unanswered: the outcome is unknown."""
     REFUSED = "refused"
-    """Fenced, another state, another producer id: Describe tells which."""
+    """Fenced, another state or another producer id. Describe shows which."""
     NOT_AUTHORISED = "not authorised"
 
 
 class TransactionAdmin(Protocol):
-    """Control messages to the transaction coordinators of one Kafka cluster, and questions about
-    topics that need the same connection.
+    """Requests to the transaction coordinators of one Kafka cluster, and requests about topics that
+    need the same connection.
 
-    Calls retry what is safe to retry within their own deadline and then raise
+    A call repeats its request until its own deadline if that is safe. After the deadline it raises
     KafkaUnavailableError.
     """
 
     def cluster_id(self) -> str: ...
 
     def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
-        """The coordinator's facts; None when it does not know the id."""
+        """Return the coordinator's description; None if it does not know the id."""
         ...
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndTxnResult:
-        """One raw EndTxn v3. Never retried inside: the caller describes, then decides."""
+        """Send one raw EndTxn v3, and never repeat it: the caller describes, then decides."""
         ...
 
     def fence(self, transactional_id: TransactionalId) -> None:
-        """One raw InitProducerId: aborts what is open, locks out older producers of the id."""
+        """Send one raw InitProducerId, which aborts the open transaction and fences producers."""
         ...
 
     def list(
         self, prefix: str, *, unfinished: bool = False
     ) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix, asked of every broker; raises rather than leave one out.
-        `unfinished`: those alone whose state is one of `UNFINISHED`.
+        """Ask every broker for the ids with this prefix. Raise if a broker does not answer, so that
+        no id is left out. `unfinished` selects the ids whose state is one of `UNFINISHED`.
         """
         ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of topics (KIP-516), in Kafka's notation, in one request. Topics that do not
-        exist are left out; an id is empty where the brokers have no topic ids.
+        """Return the ids of topics (KIP-516), in Kafka's notation, with one request. Topics that do
+        not exist are left out. An id is empty if the brokers have no topic ids.
         """
         ...
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Where the records of a leader epoch and of all before it end in each partition
-        (OffsetForLeaderEpoch, KIP-101); -1 where the leader does not know the epoch. A position of
-        that epoch behind this end is of a log that was truncated. Partitions that do not exist are
-        left out.
+        """Return the end offset of a leader epoch in each partition (OffsetForLeaderEpoch,
+        KIP-101); -1 if the leader does not know the epoch. A position of that epoch after this
+        end belongs to a log that was truncated. Partitions that do not exist are left out.
         """
         ...
 

@@ -1,9 +1,9 @@
 """Processes of the cluster: started by role, ended with their parent, watched for their exit.
 
-Whoever starts a process learns of its end at once and with its status; a process whose parent is
-gone, however it went, ends itself. Slots are forks of a zygote that belongs to one TaskManager, so
-they have a port of their own. The driver is `drivers/process`; callbacks run in threads of the
-driver and must not block (they post to an event loop).
+A parent gets the exit status of its child at once. A process whose parent has ended in any way ends
+itself. Slots are forks of a fork server that belongs to one TaskManager, so they have a port of
+their own. The driver is `drivers/process`. Callbacks run in threads of the driver and must not
+block: they post to an event loop.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
 ExitStatus = int
-"""As subprocess gives it: an exit code, or the negative number of the signal that killed."""
+"""An exit code, or the negative number of the signal that ended the process, as in subprocess."""
 
 NO_RESOURCES: Final[ExitStatus] = 75
-"""Exit status of a process that could not run because the operating system refused it memory, disk
-space, a file, a thread or a process (EX_TEMPFAIL of sysexits.h). Its start is tried again and does
-not count as a failure."""
+"""Exit status of a process that the operating system refused memory, disk space, a file, a thread
+or a process (EX_TEMPFAIL of sysexits.h). Its parent starts it again and counts no failure.
+"""
 
 REFUSED_START_PAUSE_MS: Final = 2_000
-"""Before a process is started again that the operating system has refused. A start that is refused
-costs the host next to nothing, and others free what they hold at any time."""
+"""Pause before the next start of a process that the operating system has refused. A refused start
+costs the host almost nothing, and other processes may free resources at any time.
+"""
 
 
 class CurrentProcess(Protocol):
-    """The process that is asking."""
+    """The process that runs this code."""
 
     @property
     def pid(self) -> int: ...
 
     @property
     def host(self) -> str:
-        """The name of the host that the process runs on, for people."""
+        """The name of the host, for people."""
         ...
 
     def exit(self, status: ExitStatus) -> NoReturn:
-        """End at once, whatever other threads do; nothing is closed or cleaned up."""
+        """End at once, whatever other threads do. Close and clean up nothing."""
         ...
 
     def freeze_gc(self) -> None:
-        """What is in memory now stays as long as the process: garbage is collected rarely from here
-        on, and not looked for among that.
+        """Exclude all present objects from garbage collection, because they live as long as the
+        process. From now on, the collector runs rarely.
         """
         ...
 
@@ -54,17 +55,17 @@ class Child(Protocol):
     def pid(self) -> int: ...
 
     def terminate(self) -> None:
-        """Ask for an orderly exit (SIGTERM)."""
+        """Ask for an orderly exit with SIGTERM."""
         ...
 
     def kill(self) -> None:
-        """SIGKILL; everything below it ends with it."""
+        """Send SIGKILL. All processes below it end too."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotForked:
-    """The zygote has forked the slot process that was asked for."""
+    """The fork server has forked the requested slot process."""
 
     index: int
     pid: int
@@ -72,7 +73,7 @@ class SlotForked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEnded:
-    """A slot process has ended and was reaped: its pid means nothing any more."""
+    """A slot process has ended and was reaped. The system may use its pid again."""
 
     index: int
     pid: int
@@ -81,15 +82,15 @@ class SlotEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteReady:
-    """Everything is imported; forks asked for earlier happen now."""
+    """The fork server has imported everything. Forks that were requested earlier happen now."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteEnded:
-    """The zygote is gone and reaps nothing any more: the TaskManager must end, and its slots with
-    it.
+    """The fork server has ended, so slots are no longer reaped. The TaskManager must end with its
+    slots.
     """
 
     status: ExitStatus
@@ -97,7 +98,7 @@ class ZygoteEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNotForked:
-    """The operating system refused the fork of a slot; the zygote and its other slots live on."""
+    """The operating system refused to fork a slot. The fork server and its other slots continue."""
 
     index: int
     reason: str
@@ -107,32 +108,32 @@ ZygoteEvent = ZygoteReady | SlotForked | SlotNotForked | SlotEnded | ZygoteEnded
 
 
 class ForkServer(Protocol):
-    """The process that a TaskManager's slots are forked from.
+    """The process from which a TaskManager's slots are forked.
 
-    Its methods do nothing once it has ended. ZygoteEnded is the last that its listener hears: slots
-    that end with it, or after it, are not told of.
+    Its methods do nothing after it has ended. ZygoteEnded is the last event of its listener: the
+    end of slots with it, or after it, is not reported.
     """
 
     @property
     def pid(self) -> int: ...
 
     def fork(self, start: Any) -> None:
-        """Fork a slot for a StartSlot message. SlotForked follows, and later SlotEnded; or
+        """Fork a slot for a StartSlot message. SlotForked and later SlotEnded follow, or
         SlotNotForked.
         """
         ...
 
     def kill(self, pid: int) -> None:
-        """SIGKILL a slot process; nothing happens if it was reaped already, or is none of its."""
+        """Send SIGKILL to a slot process. Do nothing if it was reaped or is not a child of this."""
         ...
 
     def close(self) -> None:
-        """End the zygote and all of its slots."""
+        """End the fork server and all of its slots."""
         ...
 
 
 class Processes(Protocol):
-    """Starts processes of this cluster, with the settings that all of its processes share."""
+    """A starter of processes of this cluster, with the settings that they all share."""
 
     def spawn(
         self,
@@ -145,14 +146,14 @@ class Processes(Protocol):
     ) -> Child:
         """Start `role` (see `bootstrap`). `log` is a file below the configured log folder.
 
-        `on_ready` gets what the process announces once it serves, if it does before it ends.
-        `on_exit` is called once, and after that. ExternalError if it cannot start:
-        ResourceExhaustedError if the operating system refused it a resource.
+        `on_ready` gets the announcement of the process when it serves, if it serves at all.
+        `on_exit` is called once, after `on_ready`. ExternalError if the process cannot start;
+        ResourceExhaustedError if the operating system refused a resource.
         """
         ...
 
     def start_zygote(
         self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
     ) -> ForkServer:
-        """Start a zygote; `listener` hears of it and of its slots."""
+        """Start a fork server. `listener` receives its events and those of its slots."""
         ...

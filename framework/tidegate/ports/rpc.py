@@ -1,8 +1,8 @@
 """Control messages between processes: one call, one reply. Driver: gRPC with generic handlers.
 
-A call whose reply does not come may have been handled, or may yet be: only its caller knows whether
-it may be repeated, and nothing here repeats it. Calls do not wait for each other, and no order
-holds between two that are under way. What goes over is a copy: the ends share nothing.
+A call without a reply may have been handled, or may be handled later. Only the caller knows whether
+it may repeat the call, so this port never does. Calls do not wait for each other, and two calls
+at the same time have no order. Messages are copied: the two ends share no object.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 Handler = Callable[[Any], Any]
-"""Takes a message of `protocol`, returns a reply of `protocol`; runs in a thread of the server.
-A TidegateError that it raises reaches the caller as an error of the same class, anything else as
-`errors.from_foreign` has it: an InternalError, unless the operating system failed. The server goes
-on."""
+"""A function from a message of `protocol` to a reply of `protocol`. It runs in a thread of the
+server. If it raises a TidegateError, the caller gets an error of the same class. Any other
+exception becomes the error of `errors.from_foreign`: an InternalError, unless the operating
+system failed. The server continues.
+"""
 
 
 class RpcServer(Protocol):
@@ -22,37 +23,37 @@ class RpcServer(Protocol):
 
     @property
     def address(self) -> str:
-        """`host:port` or `unix:PATH`, as others reach it."""
+        """The address for clients: `host:port` or `unix:PATH`."""
         ...
 
     def close(self) -> None:
-        """Take no more calls; who waits for a reply gets RpcError soon. Idempotent."""
+        """Refuse further calls. A waiting caller gets RpcError soon. Idempotent."""
         ...
 
 
 class RpcClient(Protocol):
-    """A connection to one endpoint; safe to use from several threads."""
+    """A connection to one endpoint. Several threads may use it."""
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
-        """Send and wait for the reply. RpcError when it does not come; else what the handler
-        raised. TypeError, and nothing is sent, for what cannot be encoded.
+        """Send a message and wait for the reply. RpcError if no reply comes in time. An error of
+        the handler is raised here. TypeError, without a request, if the message cannot be encoded.
         """
         ...
 
     def close(self) -> None:
-        """Calls under way, and those that come later, end with RpcError. Idempotent."""
+        """End present and later calls with RpcError. Idempotent."""
         ...
 
 
 class Rpc(Protocol):
-    """Makes both ends."""
+    """A maker of both ends."""
 
     def serve(self, handler: Handler, port: int = 0) -> RpcServer:
-        """Listen where this process is reached, at an address that no other server has; port 0 is a
-        free one. RpcError where that is not possible.
+        """Listen at an address of this process that no other server has. Port 0 selects a free
+        port. RpcError if the address cannot be used.
         """
         ...
 
     def connect(self, address: str) -> RpcClient:
-        """A client of one address; finds out at the first call whether anybody is there."""
+        """Return a client of one address. The first call shows whether a server listens there."""
         ...

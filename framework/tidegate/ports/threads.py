@@ -1,11 +1,10 @@
-"""Threads and what they wait on, as things that are handed in: the operating system's in processes,
-a scheduler's in the simulator.
+"""The port for threads, queues, events and conditions: the operating system's in processes, a
+scheduler's in the simulator.
 
-Whoever lets threads wait for each other makes them, their queues, events and conditions here, so
-that one seed can decide who runs next. The real driver hands out the standard library's objects
-themselves: nothing stands in between while they are used. `queue.Empty` is what an empty queue
-raises, of either driver. Files, sockets and client libraries have threads of their own in their
-drivers; those are no matter of this port.
+Code in which threads wait for each other makes all of them here, so that one seed can decide which
+thread runs next. The real driver returns the objects of the standard library, so their use costs
+nothing more. An empty queue raises `queue.Empty` in both drivers. Files, sockets and client
+libraries have threads in their drivers; this port does not cover them.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ T = TypeVar("T")
 
 
 class Queue(Protocol[T]):
-    """Items in order; any thread puts, any thread gets. Unbounded: whoever puts sees `qsize`."""
+    """Items in order. Any thread puts and gets. The queue has no limit; a putter reads `qsize`."""
 
     def put(self, item: T, /) -> None:
-        """Never blocks; may be called in a signal handler."""
+        """Add an item and never block. A signal handler may call this."""
         ...
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """The next item. `queue.Empty` when there is none: at once where `block` is false, else
-        after `timeout` seconds.
+        """Return the next item. If the queue is empty, raise `queue.Empty`: at once if `block` is
+        false, else after `timeout` seconds.
         """
         ...
 
@@ -34,19 +33,19 @@ class Queue(Protocol[T]):
 
 
 class Event(Protocol):
-    """A flag to wait for."""
+    """A flag for which threads wait."""
 
     def is_set(self) -> bool: ...
     def set(self) -> None: ...
     def clear(self) -> None: ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return when it is set, or after `timeout` seconds; whether it is."""
+        """Wait until the flag is set, for `timeout` seconds at most. Return whether it is set."""
         ...
 
 
 class Lock(Protocol):
-    """Held by one thread at a time, in a `with` block."""
+    """A lock that one thread at a time holds, in a `with` block."""
 
     def __enter__(self) -> bool: ...
 
@@ -60,13 +59,11 @@ class Lock(Protocol):
 
 
 class Condition(Lock, Protocol):
-    """A lock with a place to wait for what changes under it; the thread that holds it may enter
-    again.
-    """
+    """A lock under which threads wait for a change. The thread that holds it may enter it again."""
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Let go of the lock until `predicate` is true, or for `timeout` seconds; its last
-        value.
+        """Release the lock until `predicate` is true, for `timeout` seconds at most. Return the
+        last value of `predicate`.
         """
         ...
 
@@ -74,10 +71,10 @@ class Condition(Lock, Protocol):
 
 
 class WorkerPool(Protocol):
-    """A few threads that run what is submitted, in the order in which it was."""
+    """A few threads that run the submitted functions, in their order."""
 
     def submit(self, work: Callable[[], object], /) -> object:
-        """Run `work` in a thread of the pool; what it raises is lost, so it must raise nothing.
+        """Run `work` in a thread of the pool. `work` must raise nothing, because it would be lost.
 
         RuntimeError after `shutdown`.
         """
@@ -87,7 +84,7 @@ class WorkerPool(Protocol):
 
 
 class Threads(Protocol):
-    """Makes threads and what they wait on, for one process."""
+    """A maker of threads, queues, events, locks and pools for one process."""
 
     def start(self, target: Callable[[], object], *, name: str) -> None:
         """Run `target` in a thread that does not keep the process alive."""

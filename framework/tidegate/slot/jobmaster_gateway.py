@@ -1,9 +1,9 @@
-"""The slot's line to its JobMaster: messages out in order, a heartbeat, and the attempt's fence in.
+"""The slot's connection to its JobMaster. It sends messages in order, and heartbeats.
 
-Messages go out from one thread, so that an acknowledgement never overtakes an earlier one; each is
-repeated until the JobMaster has taken or refused it. A slot whose JobMaster refuses it, or is
-silent for the heartbeat timeout, ends its process: whatever it did since the last checkpoint is
-done again by another attempt, and it must not go on as a zombie longer than it takes to notice.
+One thread sends the messages, so that an acknowledgement never overtakes an earlier one. Each
+message is repeated until the JobMaster has accepted or refused it. A slot ends its process if its
+JobMaster refuses a message or is silent for the heartbeat timeout. Another attempt repeats the work
+since the last checkpoint. The slot must not continue as a zombie after it has noticed the loss.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Message, Refused, SlotHeartbeat, SlotMetrics
 
 _RETRY_PAUSE_S = 0.05
-"""Between two tries of an undelivered message: a JobMaster's restart takes some 0.2 s."""
+"""The pause between two tries of a message, in seconds. The restart of a JobMaster takes about
+0.2 s."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobMasterGateway:
-    """Sends the slot's messages. `on_lost` is called, once, when the JobMaster is lost or refuses
-    us.
+    """The sender of the slot's messages. `on_lost` is called with a reason when the JobMaster is
+    lost or refuses a message, or when sending fails.
     """
 
     def __init__(
@@ -48,14 +49,16 @@ class JobMasterGateway:
         threads.start(self._send_all, name="control")
 
     def send(self, message: Message, then: Callable[[], None] | None = None) -> None:
-        """Deliver in order; `then` is called in the sending thread once it was taken."""
+        """Deliver a message, in the order of the calls. The sending thread calls `then` once the
+        JobMaster has accepted the message.
+        """
         self._outgoing.put((message, then))
 
     def start_heartbeat(
         self, job: JobName, attempt: Attempt, ordinal: int, metrics: Callable[[], SlotMetrics]
     ) -> None:
-        """Report metrics every heartbeat interval where they have changed, and seldom where not,
-        from a thread of its own.
+        """Report metrics from a thread of its own. It sends changed metrics every heartbeat
+        interval, and unchanged metrics every `cluster.quiet_interval`.
         """
 
         def send_heartbeats() -> None:
@@ -82,12 +85,14 @@ class JobMasterGateway:
             try:
                 if self._deliver(message) and then is not None:
                     then()
-            except Exception as error:  # noqa: BLE001  # without this thread the slot would be mute
+            except Exception as error:  # noqa: BLE001  # without this thread nothing is sent
                 described = f"{type(error).__name__}: {error}"
                 self._abandon(f"{type(message).__name__} cannot be sent: {described}")
 
     def _deliver(self, message: Message) -> bool:
-        """Repeat until answered. False if the JobMaster refused it or stayed silent."""
+        """Send a message until the JobMaster answers. Return False if the JobMaster refused the
+        message, could not handle it, or stayed silent.
+        """
         give_up = self._clock.monotonic() + self._timeout_s
         while True:
             try:
@@ -99,7 +104,7 @@ class JobMasterGateway:
                 self._clock.sleep(_RETRY_PAUSE_S)
                 continue
             except TidegateError as error:
-                # It failed there and would again; without this thread the slot would be mute.
+                # A repeated message would fail there again. Without this thread nothing is sent.
                 self._abandon(f"the JobMaster cannot take {type(message).__name__}: {error}")
                 return False
             if isinstance(reply, Refused):

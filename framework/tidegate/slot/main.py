@@ -1,13 +1,13 @@
 """The main of a slot process: one loop that runs the slot's subtasks in turn, a batch at a time.
 
-A slot is forked by its TaskManager for one attempt of one job. It listens for control messages and
-for its peers, registers with the JobMaster, builds its subtasks when it is deployed, runs them
-until the attempt ends, and leaves. It decides nothing about checkpoints or restarts.
+The TaskManager forks a slot for one attempt of one job. The slot listens for control messages and
+for its peers, and registers with the JobMaster. It builds its subtasks when it is deployed, runs
+them until the attempt ends, and exits. It decides nothing about checkpoints or restarts.
 
-Threads: the mailbox thread (this loop) runs everything of the data plane; gRPC threads check the
-attempt and post; I/O threads flush, describe and upload, and post; the exchange has one of its own.
-The first failure of any of them ends the attempt: it is told to the JobMaster, and the process
-leaves.
+The mailbox thread (this loop) runs all code of the data plane. gRPC threads check the attempt of a
+message and post it to the mailbox. I/O threads flush, describe and upload, and post their results.
+The exchange has one thread of its own. The first failure in any thread ends the attempt: the slot
+reports it to the JobMaster, and the process exits.
 """
 
 from __future__ import annotations
@@ -55,23 +55,24 @@ from tidegate.slot.jobmaster_gateway import JobMasterGateway
 from tidegate.stream_elements import Barrier
 
 FLUSH_INTERVAL_S: Final = 0.01
-"""A busy slot sends half-full frames at least this often, so that a thin channel is not starved."""
+"""The longest time, in seconds, for which a busy slot holds back half-full frames. It keeps records
+moving in a channel that carries few records."""
 
 SATURATED: Final = 0.5
 LOOK_S: Final = 0.05
-"""A slot is saturated if it waits for records for less than this share of the time between two
-looks, which are not closer than this."""
+"""A slot counts as saturated if it waited for records for less than `SATURATED` of the time between
+two measurements. The time between two measurements is at least `LOOK_S`, in seconds."""
 
 LAG_INTERVAL_S: Final = 0.5
-"""How old the lag in a heartbeat may be. The mailbox thread asks the consumers for it: they serve
-one thread at a time, so a heartbeat that asked would wait for as long as the slot waits for
-records.
+"""The time between two updates of the lag that a heartbeat reports, in seconds. The mailbox thread
+asks the consumers for the lag. A consumer serves one thread at a time, so the heartbeat thread
+would have to wait for as long as the slot waits for records.
 """
 
 LOST_PEER_GRACE_S: Final = 2.0
-"""A peer that is gone was most likely killed, or failed first: its own story reaches the JobMaster
-sooner and is the better one. Ours is told after this time, should no other have ended the
-attempt."""
+"""The delay, in seconds, before a slot reports that it lost a peer. Most likely the peer was killed
+or failed first. The report of that failure reaches the JobMaster sooner and explains more. This
+slot's report counts only if no other report has ended the attempt by then."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,13 +80,13 @@ _log = logging.getLogger(__name__)
 def run_slot(
     start: StartSlot, drivers: Drivers, task_manager: TaskManagerId, task_manager_pid: int
 ) -> int:
-    """Run the slot until its attempt ends; the exit code of the process."""
+    """Run the slot until its attempt ends. Return the exit code of the process."""
     slot = Slot(start, drivers, SlotId(task_manager, start.index), task_manager_pid)
     return slot.run()
 
 
 class Slot:
-    """One attempt's part of a job in this process."""
+    """The part of one attempt of a job that runs in this process."""
 
     def __init__(
         self, start: StartSlot, drivers: Drivers, slot: SlotId, task_manager_pid: int
@@ -94,7 +95,7 @@ class Slot:
         self._task_manager_pid = task_manager_pid
         self._config = Config.from_dict(start.settings)
         self._receive_lock, self._last_sequence = drivers.threads.lock(), 0
-        """Number of the last order that was taken."""
+        """The number of the last command that this slot accepted."""
         self._counters = Counters()
         self._engine = Engine(drivers.threads, self._fail)
         self._mailbox = self._engine.mailbox
@@ -108,7 +109,8 @@ class Slot:
         self._source_error = ""
         self._saturated = False
         self._waited_s, self._looked_s = 0.0, -math.inf
-        """For records since the last look, and when that was."""
+        """The seconds that the slot has waited for records since the last measurement, and the
+        monotonic time of that measurement."""
         self._local: LocalStateDir | None = None
         self._completed = False
         """Whether this attempt has completed a checkpoint."""
@@ -162,7 +164,9 @@ class Slot:
             stirred = self._mailbox.has_posts()
             self._engine.guarded(self._mailbox.run_posted, None)
             if self._exit_code is not None:
-                return  # what is closed does no more: its state is gone, and what it writes is seen
+                # Closed tasks must not run: their state is released, but their output would still
+                # be visible.
+                return
             worked = False
             for task in self._tasks:
                 worked |= self._step(task, 0.0)
@@ -175,7 +179,7 @@ class Slot:
                 self._engine.guarded(self._update_lag, None)
                 look_at = now + LAG_INTERVAL_S
             idling.record_turn(now, self._counters.batches, woken=stirred or worked)
-            # A snapshot that is being saved posts its next piece: no wait for records is due.
+            # A snapshot that is being saved posts its next piece, so the loop does not wait.
             if not worked and not self._mailbox.has_posts():
                 self._wait(idling.wait_s(now, has_remote_inputs=self._fed))
 
@@ -189,7 +193,7 @@ class Slot:
             return False
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait for records, or for posts where no source can read."""
+        """Wait for records, or for posts if no source can read."""
         readable = [source for source in self._sources if source.reads()]
         if not readable or self._failed:
             self._mailbox.wait(timeout_s)
@@ -203,7 +207,9 @@ class Slot:
     # --- control messages -----------------------------------------------------------------------
 
     def _handle(self, message: Message) -> Message:
-        """In an RPC thread: check the attempt, post the rest."""
+        """Check the attempt of a message and post the message to the mailbox. RPC threads call
+        this.
+        """
         start = self._start
         job, attempt = getattr(message, "job", None), getattr(message, "attempt", None)
         if (job, attempt) != (start.job, start.attempt):
@@ -213,7 +219,7 @@ class Slot:
             if 0 < number <= self._last_sequence:
                 return (
                     Acknowledge()
-                )  # a try whose answer was lost, or one that was under way for long
+                )  # a repeated try whose answer was lost, or a try that arrives late
             self._last_sequence = max(self._last_sequence, number)
             self._mailbox.post(lambda: self._obey(message))
         return Acknowledge()
@@ -232,7 +238,7 @@ class Slot:
                     source.trigger(Barrier(message.checkpoint, final=message.final))
             case CheckpointCompleted():
                 if not self._completed and self._local is not None:
-                    self._completed = True  # so every slot of the attempt has restored
+                    self._completed = True  # this shows that every slot of the attempt has restored
                     self._engine.run_io(self._local.remove_earlier, None)
                 for task in self._tasks:
                     task.checkpoint_completed(
@@ -283,11 +289,11 @@ class Slot:
         for task in self._tasks:
             log_generated_code(task)
             task.chain.open()
-        self._drivers.process.freeze_gc()  # the user's modules are there, and what they have loaded
+        self._drivers.process.freeze_gc()  # after the user's modules and their data are loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
     def _local_folder(self, journal: str) -> LocalStateDir:
-        """The slot's, empty."""
+        """Make and return the folder for the slot's local state. The folder is empty."""
         start = self._start
         root = Path(start.working_folder, self._config.state.directory, start.job, journal)
         local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.serial}")
@@ -301,8 +307,7 @@ class Slot:
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
 
-    # --- what subtasks report (Coordination)
-    # -------------------------------------------------------
+    # --- what subtasks report (CheckpointResponder) ---------------------------------------------
 
     def acknowledge(
         self,
@@ -312,7 +317,7 @@ class Slot:
         alignment_ms: int,
         sync_ms: int,
     ) -> None:
-        """A subtask's part of a checkpoint is durable."""
+        """Report that a subtask's part of a checkpoint is durable."""
         self._update_lag()
         self._send(
             AcknowledgeCheckpoint(
@@ -328,7 +333,7 @@ class Slot:
         )
 
     def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
-        """A subtask's part of a checkpoint could not be made; the attempt goes on."""
+        """Report that a subtask could not make its part of a checkpoint. The attempt continues."""
         self._send(
             DeclineCheckpoint(
                 job=self._start.job,
@@ -340,7 +345,7 @@ class Slot:
         )
 
     def input_ended(self, subtask: SubtaskId) -> None:
-        """A subtask has processed the last record of a bounded run."""
+        """Report that a subtask has processed the last record of a bounded run."""
         self._send(
             SubtaskInputEnded(job=self._start.job, attempt=self._start.attempt, subtask=subtask)
         )
@@ -355,8 +360,8 @@ class Slot:
         self._engine.fail_from_anywhere(error, None)
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
-        """Tell the JobMaster why, close the user's functions, and leave. The first failure
-        counts, and none of what was closed in order.
+        """Report the error to the JobMaster, close the user's functions, and exit. Only the first
+        failure counts, and only if the tasks were not closed before.
         """
         if self._failed or self._exit_code is not None:
             return
@@ -384,7 +389,9 @@ class Slot:
         self._exit_code = code
 
     def _abandon(self, reason: str) -> None:
-        """Called by the control threads: nobody listens to us any more."""
+        """End the process at once, because this slot cannot report to its JobMaster any more. The
+        gateway's threads call this.
+        """
         _log.warning("the slot leaves", extra={"reason": reason})
         self._drivers.process.exit(1)
 
@@ -394,7 +401,7 @@ class Slot:
         self._control.send(message)
 
     def _metrics(self) -> SlotMetrics:
-        """In any thread."""
+        """Return the current metrics. Any thread may call this."""
         counters = self._counters
         return SlotMetrics(
             records_in=counters.records_in,
@@ -427,7 +434,9 @@ class Slot:
 
 
 def log_generated_code(task: Task) -> None:
-    """Log the loops that were generated for its stateless steps, a line of theirs in each line."""
+    """Log the loops that were generated for the task's stateless steps. Each log line holds one
+    line of generated code.
+    """
     for fused in task.chain.fused:
         for number, line in enumerate(fused.source.splitlines(), 1):
             _log.debug("%s", line, extra={"subtask": str(task.subtask), "fused": number})

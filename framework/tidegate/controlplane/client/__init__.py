@@ -1,4 +1,5 @@
-"""Submitting a job and waiting for it: the graph is built here once, to be refused early.
+"""The client side: submits a job and waits for it. It builds the graph once, to find errors early.
 
-It keeps no state: when the client dies, the job goes on.
+The client keeps no state. On a session cluster the job continues when the client dies. A local
+cluster ends with its client, and the next run recovers the job.
 """

@@ -1,8 +1,8 @@
-"""The client of a cluster: submits jobs, asks for them, stops them, waits for them.
+"""The client of a cluster: it submits jobs, reads their reports, stops them and waits for them.
 
-Used by the command line and by tests. A JobManager may be killed and come back at another address
-while a client waits; questions are therefore repeated for as long as the caller allows, and so is a
-submit: its id tells the cluster that it is the same one.
+The command line and tests use it. While a client waits, the JobManager may be killed, and the next
+one may have another address. The client therefore repeats its requests for as long as the caller
+allows. It also repeats a submit: the cluster recognizes the repetition by the submission id.
 """
 
 from __future__ import annotations
@@ -33,30 +33,31 @@ from tidegate.protocol.messages import (
 
 POLL_S = 0.2
 POLL_S_MAX = 2.0
-"""Between two questions while waiting: from the first, half as much again after each answer that
-says nothing new, to the second. A JobMaster has news twice a second at most."""
+"""Seconds between two requests of `wait`. The pause starts at POLL_S and grows by half after each
+report that has no news, up to POLL_S_MAX. A JobMaster has news at most twice per second."""
 PATIENCE_S = 60.0
-"""How long questions are repeated while no JobManager answers: a dead one is back within
-seconds."""
+"""Time in seconds for which requests are repeated while no JobManager answers. After a JobManager
+dies, the next one is up within seconds."""
 START_PATIENCE_S = 30.0
-"""How long a stop waits for a JobMaster that its host cannot start: a host that is short of memory
-or process ids for a moment has them again by then."""
+"""Time in seconds for which a stop waits for a JobMaster that its host cannot start. If the host
+lacks memory or process ids only briefly, it has them again within this time."""
 SUBMIT_TIMEOUT_S = 30.0
-"""A submit is answered when it is stored, and a store may take its time."""
+"""RPC timeout of a submit in seconds. The JobManager replies after it has stored the submission,
+and the storage may be slow."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
 
 class _RefusedStarts:
-    """How long the reports of a job have said without a break that its JobMaster cannot start."""
+    """The time for which every report of a job has said that its JobMaster cannot start."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_s: float | None = None
 
     def too_long(self, report: JobReport) -> bool:
-        """Whether a stop waits no longer, by this report and those before it."""
+        """Record this report. Return whether a stop must end its wait (START_PATIENCE_S)."""
         if not report.start_refused:
             self._since_s = None
             return False
@@ -67,7 +68,10 @@ class _RefusedStarts:
 
 
 class Client:
-    """Talks to the JobManager at `address`, which may be a function that knows the present one."""
+    """A connection to the JobManager at `address`.
+
+    `address` may be a function that returns the address of the current JobManager.
+    """
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class Client:
         *,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`patience_s`: how long a JobManager is waited for that nobody reaches."""
+        """`patience_s` is how long a method repeats its request while no JobManager answers."""
         self._rpc = rpc
         self._patience_s = patience_s
         self._clock = clock
@@ -85,12 +89,13 @@ class Client:
         self._connected: tuple[str, RpcClient] | None = None
 
     def submit(self, submission: Submission, code: bytes = b"") -> None:
-        """Start a job, once; returns when it will run whatever happens to the cluster.
+        """Submit a job. It starts once, even if the request is repeated.
 
-        `code` is the archive that the submission names.
+        Return when the submission is durable: from then on the job runs, whatever happens to the
+        processes of the cluster. `code` is the archive whose digest is in the submission.
 
-        RefusedError where the cluster does not take it, RpcError when nobody has answered for the
-        patience: then it may have been taken, or not.
+        Raise RefusedError if the cluster does not accept the submission. Raise RpcError if no
+        JobManager has answered for `patience_s`: the cluster may then have accepted it or not.
         """
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
@@ -98,34 +103,38 @@ class Client:
         self._retry(lambda: self._call(message, Acknowledge, SUBMIT_TIMEOUT_S))
 
     def wait_until_up(self) -> None:
-        """Return when a JobManager answers; RpcError if none has within the patience."""
+        """Return when a JobManager answers. Raise RpcError if none answers for `patience_s`."""
         self._retry(self.list)
 
     def report(self, job: JobName) -> JobReport:
-        """The job as it is; RefusedError if the cluster knows none of that name."""
+        """Return the current report of a job. Raise RefusedError if the cluster has no such job."""
         return self._call(GetJob(job=job), JobReport)
 
     def list(self) -> JobList:
-        """All jobs and TaskManagers."""
+        """Return all jobs and TaskManagers of the cluster."""
         return self._call(ListJobs(), JobList)
 
     def stop(self, job: JobName, *, final_checkpoint: bool = True) -> None:
-        """Have the job end: with a final checkpoint, or cancelled. It ends some time later."""
+        """Ask the cluster to end the job with a final checkpoint, or to cancel it.
+
+        The job ends some time after this method returns.
+        """
         self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Acknowledge)
 
     def stop_and_wait(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
-        """Stop the job and wait until it has ended; its last report.
+        """Stop the job and wait until it has ended. Return its last report.
 
-        If the host has refused to start the job's JobMaster for START_PATIENCE_S, the report of
-        that moment is returned: its state is none of ENDED, and `start_refused` says why. The
-        JobManager carries out the stop when the JobMaster starts.
+        If the host has refused to start the job's JobMaster for START_PATIENCE_S, return the report
+        of that time. Its state is not in ENDED, and `start_refused` says why. The JobManager
+        carries out the stop when the JobMaster starts.
 
-        Told to every JobManager anew: what one was told dies with it. Not at every report, because
-        another job of the name may be submitted between the end and the next of them.
+        The stop is sent again to each new JobManager, because a JobManager keeps it in memory only.
+        It is not sent again after every report: another job of the same name may be submitted
+        between the end of this job and the next report.
 
-        A JobManager that is down is waited for, as at a submit. RefusedError if the cluster does
-        not know the job, or if it had ended before; RpcError when nobody has answered for the
-        patience.
+        While the JobManager is down, the request is repeated, as for a submit. Raise RefusedError
+        if the cluster does not know the job, or if the job had already ended. Raise RpcError if no
+        JobManager has answered for `patience_s`.
         """
         told = self._retry(lambda: self.report(job).epoch)
         unanswered = False
@@ -153,7 +162,7 @@ class Client:
             except RefusedError:
                 pass  # the job has ended meanwhile, as the next report will say
             except RpcError:
-                return  # told with the next report
+                return  # sent again after the next report
             told = report.epoch
 
         return self.wait(job, tell_again, until=_RefusedStarts(self._clock).too_long)
@@ -166,10 +175,10 @@ class Client:
         until: Callable[[JobReport], bool] | None = None,
         timeout_s: float | None = None,
     ) -> JobReport:
-        """Wait until the job has ended, or `until` says so; returns its last report.
+        """Wait until the job has ended, or `until` returns True. Return its last report.
 
-        `on_report` hears of every report. RpcError when nobody has answered for the patience, or
-        after `timeout_s` in all.
+        `on_report` is called with every report. Raise RpcError if no JobManager has answered for
+        `patience_s`, or after `timeout_s` in total.
         """
         clock = self._clock
         began = heard = clock.monotonic()

@@ -1,8 +1,9 @@
-"""A cluster of this machine, for as long as its owner lives: what `tidegate run` starts.
+"""A local cluster: `tidegate run` starts it on this machine, and it lives as long as its owner.
 
-It is one JobManager process, started again when it dies, and what that one starts. Everything ends
-with `close`, and with the death of the owner. The JobManager comes back at another address;
-`address` waits for the present one, so a `Client` that is given this method finds it.
+The cluster is one JobManager process and all processes that the JobManager starts. A JobManager
+that dies is started again. All processes end with `close`, and with the death of the owner. Each
+new JobManager has another address. `address` waits for the current one, so a `Client` that gets
+this method as its address finds every JobManager.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
 
 START_TIMEOUT_S = 30.0
-"""A JobManager is up in half a second; on an overloaded machine in some more."""
+"""Time in seconds for which `address` waits for a JobManager. A JobManager is up in half a second,
+and a little later on an overloaded machine."""
 FAILED_STARTS_MAX = 3
-"""In a row: then the cluster is given up, and the log named."""
+"""Number of failed starts in a row after which the cluster fails. The error names the log."""
 RESTART_PAUSE_S = 1.0
-"""Before a JobManager is started again that did not come up; one that had is back at once."""
+"""Pause in seconds before the next start of a JobManager that did not come up. A JobManager that
+had come up is started again at once."""
 REFUSED_S_MAX = 120.0
-"""For so long a start is tried again that the operating system refuses (no memory, no process id,
-no disk space): others on the machine free what they hold. Then the cluster is given up; somebody
-may watch the command, and the job continues with the next one."""
+"""Time in seconds for which a start is tried again that the operating system refuses (no memory, no
+process id, no disk space). Other processes on the machine may free resources within this time. Then
+the cluster fails: a user may be watching the command, and the job continues with the next run."""
 PATIENCE_S = 600.0
-"""How long a client waits for a JobManager that is alive and not up: it may wait for a checkpoint
-storage that is gone. One that cannot be started is given up sooner."""
+"""Time in seconds for which a client waits for a JobManager that is alive but not up. It may be
+waiting for a checkpoint storage that is gone. If a JobManager cannot be started, the client stops
+waiting earlier."""
 CLOSE_TIMEOUT_S = 5.0
 LOG = "jobmanager.log"
 
@@ -39,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class LocalCluster:
-    """Supervises a JobManager. Safe to use from several threads."""
+    """A supervisor of one JobManager. Several threads may use it at the same time."""
 
     def __init__(
         self,
@@ -51,7 +55,9 @@ class LocalCluster:
         on_restart: Callable[[ExitStatus], None] | None = None,
         on_closed: Callable[[], None] | None = None,
     ) -> None:
-        """`on_closed` is called once the cluster's processes have ended."""
+        """Start a JobManager. `on_restart` is called with the exit status of each JobManager that
+        ends without `close`. `on_closed` is called when the cluster's processes have ended.
+        """
         self._processes = processes
         self._rpc = rpc
         self._clock = clock
@@ -69,25 +75,27 @@ class LocalCluster:
 
     @property
     def pid(self) -> int:
-        """Of the present JobManager; of the last one while none is up."""
+        """The pid of the current JobManager, or of the last one while none is up."""
         with self._changed:
             return self._child.pid if self._child is not None else 0
 
     @property
     def restarts(self) -> int:
-        """How often the JobManager was started again."""
+        """The number of JobManagers that have ended without `close`."""
         with self._changed:
             return len(self._exits)
 
     @property
     def exits(self) -> tuple[ExitStatus, ...]:
-        """With which status JobManagers have ended, oldest first."""
+        """The exit statuses of these JobManagers, oldest first."""
         with self._changed:
             return tuple(self._exits)
 
     def address(self) -> str:
-        """Of the JobManager, waiting until it is up; RpcError if it takes too long, and another
-        ExternalError, after which asking again is in vain, if the cluster was given up.
+        """Wait until the JobManager is up and return its address.
+
+        Raise RpcError if that takes longer than START_TIMEOUT_S; the caller may try again. Raise
+        another ExternalError if the cluster has failed; trying again is then useless.
         """
         with self._changed:
             up = self._changed.wait_for(
@@ -110,11 +118,11 @@ class LocalCluster:
             )
 
     def client(self) -> Client:
-        """A client that follows the JobManager over its restarts."""
+        """Return a client that finds the JobManager again after each restart."""
         return Client(self._rpc, self._clock, self.address, patience_s=PATIENCE_S)
 
     def close(self) -> None:
-        """End the JobManager and everything below it."""
+        """End the JobManager and all processes below it."""
         with self._changed:
             self._closing = True
             child = self._child
@@ -127,13 +135,14 @@ class LocalCluster:
             self._on_closed()
 
     def _start(self) -> None:
-        """Start a JobManager, or give it up; called with nothing running."""
+        """Start a JobManager, or let the cluster fail. No JobManager runs when this is called."""
         while not self._tried_to_start():
             self._clock.sleep(RESTART_PAUSE_S)
 
     def _tried_to_start(self) -> bool:
-        """False where the operating system refuses and is to be asked again: a machine without
-        room for a process for a moment must not end a run.
+        """Try to start a JobManager once. Return False if the caller must try again.
+
+        A run must not end because the machine briefly has no room for another process.
         """
         with self._changed:
             if self._closing:
@@ -162,7 +171,11 @@ class LocalCluster:
             self._changed.notify_all()
 
     def _exited(self, status: ExitStatus) -> None:
-        """Runs in the thread that waited for the process, which has nothing else to do."""
+        """Handle the exit of the JobManager and start the next one.
+
+        This runs in the thread that waited for the process. That thread has no other work, so it
+        may sleep here.
+        """
         with self._changed:
             was_up = self._address is not None
             self._address = None
@@ -186,7 +199,11 @@ class LocalCluster:
             self._start()
 
     def _count_failure(self, *, refused: bool) -> None:
-        """A start that the operating system refuses is no failed start, but has a limit in time."""
+        """Count a JobManager that did not come up.
+
+        A start that the operating system refuses does not count as a failed start, but the time for
+        which it may refuse has a limit (REFUSED_S_MAX).
+        """
         self._failed_starts += not refused
         if not refused:
             self._refused_since_s = None

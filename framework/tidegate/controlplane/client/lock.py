@@ -1,10 +1,10 @@
-"""One run of a job at a time from one folder.
+"""A lock that allows one local run of a job at a time.
 
-Two clusters on one journal would depose each other: exactly once would hold, but the run that was
-started first would end, to its user's surprise. So a local run holds a lock on the job beside its
-checkpoints, and a second one is refused. The lock is the kernel's: it goes with the process,
-however that ends. It is a courtesy of one machine; what protects the data everywhere is the
-journal's claim.
+Two clusters on one journal would fence each other. Exactly-once would still hold, but the run that
+was started first would end, to its user's surprise. So a local run holds a lock on the job, in a
+file next to its checkpoints, and a second run is refused. It is a lock of the kernel (`flock`), so
+it is released when the process ends for any reason. The lock only helps users of one machine. The
+claim in the journal is what protects the data, on all machines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from tidegate.private_files import FILE_MODE, make_private_folder
 
 
 class RunLock:
-    """Held as a context manager; RefusedError if another live process holds it."""
+    """The lock of one job, held as a context manager.
+
+    Entering raises RefusedError if another live process holds the lock, or if its folder cannot be
+    written.
+    """
 
     def __init__(self, folder: Path, storage: str, job: JobName) -> None:
         base = folder / ".tidegate" if "://" in storage else folder / storage

@@ -1,9 +1,9 @@
-"""What is done before a job is submitted: build it here, and ask the world whether it can run.
+"""The checks before a submit: build the job here, and check that storage and brokers can run it.
 
-Everything that can be refused is refused now, in the user's terminal, before any process works:
-mistakes in the class, unknown settings, a storage that cannot hold a journal, topics that are not
-there, a transaction timeout that the brokers would cut short. The cluster checks the rest again by
-itself.
+Every error that can be found now is reported now, in the user's terminal, before any process does
+work. Examples are mistakes in the class, unknown settings, a storage that cannot hold a journal,
+missing topics, and a transaction timeout above the limit of the brokers. The cluster makes the
+remaining checks itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidegate.protocol.versions import TIDEGATE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a submit may say beside the configuration."""
+    """The options of a submit that are not part of the configuration."""
 
     params: Mapping[str, str]
     bounded: bool = False
@@ -51,7 +51,10 @@ class RunOptions:
 
 
 def class_settings(pipeline: type[Pipeline]) -> dict[str, Any]:
-    """The settings of the class statement, as dotted keys for the configuration's lowest layer."""
+    """Return the settings of the class statement as dotted keys.
+
+    They are the lowest layer of the configuration above the defaults.
+    """
     said = pipeline.settings
     settings = {
         "job.parallelism": said.parallelism,
@@ -62,7 +65,7 @@ def class_settings(pipeline: type[Pipeline]) -> dict[str, Any]:
 
 
 def load_for_submit(reference: str, folder: Path) -> type[Pipeline]:
-    """The pipeline class; PipelineError if it cannot be imported."""
+    """Import the pipeline class. Raise PipelineError if that fails."""
     return load_pipeline(reference, folder)
 
 
@@ -73,8 +76,9 @@ def make_submission(
     config: Config,
     options: RunOptions,
 ) -> tuple[Submission, StreamGraph, CodeArchive]:
-    """Build the graph, describe the job and pack its code; PipelineError or ConfigError for what is
-    wrong with it.
+    """Build the graph, describe the job in a submission and pack its code.
+
+    Raise PipelineError or ConfigError for mistakes in the pipeline or the settings.
     """
     _check_restore(options.restore)
     graph = build(pipeline, options.params)
@@ -112,18 +116,21 @@ def make_submission(
 
 
 def job_name(graph: StreamGraph, config: Config) -> JobName:
-    """The job's name: `job.name`, or that of the class statement."""
+    """Return the job's name: `job.name`, or else the name in the class statement."""
     return JobName(config.job.name or graph.name)
 
 
 def _schema_files(graph: StreamGraph) -> list[str]:
-    """The schema files that sources and sinks name, as the user wrote them."""
+    """Return the schema files of sources and sinks, with their paths as the user wrote them."""
     formats = [getattr(node.declaration, name, None) for node in graph for name in ("key", "value")]
     return sorted({each.file for each in formats if isinstance(each, Avro) and each.file})
 
 
 def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers: Drivers) -> None:
-    """Ask storage and brokers; RefusedError that says what to do, also where they do not answer."""
+    """Check the storage, the brokers and the local folders.
+
+    Raise RefusedError, which says what to do. Also raise it if storage or brokers do not answer.
+    """
     try:
         storage = config.checkpoint.storage
         store = drivers.blob_store(storage if "://" in storage else str(folder / storage))
@@ -132,13 +139,14 @@ def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers:
         _check_folder("logs.directory", folder / config.logs.directory)
         _check_folder("state.directory", folder / config.state.directory)
     except ExternalError as error:
-        # While the job runs that is an outage to be waited for; now nothing runs yet.
+        # A running job waits for the end of such an outage. Before the submit no job runs.
         raise RefusedError(str(error)) from error
 
 
 def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
-    """Topics, rights and the transaction timeout; RefusedError for what is wrong with them,
-    ExternalError where the brokers do not answer.
+    """Check topics, access rights and the transaction timeout.
+
+    Raise RefusedError if one of them is wrong, and ExternalError if the brokers do not answer.
     """
     kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
     admin = drivers.kafka_admin(kafka)
@@ -152,14 +160,17 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
         admin.close()
     if limit_ms is not None:
         check_against_broker(config.checkpoint, limit_ms)
-    # Where everybody is anonymous there are no rights to look for: that saves a third of a
-    # second for the import of another client.
+    # Without properties all clients are anonymous and have no rights to check. Skipping the check
+    # saves a third of a second for the import of another client.
     if config.kafka.properties and any(_is_transactional(node) for node in graph):
         _check_transactional_ids(job_name(graph, config), config, kafka, drivers)
 
 
 def _check_folder(setting: str, folder: Path) -> None:
-    """Every process writes there; one that cannot would die without a word in the terminal."""
+    """Check that the folder can be written.
+
+    Every process writes there. A process that cannot would die without a message in the terminal.
+    """
     try:
         make_private_folder(folder)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -172,7 +183,7 @@ def _check_folder(setting: str, folder: Path) -> None:
 
 
 def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
-    """The topic is there, and we may read or write it."""
+    """Check that the topic exists and that the job may read or write it."""
     right = "READ" if node.kind == "source" else "WRITE"
     section = "sources" if node.kind == "source" else "sinks"
     whose = f"{node.kind} {node.id!r} ({node.place})"
@@ -204,10 +215,10 @@ def _is_transactional(node: Node) -> bool:
 def _check_transactional_ids(
     job: JobName, config: Config, kafka: Mapping[str, str], drivers: Drivers
 ) -> None:
-    """We may write with the job's transactional ids.
+    """Check that the job may use its transactional ids.
 
-    Asked by ending a transaction that cannot exist: the right is looked at first, and the rest of
-    the answer, or its absence, does not matter here.
+    The check ends a transaction that cannot exist. The broker checks the right first, and the rest
+    of its answer does not matter here, nor does a missing answer.
     """
     log = drivers.transaction_log(kafka)
     try:
@@ -236,7 +247,7 @@ def _check_restore(restore: str) -> None:
 
 
 def _check_overrides(graph: StreamGraph, config: Config) -> None:
-    """A section for a source or sink that the pipeline does not have is a mistyped name."""
+    """Refuse settings of a source or sink that the pipeline does not have: the name is mistyped."""
     for section, kind, given in (
         ("sources", "source", config.sources),
         ("sinks", "sink", config.sinks),
@@ -257,7 +268,10 @@ def _check_overrides(graph: StreamGraph, config: Config) -> None:
 
 
 def _check_properties(where: str, properties: Mapping[str, str]) -> None:
-    """A client of another cluster, say, would read offsets that are not there: refused."""
+    """Refuse Kafka properties that tidegate sets itself.
+
+    For example, a client of another Kafka cluster would read offsets that do not exist there.
+    """
     for name in sorted(properties.keys() & RESERVED_PROPERTIES.keys()):
         raise ConfigError(
             f"{where}.{name} is set by tidegate: {RESERVED_PROPERTIES[name]}. Remove it."

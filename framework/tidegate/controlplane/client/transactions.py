@@ -1,10 +1,9 @@
-"""Looking at the transactions of a cluster and aborting one: what `tidegate txn` does between its
-words and its answer.
+"""Inspects the transactions of a Kafka cluster and aborts one: the work behind `tidegate txn`.
 
-It asks in the order in which a conclusion can be drawn. Leaders of partitions come first, then
-coordinators, then the leaders once more for what no coordinator claimed: what was merely ending
-while it was looked at is gone by then. `checkpoint/diagnosis.py` concludes; journals of jobs are
-read by whoever calls.
+The order of the requests makes a conclusion possible. The module asks the leaders of partitions
+first, and then the coordinators. It asks the leaders again about transactions that no coordinator
+lists. A transaction that was only ending during the first request is gone at the last one.
+`checkpoint/diagnosis.py` draws the conclusions. The callers read the journals of jobs.
 """
 
 from __future__ import annotations
@@ -36,23 +35,24 @@ from tidegate.ports.inspection import (
 from tidegate.stream_elements import TopicPartition
 
 ABORT_S_MAX: Final = 30.0
-"""To wait for markers: they take milliseconds, or as long as a partition has no leader."""
+"""Longest wait for transaction markers, in seconds. Brokers write markers within milliseconds, or
+as soon as the partition has a leader again."""
 ABORT_PAUSE_S: Final = 0.05
 
 _UNCLAIMED: Final = frozenset({OpenReason.HANGING, OpenReason.UNCLAIMED, OpenReason.UNKNOWN})
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """Open transactions per partition, in order of their first offsets."""
+    """The open transactions of each partition, ordered by their first offsets."""
 
     held: dict[TopicPartition, tuple[OpenTransaction, ...]]
-    """Of every partition that could be asked."""
+    """Open transactions of every partition that could be queried."""
     unasked: tuple[str, ...]
-    """What could not be asked, a phrase each."""
+    """Brokers and partitions that could not be queried, one phrase each."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Why readers of some partitions wait."""
+    """The reasons why readers of some partitions wait."""
 
     partitions: tuple[PartitionStatus, ...]
     unasked: tuple[str, ...]
@@ -61,7 +61,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def leaders_of(
     inspector: TransactionInspector, topic: str | None, partition: int | None
 ) -> dict[TopicPartition, int]:
-    """The leaders of a topic's partitions, of one of them, or of all there are."""
+    """Return the leaders of one partition, of a topic's partitions, or of all partitions.
+
+    Raise RefusedError if the topic has no such partition.
+    """
     leaders = inspector.partitions(topic)
     if topic is None or partition is None:
         return leaders
@@ -82,7 +85,7 @@ def open_transactions(
     max_timeout_ms: int = MAX_TIMEOUT_MS,
     progress: Progress,
 ) -> Opened:
-    """Every transaction that is open on these partitions, and why."""
+    """Return every transaction that is open on these partitions, with the reason."""
     seen = inspector.open_transactions(leaders, progress=progress)
     producer_ids = {each.producer_id for row in seen.producers.values() for each in row}
     known: dict[int, Transaction] = {}
@@ -119,7 +122,10 @@ def hanging(
     max_timeout_ms: int,
     progress: Progress,
 ) -> tuple[list[OpenTransaction], tuple[str, ...]]:
-    """Those that no coordinator will end, by topic and partition; and what could not be asked."""
+    """Return the hanging transactions, which no coordinator will end, and what was not queried.
+
+    The transactions are ordered by topic, partition and first offset.
+    """
     opened = open_transactions(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
     )
@@ -138,9 +144,9 @@ def why_stuck(
     max_timeout_ms: int = MAX_TIMEOUT_MS,
     progress: Progress,
 ) -> Report:
-    """What holds back the last stable offset of each partition.
+    """Return the transactions that hold back the last stable offset of each partition.
 
-    The offsets are asked last: what has ended by then holds nothing back any more.
+    The offsets are queried last. A transaction that has ended before that holds back nothing.
     """
     opened = open_transactions(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
@@ -164,11 +170,12 @@ def why_stuck(
 def abort(
     inspector: TransactionInspector, transaction: Transaction, clock: Clock
 ) -> tuple[AbortOutcome, Transaction | None]:
-    """Have a transaction aborted by its coordinator, and wait until that is done.
+    """Ask the coordinator to abort a transaction, and wait for the end of the abort.
 
-    Its producer is locked out. The last description comes with the outcome.
+    The coordinator fences the producer. Return the outcome and the last description of the
+    transaction. The wait lasts at most ABORT_S_MAX.
     """
-    inspector.abort(transaction)  # what came of it, the description tells
+    inspector.abort(transaction)  # the description below shows the result
     end_s = clock.monotonic() + ABORT_S_MAX
     while True:
         after = inspector.describe(transaction.transactional_id)
@@ -186,10 +193,11 @@ def find_hanging(
     *,
     max_timeout_ms: int,
 ) -> OpenTransaction:
-    """The transaction that begins at this offset, if it hangs; RefusedError says what it is else.
+    """Return the transaction that begins at this offset, if it hangs.
 
-    A marker by hand ends one partition of a transaction past its coordinator: where that one still
-    will, this would tear the transaction apart.
+    Otherwise raise RefusedError, which says what the transaction is. A marker by hand ends the
+    transaction on one partition without its coordinator. If the coordinator will still end the
+    transaction itself, such a marker would break its atomicity.
     """
     leaders = leaders_of(inspector, origin.topic, origin.partition)
     opened = open_transactions(
@@ -231,7 +239,7 @@ def find_hanging(
 
 
 def end_hanging(inspector: TransactionInspector, found: OpenTransaction, clock: Clock) -> bool:
-    """Write the abort marker; whether the transaction is gone from the partition after it."""
+    """Write the abort marker. Return whether the transaction has then ended on the partition."""
     inspector.write_abort_marker(found.origin, found.producer)
     leaders = leaders_of(inspector, found.origin.topic, found.origin.partition)
     end_s = clock.monotonic() + ABORT_S_MAX
@@ -248,7 +256,7 @@ def _without_ended(
     leaders: Mapping[TopicPartition, int],
     held: dict[TopicPartition, tuple[OpenTransaction, ...]],
 ) -> dict[TopicPartition, tuple[OpenTransaction, ...]]:
-    """Without those that were unclaimed because they ended between the two looks."""
+    """Remove transactions that had no coordinator only because they ended between two queries."""
     doubtful = {
         origin: leaders[origin]
         for origin, row in held.items()

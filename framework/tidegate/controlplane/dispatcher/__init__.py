@@ -1,4 +1,4 @@
-"""The JobManager's heart: which jobs there are, which slots there are, and who gets which.
+"""The JobManager: knows all jobs and all slots, and decides which job gets which slots.
 
-It never imports user code; that is why every job has a JobMaster process of its own.
+It never imports user code. Therefore every job has its own JobMaster process.
 """

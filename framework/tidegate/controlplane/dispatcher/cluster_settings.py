@@ -1,13 +1,13 @@
-"""Which settings of a submission are the standing cluster's own.
+"""The settings of a submission that a session cluster replaces with its own.
 
-A job brings its settings with it: brokers, intervals, restarts, its sources and sinks. Where
-checkpoints, local state and logs are, and how the processes of the cluster hear of each other, is a
-matter of the machines that it runs on: a client on another machine cannot know it, and two
-storages under one job name would be two journals. So a standing JobManager puts its own in their
-place. In a local cluster both come from one command and are the same.
+A job brings its settings with it: brokers, intervals, restarts, its sources and sinks. Other
+settings belong to the machines of the cluster: where checkpoints, local state and logs are, and how
+the processes of the cluster communicate. A client on another machine cannot know these settings.
+Two storages under one job name would also be two journals. So the JobManager of a session cluster
+replaces these settings with its own. In a local cluster both come from one command and are equal.
 
-Secrets are the other way round: the JobManager must have every secret of its jobs. It writes none
-to the checkpoint storage, so it could not put back one that only the client had. Pure.
+Secrets work the opposite way: the JobManager must have every secret of its jobs. It writes no
+secret to the checkpoint storage, so it could not restore a secret that only the client had. Pure.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidegate.masking import MASK, is_secret
 from tidegate.protocol.messages import Submission
 
 SECTIONS: Final = ("cluster", "jobmanager", "taskmanager", "logs")
-"""Imposed whole."""
+"""Sections that the cluster replaces completely."""
 KEYS: Final = (("checkpoint", "storage"), ("state", "directory"))
-"""Imposed singly."""
+"""Single keys that the cluster replaces."""
 
 
 def apply_cluster_settings(submission: Submission, own: Config) -> Submission:
-    """The submission with the cluster's own settings in place of those that it came with."""
+    """Return the submission with the cluster's own settings in place of the client's."""
     ours = own.to_dict()
     settings: dict[str, Any] = dict(submission.settings)
     settings |= {section: ours[section] for section in SECTIONS}
@@ -39,7 +39,10 @@ def apply_cluster_settings(submission: Submission, own: Config) -> Submission:
 
 
 def missing_secret(submission: Submission, own: Config) -> str | None:
-    """Why a submission is refused that holds a secret which the cluster does not have; or None."""
+    """Return why a submission is refused: it holds a secret that the cluster does not have.
+
+    Return None if the cluster has every secret of the submission, with the same value.
+    """
     for key, value in flattened(without_secrets(submission.settings, own.to_dict())):
         if value and value != MASK and is_secret(key):
             return (

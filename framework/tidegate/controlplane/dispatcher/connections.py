@@ -1,6 +1,7 @@
-"""Connections of the JobManager to TaskManagers and JobMasters, by address, each made once.
+"""The JobManager's connections to TaskManagers and JobMasters: one for each address.
 
-Used by worker threads. Addresses of processes that are gone fall out when others need the room.
+Worker threads use them. Connections to processes that are gone are closed when the number of
+connections exceeds OPEN_MAX.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from tidegate.ports.threads import Threads
 from tidegate.protocol.messages import Message
 
 OPEN_MAX = 512
-"""A cluster has at most 256 local TaskManagers; JobMasters come and go."""
+"""Maximum number of open connections. A cluster has at most 256 local TaskManagers, and the number
+of JobMasters varies."""
 
 
 class Connections:
-    """Keeps the most recently used connections open."""
+    """A cache of open connections that keeps the most recently used ones."""
 
     def __init__(self, rpc: Rpc, threads: Threads) -> None:
         self._rpc = rpc
@@ -24,13 +26,14 @@ class Connections:
         self._clients: OrderedDict[str, RpcClient] = OrderedDict()
 
     def call(self, address: str, message: Message) -> Message:
-        """Send a message and wait for the reply; raises as `RpcClient.call`."""
+        """Send a message and return the reply. Raise the errors of `RpcClient.call`."""
         reply: Message = self._client(address).call(message)
         return reply
 
     def invalidate(self, address: str) -> None:
-        """A new process listens there: a connection that still waits to reach the old one again
-        would refuse calls meanwhile.
+        """Close the connection to an address at which a new process listens.
+
+        A connection that still tries to reach the old process would refuse calls meanwhile.
         """
         with self._lock:
             client = self._clients.pop(address, None)

@@ -1,7 +1,7 @@
-"""What the Dispatcher's machine hears, and what it has done: events in, instructions out.
+"""The events that the Dispatcher's machine receives, and the instructions that it returns.
 
-Of no behaviour; `machine.py` is the machine, `service.py` makes the events and carries out the
-instructions.
+The classes have no behaviour. `machine.py` is the machine; `service.py` makes the events and
+carries out the instructions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.protocol.messages import JobReport, Message, StopJob, StoredCode, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestReceived:
-    """A message that waits for a reply under the number `request_id`."""
+    """A message arrived. It waits for a reply under the number `request_id`."""
 
     request_id: int
     message: Message
@@ -26,11 +26,11 @@ class RequestReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionStored:
-    """The submission is durable: the job will run, whatever happens to this process."""
+    """The submission is durable: the job will run, even if this process dies."""
 
     job: JobName
     code: StoredCode | None = None
-    """Where the storage has the code."""
+    """Path of the code in the storage, with its digest and size; None without code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +50,17 @@ class ResultStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimNotStored:
-    """The storage failed; it is tried again with the next report."""
+    """The storage failed. The Dispatcher stores the claim again after the next report."""
 
     job: JobName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStillOwned:
-    """The job was deposed, and no other cluster has it: by a JobMaster of this one that had been
-    given up, or of an earlier JobManager, and woke up late.
+    """The job was fenced, but no other cluster owns it.
+
+    The fencing JobMaster was one of this cluster that woke up late: it had been declared lost, or
+    it belonged to an earlier JobManager.
     """
 
     job: JobName
@@ -66,7 +68,7 @@ class JobStillOwned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultNotStored:
-    """The storage failed; it is tried again at the next tick."""
+    """The storage failed. The Dispatcher stores the result again at the next tick."""
 
     job: JobName
 
@@ -81,7 +83,7 @@ class StartDelayElapsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMasterStarted:
-    """The process exists; it will register."""
+    """The process exists. It has not registered yet."""
 
     job: JobName
     start: int
@@ -90,19 +92,19 @@ class JobMasterStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMasterExited:
-    """The process ended, or could not be started (`status` is None)."""
+    """The process ended, or could not be started; then `status` is None."""
 
     job: JobName
     start: int
     status: ExitStatus | None
     reason: str = ""
     refused: bool = False
-    """The operating system refused the start."""
+    """Whether the operating system refused the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopNotTaken:
-    """The JobMaster did not take a StopJob: it is only starting, or did not answer."""
+    """The JobMaster refused a StopJob because it is still starting, or it did not answer."""
 
     job: JobName
     start: int
@@ -134,7 +136,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer the message `request_id`."""
+    """Reply to the request `request_id`."""
 
     request_id: int
     message: Message
@@ -142,7 +144,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSubmission:
-    """Make it durable; SubmissionStored or SubmissionNotStored follows."""
+    """Store the submission. SubmissionStored or SubmissionNotStored follows."""
 
     submission: Submission
     code: bytes = b""
@@ -150,10 +152,10 @@ class StoreSubmission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreResult:
-    """Make the job's end durable; ResultStored or ResultNotStored follows.
+    """Store the job's result. ResultStored or ResultNotStored follows.
 
-    A deposed job is only forgotten by this cluster where its name in the storage is another's by
-    now; else JobStillOwned follows.
+    If the job was fenced, nothing is stored. ResultStored then follows only if this cluster no
+    longer owns the job's name in the storage. Otherwise JobStillOwned follows.
     """
 
     report: JobReport
@@ -162,8 +164,9 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreClaim:
-    """Make it durable that an attempt of the job's submission has claimed the journal, for the
-    JobManagers after this one; ClaimNotStored follows where the storage fails.
+    """Store that an attempt of the job's submission has claimed the journal.
+
+    Later JobManagers read it. ClaimNotStored follows if the storage fails.
     """
 
     job: JobName
@@ -172,7 +175,7 @@ class StoreClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleStart:
-    """StartDelayElapsed after a pause."""
+    """Post StartDelayElapsed after a pause."""
 
     job: JobName
     start: int
@@ -181,7 +184,7 @@ class ScheduleStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartJobMaster:
-    """Start the process; JobMasterStarted or JobMasterExited follows."""
+    """Start the process. JobMasterStarted or JobMasterExited follows."""
 
     job: JobName
     start: int
@@ -189,7 +192,7 @@ class StartJobMaster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillJobMaster:
-    """SIGKILL the process; JobMasterExited follows."""
+    """Kill the process with SIGKILL. JobMasterExited follows."""
 
     job: JobName
     start: int
@@ -199,7 +202,7 @@ class KillJobMaster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardStop:
-    """Send StopJob on to the JobMaster; StopNotTaken follows if it does not take it."""
+    """Forward StopJob to the JobMaster. StopNotTaken follows if it does not accept it."""
 
     job: JobName
     start: int
@@ -209,7 +212,7 @@ class ForwardStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseJobSlots:
-    """Nothing of this job may run any more: its JobMaster is gone, or the job ended."""
+    """Release all slots of the job: its JobMaster is gone, or the job ended."""
 
     job: JobName
 

@@ -1,8 +1,9 @@
-"""What a job has counted over all of its JobMasters.
+"""The counters of a job, summed over all of its JobMasters.
 
-A JobMaster counts from its own start: records, checkpoints, restarts, ended attempts. When it dies,
-another one begins at zero. The Dispatcher keeps the sums here, so that a status never goes back and
-the counters of a job survive its JobMasters. They do not survive a JobManager. Pure; display only.
+A JobMaster counts records, checkpoints, restarts and ended attempts from its own start. When it
+dies, the next one begins at zero. The Dispatcher keeps the sums here. So a counter in the status
+never decreases, and the counters of a job survive its JobMasters. They do not survive a JobManager.
+Pure; for display only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import AttemptReport, JobReport
 
 HISTORY_MAX: Final = 20
-"""Ended attempts that are kept."""
+"""Maximum number of ended attempts that are kept."""
 
 COUNTERS: Final = (
     "records_in",
@@ -32,14 +33,14 @@ COUNTERS: Final = (
 
 @dataclass(slots=True)
 class JobHistory:
-    """The sums of the JobMasters before the present one."""
+    """The sums of the JobMasters before the current one."""
 
     before: JobReport | None = None
-    """Counters and the last completed checkpoint."""
+    """Counters, last completed checkpoint and hidden offsets; None before the first death."""
     attempts: tuple[AttemptReport, ...] = ()
 
     def over(self, report: JobReport) -> JobReport:
-        """A report of the present JobMaster with the sums added."""
+        """Return a report of the current JobMaster with the sums added."""
         attempts = (*self.attempts, *report.history)[-HISTORY_MAX:]
         if self.before is None:
             return msgspec.structs.replace(report, history=attempts)
@@ -51,12 +52,12 @@ class JobHistory:
         )
 
     def jobmaster_died(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:
-        """Add what the JobMaster has counted, its death as a restart, and why it died."""
+        """Add the counters of the JobMaster. Count its death as a restart and keep the reason."""
         died = AttemptReport(attempt=report.attempt, ended_ms=wall_ms, error=error)
         summed = self.over(report)
         self.attempts = (*summed.history, died)[-HISTORY_MAX:]
         self.before = msgspec.structs.replace(summed, restarts=summed.restarts + 1, history=())
 
     def clear(self) -> None:
-        """The job has ended: its result holds the sums."""
+        """Clear the sums after the job has ended: its result holds them."""
         self.before, self.attempts = None, ()

@@ -1,6 +1,6 @@
-"""What the Dispatcher knows of one job, where the job stands, and what is shown of it.
+"""The Dispatcher's record of one job, with the job's phase and the report that clients see.
 
-Pure data and its views: `machine.py` decides what an event changes here.
+The module holds pure data and its views. `machine.py` decides how events change the data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.protocol.messages import JobReport, StopJob, Submission
 
 
 class Phase(enum.Enum):
-    """Where a job stands with the Dispatcher."""
+    """The phases of a job in the Dispatcher."""
 
     STORING = "storing"
     STARTING = "starting"
@@ -35,59 +35,64 @@ TRANSITIONS = frozenset(
         (Phase.STORING, Phase.STARTING),  # the submission is durable
         (Phase.STARTING, Phase.RUNNING),  # registered
         (Phase.STARTING, Phase.WAITING),  # died, or could not be started
-        (Phase.STARTING, Phase.ENDING),  # died, although it was only to close the job
+        (Phase.STARTING, Phase.ENDING),  # died, although it only had to close the job
         (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
         (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
         (Phase.WAITING, Phase.STARTING),  # the pause is over
         (Phase.ENDING, Phase.ENDED),  # the result is durable
-        (Phase.ENDING, Phase.WAITING),  # deposed, and by no other cluster
+        (Phase.ENDING, Phase.WAITING),  # fenced, but not by another cluster
     }
 )
 
 
 @dataclass(slots=True)
 class JobRecord:
-    """One job. Only the Dispatcher changes it."""
+    """The record of one job. Only the Dispatcher changes it."""
 
     submission: Submission
     phase: Phase
     start: int = 0
-    """Number of the present or last start of its JobMaster."""
+    """Number of the current or last start of its JobMaster."""
     pid: int = 0
-    """Of the JobMaster; 0 when there is none."""
+    """Pid of the JobMaster; 0 if no JobMaster runs."""
     address: str = ""
     since_ms: int = 0
-    """When the phase began; of STARTING, when its process did, which may have been put off."""
+    """Monotonic time in ms at which the phase began. In STARTING, the time at which the process
+    started, as soon as it has; that may be later."""
     last_heartbeat_ms: int = 0
     worked: bool = False
-    """The present or last JobMaster has completed a checkpoint."""
+    """Whether the current or last JobMaster has completed a checkpoint."""
     reported: bool = False
-    """The present JobMaster has: it is through its import, and reports at intervals from then."""
+    """Whether the current JobMaster has sent a report after its import of the user's module. From
+    then on it reports at intervals."""
     report: JobReport | None = None
     stop: StopJob | None = None
-    """What a client has asked for; every JobMaster until the end is told."""
+    """Stop request of a client. It is sent to every JobMaster until the job ends."""
     stop_told: bool = False
-    """To the present one, or it is on its way."""
+    """Whether the stop was sent to the current JobMaster, or is being sent."""
     failed_starts: int = 0
     put_off_since_ms: int = 0
-    """Wall clock of the first of the starts in a row that the host did not allow."""
+    """Wall-clock time in ms of the first start in a row that was postponed; 0 if none was."""
     other_version: str = ""
-    """Why the present JobMaster was refused, if its tidegate or Python is another one."""
+    """Reason why the current JobMaster was refused, if its tidegate or Python version differs."""
     close_only: ErrorReport | None = None
-    """The job has failed by this, and its next JobMasters only close it."""
+    """Error by which the job has failed. Its next JobMasters only close the job."""
     backoff: Backoff = field(default_factory=Backoff)
     asks: list[int] = field(default_factory=list)
-    """Of SubmitJob while STORING, of the terminal ReportJob while ENDING."""
+    """Requests that wait: SubmitJob in STORING, the terminal ReportJob in ENDING."""
     history: JobHistory = field(default_factory=JobHistory)
-    """Of the JobMasters that died."""
+    """Sums of the JobMasters that died."""
     result_stored: bool = False
     result_under_way: bool = False
     claim_stored: bool = False
-    """It is durable, or about to be, that the submission has claimed a journal."""
+    """Whether the submission's claim on a journal is stored, or is being stored."""
 
 
 def view(job: JobRecord) -> JobReport:
-    """What is shown. That a job was deposed is not before another cluster is known to have it."""
+    """Return the report that clients see.
+
+    A job that was fenced is shown as recovering until another cluster is known to own it.
+    """
     report = report_of(job)
     if job.phase is Phase.ENDING and report.state == JobState.DEPOSED:
         return msgspec.structs.replace(report, state=JobState.RECOVERING)
@@ -95,7 +100,7 @@ def view(job: JobRecord) -> JobReport:
 
 
 def report_of(job: JobRecord) -> JobReport:
-    """The last report, over the restarts of JobMasters before it."""
+    """Return the last report, with the sums of earlier JobMasters added."""
     if job.report is None:
         return JobReport(job=job.submission.job, state=JobState.CREATED, jobmaster_pid=job.pid)
     return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)

@@ -1,4 +1,4 @@
-"""What a JobManager keeps in the checkpoint storage: its epoch, and the jobs that outlive it.
+"""The data that a JobManager keeps in the checkpoint storage: its epoch, and jobs that outlive it.
 
     _cluster/<cluster>/leaders/<epoch>   created if absent: each JobManager takes the next one
     _cluster/<cluster>/jobs/<job>        this cluster runs or ran that job
@@ -9,29 +9,29 @@
         claimed.json                     an attempt of it that has claimed the job's journal
         result.json                      the last report of that run, once it has ended
 
-Epochs and numbers are 20 digits. Each JSON object has a `version`, which is 1. One without a
-version was written before versions were, and reads as version 1.
+Epochs and numbers are 20 digits. Each JSON object has a `version`, which is 1. An object without a
+version is older than this field, and is read as version 1.
 
 A submission counts once its decision accepts it. The newest submission that counts decides about
-the job: if it has no result, the cluster that it names runs it, and every other cluster leaves the
-job alone. So of two clusters that take the same job the later one has it. A submission of a version
-that wrote no decisions has no epoch, and counts from its creation on.
+the job: if it has no result, the cluster whose name it holds runs the job, and every other cluster
+ignores the job. So if two clusters accept the same job, the later one owns it. A submission of a
+version that wrote no decisions has no epoch, and counts from its creation on.
 
-A submit takes five steps. The JobManager lists the job, creates the submission under the next
-number and the code beside it, looks whether it still leads the cluster, and only then creates the
-decision. A submit that
-stops before the last step leaves a submission that never counts and that supersedes nothing. The
-next leader makes this final: at its start it creates a decision that refuses what an older epoch
-has left undecided. Because a decision is created once, a leader that stood still in the middle of a
-submit, or a request that the storage carries out late, changes nothing afterwards.
+A submit takes five steps. The JobManager writes the job's name to its list, creates the submission
+under the next number, and creates the code next to it. Then it checks that it still leads the
+cluster, and only after that it creates the decision. A submit that stops before the last step
+leaves a submission that never counts and that supersedes nothing. The next leader makes this final:
+at its start it creates a decision that refuses each submission that an older epoch has left
+undecided. A decision can be created only once. Therefore a leader that hangs in the middle of a
+submit changes nothing later, and neither does a request that the storage carries out late.
 
 Submissions older than the newest that counts are deleted at the next submit, each with its code. No
-two submissions share an archive, so nothing that is deleted late can be needed. Numbers are never
-used again. A name stays on the list when another cluster takes the job, because a deletion that
-arrives late could remove the name that a later leader relies on. The list only says where to look.
+two submissions share an archive, so a late deletion never removes a file that is needed. Numbers
+are never used again. A name stays on the list when another cluster takes the job, because a late
+deletion could remove the name that a later leader relies on. The list only says where to look.
 
-Passwords are not written: a JobManager has the settings of its cluster from whoever starts it, and
-puts them back into what it recovers.
+Passwords are not written. A JobManager gets the settings of its cluster at its start, from the
+process or the user that starts it, and restores the passwords in the jobs that it recovers.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ T = TypeVar("T")
 NO_SETTINGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _OLD: Final = LeaderEpoch(0)
-"""The epoch of a submission that was written before submissions had decisions."""
+"""Epoch of a submission that was written before submissions had decisions."""
 
 UNKNOWN_TRIES_MAX = 20
-"""A create whose outcome the store does not say is repeated so often, then a JobManager ends, or a
-submit is refused: the next one tries with the next number, and an unused number hurts nobody."""
+"""Maximum number of tries of a create, also while the storage does not report its outcome. Then the
+JobManager ends, or a submit fails. The next one uses the next number. Unused numbers do no harm."""
 
 
 VERSION: Final = 1
-"""Of the files here. It grows when a reader of today could misread what is written; new fields with
-defaults do not."""
+"""Format version of these files. It grows when a current reader could misread a new file. New
+fields with defaults do not need a new version."""
 
 
 class _Version(msgspec.Struct):
@@ -70,7 +70,7 @@ class _Version(msgspec.Struct):
 
 
 class _Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a submission counts; `epoch` is that of the leader that decided."""
+    """The decision whether a submission counts. `epoch` is the epoch of the leader that decided."""
 
     accepted: bool
     epoch: LeaderEpoch
@@ -82,20 +82,20 @@ class JobStore:
     def __init__(
         self, blobs: BlobStore, cluster: str, settings: Mapping[str, Any] = NO_SETTINGS
     ) -> None:
-        """`settings` are the cluster's own: a password that is among them is not written down."""
+        """`settings` are the cluster's own settings. A secret that is in them is not written."""
         self._blobs = blobs
         self._cluster = cluster
         self._own = settings
         self._folder = f"_cluster/{cluster}"
-        #: What `claim_epoch` has returned.
+        #: Epoch that `claim_epoch` has returned.
         self._epoch = _OLD
-        #: The submission of each job that this cluster runs or ran.
+        #: Number of the submission of each job that this cluster runs or ran.
         self._numbers: dict[JobName, int] = {}
-        #: What the last `put_submission` of a job has stored.
+        #: Code that the last `put_submission` of each job has stored.
         self._code: dict[JobName, StoredCode | None] = {}
 
     def claim_epoch(self, nonce: str) -> LeaderEpoch:
-        """Take the next leader epoch: greater than that of every JobManager before."""
+        """Claim and return the next leader epoch. It is greater than every earlier epoch."""
         number = self._create_next(
             lambda number: f"{self._folder}/leaders/{number:020d}",
             self._newest_epoch(),
@@ -106,12 +106,13 @@ class JobStore:
         return self._epoch
 
     def is_leader(self, epoch: LeaderEpoch) -> bool:
-        """Whether no JobManager of this cluster has claimed a newer epoch."""
+        """Return whether no JobManager of this cluster has claimed a newer epoch."""
         return self._newest_epoch() <= epoch
 
     def put_submission(self, submission: Submission, code: bytes = b"") -> None:
-        """Write what was submitted, and the archive of its code if it has one. The submission does
-        not count before `accept`.
+        """Write the submission, and the archive of its code if it has one.
+
+        The submission does not count before `accept`.
         """
         check(self._epoch != _OLD, "A submission was stored without a leader epoch.")
         job = submission.job
@@ -133,37 +134,39 @@ class JobStore:
             self._put_code(stored.path, code)
 
     def stored_code(self, job: JobName) -> StoredCode | None:
-        """The code of the last `put_submission` of the job."""
+        """Return the code of the job's last `put_submission`; None if it had no code."""
         return self._code[job]
 
     def accept(self, job: JobName) -> bool:
-        """Make the last `put_submission` of the job count. Call it as the confirmed leader.
+        """Make the last `put_submission` of the job count. Only the confirmed leader may call this.
 
-        False if a later leader has refused the submission. After a StorageError the outcome is
-        unknown; call it again until it returns.
+        Return False if a later leader has refused the submission. After a StorageError the outcome
+        is unknown; the caller repeats the call until it returns.
         """
         return self._decide(job, self._numbers[job], accepted=True)
 
     def put_result(self, report: JobReport) -> None:
-        """Make a job's end durable: no later JobManager starts that submission again."""
+        """Store the result of a job. No later JobManager starts that submission again."""
         number = self._number(report.job)
         self._blobs.put(f"{_folder(report.job, number)}/result.json", encode(report))
 
     def put_claim(self, job: JobName, attempt: int) -> None:
-        """Make it durable that the submission has a journal: a JobMaster of it that finds none is
-        not to begin another.
+        """Store that the submission has claimed a journal.
+
+        If a later JobMaster of the submission finds no journal, it must not begin a new one.
         """
         number = self._number(job)
         self._blobs.put(_claimed(job, number), msgspec.json.encode(attempt))
 
     def has_moved(self, job: JobName) -> bool:
-        """Whether the job belongs to another cluster now, or to none."""
+        """Return whether the job now belongs to another cluster, or to no cluster."""
         newest = self._newest_counting(job)
         return newest is None or newest[1].cluster != self._cluster
 
     def newest(self, job: JobName) -> tuple[Submission, JobReport | None] | None:
-        """The submission that decides about a job, of whichever cluster, with its result if it has
-        ended.
+        """Return the submission that decides about a job, with its result if the job has ended.
+
+        It may be a submission of any cluster. Return None if no submission counts.
         """
         newest = self._newest_counting(job)
         if newest is None:
@@ -183,9 +186,9 @@ class JobStore:
         return _newest(self._blobs.list(f"{self._folder}/leaders"), f"{self._folder}/leaders")
 
     def jobs(self) -> list[tuple[Submission, JobReport | None]]:
-        """Jobs of this cluster, each with its result if it has ended.
+        """Return the jobs of this cluster, each with its result if it has ended.
 
-        What older leaders left undecided is refused, so that it never counts.
+        Refuse the submissions that older leaders left undecided, so that they never count.
         """
         found = []
         for path in self._blobs.list(f"{self._folder}/jobs"):
@@ -212,10 +215,10 @@ class JobStore:
     def _newest_counting(
         self, job: JobName, *, refuses: bool = False
     ) -> tuple[int, Submission] | None:
-        """The newest submission that counts, with its number; None if there is none.
+        """Return the newest submission that counts, with its number, or None.
 
-        With `refuses`, undecided submissions of older leaders of this cluster are refused on the
-        way.
+        With `refuses`, also refuse each newer submission that an older leader of this cluster left
+        undecided.
         """
         folder = f"{job}/submissions"
         for number in _numbers(self._blobs.list(folder), folder):
@@ -241,7 +244,7 @@ class JobStore:
         return not self._decide(submission.job, number, accepted=False)
 
     def _decide(self, job: JobName, number: int, *, accepted: bool) -> bool:
-        """Create the submission's decision. False if another leader has decided otherwise."""
+        """Create the submission's decision. Return False if another leader decided otherwise."""
         path = f"{_folder(job, number)}/decision.json"
         data = encode(_Decision(accepted=accepted, epoch=self._epoch))
         for _ in range(UNKNOWN_TRIES_MAX):
@@ -265,7 +268,10 @@ class JobStore:
         return None if data is None else _decode(data, _Decision, path)
 
     def _clean(self, job: JobName) -> int:
-        """Delete what the newest submission that counts supersedes; the largest number, or 0."""
+        """Delete the submissions that are older than the newest that counts.
+
+        Return the largest number of a submission of the job, or 0.
+        """
         folder = f"{job}/submissions"
         paths = self._blobs.list(folder)
         counting = self._newest_counting(job)
@@ -275,7 +281,7 @@ class JobStore:
         return _newest(paths, folder)
 
     def _put_code(self, path: str, code: bytes) -> None:
-        """Create the archive under a name that nobody else uses."""
+        """Create the archive. No other submission uses its path."""
         for _ in range(UNKNOWN_TRIES_MAX):
             match self._blobs.create(path, code):
                 case CreateResult.UNKNOWN:
@@ -296,7 +302,7 @@ class JobStore:
         data_of: Callable[[int], bytes],
         failed: str,
     ) -> int:
-        """Create an object under the first number after `newest` that is free; the number."""
+        """Create an object under the first free number after `newest`. Return the number."""
         number = newest + 1
         for _ in range(UNKNOWN_TRIES_MAX):
             path, data = path_of(number), data_of(number)
@@ -304,7 +310,7 @@ class JobStore:
                 case CreateResult.CREATED:
                     return number
                 case CreateResult.EXISTS:
-                    if self._blobs.get(path) == data:  # our own, from an unanswered try
+                    if self._blobs.get(path) == data:  # ours, from an unanswered try
                         return number
                     number += 1
                 case CreateResult.UNKNOWN:
@@ -320,7 +326,7 @@ def _folder(job: JobName, number: int) -> str:
 
 
 def _with_code_at(submission: Submission, number: int) -> Submission:
-    """The submission under its number, with the path of its code."""
+    """Return the submission with the path of its code, which depends on its number."""
     code = submission.code
     if code is None:
         return submission
@@ -329,13 +335,13 @@ def _with_code_at(submission: Submission, number: int) -> Submission:
 
 
 def _number(path: str, folder: str) -> int:
-    """The number in the name of what lies in a folder, or 0 if the name is no number."""
+    """Return the number after `folder` in a path, or 0 if the name there is not a number."""
     name = path.removeprefix(f"{folder}/").split("/")[0]
     return int(name) if name.isdecimal() else 0
 
 
 def _numbers(paths: Iterable[str], folder: str) -> list[int]:
-    """The numbers in the names of what lies in a folder, largest first."""
+    """Return the distinct numbers after `folder` in the paths, largest first."""
     return sorted({_number(path, folder) for path in paths} - {0}, reverse=True)
 
 
@@ -344,12 +350,12 @@ def _claimed(job: JobName, number: int) -> str:
 
 
 def _newest(paths: Iterable[str], folder: str) -> int:
-    """The largest number in the names of what lies in a folder, or 0."""
+    """Return the largest number after `folder` in the paths, or 0."""
     return max(_numbers(paths, folder), default=0)
 
 
 def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the mask in place of every secret that `own` holds too."""
+    """Return the settings with the mask in place of every secret that is the same in `own`."""
     return {
         key: without_secrets(value, _table(own, key))
         if isinstance(value, Mapping)
@@ -359,7 +365,7 @@ def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 
 def with_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `without_secrets`."""
+    """Return the settings with the secrets of `own` in place of the masks."""
     return {
         key: with_secrets(value, _table(own, key))
         if isinstance(value, Mapping)
@@ -374,7 +380,7 @@ def _table(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def encode(stored: msgspec.Struct) -> bytes:
-    """The file of a struct: its fields, behind the version."""
+    """Return the file content of a struct: the version first, and then its fields."""
     return b'{"version":%d,' % VERSION + msgspec.json.encode(stored).removeprefix(b"{")
 
 

@@ -1,13 +1,16 @@
-"""Whether this JobManager still leads its cluster; one that does not, ends.
+"""Checks whether this JobManager still leads its cluster. A JobManager that does not lead exits.
 
-Two standing JobManagers of one cluster may live at once: the host of one stood still, another was
-started, and the first goes on. The newer leader epoch counts. Before it writes a job down or starts
-a JobMaster, and now and then, each looks whether there is a newer one: its JobMasters would depose
-the other's, and what it writes of a job would be out of date. It looks again when it has written: a
-newer one that came meanwhile has read its jobs without this one, which nobody may be told is
-accepted. One that comes after that look finds it. It decides nothing else.
+Two JobManagers of one session cluster may run at once: the host of the first one hangs, a second
+one starts, and then the first one continues. The newer leader epoch counts. Each JobManager checks
+for a newer epoch before it stores a job or starts a JobMaster, and at intervals. Otherwise the
+JobMasters of the older one would fence those of the newer one, and its data about a job would be
+out of date.
 
-Called in the loop's thread; the storage is asked in worker threads.
+It checks again after each write. A newer JobManager that started during the write has read its jobs
+without this write, so the write must not be reported as accepted. A JobManager that starts after
+the second check finds the write. This module makes no other decisions.
+
+The thread of the loop calls these methods. Worker threads query the storage.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from tidegate.errors import TidegateError
 from tidegate.ids import LeaderEpoch
 
 LOOK_INTERVAL_MS: Final = 10_000
-"""Between two looks for a newer JobManager, while there is no other reason to look."""
+"""Milliseconds between two periodic checks for a newer JobManager."""
 
 CONFIRM_PAUSE_S: Final = 0.5
-"""Between two looks after a write, while the storage does not answer."""
+"""Seconds between two checks after a write, while the storage does not answer."""
 
 Action = Callable[[], object]
 
@@ -33,8 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """Of one JobManager. A local one is alone, and never asks: its client starts the next when it
-    has seen this one's end.
+    """The leadership of one JobManager.
+
+    The JobManager of a local cluster is the only one and never asks the storage: its client starts
+    the next JobManager only after this one has ended.
     """
 
     def __init__(
@@ -46,13 +51,13 @@ class Leadership:
         *,
         local: bool,
     ) -> None:
-        """The loop calls events that are functions."""
+        """`loop` must call the events that are functions."""
         self._store, self._cluster, self._epoch = store, cluster, epoch
         self._loop, self._alone = loop, local
         self._looking = False
         self._looked_ms = 0
         self.replaced = False
-        """A newer JobManager leads the cluster; this one ends."""
+        """Whether a newer JobManager leads the cluster, so that this one exits."""
 
     def run_if_leader(
         self,
@@ -62,11 +67,12 @@ class Leadership:
         *,
         accept: Callable[[], bool] | None = None,
     ) -> None:
-        """Write in a worker thread, if there is anything to, and post `done`, unless a newer
-        JobManager has come; post what `failed` gives where nothing was written, because the storage
-        does not say who leads, or does not take it.
+        """Run `write`, if given, in a worker thread and post `done`. Only the leader does this.
 
-        `accept` makes what was written count. It is called once this JobManager is confirmed to
+        If a newer JobManager leads, end this one. If the storage does not say who leads, or the
+        write fails, post the event that `failed` returns.
+
+        `accept` makes the written data count. It is called when this JobManager is confirmed to
         lead after the write, and again until the storage says whether it succeeded. It returns
         False if a newer JobManager has decided otherwise.
         """
@@ -84,8 +90,10 @@ class Leadership:
         self._loop.submit(write_if_leading, lambda leads: after if leads else self._end, failed)
 
     def _confirm(self, done: Any, accept: Callable[[], bool] | None) -> None:
-        """Post `done` once it is sure that nobody has come while it was written. It stands now: so
-        as long as the storage does not say, it is neither done nor failed.
+        """Post `done` when the storage confirms that no newer JobManager came during the write.
+
+        The data is already written. While the storage does not answer, the outcome is therefore
+        neither `done` nor `failed`, and the check is repeated.
         """
 
         def again(error: TidegateError) -> Action:
@@ -99,11 +107,14 @@ class Leadership:
         self._loop.submit(counts, lambda leads: done if leads else self._end, again)
 
     def _leads(self) -> bool:
-        """In a worker thread."""
+        """Ask the storage whether this JobManager leads. This runs in a worker thread."""
         return self._alone or self._store.is_leader(self._epoch)
 
     def check_periodically(self, now_ms: int) -> None:
-        """One look at a time, ten seconds after the last began."""
+        """Check for a newer JobManager, ten seconds after the last check began.
+
+        Only one check runs at a time.
+        """
         if self._alone or self._looking or now_ms - self._looked_ms < LOOK_INTERVAL_MS:
             return
         self._looking, self._looked_ms = True, now_ms
@@ -130,4 +141,4 @@ class Leadership:
 
 
 def _nothing() -> None:
-    """The event of a look that was not answered."""
+    """Do nothing: the event after a check that the storage did not answer."""

@@ -1,7 +1,7 @@
-"""What the ResourceManager's machine hears, and what it has done: events in, instructions out.
+"""The events that the ResourceManager's machine receives, and the instructions that it returns.
 
-Of no behaviour; `resource_manager.py` is the machine, `service.py` makes the events and carries out
-the instructions.
+The classes have no behaviour. `resource_manager.py` is the machine; `service.py` makes the events
+and carries out the instructions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.protocol.messages import Message, SlotLost, SlotsReleased
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequestReceived:
-    """A message that waits for a reply under the number `ask`."""
+    """A message arrived. It waits for a reply under the number `ask`."""
 
     ask: int
     message: Message
@@ -25,7 +25,7 @@ class ResourceRequestReceived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStarted:
-    """The TaskManager has answered StartSlot with Done."""
+    """The TaskManager has answered StartSlot with Acknowledge."""
 
     slot: SlotId
     serial: int
@@ -33,7 +33,7 @@ class SlotStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNotStarted:
-    """StartSlot was refused, or its answer did not come."""
+    """StartSlot was refused, or no answer came."""
 
     slot: SlotId
     serial: int
@@ -42,7 +42,7 @@ class SlotNotStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotStopped:
-    """The TaskManager has answered StopSlot with Done."""
+    """The TaskManager has answered StopSlot with Acknowledge."""
 
     slot: SlotId
     serial: int
@@ -50,7 +50,7 @@ class SlotStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotNotStopped:
-    """StopSlot was not answered; it is repeated at the next tick."""
+    """StopSlot was refused, or no answer came. It is repeated at the next tick."""
 
     slot: SlotId
     serial: int
@@ -58,7 +58,7 @@ class SlotNotStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskManagerExited:
-    """A local TaskManager's process ended."""
+    """The process of a local TaskManager ended, or could not be started."""
 
     id: TaskManagerId
     status: ExitStatus
@@ -66,7 +66,7 @@ class TaskManagerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReleased:
-    """The JobMaster of the job died, or the job ended: its slots are free for others."""
+    """The JobMaster of the job died, or the job ended. The job no longer needs its slots."""
 
     job: JobName
 
@@ -93,7 +93,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer the message `ask`."""
+    """Reply to the request `ask`."""
 
     ask: int
     message: Message
@@ -101,7 +101,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSlotAt:
-    """Send StartSlot to a TaskManager; SlotStarted or SlotNotStarted follows."""
+    """Send StartSlot to a TaskManager. SlotStarted or SlotNotStarted follows."""
 
     address: str
     slot: SlotId
@@ -114,7 +114,7 @@ class StartSlotAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSlotAt:
-    """Send StopSlot to a TaskManager; SlotStopped or SlotNotStopped follows."""
+    """Send StopSlot to a TaskManager. SlotStopped or SlotNotStopped follows."""
 
     address: str
     slot: SlotId
@@ -125,7 +125,7 @@ class StopSlotAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyJobMaster:
-    """Tell a JobMaster of a slot it lost, or that those it has released are gone."""
+    """Notify a JobMaster that it lost a slot, or that all slots that it released are free."""
 
     address: str
     message: SlotLost | SlotsReleased
@@ -133,7 +133,7 @@ class NotifyJobMaster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartTaskManager:
-    """Start a local TaskManager after a pause; TaskManagerExited follows its end."""
+    """Start a local TaskManager after a pause. TaskManagerExited follows when it ends."""
 
     id: TaskManagerId
     after_ms: int
@@ -141,7 +141,7 @@ class StartTaskManager:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisconnectTaskManager:
-    """Kill it if it is local; it would be refused from now on anyway."""
+    """Kill the TaskManager if it is local. The ResourceManager refuses its messages from now on."""
 
     id: TaskManagerId
     reason: str

@@ -1,9 +1,10 @@
-"""The JobManager process: carries out what Dispatcher and ResourceManager say.
+"""The JobManager process: carries out the instructions of Dispatcher and ResourceManager.
 
-At its start it takes its port, claims a leader epoch, reads the jobs it is to recover, and only
-then announces its address: whoever finds it finds its jobs. The main thread is the loop; RPC
-threads, waiters on child processes and worker threads only post to it. It imports no user code, and
-everything it started ends with it.
+At its start it binds its port, claims a leader epoch and reads the jobs that it must recover. Only
+then it announces its address, so a client that finds the JobManager also finds its jobs. The main
+thread runs the event loop. RPC threads, threads that wait for child processes, and worker threads
+only post events to it. The JobManager imports no user code, and all processes that it started end
+with it.
 """
 
 from __future__ import annotations
@@ -63,22 +64,24 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import difference
 
 WORKERS = 32
-"""Threads for calls to other processes: a process that hangs holds one for up to ten seconds."""
+"""Number of threads for calls to other processes. A call to a process that hangs blocks its thread
+for up to ten seconds."""
 
 REPLACED = 4
-"""Exit status of a JobManager that a newer one has replaced: starting it again fences that one."""
+"""Exit status of a JobManager that a newer one has replaced. If it is started again, it in turn
+fences the newer one."""
 
 EXITS_SHOWN = 50
-"""Ends of processes that are still told of."""
+"""Maximum number of process exits that reports contain."""
 
 STORAGE_PAUSE_S: Final = 0.5
-"""Between two looks for a storage that is gone."""
+"""Seconds between two checks whether a missing storage is back."""
 
 _log = logging.getLogger(__name__)
 
 
 _Event = jobs.Event | slots.Event | PendingRequest | Action
-"""What a machine decides about, a message of another process, or what is only to be done."""
+"""An event of a machine, a message of another process, or a function that the loop only calls."""
 
 RESOURCE_MANAGER_MESSAGES = (
     RegisterTaskManager,
@@ -99,28 +102,29 @@ def run_jobmanager(
     standing: bool = False,
     storage: str = "",
 ) -> int:
-    """Serve until this process is ended; returns the exit status, REPLACED if a newer JobManager
-    leads the cluster.
+    """Serve until this process ends. Return the exit status: REPLACED if a newer JobManager leads.
 
-    A standing one has the configured port, waits for TaskManagers instead of starting them, and
-    imposes its own settings on what it is given to run (`apply_cluster_settings`).
+    With `standing` this is the JobManager of a session cluster. It uses the configured port, waits
+    for TaskManagers instead of starting them, and replaces some settings of each submission with
+    its own (`apply_cluster_settings`).
 
-    `storage` is the id of the checkpoint storage, where an earlier process has read it: a
-    JobManager that is started again while the storage is gone waits for that one.
+    `storage` is the id of the checkpoint storage, if an earlier process has read it. If the storage
+    is gone when the JobManager is started again, it waits for the storage with this id.
 
-    `announce` is given `address`, `epoch`, `pid` and the id of the `storage`. StorageError where
-    the storage does not serve.
+    `announce` receives `address`, `epoch`, `pid` and the id of the `storage`. Raise StorageError if
+    the storage cannot be used.
     """
     blobs = drivers.blob_store(config.checkpoint.storage)
-    if storage:  # before the probe, which would write below a mount point without its storage
+    if storage:  # before the probe, which would write to a mount point with no storage mounted
         _wait_for_storage(blobs, storage, drivers.clock)
-    if standing:  # the client of a local cluster has looked already
+    if standing:  # the client of a local cluster has already probed the storage
         allowed = config.checkpoint.allow_network_filesystem
         blobs.probe(allow_network_filesystem=allowed)
     identity = blobs.identify()
     store = JobStore(blobs, cluster, config.to_dict())
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads, workers=WORKERS)
-    # The port comes first: who finds it taken must not end, by a newer epoch, the one that has it.
+    # The port comes first. A JobManager that finds the port in use must not claim a newer epoch,
+    # because that would end the JobManager that uses the port.
     with closing(
         drivers.rpc.serve(
             lambda message: loop.ask(lambda question: question, message),
@@ -158,7 +162,7 @@ def run_jobmanager(
 
 
 def _wait_for_storage(blobs: BlobStore, storage: str, clock: Clock) -> None:
-    """Use the storage of this id and no other; return when it is there."""
+    """Bind `blobs` to the storage with this id. Return when that storage is there."""
     blobs.bind(storage)
     told = False
     while True:
@@ -175,7 +179,10 @@ def _wait_for_storage(blobs: BlobStore, storage: str, clock: Clock) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class JobManager:
-    """Both machines and what they give instructions to; its methods run in the loop's thread."""
+    """Both machines, and the objects that carry out their instructions.
+
+    The methods run in the loop's thread.
+    """
 
     epoch: LeaderEpoch
     address: str
@@ -189,7 +196,7 @@ class JobManager:
     connections: Connections
     standing: bool
     _children: dict[int | str, Child] = field(default_factory=dict)
-    """Those that have not exited: JobMasters by the number of their start, TaskManagers by id."""
+    """Children that have not exited: JobMasters by start number, TaskManagers by id."""
     _pending_requests: dict[int, PendingRequest] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
@@ -202,11 +209,11 @@ class JobManager:
 
     @property
     def replaced(self) -> bool:
-        """A newer JobManager leads the cluster."""
+        """Whether a newer JobManager leads the cluster."""
         return self._leadership.replaced
 
     def start(self) -> None:
-        """Start TaskManagers, recover jobs, begin to tick."""
+        """Start TaskManagers, recover jobs and start the ticks."""
         for instruction in self.resources.start(self._now_ms()):
             self._execute_resource_manager(instruction)
         recovered = self.store.jobs()
@@ -217,7 +224,7 @@ class JobManager:
         self._tick()
 
     def handle(self, event: _Event) -> None:
-        """One event of the loop."""
+        """Handle one event of the loop."""
         if callable(event):
             event()
             return
@@ -243,7 +250,7 @@ class JobManager:
                 self._feed_dispatcher(event)
 
     def end_children(self) -> None:
-        """Kill what is left; their own children end with them."""
+        """Kill the remaining child processes. The children of these end with them."""
         for child in self._children.values():
             child.kill()
 
@@ -275,7 +282,11 @@ class JobManager:
             self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
 
     def _submitted(self, ask: int, message: SubmitJob) -> None:
-        """A client of a standing cluster need not share its settings, nor its versions."""
+        """Check a submission and give it to the Dispatcher.
+
+        The client of a session cluster may have other settings and other versions. Other versions
+        are refused. The cluster's own settings replace the client's.
+        """
         submission = message.submission
         why_not = None
         digest = None if submission.code is None else submission.code.digest
@@ -358,7 +369,10 @@ class JobManager:
             self._leadership.run_if_leader(store, stored, not_stored)
 
     def _start_if_leading(self, start: jobs.StartJobMaster) -> None:
-        """As soon as the storage says so; without it the JobMaster could claim nothing anyway."""
+        """Start a JobMaster when the storage confirms that this JobManager leads.
+
+        While the storage does not answer, the JobMaster could not claim the journal anyway.
+        """
         begin = functools.partial(self._start_jobmaster, start.job, start.start)
         if not self.standing:
             begin()
@@ -530,7 +544,7 @@ class JobManager:
             self._note_exit(kind, child.pid, status)
 
     def _note_exit(self, kind: str, pid: int, status: ExitStatus) -> None:
-        """For display only; a report that comes twice is told once."""
+        """Record the exit of a process, for display only. A repeated report is recorded once."""
         if all(known.pid != pid for known in self._exits):
             ended_ms = self.drivers.clock.now_ms()
             self._exits.append(ProcessExit(kind=kind, pid=pid, status=status, ended_ms=ended_ms))
@@ -545,7 +559,7 @@ class JobManager:
 
 
 def _nothing() -> None:
-    """The event of a message that was delivered, or not, and needs no decision."""
+    """Do nothing: the event after a call whose outcome needs no decision."""
 
 
 def _logged(event: _Event) -> Callable[[TidegateError], _Event]:

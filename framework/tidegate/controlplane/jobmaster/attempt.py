@@ -1,9 +1,9 @@
-"""The live attempt: its slots, its checkpoints, what it has told them and heard from them.
+"""The live attempt: its slots, its checkpoints, and the messages to and from the slots.
 
-One object per attempt, made when the claim is there and dropped when the attempt ends, so that
-nothing of an attempt can survive it. It joins the checkpoint coordinator (pure) to the slots'
-lines; what must be written down or ended at the broker it hands to `publish`, which the service
-runs in its journal thread. All methods run in the JobMaster's loop.
+Each attempt has one object. It is created when the journal is claimed and dropped when the attempt
+ends, so that no state of an attempt outlives it. It connects the checkpoint coordinator (pure) to
+the slot gateways. Writes to the journal and commits at the broker go to the callback `publish`,
+which the service runs in its journal thread. All methods run in the JobMaster's loop.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.protocol.versions import difference
 
 SHOWN_MAX: Final = 4
-"""Subtasks that a status names of those that it waits for."""
+"""The most missing subtasks that a status lists."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,22 +68,25 @@ class RegisteredSlot:
     line: SlotGateway
     heard_s: float
     lost: bool = False
-    """Lost, and known to be; it keeps its place until another one takes it."""
+    """Whether the slot is known to be lost. It keeps its place until another slot takes the
+    place."""
     metrics: SlotMetrics = field(default_factory=SlotMetrics)
     progressed_s: float = 0.0
-    """When the restore of its state last brought something."""
+    """The monotonic time of the last progress while it restored. At other times, the time of the
+    last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCallbacks:
-    """What the attempt asks of the service around it."""
+    """Callbacks of the attempt into the service around it."""
 
     clock: Clock
     connect_slot: Callable[[RegisterSlot], SlotGateway]
     wake_at: Callable[[float], None]
-    """Call `tick` at this monotonic time."""
+    """A callback that calls `tick` at the given monotonic time."""
     publish: Callable[[PublishCheckpoint], None]
-    """Publish, commit and settle; `published` or `publish_failed` follows."""
+    """A callback that publishes, commits and settles. `published` or `publish_failed` follows, or
+    the attempt ends."""
     fail: Callable[[TidegateError], None]
 
 
@@ -102,20 +105,21 @@ class LiveAttempt:
         self.backlog, self._shell = backlog, shell
         self.slots: dict[int, RegisteredSlot] = {}
         self.deployed = False
-        """The slots have been told what to run: from here on nobody else can take their places."""
+        """Whether the deployment has begun. From then on no other slot can take a slot's place."""
         self.ended = False
         self._storage_gone = ""
 
     # --- slots ----------------------------------------------------------------------------------
 
     def register(self, registered: RegisterSlot) -> bool:
-        """A slot has registered; False for a repeated delivery, and for one that comes too late.
+        """Register a slot. Return False for a repeated delivery and for a slot that is rejected. A
+        slot of another version fails the attempt and also returns False.
 
-        A slot that was given up before it registered may register all the same, beside the one that
-        was brought in its place, before it or after it. Of two the later order's, by its serial,
-        takes the place as long as nothing is deployed, and the other is told to leave. Afterwards
-        one without tasks must not take the place of one that runs them: no checkpoint would ever be
-        complete. A slot of another version fails the attempt.
+        A slot that was declared lost before it registered may still register, before or after the
+        slot that replaces it. Until the deployment, the slot that was ordered later, according to
+        its serial, takes the place. The other slot is asked to exit. After the deployment, a slot
+        without tasks must not replace a slot that runs them, because then no checkpoint would
+        become complete.
         """
         known = self.slots.get(registered.ordinal)
         if known is not None and known.registered == registered:
@@ -145,7 +149,9 @@ class LiveAttempt:
         line.close()
 
     def heartbeat(self, ordinal: int, metrics: SlotMetrics) -> None:
-        """A sign of life, and what the slot counts."""
+        """Handle a heartbeat of a slot and its metrics. Detect a processing backlog, and tell the
+        coordinator when this changes.
+        """
         slot = self.slots.get(ordinal)
         if slot is None:
             return
@@ -160,8 +166,8 @@ class LiveAttempt:
             self.dispatch(BacklogChanged(behind=behind, now_s=self._now()))
 
     def _watch_deployment(self, slot: RegisteredSlot, metrics: SlotMetrics) -> None:
-        """End the attempt if the slot waits for a storage call that brings nothing. Progress counts
-        and not time: a large state may take long to restore.
+        """Fail the attempt if the slot restores and has made no progress for `checkpoint.timeout`.
+        The total time has no limit, because a large state may take long to restore.
         """
         before = slot.metrics
         same = (metrics.restoring, metrics.restored_bytes) == (
@@ -180,7 +186,7 @@ class LiveAttempt:
             )
 
     def metrics(self) -> SlotMetrics:
-        """What all slots of the attempt count."""
+        """Return the sum of the metrics of all slots of the attempt."""
         each = [slot.metrics for slot in self.slots.values()]
         lags = [one.lag for one in each if one.lag is not None]
         return SlotMetrics(
@@ -192,8 +198,8 @@ class LiveAttempt:
         )
 
     def waits_for(self) -> str:
-        """What keeps the attempt from going on: sources that cannot read, a checkpoint that is not
-        complete; empty if nothing does.
+        """Return a text that says what the attempt waits for: sources that cannot read, or a
+        checkpoint that is not complete. Empty if it does not wait.
         """
         pending = self.coordinator.pending
         if pending is None:
@@ -205,12 +211,14 @@ class LiveAttempt:
         return f"{self.source_errors()} Checkpoint {pending} {what}".lstrip()
 
     def source_errors(self) -> str:
-        """Why sources cannot read, each reason once; empty if all can."""
+        """Return the reasons why sources cannot read, each once. Empty if all sources can read."""
         errors = (slot.metrics.source_error for slot in self.slots.values())
         return " ".join(dict.fromkeys(error for error in errors if error))
 
     def silent(self, timeout_s: float) -> list[RegisterSlot]:
-        """Slots that have not been heard of for so long, and were not given up before."""
+        """Return the slots that sent no heartbeat for `timeout_s` and are not yet marked as
+        lost.
+        """
         before = self._shell.clock.monotonic() - timeout_s
         return [
             slot.registered
@@ -219,22 +227,22 @@ class LiveAttempt:
         ]
 
     def give_up(self, slot: SlotId, serial: int) -> None:
-        """This use of the slot is lost."""
+        """Mark this use of the slot as lost."""
         for attached in self.slots.values():
             if (attached.registered.slot, attached.registered.serial) == (slot, serial):
                 attached.lost = True
 
     def send(self, ordinal: int, message: SlotCommand) -> None:
-        """To one slot."""
+        """Send a message to one slot."""
         self.slots[ordinal].line.send(message)
 
     def send_all(self, message: SlotCommand) -> None:
-        """To every slot, in the order in which messages were sent."""
+        """Send a message to every slot. Each slot receives messages in the order of the calls."""
         for slot in self.slots.values():
             slot.line.send(message)
 
     def reports(self) -> tuple[SlotReport, ...]:
-        """The slots, for display."""
+        """Return the slots, for display."""
         return tuple(
             SlotReport(
                 ordinal=ordinal,
@@ -246,7 +254,9 @@ class LiveAttempt:
         )
 
     def end(self) -> None:
-        """The attempt is over: nothing is sent any more, and what comes of it is ignored."""
+        """End the attempt. After this, the coordinator gets no events, and nothing more is sent.
+        Messages that were sent before are still delivered if the slot answers.
+        """
         self.ended = True
         for slot in self.slots.values():
             slot.line.close()
@@ -254,7 +264,7 @@ class LiveAttempt:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Every slot is ready: sources read, checkpoints begin."""
+        """Start the sources and the checkpoints, because every slot is ready."""
         self.send_all(StartSources(job=self.job, attempt=self.attempt))
         self.dispatch(AttemptStarted(now_s=self._now()))
 
@@ -263,21 +273,23 @@ class LiveAttempt:
         self.dispatch(StopRequested(now_s=self._now()))
 
     def close_tasks(self) -> None:
-        """The job has ended: slots close the user's functions and leave."""
+        """Ask all slots to close the user's functions and to exit, because the job has ended."""
         self.send_all(CloseTasks(job=self.job, attempt=self.attempt))
 
     def tick(self) -> None:
-        """The coordinator's time has come."""
+        """Notify the coordinator that a time that it asked for has come."""
         self.dispatch(CheckpointTick(now_s=self._now()))
 
     def storage_seen(self, gone: str) -> None:
-        """The checkpoint storage has vanished, or is there again if `gone` is empty."""
+        """Notify the coordinator if the state of the checkpoint storage has changed. `gone` is the
+        reason why the storage is gone, empty if it is there.
+        """
         if gone != self._storage_gone:
             self._storage_gone = gone
             self.dispatch(StorageSeen(gone=gone, now_s=self._now()))
 
     def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
-        """A subtask's part is durable."""
+        """Notify the coordinator that a subtask's part of a checkpoint is durable."""
         self.dispatch(
             Acknowledged(
                 checkpoint=message.checkpoint,
@@ -289,7 +301,7 @@ class LiveAttempt:
         )
 
     def declined(self, message: DeclineCheckpoint) -> None:
-        """A subtask's part could not be made."""
+        """Notify the coordinator that a subtask could not make its part of a checkpoint."""
         self.dispatch(
             Declined(
                 checkpoint=message.checkpoint,
@@ -300,11 +312,11 @@ class LiveAttempt:
         )
 
     def published(self, checkpoint: CheckpointId) -> None:
-        """The checkpoint stands in the journal."""
+        """Notify the coordinator that the checkpoint is in the journal."""
         self.dispatch(Published(checkpoint=checkpoint, now_s=self._now()))
 
     def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
-        """The checkpoint does not stand in the journal and never will."""
+        """Notify the coordinator that the checkpoint is not in the journal and never will be."""
         self.dispatch(PublishFailed(checkpoint=checkpoint, reason=reason, now_s=self._now()))
 
     def committed(
@@ -313,8 +325,9 @@ class LiveAttempt:
         ended: tuple[PreparedTransaction, ...],
         freed: tuple[PreparedTransaction, ...],
     ) -> None:
-        """All that the publication names was seen CompleteCommit; the journal names `freed` no
-        more, and their ids may be used again.
+        """Notify the coordinator and the slots that the transactions of a publication have ended.
+        Kafka has reported CompleteCommit for all of `ended`. The journal no longer lists `freed`,
+        and their ids may be used again.
         """
         self.dispatch(TransactionsEnded(transactions=ended))
         self.send_all(
@@ -328,7 +341,7 @@ class LiveAttempt:
         )
 
     def dispatch(self, event: CoordinatorEvent) -> None:
-        """Give the coordinator an event and carry out what it answers."""
+        """Give the coordinator an event and carry out the instructions that it returns."""
         if self.ended:
             return
         for instruction in self.coordinator.handle(event):

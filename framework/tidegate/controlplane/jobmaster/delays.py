@@ -1,10 +1,10 @@
-"""What a job waits for, told once that has lasted longer than ten seconds.
+"""The current wait of a job, reported once it has lasted for ten seconds.
 
-A job that does not move must say why: the slots that are missing, the subtasks that have not
-acknowledged a checkpoint, the brokers that do not answer while the journal is closed. The JobMaster
-says twice a second what the job waits for at the moment; this class remembers since when, and which
-error of a repeated request explains it. It is pure: times are given. It decides nothing: deadlines
-belong to who waits.
+A job that makes no progress must say why. Slots may be missing, subtasks may not have acknowledged
+a checkpoint, or brokers may not answer while the journal is closed. The JobMaster passes the
+current wait at least twice a second. This module remembers when the wait began, and which error of
+a repeated request explains it. It is pure: the caller passes the times. It decides nothing, and the
+waiting code has its own deadlines.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from dataclasses import dataclass
 from typing import Final
 
 SHOWN_AFTER_S: Final = 10.0
-"""A shorter wait is part of ordinary work."""
+"""The shortest wait that is reported, in seconds. Shorter waits are part of ordinary work."""
 
 CAUSE_S: Final = 60.0
-"""How long an error of a repeated request explains a wait: pauses between two tries are shorter."""
+"""The time in seconds for which the error of a repeated request explains a wait. The pauses between
+two tries are shorter."""
 
 LOG_INTERVAL_S: Final = 60.0
-"""Between two log lines of the same wait."""
+"""The time between two log lines of the same wait, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """A wait that has lasted long enough to be told."""
+    """A wait that has lasted long enough to be reported."""
 
     waiting_for: str
     since_s: float
     cause: str
-    """The last error of a request that is repeated; empty where there was none lately."""
+    """The last error of a request that is repeated. Empty if no request failed recently."""
 
     @property
     def text(self) -> str:
-        """What the job waits for, and the cause."""
+        """The thing that the job waits for, and the cause."""
         return f"{self.waiting_for}. Last error: {self.cause}" if self.cause else self.waiting_for
 
 
 class DelayMonitor:
-    """Remembers what a job waits for."""
+    """A memory of what a job waits for, since when, and why."""
 
     def __init__(self) -> None:
         self._waiting_for = ""
@@ -47,19 +48,19 @@ class DelayMonitor:
         self._logged: tuple[str, float] | None = None
 
     def observe(self, now_s: float, waiting_for: str) -> None:
-        """What the job waits for now; empty if it does not wait.
+        """Record what the job waits for now. An empty text means that the job does not wait.
 
-        Another text is another wait: a text that names what is still missing shows progress.
+        A different text starts a new wait: the text lists what is missing, so a change is progress.
         """
         if waiting_for != self._waiting_for:
             self._waiting_for, self._since_s = waiting_for, now_s
 
     def failed(self, now_s: float, cause: str) -> None:
-        """A request failed and is repeated."""
+        """Record that a request failed and is repeated."""
         self._cause, self._caused_s = cause, now_s
 
     def delay(self, now_s: float) -> Delay | None:
-        """The wait, if it has lasted for longer than `SHOWN_AFTER_S`."""
+        """Return the wait if it has lasted for at least `SHOWN_AFTER_S`."""
         if not self._waiting_for or now_s - self._since_s < SHOWN_AFTER_S:
             return None
         recent = now_s - self._caused_s < CAUSE_S and self._caused_s >= self._since_s
@@ -67,7 +68,9 @@ class DelayMonitor:
         return Delay(waiting_for=self._waiting_for, since_s=self._since_s, cause=cause)
 
     def to_log(self, now_s: float) -> Delay | None:
-        """The wait, if it is to be logged now: when it is new, and then once a minute."""
+        """Return the wait if it must be logged now. A new wait is logged at once, then every minute
+        (`LOG_INTERVAL_S`).
+        """
         found = self.delay(now_s)
         if found is None:
             return None

@@ -1,10 +1,10 @@
-"""The slots of a job leave before the job is closed.
+"""The exit of a job's slots, which comes before the close of the journal.
 
 The close fences the job's transactional ids. A slot that is still alive could open a transaction
-after the fencing, and no process would end it. So slots first close the functions of the user, then
+after the fencing, and no process would end it. So the slots first close the user's functions. Then
 their processes end, and only then the journal is closed. Both waits have a limit, because a host
-may be gone for good. This module does not decide when a job ends (`machine.py`) and does not close
-anything (`journal_worker.py`). All methods run in the JobMaster's loop.
+may be lost permanently. This module does not decide when a job ends (`machine.py`) and does not
+close anything (`journal_worker.py`). All methods run in the JobMaster's loop.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tidegate.ids import Attempt, SlotId
 from tidegate.ports.clock import Clock
 
 CLOSE_TIMEOUT_S: Final = 3.0
-"""How long slots may take to close the user's functions at the end of a job."""
+"""The time in seconds that slots have to close the user's functions at the end of a job."""
 
 RELEASE_S: Final = 10.0
-"""How long to wait for the word that no slot is left, before their ids are fenced all the same."""
+"""The longest wait, in seconds, for the message that no slot is left. After this time their ids are
+fenced in any case."""
 
 POLL_S: Final = 0.02
 
@@ -29,32 +30,35 @@ _log = logging.getLogger(__name__)
 
 
 class SlotDeparture:
-    """What the end of a job waits for, and which slots are known to be gone."""
+    """The wait for the slots at the end of a job, and the slots that are known to be gone."""
 
     def __init__(self, loop: EventLoop[Any], clock: Clock) -> None:
         self._loop, self._clock = loop, clock
         self._closing_functions: set[SlotId] = set()
         self._released: Attempt | None = None
         self.waits_for = ""
-        """What the end of the job waits for; empty before it begins."""
+        """A text that says what the end of the job waits for. Empty before the end begins."""
 
     def releasing(self, attempt: Attempt) -> None:
-        """The ResourceManager is asked to end the slots of this attempt."""
+        """Record that the ResourceManager is asked to end the slots of this attempt."""
         self._released = attempt
 
     def slots_released(self, attempt: Attempt) -> None:
-        """The ResourceManager says that no slot of this attempt is left."""
+        """Record the ResourceManager's message that no slot of this attempt is left."""
         if attempt == self._released:
             self._released = None
 
     def slot_left(self, slot: SlotId) -> None:
-        """The process of a slot has ended."""
+        """Record that the process of a slot has ended."""
         self._closing_functions.discard(slot)
 
     def begin(
         self, slots: Iterable[SlotId], release: Callable[[], None], then: Callable[[], None]
     ) -> None:
-        """Wait until the slots have left; call `release` to have them ended, and `then` at last."""
+        """Wait until `slots` have left, then call `then`. Call `release` before, when their
+        processes should end: after they have closed the user's functions, or after
+        `CLOSE_TIMEOUT_S`.
+        """
         self._closing_functions = set(slots)
 
         def functions_closed() -> None:

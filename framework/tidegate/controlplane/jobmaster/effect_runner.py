@@ -1,8 +1,8 @@
-"""Carries the effects of the checkpoint procedures out, with real drivers.
+"""The runner that carries out the effects of the checkpoint procedures with real drivers.
 
-The only place where `checkpoint/procedures` meet the world. `EffectRunner.run` blocks, so the
-JobMaster calls it in a worker thread; one runner may run several procedures in several threads at
-once, as far as `ClaimedJournal` allows. It knows nothing of what a procedure means.
+This is the only place where `checkpoint/procedures` meet storage and Kafka. `EffectRunner.run`
+blocks, so the JobMaster calls it in a worker thread. One runner may run several procedures in
+several threads at once, as far as `ClaimedJournal` allows. It does not know what a procedure means.
 """
 
 from __future__ import annotations
@@ -50,24 +50,27 @@ from tidegate.ports.threads import Threads
 T = TypeVar("T")
 
 TOGETHER_MAX: Final = 4
-"""Procedures at a time, of all that call: what the connection to the coordinators carries."""
+"""The most procedures that the `Gather` effects of one runner run at a time. This is as much as the
+connection to the coordinators carries."""
 
 
 class ProcedureStopped(ExternalError):
-    """The runner was told to stop: the procedure was left where it stood, as by a crash."""
+    """The caller asked for a stop. The procedure ended between two steps, as it would in a
+    crash.
+    """
 
 
 def run_to_end() -> bool:
-    """Run every procedure to its end."""
+    """Return False, so that a procedure runs to its end."""
     return False
 
 
 def ignore_retry(_error: TidegateError) -> None:
-    """Nobody wants to hear what is tried again."""
+    """Ignore errors that will be retried."""
 
 
 class EffectRunner:
-    """Runs procedures on one checkpoint storage and one Kafka cluster."""
+    """A runner of procedures on one checkpoint storage and one Kafka cluster."""
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class EffectRunner:
         on_retry: Callable[[TidegateError], None] = ignore_retry,
         calls: StorageCalls | None = None,
     ) -> None:
-        """`on_retry` hears of every error after which the same effect may be tried again:
-        procedures do that for minutes, and whoever waits for them should know for what.
+        """Create the runner. `on_retry` is called with every error after which the same effect may
+        be tried again. Procedures retry for minutes, and their caller can then report the cause.
         """
         self._trouble = on_retry
         self._calls = calls or StorageCalls(clock)
@@ -112,16 +115,16 @@ class EffectRunner:
         }
 
     def close(self) -> None:
-        """Close the connections and end the threads; nothing may run any more."""
+        """Close the connections and end the threads. No procedure may run any more."""
         self._side_by_side.shutdown(wait=False, cancel_futures=True)
         self._transactions.close()
 
     def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = run_to_end) -> T:
-        """Carry a procedure out and return its result, or raise its error.
+        """Run a procedure and return its result, or raise its error.
 
-        An effect that fails with an error of tidegate is thrown into the procedure, which may go
-        on, and so is a failure of the operating system, as an error of tidegate. `should_stop` is
-        asked before every effect; ProcedureStopped if it says so.
+        If an effect fails with an error of tidegate, the error is thrown into the procedure, which
+        may continue. A failure of the operating system is thrown as an error of tidegate.
+        `should_stop` is called before every effect. ProcedureStopped if it returns True.
         """
         answer: Any = None
         failure: TidegateError | None = None
@@ -144,7 +147,7 @@ class EffectRunner:
                 failure = error
 
     def perform(self, effect: Effect) -> Any:
-        """Carry one effect out; its result is as the effect's docstring says."""
+        """Carry out one effect. Return the result that the effect's docstring specifies."""
         action = self._actions[type(effect)]
         match effect:
             case CreateEntry(path=path) | ReadObject(path=path) | WriteObject(path=path):
@@ -157,7 +160,9 @@ class EffectRunner:
             return action(effect)
 
     def _together(self, effect: Gather) -> list[Any]:
-        """Run procedures side by side; the first of their errors, in their order."""
+        """Run procedures in parallel and return their results. If some fail, raise the error of the
+        first of these, in the order of the procedures.
+        """
         ends = self._threads.queue()
 
         def run(place: int, procedure: Procedure[Any]) -> None:
@@ -190,8 +195,9 @@ class EffectRunner:
         return self._cluster_id
 
     def _check_cluster(self, cluster_id: str) -> None:
-        """The claim has refused what belongs to another cluster. This is the last check before a
-        request that would find another transaction there, or none.
+        """Raise RefusedError if `cluster_id` is not the Kafka cluster of this runner. The claim has
+        already refused transactions of another cluster. This is the last check before a request
+        that would find another transaction there, or none.
         """
         here = self._cluster_id or self._ask_cluster()
         if cluster_id != here:
@@ -203,7 +209,9 @@ class EffectRunner:
 
 
 def run_read_only(store: BlobStore, procedure: Procedure[T]) -> T:
-    """Carry out a procedure that only reads the checkpoint storage; needs no Kafka."""
+    """Run a procedure that only reads the checkpoint storage. This needs no Kafka. InternalError if
+    the procedure asks for another effect.
+    """
     answer: bytes | list[str] | None = None
     while True:
         try:

@@ -1,7 +1,7 @@
-"""What the job machine is told and what it asks for: its states, events and instructions.
+"""The events that the job machine receives, and the instructions that it returns.
 
-Data without behaviour. The JobMaster's shell makes the events and carries out the instructions;
-`machine.py` stands between them and says when which is right.
+They are data without behaviour. The JobMaster (`service.py`) makes the events and carries out the
+instructions. `machine.py` decides which instruction follows which event.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ STORAGE_HANGS: Final = 74
 
 
 class StopEnd(enum.StrEnum):
-    """How a user's stop ended a job. In a report and in the journal, empty means: not by a stop."""
+    """The ways in which a user's stop ends a job. In a report and in the journal, an empty text
+    means that no stop ended the job.
+    """
 
     WITH_CHECKPOINT = "with_checkpoint"
     """The final checkpoint was taken before the end of the input."""
     WITHOUT_CHECKPOINT = "without_checkpoint"
-    """The last attempt ended before its final checkpoint; the next run repeats what it did after
-    the last checkpoint."""
+    """The last attempt ended before its final checkpoint. The next run repeats the work of this
+    attempt after the last checkpoint."""
 
 
 # --- events -------------------------------------------------------------------------------------
@@ -33,20 +35,20 @@ class StopEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStarted:
-    """The JobMaster process is up and has its submission."""
+    """The JobMaster process has started and has its submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The journal holds our claim; its number is the attempt."""
+    """The journal contains the claim of this process. The number of the claim is the attempt."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecovered:
-    """Settled and fenced. `final`: this same submit has already published its last checkpoint;
-    `stopped`: for a user's stop.
+    """The job is settled and fenced. `final` means that this submission has already published its
+    final checkpoint. `stopped` means that this was for a user's stop.
     """
 
     attempt: Attempt
@@ -56,14 +58,14 @@ class JobRecovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFailed:
-    """The claim, the settling or the fencing could not be done."""
+    """The recovery failed: the plan, the claim, the settling, the fencing or the restore plan."""
 
     error: TidegateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRegistered:
-    """A slot process of the attempt is up."""
+    """A slot process of the attempt has started and registered."""
 
     attempt: Attempt
     ordinal: int
@@ -73,15 +75,17 @@ class SlotRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotDisappeared:
-    """A slot process of the attempt ended, or its TaskManager did, or it does not answer."""
+    """A slot process of the attempt ended, its TaskManager ended, or the slot does not answer."""
 
     attempt: Attempt
     slot: SlotId
     reason: str
     serial: int = 0
-    """Which use of the slot: news of an earlier one change nothing."""
+    """The use of the slot that this event belongs to. An event of an earlier use changes
+    nothing."""
     silent: bool = False
-    """To this JobMaster: the ResourceManager takes it for a slot of the attempt still."""
+    """Whether the slot is only silent to this JobMaster. The ResourceManager then still counts it
+    as a slot of the attempt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,7 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRequestTimedOut:
-    """The attempt has waited for its slots as long as a job may."""
+    """The attempt has waited for its slots for `cluster.slot_request_timeout`."""
 
     attempt: Attempt
 
@@ -108,7 +112,7 @@ class RestartDelayElapsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed:
-    """A subtask, a checkpoint, a publication or a commit failed: the attempt cannot go on."""
+    """A subtask, a checkpoint, a publication or a commit failed. The attempt cannot continue."""
 
     attempt: Attempt
     error: TidegateError
@@ -124,26 +128,28 @@ class SlotInputEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """By the user: with a final checkpoint, or by canceling."""
+    """The user asked to stop the job, either with a final checkpoint or by canceling it."""
 
     final_checkpoint: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpointCommitted:
-    """The final checkpoint is published and its transactions are ended."""
+    """The final checkpoint is published and its transactions are committed."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClosed:
-    """Settled, fenced, and `closed` is in the journal."""
+    """The job is settled and fenced, and `closed` is in the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseFailed:
-    """The journal could not be closed: the outcome stands, the next submit settles."""
+    """The journal could not be closed. The job ends as failed or fenced, and the next submission
+    settles.
+    """
 
     error: TidegateError
 
@@ -172,19 +178,21 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recover:
-    """Claim, settle, fence: `Claimed` and then `JobRecovered` follow, or `RecoveryFailed`."""
+    """Claim, settle and fence. `Claimed` and then `JobRecovered` follow, or `RecoveryFailed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquireSlots:
-    """Request the slots of the attempt; older ones of the job are released by it."""
+    """Request the slots of the attempt. The request also releases slots of the job's older
+    attempts.
+    """
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploySlots:
-    """Tell every registered slot what to run."""
+    """Send every registered slot its deployment."""
 
     attempt: Attempt
 
@@ -198,21 +206,21 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeFinalCheckpoint:
-    """As soon as possible, repeated until one is published."""
+    """Take a final checkpoint as soon as possible. Repeat this until one is published."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
-    """Forget the attempt's slots, checkpoints and timers."""
+    """Drop the attempt's slots, checkpoints and timers."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRestart:
-    """`RestartDelayElapsed` after this delay."""
+    """Send `RestartDelayElapsed` after this delay."""
 
     delay_s: float
     restart: int
@@ -220,7 +228,9 @@ class ScheduleRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Settle, fence, write `closed`: the job ends as `outcome`, by a stop as `stopped` says."""
+    """Settle, fence and write `closed`. The job ends as `outcome`. `stopped` is a `StopEnd` if a
+    user's stop ended the job, else empty.
+    """
 
     outcome: JobState
     stopped: str = ""
@@ -228,7 +238,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitProcess:
-    """End the process; the state and error to report are the machine's."""
+    """End the process. The state and the error to report are those of the machine."""
 
 
 Instruction = (

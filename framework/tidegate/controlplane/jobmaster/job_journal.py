@@ -1,10 +1,11 @@
-"""A job's journal as whoever runs the job uses it: recover, publish, commit, sweep, close.
+"""A job's journal with the operations of a running job: recover, publish, commit, sweep, close.
 
-The procedures (`checkpoint/procedures`) decide; this gives them drivers, and reads what a restore
-needs. Every method blocks until it is done. They compete for the journal's next number, so one
-thread calls all of them but `fence_zombies`, which writes nothing: in a JobMaster the journal
-thread (`journal_worker.py`), in a backfill the driver's. A failure of the operating system is
-raised as an error of tidegate, so that a restart of the job follows and not the end of the process.
+The procedures (`checkpoint/procedures`) decide. This module gives them drivers, and reads the data
+that a restore needs. Every method blocks until its work is complete. The methods compete for the
+journal's next number, so one thread calls all of them except `fence_zombies`, which writes nothing.
+In a JobMaster this is the journal thread (`journal_worker.py`), in a backfill the driver's thread.
+A failure of the operating system is raised as an error of tidegate, so that it restarts the job and
+does not end the process.
 """
 
 from __future__ import annotations
@@ -73,17 +74,18 @@ from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
 CLOSE_PATIENCE_S: Final = 60.0
-"""How long the close is tried again when storage, Kafka or the system fail in the middle of it."""
+"""The time in seconds for which the close is repeated if the storage, Kafka or the operating system
+fails during it."""
 CLOSE_PAUSE_S: Final = 0.5
 
 _PASSING: Final = (StorageError, KafkaError, ResourceExhaustedError, SystemCallError)
-"""What the close tries again."""
+"""The errors after which the close is tried again."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobJournal:
-    """The journal of one job, for one process that claims attempts of it."""
+    """The journal of one job, for one process that claims attempts of the job."""
 
     def __init__(
         self,
@@ -95,9 +97,9 @@ class JobJournal:
         wanted: Callable[[], bool],
         trouble: Callable[[TidegateError], None] = ignore_retry,
     ) -> None:
-        """`wanted` asks whether this process may still claim; `trouble` hears, in any thread, what
-        stands in the way of work that is tried again. `storage` is the id of the checkpoint
-        storage, where it is known.
+        """Start without a claim. `wanted` returns whether this process may still claim. `trouble`
+        is called, in any thread, with each error of work that is tried again. `storage` is the id
+        of the checkpoint storage if it is known, else empty.
         """
         self._submission, self._config = submission, config
         self._drivers, self._trouble = drivers, trouble
@@ -105,37 +107,40 @@ class JobJournal:
         self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._effects: EffectRunner | None = None
         self.claimed: ClaimedJournal | None = None
-        """The newest attempt, from its claim on."""
+        """The claim of the newest attempt. None before the claim."""
         self._cleaning = CheckpointCleanup()
-        #: Names this process in its claims: it may claim again only what is still its own.
+        #: The name of this process in its claims. It may claim again only if its own claim is the
+        #: newest one.
         self._claimant = drivers.entropy.token_hex(8)
         self._has_claimed = False
-        #: The newest attempt that this process, or one before it, has claimed.
+        #: The newest attempt that this process, or an earlier one, has claimed.
         self._claimed_attempt = submission.claimed_attempt
-        #: What the consumer groups held before this process claimed.
+        #: The commits of the consumer groups before this process claimed.
         self._commits: dict[Place, GroupCommit] = {}
         self._wanted = wanted
-        #: When it was last sure that nobody had taken this process's place.
+        #: The monotonic time until which no other process can have taken this process's place.
         self._sure_until_s = 0.0
 
     def fetch_code(self) -> Path | TidegateError | None:
-        """Fetch the code of the job to this host, as soon as its storage is there."""
+        """Fetch the code of the job to this host, as soon as its storage is there. See
+        `JobStorage.fetch_code`.
+        """
         return self.storage.fetch_code(self._submission, self._config, self._replaced)
 
     @foreign_translated()
     def recover(
         self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
     ) -> RecoveredJob:
-        """Claim, then settle, fence and resolve what is restored. `claimed` is called, in this
+        """Claim, settle and fence, then resolve the state to restore. `claimed` is called, in this
         thread, when the attempt has its number.
 
-        Without a plan, because of an error, only what needs no user code is done, and that error
-        raised, unless the final checkpoint is published already.
+        If `plan` is an error, this does only the work that needs no user code, and does not call
+        `claimed`. It then raises that error, unless the final checkpoint is already published.
         """
         try:
             return self._recover(plan, claimed)
         except ClusterMismatchError:
-            self._effects = None  # its clients remember brokers of the other cluster
+            self._effects = None  # its Kafka clients remember brokers of the other cluster
             raise
 
     def _recover(
@@ -143,7 +148,7 @@ class JobJournal:
     ) -> RecoveredJob:
         self.claimed = None
         self.storage.wait_until_there(self._replaced)
-        # With the claim: what is done about it is the same whatever fails from here on.
+        # Set together with the claim, so that every later failure is handled in the same way.
         journal = self.claimed = self._claim_for(plan)
         _log.info("claimed", extra={"attempt": journal.attempt})
         if not isinstance(plan, TidegateError):
@@ -192,7 +197,7 @@ class JobJournal:
 
     @foreign_translated()
     def check_ownership(self) -> None:
-        """Raise FencedError where the job is not this attempt's any more."""
+        """Raise FencedError if the job does not belong to this attempt any more."""
         if self.claimed is not None:
             self._runner().run(check_ownership(self.claimed))
 
@@ -204,10 +209,11 @@ class JobJournal:
         stopped: bool = False,
         given_up: Callable[[], bool] = run_to_end,
     ) -> tuple[PreparedTransaction, ...]:
-        """Publish a checkpoint of the newest attempt; the transactions whose ids this frees.
-        `given_up` says that the attempt has ended: what asks Kafka in vain then fails.
+        """Publish a checkpoint of the newest attempt. Return the transactions whose ids this frees.
+        `given_up` returns whether the attempt has ended. In that case, a request that Kafka does
+        not answer is not repeated, and the publication fails.
 
-        StorageError or KafkaError where nothing is published, OutcomeUnknownError where that is
+        StorageError or KafkaError if nothing was published. OutcomeUnknownError if the outcome is
         not known.
         """
         journal = self._required_claim()
@@ -219,8 +225,8 @@ class JobJournal:
 
     @foreign_translated()
     def commit(self) -> tuple[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]]:
-        """End and settle what the last publication names: what has ended, and the transactions
-        whose ids this frees.
+        """Commit the transactions that the last publication lists, and settle it. Return the
+        transactions that have ended, and those whose ids this frees.
         """
         journal, run = self._required_claim(), self._runner().run
         result = run(commit(journal))
@@ -228,17 +234,19 @@ class JobJournal:
 
     @foreign_translated()
     def fence_zombies(self) -> Sequence[TransactionalId]:
-        """Fence what zombies of older attempts have opened since; the ids."""
-        claimed = self.claimed  # once: a recovery in the other thread takes it away
+        """Fence transactional ids that zombies of older attempts have opened since. Return them."""
+        claimed = self.claimed  # read once: a recovery in the other thread sets it to None
         return () if claimed is None else self._runner().run(fence_zombies(claimed))
 
     def close(self, outcome: str, stopped: str) -> None:
-        """Settle, fence, close the journal.
+        """Settle, fence, and close the journal.
 
-        Claims it first where no attempt did, and where an attempt gave up without knowing whether
-        its last entry was written: that may be a publication, and nothing that it names may be
-        aborted. It tries again while storage, Kafka or the operating system fail: the job's output
-        is complete, and a hiccup of one of them must not make a failed job of it.
+        Claim the journal first if no attempt has claimed it, or if it is not known whether the last
+        entry was written. That entry may be a publication, and no transaction that it lists may be
+        aborted. If the job has failed and nothing of this submission has run, close nothing.
+
+        Repeat all this for `CLOSE_PATIENCE_S` if the storage, Kafka or the operating system fails.
+        The job's output is complete, and a short failure must not turn it into a failed job.
         """
         clock = self._drivers.clock
         give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
@@ -253,7 +261,7 @@ class JobJournal:
             except JobClosedError as error:
                 if error.outcome != outcome:
                     raise
-                return  # by this very close, whose answer was lost
+                return  # an earlier try has closed the journal, and its answer was lost
             except _PASSING as error:
                 if clock.monotonic() >= give_up_s:
                     raise
@@ -263,13 +271,15 @@ class JobJournal:
                 return
 
     def disconnect(self) -> None:
-        """Close the connections to Kafka. This is the last call; a JobMaster just exits."""
+        """Close the connections to Kafka. This is the last call. A JobMaster exits without it."""
         effects, self._effects = self._effects, None
         if effects is not None:
             effects.close()
 
     def _max_message_bytes(self) -> dict[str, int]:
-        """Asked at each attempt: somebody may have raised it because the job failed."""
+        """Return `max.message.bytes` of each sink topic. Each attempt asks Kafka again, because a
+        user may have raised the limit after the job failed.
+        """
         nodes = [node for node in self._required_plan().graph if node.kind == "sink"]
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         try:
@@ -278,7 +288,9 @@ class JobJournal:
             admin.close()
 
     def _read_again(self, journal: ClaimedJournal) -> str:
-        """Which offsets lie behind a checkpoint that was asked for by its id."""
+        """Return a text with the offsets that are read again because the user restores a checkpoint
+        by its id. Empty if no offset is read again.
+        """
         restore = self._submission.restore
         if (
             restore in {"latest", "none"}
@@ -296,8 +308,8 @@ class JobJournal:
 
     def _restoration(self, journal: ClaimedJournal) -> RestorePlan:
         if journal.final_checkpoint_published:
-            # All of it is committed: a source that was deleted since must not make a failed job
-            # of it.
+            # All output is committed. A source topic that was deleted since then must not turn
+            # this into a failed job.
             return RestorePlan(keyed=(), splits=(), new_partitions=())
         point = journal.restore_point(self._submission.restore)
         restoring = Restoring(
@@ -312,15 +324,16 @@ class JobJournal:
             return restoring.resolve(None)
         manifest = self._runner().run(load_manifest(point))
         cluster = journal.state.kafka_cluster
-        refuse_manifest(manifest, journal.state, cluster)  # a retraction may lead to an older one
+        refuse_manifest(manifest, journal.state, cluster)  # a rollback may lead to an older one
         return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
 
     def _claim(self) -> ClaimedJournal:
-        """Begin an attempt; ProcedureStopped where another process has taken this one's place.
+        """Claim the journal for a new attempt. ProcedureStopped if another process has taken this
+        process's place.
 
-        A process that stood still in the middle of its first claim would otherwise push out, when
-        it goes on, the one that was started instead. Asked before each step, so that a claim which
-        passes and stands still again comes too late: its number is taken by then.
+        Without this check, a process that hangs during its first claim and then continues would
+        fence the process that was started in its place. The runner checks before each step. So a
+        claim that passes the check and hangs again comes too late: its number is taken by then.
         """
         submission = self._submission
         procedure = claim(
@@ -340,7 +353,9 @@ class JobJournal:
         return journal
 
     def _claim_for(self, plan: JobPlan | TidegateError) -> ClaimedJournal:
-        """A claim, or the error that left the job without a plan where nothing of it has run."""
+        """Claim the journal. If there is no plan, and nothing of this submission has run, raise the
+        error that left the job without a plan.
+        """
         self.claimed = None
         if not isinstance(plan, TidegateError):
             if not self._has_claimed:
@@ -348,7 +363,7 @@ class JobJournal:
             return self._claim()
         if is_recoverable(plan):
             if not self._claimed_attempt:
-                # The first claim of a submission compares the journal with what Kafka knows of the
+                # The first claim of a submission compares the journal with Kafka's data about the
                 # job, which needs the plan. Nothing of the submission has run yet.
                 raise plan
             return self._claim()
@@ -358,7 +373,9 @@ class JobJournal:
         return journal
 
     def _claim_to_close(self) -> ClaimedJournal | None:
-        """A claim that only settles; None if nothing of this submission has run."""
+        """Claim the journal only to settle and close it. Return None if nothing of this submission
+        has run.
+        """
         procedure = claim_to_close(
             self._submission.job,
             submission=self._submission.id,
@@ -372,8 +389,9 @@ class JobJournal:
         return journal
 
     def _group_commits(self, plan: JobPlan) -> dict[Place, GroupCommit]:
-        """Nothing where the groups cannot be read: the right to is not needed to run a job, and
-        the ids that Kafka lists say most of it.
+        """Return the commits of the consumer groups; empty if they cannot be read. The right to
+        read them is not needed to run a job, and the transactional ids that Kafka lists show most
+        of the same.
         """
         if not any(node.kind == "source" for node in plan.graph):
             return {}
@@ -390,8 +408,9 @@ class JobJournal:
             admin.close()
 
     def _replaced(self) -> bool:
-        """Whether this is not the job's JobMaster any more; sure for the time in which nobody can
-        have been given up.
+        """Return whether this process is not the job's JobMaster any more. The answer False stays
+        valid for `cluster.heartbeat_interval`, because no process can be declared lost in that
+        time.
         """
         now_s = self._drivers.clock.monotonic()
         if now_s < self._sure_until_s:
@@ -428,7 +447,9 @@ class JobJournal:
         )
 
     def _runner(self) -> EffectRunner:
-        """Made at first use, in a worker thread: connecting to Kafka takes its time."""
+        """Return the runner. The first use creates it, in a worker thread, because a connection to
+        Kafka takes time.
+        """
         if self._effects is None:
             transactions = self._drivers.transaction_log(kafka_of(self._config))
             self._effects = EffectRunner(

@@ -1,7 +1,7 @@
-"""What a JobMaster knows of its job before anything runs: graph, plan, and what a restore compares.
+"""The plan of a job before anything runs: the graph, its layout, and the metadata for a restore.
 
-Built once from the submission, by importing the user's class: the reason why a JobMaster is a
-process of its own.
+It is built once from the submission. This imports the user's class, which is why each JobMaster is
+a process of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.messages import Submission
 
 PRODUCER_START_S: Final = 0.6
-"""A new transactional producer takes 0.06 or 0.5 s to initialise (measured); with some air."""
+"""The time in seconds to initialise a new transactional producer, with some margin. Measured values
+are 0.06 and 0.5 s."""
 
 SPARE_SLOTS_MAX: Final = 13
-"""Per sink subtask, besides those of unfinished checkpoints, which nothing may cap: each is an id
-that the broker remembers, and most are a producer with four threads."""
+"""The most transactional ids per sink subtask, in addition to those of unfinished checkpoints. The
+number of the latter must not be limited. The broker remembers each id, and most ids have a producer
+with four threads."""
 
 
 _log = logging.getLogger(__name__)
@@ -40,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """A job, laid out."""
+    """The graph of a job and its layout for the parallelism of the submission."""
 
     pipeline: str
-    """The class's name, for messages."""
+    """The name of the pipeline class, for messages."""
     graph: StreamGraph
     plan: PhysicalPlan
     facts: StateMetadata
@@ -51,15 +53,16 @@ class JobPlan:
 
 
 def kafka_of(config: Config) -> dict[str, str]:
-    """Librdkafka settings of the job's cluster."""
+    """Return the librdkafka settings of the job's Kafka cluster."""
     return {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
 
 
 def plan_job(submission: Submission, config: Config, code: Path | None = None) -> JobPlan:
-    """Build the job; PipelineError or CodeMismatchError if it is not what was submitted,
-    UserCodeError if the user's code raised.
+    """Build the plan of the job. PipelineError or CodeMismatchError if the code is not what was
+    submitted, UserCodeError if the user's code raised.
 
-    `code` is the folder of its files; without it they are those of the working folder.
+    `code` is the folder with the code of the job. Without it, the code is read from the working
+    folder.
     """
     pipeline, graph = rebuild(
         submission.reference,
@@ -84,7 +87,9 @@ def plan_job(submission: Submission, config: Config, code: Path | None = None) -
 
 
 def try_plan(submission: Submission, config: Config, code: Path | None) -> JobPlan | TidegateError:
-    """The plan of a job from the folder of its code, or why there is none."""
+    """Return the plan of a job, built from the folder of its code, or the error that prevents
+    it.
+    """
     try:
         return plan_job(submission, config, code)
     except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
@@ -93,10 +98,11 @@ def try_plan(submission: Submission, config: Config, code: Path | None) -> JobPl
 
 
 def installed_code(submission: Submission, config: Config, storage: BlobStore) -> Path | None:
-    """The folder of the submission's code on this host; None for a submission without an archive.
+    """Return the folder of the submission's code on this host. None for a submission without an
+    archive.
 
     StorageError if the storage does not answer or the folder cannot be written. `storage` is bound
-    to the storage of the job: an archive is missing only if that storage does not have it.
+    to the storage of the job, so an archive is missing only if that storage does not have it.
     """
     if submission.code is None:
         return None
@@ -110,7 +116,7 @@ def installed_code(submission: Submission, config: Config, storage: BlobStore) -
 
 
 def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> StateMetadata:
-    """What ties state to code: uids, key types, schemas, sources."""
+    """Return the metadata that ties state to code: uids, key types, schemas, sources."""
     return StateMetadata(
         parallelism=laid_out.parallelism,
         max_parallelism=laid_out.max_parallelism,
@@ -124,15 +130,17 @@ def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> St
 
 
 def warm_producers(settings: CheckpointSettings) -> int:
-    """Producers that a sink subtask keeps initialised: as many as intervals pass while one
-    starts.
+    """Return the number of producers that a sink subtask keeps initialised: the number of
+    checkpoint intervals that pass while a producer starts, rounded up, plus one.
     """
     return math.ceil(PRODUCER_START_S / (settings.interval / 1000)) + 1
 
 
 def transaction_slots(settings: CheckpointSettings) -> int:
-    """Transactional ids of a sink subtask: checkpoints that may be unfinished at once (the pending
-    one and those that may fail in a row), the warm ones, the current one and one being freed.
+    """Return the number of transactional ids of a sink subtask. It needs one for each checkpoint
+    that may be unfinished at the same time: the pending one, and those that may fail in a row. In
+    addition, it needs the ids of initialised producers, the current one, and one that is being
+    freed: at most `SPARE_SLOTS_MAX`.
     """
     unfinished = 1 + settings.tolerable_failed_checkpoints
     return unfinished + min(warm_producers(settings) + 2, SPARE_SLOTS_MAX)

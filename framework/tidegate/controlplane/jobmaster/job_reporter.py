@@ -1,6 +1,6 @@
-"""What the JobMaster tells of its job: counts over all attempts, the last checkpoint, the history.
+"""The JobMaster's reports of its job: counts over all attempts, the last checkpoint, the history.
 
-Display only: nothing here decides anything.
+Reports are for display only. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import AttemptReport, CheckpointReport, JobReport, SlotMetrics
 
 HISTORY_LENGTH: Final = 20
-"""Ended attempts that are told of."""
+"""The most ended attempts that a report lists."""
 
 
 class JobReporter:
-    """Gathers what a JobReport says."""
+    """A collector of the content of `JobReport`."""
 
     def __init__(self, job: JobName, pid: int, clock: Clock) -> None:
         self._job, self._pid, self._clock = job, pid, clock
@@ -37,12 +37,12 @@ class JobReporter:
         self._told: JobReport | None = None
         self._told_s = 0.0
         self._hidden = 0
-        #: The wait that was reported last: its beginning by the monotonic and by the wall clock.
+        #: The start of the wait that was reported last, by the monotonic and by the wall clock.
         self._delay: tuple[float, int] | None = None
 
     @staticmethod
     def of_refused(job: JobName, pid: int, error: TidegateError) -> JobReport:
-        """The report of a job whose settings cannot be read."""
+        """Return the report of a job whose settings cannot be read."""
         return JobReport(
             job=job,
             state=JobState.FAILED,
@@ -51,15 +51,17 @@ class JobReporter:
         )
 
     def set_last_error(self, report: ErrorReport) -> None:
-        """What ended an attempt, with the traceback of the process where it happened."""
+        """Record what ended an attempt, with the traceback of the process where it happened."""
         self._last_error = report
 
     def hidden(self, offsets: int) -> None:
-        """Offsets that open transactions hide from a bounded run; 0 keeps what was told."""
+        """Record the number of offsets that open transactions hide from a bounded run. The value 0
+        keeps the earlier number.
+        """
         self._hidden = offsets or self._hidden
 
     def read_again(self, offsets: str) -> None:
-        """The operator restores an older checkpoint."""
+        """Note that the user restores an older checkpoint, so that `offsets` are read again."""
         note = (
             "Records after the restored checkpoint are read again, and their output is written "
             f"again: {offsets}."
@@ -67,7 +69,7 @@ class JobReporter:
         self._notes = (note,)
 
     def attempt_ended(self, live: LiveAttempt) -> None:
-        """Keep what the attempt counted, and why it ended."""
+        """Keep the counts of an attempt that has ended, and the reason for its end."""
         self._before = _sum(self._before, live)
         self._completed += live.coordinator.counts.completed
         self._failed += live.coordinator.counts.failed
@@ -79,7 +81,7 @@ class JobReporter:
             )
 
     def completed(self, checkpoint: CompletedCheckpoint) -> None:
-        """A checkpoint was published and its transactions are ended."""
+        """Record a checkpoint that was published and whose transactions are committed."""
         self._last_checkpoint = CheckpointReport(
             id=str(checkpoint.id),
             completed_ms=self._clock.now_ms(),
@@ -91,15 +93,17 @@ class JobReporter:
         )
 
     def report_sent(self, report: JobReport) -> None:
-        """A report was sent."""
+        """Record the last report that was sent."""
         self._told, self._told_s = report, self._clock.monotonic()
 
     def is_recent(self, interval_s: float) -> bool:
-        """Whether a report was sent no longer ago than that."""
+        """Return whether a report was sent in the last `interval_s`."""
         return self._told is not None and self._clock.monotonic() - self._told_s < interval_s
 
     def is_due(self, report: JobReport, quiet_ms: int) -> bool:
-        """Whether a report says anything new, or the last one was sent so long ago."""
+        """Return whether the report must be sent. It must if its content is new, or if the last
+        report was sent at least `quiet_ms` ago.
+        """
         long_ago = self._clock.monotonic() - self._told_s >= quiet_ms / 1000
         return long_ago or report.differs_from(self._told)
 
@@ -112,7 +116,7 @@ class JobReporter:
         *,
         planned: bool = True,
     ) -> JobReport:
-        """The job as it stands; `delay` is what it has waited for."""
+        """Return a report of the current state of the job. `delay` is its current wait."""
         metrics = self._before if live is None else _sum(self._before, live)
         counts = None if live is None else live.coordinator.counts
         failed = machine.state in {JobState.FAILED, JobState.DEPOSED}
@@ -149,7 +153,9 @@ class JobReporter:
         )
 
     def _since_ms(self, delay: Delay | None) -> int:
-        """Wall clock of the beginning of a wait, the same in each report of it."""
+        """Return the wall-clock start of a wait, in ms. All reports of one wait have the same
+        start.
+        """
         if delay is None:
             self._delay = None
             return 0
@@ -160,7 +166,9 @@ class JobReporter:
 
 
 def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:
-    """What earlier attempts counted and this one has; the lag is this one's."""
+    """Return the sum of the counts of earlier attempts and the live one. The lag is only that of
+    the live attempt.
+    """
     now = live.metrics()
     return SlotMetrics(
         records_in=before.records_in + now.records_in,

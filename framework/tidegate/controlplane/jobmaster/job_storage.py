@@ -1,7 +1,7 @@
-"""The checkpoint storage of one job: which one it is, and how a recovery waits for it.
+"""The checkpoint storage of one job, with its id, and the wait of a recovery for the storage.
 
-A JobMaster is told the storage's id by its JobManager, binds its store to it, and hands it to the
-slots. The store then refuses every other storage behind the same path (`ports/blobs.py`).
+A JobMaster gets the storage's id from its JobManager, binds its store to the id, and passes the id
+to the slots. The store then refuses every other storage behind the same path (`ports/blobs.py`).
 """
 
 from __future__ import annotations
@@ -22,31 +22,36 @@ from tidegate.ports.drivers import Drivers
 from tidegate.protocol.messages import Submission
 
 PAUSE_S: Final = 0.5
-"""Between two looks for a storage that is gone."""
+"""The time between two checks for a storage that is gone, in seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobStorage:
-    """`identity` is empty where the JobManager did not say it: then the first use reads it."""
+    """The checkpoint storage of one job. `identity` is empty if the JobManager did not give the
+    storage's id. Then `wait_until_there` reads the id at its first call.
+    """
 
     def __init__(
         self, settings: CheckpointSettings, working_folder: str, drivers: Drivers, identity: str
     ) -> None:
         self.identity = identity
         self.timeout_s = settings.timeout / 1000
-        """A call that lasts longer than a checkpoint may take hangs."""
+        """The longest time of a call, in seconds (`checkpoint.timeout`). A call that lasts longer
+        counts as hanging."""
         self.calls = StorageCalls(drivers.clock)
         self._url, self._working_folder, self._drivers = settings.storage, working_folder, drivers
 
     @cached_property
     def where(self) -> str:
-        """The absolute path, or the URL."""
+        """The absolute path or the URL of the storage."""
         return self._url if "://" in self._url else str(Path(self._working_folder, self._url))
 
     @cached_property
     def store(self) -> BlobStore:
-        """The storage, and no other that comes to lie behind its path."""
+        """The store, bound to the storage's id if this is known. A bound store refuses another
+        storage behind the same path.
+        """
         store = self._drivers.blob_store(self.where)
         if self.identity:
             store.bind(self.identity)
@@ -55,9 +60,9 @@ class JobStorage:
     def fetch_code(
         self, submission: Submission, config: Config, replaced: Callable[[], bool]
     ) -> Path | TidegateError | None:
-        """The folder of the submission's code on this host, as soon as the storage is there; None
-        for a submission without an archive. Or why there is none; ProcedureStopped as
-        `wait_until_there`.
+        """Wait until the storage is there, and return the folder of the submission's code on this
+        host. Return None for a submission without an archive. Return the error if there is no such
+        folder, including ProcedureStopped from `wait_until_there`.
         """
         while True:
             try:
@@ -65,14 +70,14 @@ class JobStorage:
                 with self.calls.during("the code of the job"):
                     return installed_code(submission, config, self.store)
             except StorageGoneError:
-                continue  # it has vanished between the two
+                continue  # the storage has vanished after the wait
             except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
                 return from_foreign(error)
 
     def wait_until_there(self, replaced: Callable[[], bool]) -> None:
-        """Return when the storage is there. The restart strategy does not count the wait: nothing
-        could be settled or fenced if it gave the job up. ProcedureStopped if `replaced` says that
-        another JobMaster has the job.
+        """Return when the storage is there. The restart strategy does not count the wait, because
+        nothing could be settled or fenced if it failed the job. ProcedureStopped if the storage is
+        gone and `replaced` returns that another JobMaster has the job.
         """
         if not self.identity:
             with self.calls.during("identify"):

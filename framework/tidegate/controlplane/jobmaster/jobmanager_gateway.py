@@ -1,11 +1,13 @@
-"""The JobMaster's line to its JobManager: registration, requests in order, and the newest report.
+"""The JobMaster's connection to its JobManager: registration, ordered requests, the newest report.
 
-Requests are few and repeated by those who make them; reports come twice a second while there is
-news and seldom while there is none, and only the newest counts. This process ends with its
-JobManager (the lifeline), so a message is repeated until it is delivered, also after an error of
-another kind on either side. A JobMaster that delivers nothing is ended by the JobManager. A
-JobManager that refuses a report has another JobMaster for the job. Only `is_current` times out: by
-then the JobManager is gone and the lifeline was lost, or it hangs and will start another JobMaster.
+Requests are few, and their callers repeat them. Reports come twice a second while there is news,
+and rarely otherwise. Only the newest report counts. The lifeline ends this process together with
+its JobManager. So a message is repeated until it is delivered, also after an unexpected error on
+either side. The JobManager ends a JobMaster that delivers nothing. A JobManager that refuses a
+report has another JobMaster for the job.
+
+Only `is_current` times out. By then the JobManager is gone and the lifeline has failed, or the
+JobManager hangs and will start another JobMaster.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 RETRY_PAUSE_S: Final = 0.1
 ANSWER_TIMEOUT_S: Final = 60.0
-"""So long a JobManager may be silent to a JobMaster that is about to claim; four times the default
-heartbeat timeout."""
+"""The time in seconds for which a JobManager may be silent to a JobMaster that wants to claim. It
+is four times the default heartbeat timeout."""
 DRAIN_S: Final = 5.0
-"""What is still to be sent at the end of the process may take so long."""
+"""The time in seconds for the messages that are still to be sent at the end of the process."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobManagerGateway:
-    """Sends to the JobManager from one thread; every method may be called from any thread."""
+    """A sender of messages to the JobManager, from one thread. Any thread may call each method."""
 
     def __init__(
         self,
@@ -53,12 +55,13 @@ class JobManagerGateway:
         *,
         on_replaced: Callable[[], None],
     ) -> None:
-        """`on_replaced` is called when another has taken this process's place: in the sending
-        thread, or in that which asks whether it is `is_current`.
+        """Create the gateway. `on_replaced` is called when another JobMaster has taken this
+        process's place, or when `is_current` times out. It is called in the sending thread, or in
+        the thread that calls `is_current`.
         """
         self.epoch = epoch
         self.storage = ""
-        """The id of the checkpoint storage, as the JobManager said with the registration."""
+        """The id of the checkpoint storage, from the JobManager's answer to the registration."""
         self._unwanted = on_replaced
         self._client, self._clock, self._threads = client, clock, threads
         self._job = job
@@ -68,7 +71,7 @@ class JobManagerGateway:
         self._busy = False
 
     def register(self, address: str, pid: int) -> JobMasterAccepted | None:
-        """Say where this JobMaster serves; None if another has taken its place."""
+        """Register the address of this JobMaster. Return None if another has taken its place."""
         self._registration = RegisterJobMaster(
             job=self._job,
             epoch=self.epoch,
@@ -83,10 +86,10 @@ class JobManagerGateway:
         return accepted
 
     def is_current(self) -> bool:
-        """Whether this is still the job's JobMaster; asks until the JobManager answers, or has not
-        for `ANSWER_TIMEOUT_S`: then it is not.
+        """Return whether this process is still the job's JobMaster. This asks until the JobManager
+        answers. It returns False if the JobManager has not answered for `ANSWER_TIMEOUT_S`.
 
-        Registering again changes nothing for the one that is registered.
+        The request is a repeated registration. It changes nothing for a registered JobMaster.
         """
         end_s = self._clock.monotonic() + ANSWER_TIMEOUT_S
         wanted = None
@@ -114,19 +117,19 @@ class JobManagerGateway:
         return None
 
     def send(self, message: Message) -> None:
-        """Deliver a request, after those before it."""
+        """Queue a request, which is delivered after earlier requests."""
         with self._changed:
             self._waiting.append(message)
             self._changed.notify_all()
 
     def report(self, report: JobReport) -> None:
-        """Deliver a report, unless a newer one comes before."""
+        """Queue a report. A newer report replaces it if it was not delivered yet."""
         with self._changed:
             self._report = report
             self._changed.notify_all()
 
     def report_now(self, report: JobReport) -> None:
-        """Deliver a report and return when it was taken, or after `DRAIN_S`."""
+        """Deliver a report. Return when everything is delivered, or after `DRAIN_S`."""
         self.report(report)
         self.drain()
 
@@ -155,7 +158,7 @@ class JobManagerGateway:
         while True:
             try:
                 reply = self._client.call(message)
-            except Exception as error:  # noqa: BLE001  # else the JobMaster would be mute
+            except Exception as error:  # noqa: BLE001  # else nothing would be delivered
                 if isinstance(error, RpcError):
                     _log.debug("the JobManager does not answer", extra={"error": str(error)})
                 else:

@@ -1,8 +1,8 @@
-"""The journal thread of a JobMaster: everything of a job that touches its journal, in order.
+"""The journal thread of a JobMaster, which runs all work on the job's journal in order.
 
-One thread runs recovery, publication, commit and the close in the order in which they were asked
-for: a recovery waits for a publication whose outcome is not known yet, and then finds it.
-`job_journal.py` does the work; this module carries results back to the loop. The sweep writes
+One thread runs recovery, publication, commit and the close in the order of the requests. So a
+recovery waits for a publication whose outcome is not known yet, and then finds its entry.
+`job_journal.py` does the work, and this module posts the results to the loop. The sweep writes
 nothing and has a thread of its own. A bug in either thread is raised in the loop and ends the
 process.
 """
@@ -43,9 +43,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicationOutcome:
-    """What is called, in the loop, as a publication goes on; `failed` ends the attempt.
+    """Callbacks for the steps of a publication. They run in the loop. `failed` ends the attempt.
 
-    `committed` gets the transactions that have ended, and those whose ids may be used again.
+    `committed` receives the transactions that have ended, and those whose ids may be used again.
     """
 
     published: Callable[[], None]
@@ -68,10 +68,10 @@ class JournalWorker:
         storage: str = "",
         wanted: Callable[[], bool],
     ) -> None:
-        """`trouble` is called, in the loop, with what stands in the way of work that is tried
-        again: brokers that do not answer, a storage that fails. `wanted` asks whether this process
-        is still the job's JobMaster. `storage` is the id of the checkpoint storage, where the
-        JobManager knows it.
+        """Create the threads. `trouble` is called, in the loop, with each error of work that is
+        tried again: brokers do not answer, or the storage fails. `wanted` returns whether this
+        process is still the job's JobMaster. `storage` is the id of the checkpoint storage if the
+        JobManager knows it, else empty.
         """
         self._post = post
         self.journal = JobJournal(
@@ -85,7 +85,8 @@ class JournalWorker:
         self._thread = drivers.threads.pool(1, name="journal")
         self._sweeper = drivers.threads.pool(1, name="sweep")
         self._sweeping = False
-        #: Publications asked for before this many attempts had ended are not begun any more.
+        #: The number of attempts that have ended. A publication that was requested at a lower
+        #: number does not begin any more.
         self._generation = 0
 
     @property
@@ -94,8 +95,8 @@ class JournalWorker:
         return self.journal.storage
 
     def fetch_code(self, done: Callable[[Path | TidegateError | None], None]) -> None:
-        """Fetch the code of the job to this host, as soon as its storage is there. Not in the loop:
-        a storage that hangs must not silence the process.
+        """Fetch the code of the job to this host, as soon as its storage is there. This does not
+        run in the loop, because a storage that hangs must not silence the process.
         """
 
         def work() -> None:
@@ -110,10 +111,10 @@ class JournalWorker:
         claimed: Callable[[Attempt], None],
         done: Callable[[RecoveredJob | TidegateError], None],
     ) -> None:
-        """Claim, then settle, fence and resolve what is restored.
+        """Claim, settle and fence, then resolve the state to restore.
 
-        Without a plan, because of an error, only what needs no user code is done. Then `done` gets
-        that error, unless the final checkpoint is published already.
+        If `plan` is an error, only the work that needs no user code is done. Then `done` receives
+        that error, unless the final checkpoint is already published.
         """
 
         def announce(attempt: Attempt) -> None:
@@ -129,8 +130,9 @@ class JournalWorker:
         self._submit(work)
 
     def check_ownership(self, done: Callable[[TidegateError | None], None]) -> None:
-        """Whether the job is still this attempt's, before its slots begin. Where the storage does
-        not say they begin: what they write is safe without the answer.
+        """Check, before the slots start, that the job still belongs to this attempt. `done`
+        receives the error, or None. If the storage does not answer, `done` receives None and the
+        slots start, because their output is safe without the check.
         """
 
         def work() -> None:
@@ -148,7 +150,7 @@ class JournalWorker:
     def publish(
         self, complete: PublishCheckpoint, outcome: PublicationOutcome, *, stopped: bool = False
     ) -> None:
-        """Publish a checkpoint; then end and settle what it names."""
+        """Publish a checkpoint, then commit and settle the transactions that it lists."""
         generation = self._generation
 
         def given_up() -> bool:
@@ -161,15 +163,15 @@ class JournalWorker:
         self._submit(work)
 
     def abandon(self) -> None:
-        """The attempt is over: a publication that has not begun never does, and one that asks Kafka
-        in vain fails.
+        """End the publications of the attempt, because it is over. A publication that has not begun
+        is dropped. A publication that repeats a request to Kafka without an answer fails.
         """
         self._generation += 1
 
     def fence_zombies(self) -> None:
-        """Fence what zombies of older attempts have opened since; failures wait for the next
-        one. Does nothing while one is under way: without a broker each takes longer than the time
-        to the next, and they would pile up.
+        """Fence transactions that zombies of older attempts have opened since. If this sweep fails,
+        the next one tries again. Do nothing while a sweep is running. Without a broker each sweep
+        takes longer than the time to the next one, so they would pile up.
         """
         if self.journal.claimed is None or self._sweeping:
             return
@@ -193,7 +195,7 @@ class JournalWorker:
     def close(
         self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]
     ) -> None:
-        """Settle, fence, close the journal."""
+        """Settle, fence, and close the journal. `done` receives the error, or None."""
 
         def work() -> None:
             failure: TidegateError | None = None

@@ -1,19 +1,22 @@
-"""The life of a job, as a pure machine: events in, instructions out.
+"""The state machine of a job: it takes events and returns instructions.
 
-Theory of operation. A job lives in attempts. Each begins with `Recover`: claim the journal, settle
-what the last publication names, fence what older attempts left, which also frees their readers;
-only then is anything deployed. Slots are asked for as soon as the claim has given the attempt its
-number, so that processes start while the brokers are asked. A failure of any part ends the whole
-attempt; the restart strategy says how long to wait, and the wait runs beside the next recovery:
-what is published becomes visible at once, however long the back-off. Every job ends through
-`Close`, which settles and fences once more and writes the journal's `closed`; also one that failed
-before anything ran, or that has no plan because its code cannot be imported any more. Only who was
-fenced ends without it, and who finds the journal closed.
+Theory of operation. A job runs in attempts. Each attempt begins with `Recover`: claim the journal,
+settle the last publication, and fence the transactional ids of older attempts. The fencing also
+unblocks the consumers that wait behind open transactions of these attempts. Only then is anything
+deployed. Slots are requested as soon as the claim has given the attempt its number, so that slot
+processes start while the recovery waits for the brokers.
 
-The machine knows no journal, no Kafka and no process; `service.py` carries its instructions out. It
-does not decide when checkpoints are taken (`checkpoint/coordinator`), only that they begin, and
-that the last one is final. Events of another attempt than the live one change nothing (invariant
-3).
+A failure of any part ends the whole attempt. The restart strategy says how long to wait, and the
+wait runs in parallel with the next recovery. So published records become visible at once, however
+long the wait is. Every job ends through `Close`, which settles and fences once more and writes
+`closed` to the journal. This includes a job that failed before anything ran, and a job without a
+plan because its code cannot be imported any more. There are two exceptions that end without
+`Close`: the job was fenced by another JobMaster, or its journal is already closed.
+
+The machine uses no journal, no Kafka and no process; `service.py` carries out its instructions. It
+does not decide when checkpoints are taken (`checkpoint/coordinator`). It only decides that they
+begin, and that the last one is final. Events of an attempt that is not the live one change nothing
+(invariant 3).
 """
 
 from __future__ import annotations
@@ -87,19 +90,21 @@ _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.STOPPING: frozenset({JobState.CLOSING, JobState.RECOVERING}),
     JobState.CLOSING: frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED}),
 }
-"""Every legal move but two: any state may fail for good or be deposed until it has ended."""
+"""The legal moves of `_move`. In addition, `_end` moves a job that has not ended from any state
+directly to an end state: it was fenced, its journal is closed, or its close failed."""
 
 _BEFORE_DEPLOYMENT: Final = frozenset(
     {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
 )
 
 NextDelay = Callable[[], float | None]
-"""The restart strategy: seconds until the next attempt, or None when there is none."""
+"""The restart strategy. It returns the seconds until the next attempt, or None to fail the job."""
 
 
 class JobMachine:
-    """One job. `slots` is how many it needs, `subtasks` who must end before a bounded job does;
-    they are known once it is `planned`.
+    """The state machine of one job. `slots` is the number of slots that the job needs. `subtasks`
+    are the subtasks that must end before a bounded job ends. They are known once the job is
+    `planned`.
     """
 
     def __init__(
@@ -109,20 +114,20 @@ class JobMachine:
         self.attempt: Attempt | None = None
         self.restarts = 0
         self.error: TidegateError | None = None
-        """Why the last attempt ended; of a failed job, why it failed."""
+        """The error that ended the last attempt. If the job has failed, the reason for that."""
         self._slots_needed, self._subtasks, self._next_delay = slots, subtasks, next_delay
         self._slots: dict[int, tuple[SlotId, int]] = {}
         self._ready: set[int] = set()
         self._ended: set[SubtaskId] = set()
         self._outcome: JobState | None = None
         self.stopped = ""
-        """A `StopEnd` of a finished job, else empty."""
+        """The `StopEnd` of a finished job. Empty if no stop ended it."""
         self._stop: StopRequested | None = None
         self._backing_off = False
 
     @property
     def subtasks(self) -> frozenset[SubtaskId]:
-        """Those of the plan; none before the job is planned."""
+        """The subtasks of the plan. Empty before the job is planned."""
         return self._subtasks
 
     @property
@@ -132,20 +137,20 @@ class JobMachine:
 
     @property
     def slots_missing(self) -> int:
-        """Slots of the live attempt that have not registered."""
+        """The number of slots of the live attempt that have not registered."""
         return self._slots_needed - len(self._slots)
 
     @property
     def waits_for_slots(self) -> bool:
-        """Whether the attempt cannot be deployed for want of slots, now or soon."""
+        """Whether slots are missing for the deployment of the attempt, now or soon."""
         return self.state in _BEFORE_DEPLOYMENT and self.slots_missing > 0
 
     def planned(self, subtasks: frozenset[SubtaskId]) -> None:
-        """The job has a plan; comes before anything is deployed."""
+        """Set the subtasks of the plan. This is called before anything is deployed."""
         self._subtasks = subtasks
 
     def handle(self, event: Event) -> list[Instruction]:  # noqa: C901 - one arm for each event
-        """Take one event; what comes back is to be carried out in order."""
+        """Handle one event. Return the instructions that must be carried out, in order."""
         if self.state in ENDED or self._is_stale(event):
             return []
         match event:
@@ -177,22 +182,22 @@ class JobMachine:
             case StopRequested():
                 return self._stop_requested(event)
             case FinalCheckpointCommitted():
-                # A cancel may have come while it was committed, and is not taken back.
+                # A cancel that came during the commit is still carried out.
                 if self.state is JobState.CLOSING:
                     return []
                 return self._finish(StopEnd.WITH_CHECKPOINT if self.stops_early else "")
             case JobClosed():
                 return self._end(self._outcome)
             case CloseFailed():
-                # What is published may not be committed yet: whoever reads "finished" would not
-                # submit again, and the transactions would time out.
+                # Published transactions may not be committed yet. A user who reads "finished" would
+                # not submit again, and the transactions would time out.
                 self.error = self.error or event.error
                 fenced = isinstance(event.error, FencedError)
                 return self._end(JobState.DEPOSED if fenced else JobState.FAILED)
         assert_never(event)
 
     def validate(self) -> None:
-        """Re-check what must hold between events; InternalError if it does not."""
+        """Check the invariants that hold between events. InternalError if one is broken."""
         live = self.state in {JobState.DEPLOYING, JobState.RUNNING, JobState.STOPPING}
         if live and (self.attempt is None or self.slots_missing):
             message = f"the job is {self.state.shown} without an attempt or with slots missing"
@@ -209,14 +214,15 @@ class JobMachine:
         if isinstance(event, Claimed | RecoveryFailed):
             return self.state is not JobState.RECOVERING
         if isinstance(event, JobRecovered):
-            # A slot may fail while its attempt still recovers, and the next recovery has begun.
-            # Without a plan nothing was told of the claim, and only the end can follow.
+            # A slot may fail while its attempt still recovers, and then the next recovery has
+            # begun. Without a plan there was no `Claimed`, and only the end of the job can follow.
             late = attempt != self.attempt and not (event.final and self.attempt is None)
             return self.state is not JobState.RECOVERING or late
         if isinstance(event, JobClosed | CloseFailed):
             return self.state is not JobState.CLOSING
         if isinstance(event, RestartDelayElapsed):
-            # A wait of an earlier restart, which the recovery outlasted, ends no later one.
+            # If the recovery took longer than the wait of an earlier restart, the end of that wait
+            # does not end a later one.
             return not self._backing_off or event.restart != self.restarts
         return attempt is not None and attempt != self.attempt
 
@@ -249,7 +255,7 @@ class JobMachine:
 
     def _slot_ready(self, event: SlotReady) -> list[Instruction]:
         if event.ordinal not in self._slots:
-            return []  # it was lost meanwhile
+            return []  # the slot was lost meanwhile
         self._ready.add(event.ordinal)
         if self.state is not JobState.DEPLOYING or len(self._ready) < self._slots_needed:
             return []
@@ -261,12 +267,13 @@ class JobMachine:
         if ordinal is None:
             return []  # news of an earlier use of the slot, or of one that has not registered
         if self.state in _BEFORE_DEPLOYMENT and not event.silent:
-            # Nothing is deployed yet: the ResourceManager brings another one.
+            # Nothing is deployed yet: the ResourceManager provides another slot.
             del self._slots[ordinal]
             self._ready.discard(ordinal)
             return []
         if self.state is not JobState.CLOSING:
-            # Of a silent one it brings none, as long as the attempt lasts: it sees it occupied.
+            # The ResourceManager does not replace a silent slot. It counts the slot as occupied
+            # until the attempt ends.
             return self._failed(ExternalError(f"Slot {event.slot} was lost: {event.reason}."))
         return []
 
@@ -291,7 +298,7 @@ class JobMachine:
         if self._stop is None or not event.final_checkpoint:
             self._stop = event
         if self.state in {JobState.CREATED, JobState.RECOVERING, JobState.CLOSING}:
-            return []  # the recovery is finished first: what is published must become visible
+            return []  # the recovery ends first: published records must become visible
         if event.final_checkpoint and self.state is JobState.RUNNING:
             return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
         if event.final_checkpoint and self.state is JobState.STOPPING:
@@ -305,7 +312,7 @@ class JobMachine:
 
     def _failed(self, error: TidegateError) -> list[Instruction]:
         if isinstance(error, JobClosedError):
-            # A JobMaster before this one closed the journal and died before it could say so.
+            # An earlier JobMaster closed the journal and died before it could report this.
             outcome = ended_as(error.outcome)
             self.error = error if outcome is JobState.FAILED else None
             self.stopped = error.stopped
@@ -324,12 +331,13 @@ class JobMachine:
         if delay_s is None:
             return ended + self._close(JobState.FAILED)
         if in_recovery and self._stop is not None:
-            # As a stop between two attempts: the close settles, and it does not try for ever.
+            # This is handled like a stop between two attempts. The close settles, and it does not
+            # repeat that forever.
             return ended + self._stopped_without_checkpoint(self._stop)
         self.restarts += 1
         self._backing_off = True
         back_off = ScheduleRestart(delay_s=delay_s, restart=self.restarts)
-        if in_recovery:  # what just failed is not tried again before the wait is over
+        if in_recovery:  # the recovery failed: the next one begins after the wait
             return ended + self._move(JobState.BACKING_OFF, back_off)
         return ended + self._move(JobState.RECOVERING, back_off, Recover())
 

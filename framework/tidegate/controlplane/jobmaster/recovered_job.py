@@ -1,4 +1,4 @@
-"""What a recovery gives to an attempt, and what each slot is told of it. It decides nothing."""
+"""The result of a recovery for an attempt, and the deployment of each slot. It decides nothing."""
 
 from __future__ import annotations
 
@@ -11,32 +11,38 @@ from tidegate.protocol.messages import Deploy, RestoredState, Submission
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredJob:
-    """What an attempt begins with: the job is settled and fenced, and this is what it restores."""
+    """The start data of an attempt. The job is settled and fenced, and the attempt restores this
+    state.
+    """
 
     attempt: Attempt
     journal: str
     claim_nonce: str
     kafka_cluster: str
     finished: bool
-    """This submit's final checkpoint is published: nothing is left but to close."""
+    """Whether the final checkpoint of this submission is published. Then the job only has to be
+    closed.
+    """
     stopped: bool
-    """It was published for a user's stop, before the end of the input."""
+    """Whether the final checkpoint was taken because of a user's stop, before the end of the
+    input.
+    """
     submission: Submission
     restoration: RestorePlan
-    """Empty where it is finished."""
+    """The restore plan. Empty if the job is finished."""
     transaction_timeout_ms: int
     warm_producers: int
     transaction_slots: int
     max_message_bytes: dict[str, int]
-    """Of the topics of sinks, where the brokers tell it."""
+    """`max.message.bytes` of each sink topic, if the brokers report it."""
     read_again: str = ""
-    """Offsets that the first attempt of a submission reads again, because it restores an older
-    checkpoint by hand."""
+    """Offsets that the first attempt of a submission reads again, because the user restores an
+    older checkpoint."""
     storage: str = ""
-    """The id of the checkpoint storage: slots use no other."""
+    """The id of the checkpoint storage. Slots use no other storage."""
 
     def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
-        """What one slot is told."""
+        """Return the deployment of one slot."""
         return Deploy(
             job=self.submission.job,
             attempt=self.attempt,

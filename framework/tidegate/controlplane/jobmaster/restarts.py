@@ -1,16 +1,18 @@
-"""Whether and when a failed attempt is followed by another.
+"""Restart strategies, which decide whether and when another attempt follows a failed one.
 
-Pure: time comes in as monotonic seconds, chance as a function. The JobMaster asks once per failed
-attempt and waits for the answer before it claims again; None means that the job fails. It does not
-ask about an error that no restart can help (`errors.is_recoverable`).
+The module is pure: the caller passes the time as monotonic seconds, and chance as a function. The
+JobMaster asks once per failed attempt, and waits for the returned delay before it deploys again.
+None means that the job fails. The JobMaster does not ask if a restart cannot help
+(`errors.is_recoverable`).
 
-The strategies are Flink's: `exponential_delay` (the default; the delay begins anew after the job
-ran quietly for `reset_after`), `fixed_delay`, `failure_rate` (so many failures within an interval
-fail the job) and `none`. `attempts` bounds the restarts of the first two; None is without end.
+The strategies are those of Flink: `exponential_delay`, `fixed_delay`, `failure_rate` and `none`.
+`exponential_delay` is the default; its delay starts again at the initial value after the job ran
+without a failure for `reset_after`. `failure_rate` fails the job after a number of failures within
+an interval. `attempts` limits the restarts of the first two strategies; None means no limit.
 
-The exponential delay is for a job that fails again as soon as it is started. One that runs for a
-while between two failures (brokers that are restarted one by one, processes that are killed) waits
-for a small part of that while only.
+The exponential delay is for a job that fails again as soon as it is started. Other jobs run for a
+while between two failures, for example when brokers are restarted one by one or processes are
+killed. Such a job waits only for a small part of the time that it ran.
 """
 
 from __future__ import annotations
@@ -22,22 +24,22 @@ from typing import Final, Protocol
 from tidegate.config import RestartSettings
 
 RAN_S: Final = 20.0
-"""An attempt that ran for so long did not fail of its start. `dispatcher/backoff.py` has the same
-for processes."""
+"""The time in seconds after which a failure of an attempt is not blamed on its start.
+`dispatcher/backoff.py` has the same rule for processes."""
 SHARE: Final = 0.05
-"""The longest pause behind such an attempt, as a part of the time that it ran."""
+"""The longest delay after such an attempt, as a share of the time since it was due to start."""
 
 
 class RestartStrategy(Protocol):
-    """Asked once after each failed attempt."""
+    """A restart strategy. The JobMaster asks it once after each failed attempt."""
 
     def next_backoff(self, now_s: float) -> float | None:
-        """Seconds to wait before the next attempt; None to fail the job."""
+        """Return the seconds to wait before the next attempt, or None to fail the job."""
         ...
 
 
 def restart_strategy(settings: RestartSettings, chance: Callable[[], float]) -> RestartStrategy:
-    """The strategy that the configuration names; `chance` gives numbers from 0 to 1."""
+    """Return the configured strategy. `chance` returns random numbers from 0 to 1."""
     match settings.strategy:
         case "exponential_delay":
             return ExponentialDelay(settings, chance)
@@ -50,7 +52,9 @@ def restart_strategy(settings: RestartSettings, chance: Callable[[], float]) -> 
 
 
 class ExponentialDelay:
-    """Each delay is `multiplier` times the one before, up to `max_delay`, give or take `jitter`."""
+    """A strategy in which each delay is `multiplier` times the one before, up to `max_delay`. Each
+    delay is then changed at random by up to `jitter`, a share of the delay.
+    """
 
     def __init__(self, settings: RestartSettings, chance: Callable[[], float]) -> None:
         self._settings = settings
@@ -74,14 +78,15 @@ class ExponentialDelay:
         self._restarts += 1
         base_s = self._delay_s
         self._delay_s = min(base_s * settings.multiplier, settings.max_delay / 1000)
-        # Jobs that failed together, of one broker say, must not all come back at the same moment.
+        # Jobs that failed together, for example because of one broker, must not all restart at the
+        # same time.
         delay_s = base_s * (1 + settings.jitter * (2 * self._chance() - 1))
         self._last_start_s = now_s + delay_s
         return delay_s
 
 
 class FixedDelay:
-    """Always the same delay."""
+    """A strategy in which all delays are the same."""
 
     def __init__(self, settings: RestartSettings) -> None:
         self._delay_s = settings.delay / 1000
@@ -98,7 +103,9 @@ class FixedDelay:
 
 
 class FailureRate:
-    """The job fails with the `failures`-th failure within `failure_interval`."""
+    """A strategy in which the job fails with the `failures`-th failure within
+    `failure_interval`.
+    """
 
     def __init__(self, settings: RestartSettings) -> None:
         self._settings = settings
@@ -115,7 +122,7 @@ class FailureRate:
 
 
 class NoRestart:
-    """The first failure fails the job."""
+    """A strategy in which the first failure fails the job."""
 
     def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""

@@ -1,15 +1,15 @@
-"""What an attempt restores: the manifest, compared with what Kafka and the code are now.
+"""The state that an attempt restores: the manifest, compared with the present topics and code.
 
-Called by the journal thread at the end of a recovery, when nothing is deployed yet. It asks Kafka
-and `checkpoint/restore` decides. A topic that seems to be gone, another one or too short may only
-seem so to a stale broker: Kafka is asked again, and the job is refused when the leaders repeat it
-for ten seconds (`checkpoint/confirmation`).
+The journal thread calls this at the end of a recovery, when nothing is deployed yet. This module
+asks Kafka, and `checkpoint/restore` decides. A topic may seem to be gone, replaced or too short
+only because the broker's metadata is old. So Kafka is asked again, and the job is refused if Kafka
+repeats the finding for ten seconds (`checkpoint/confirmation`).
 
-Kafka may also refuse the question: credentials or rights that were taken away by mistake, a topic
-that is absent. The submit has passed its checks, so a refusal now may pass too. It is an outage:
-Kafka is asked again for `checkpoint.tolerated_outage`. Then the attempt ends by the last refusal:
-a topic that is still absent was deleted, and the job fails; rights and credentials may be given
-back at any time, so the restart strategy decides.
+Kafka may also refuse the request: credentials or rights were removed by mistake, or a topic is
+absent. The submission has passed its checks, so such a refusal may be temporary. It counts as an
+outage, and Kafka is asked again for `checkpoint.tolerated_outage`. Then the attempt ends with the
+last refusal. A topic that is still absent was deleted, and the job fails. Rights and credentials
+can be restored at any time, so the restart strategy decides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _log = logging.getLogger(__name__)
 
 
 class Restoring:
-    """One attempt's questions; `trouble` hears of what is asked again."""
+    """The restore of one attempt. `trouble` is called with each error after which Kafka is asked
+    again.
+    """
 
     def __init__(
         self,
@@ -66,10 +68,12 @@ class Restoring:
         self._drivers, self._runner, self._trouble = drivers, runner, trouble
 
     def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> RestorePlan:
-        """What each slot restores; RefusedError where code, topics and checkpoint do not fit.
+        """Return the state that each slot restores. RefusedError if code, topics and checkpoint do
+        not fit, or if a topic is still absent after `checkpoint.tolerated_outage`.
+        KafkaNotAuthorisedError if Kafka has refused the request for that time.
 
-        `on_other_cluster`: the user said that the checkpoint is of another Kafka cluster, of which
-        this one is a mirror.
+        `on_other_cluster` means that the checkpoint is of another Kafka cluster, and that the user
+        has stated that this cluster is its mirror.
         """
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         clock, confirmation = self._drivers.clock, Confirmation()
@@ -126,7 +130,7 @@ class Restoring:
     def _partitions(
         self, manifest: Manifest | None, admin: KafkaAdmin
     ) -> tuple[PartitionOffsets, ...]:
-        """All partitions of all sources."""
+        """Return all partitions of all sources."""
         graph, config = self._plan.graph, self._config
         topics = source_topics(graph, config)
         ids = self._runner.run(topic_ids(topics))
@@ -152,7 +156,7 @@ class Restoring:
         return with_chosen_ends(found, self._submission.ends)
 
     def _stored(self, manifest: Manifest | None) -> Sequence[SourceSplit]:
-        """The positions of the checkpoint, or where the submission began."""
+        """Return the positions of the checkpoint, or the start positions of the submission."""
         if manifest is not None:
             return manifest.splits
         return self._runner.run(read_beginnings(self._submission.job, self._submission.id))
@@ -160,8 +164,8 @@ class Restoring:
     def _with_epoch_ends(
         self, stored: Sequence[SourceSplit], partitions: Sequence[PartitionOffsets]
     ) -> tuple[PartitionOffsets, ...]:
-        """With the ends of the leader epochs of the stored positions, source by source: two may
-        have read the same partition.
+        """Return the partitions with the ends of the leader epochs of the stored positions. Each
+        source is asked for separately, because two sources may have read the same partition.
         """
         epochs = {(split.source, split.origin): split.leader_epoch for split in stored}
         known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
@@ -176,7 +180,9 @@ class Restoring:
 
 
 def _repeated(error: TidegateError, tolerated_s: float) -> TidegateError:
-    """How the attempt ends by a refusal that Kafka has repeated for so long."""
+    """Return the error that ends the attempt after Kafka has repeated a refusal for
+    `tolerated_s`.
+    """
     kind = RefusedError if isinstance(error, TopicAbsentError) else KafkaNotAuthorisedError
     return kind(
         f"{error} Kafka has repeated this for {tolerated_s:g} s (checkpoint.tolerated_outage)."

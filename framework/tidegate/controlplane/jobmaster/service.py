@@ -1,12 +1,13 @@
-"""The JobMaster process: one job's life, carried out.
+"""The JobMaster process, which runs one job from its start to its end.
 
-Its loop is one thread that runs small actions in turn; each gives an event to a pure machine
-(`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out what
-comes back. Whatever touches the journal runs in one more thread, in order (`journal_worker.py`).
-RPC threads check the attempt and post.
+Its loop is one thread that runs small actions in turn. Each action gives an event to a pure machine
+(`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out the
+instructions that the machine returns. Work on the journal runs in one more thread, in order
+(`journal_worker.py`). RPC threads check the attempt of a message and post the message to the loop.
 
-The process restarts attempts by itself; it leaves when the job has ended, when it was deposed, or
-when its JobManager is gone (its lifeline). Another JobMaster then claims the journal and goes on.
+The process restarts attempts by itself. It exits when the job has ended, when another JobMaster has
+fenced or replaced it, or when its JobManager is gone (the lifeline). If the job has not ended,
+another JobMaster claims the journal and continues the job.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ Action = Callable[[], None]
 
 REPORT_INTERVAL_S: Final = 0.5
 SWEEP_AFTER_S: Final = (1.0, 10.0)
-"""The first sweep, and the longest time to the next, each twice as long as before. A coordinator
-that was elected a moment ago lists nothing yet; readers wait behind what a recovery has missed."""
+"""The time in seconds from the start of an attempt to the first sweep, and the longest time between
+two sweeps. The time doubles after each sweep. A transaction coordinator that was just elected lists
+no transactions yet, so a recovery can miss some. Consumers cannot read past these."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ _log = logging.getLogger(__name__)
 def run_jobmaster(
     job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers: Drivers
 ) -> int:
-    """Run a job until it ends; the exit code of the process."""
+    """Run a job until it ends. Return the exit code of the process."""
     loop: EventLoop[Action] = EventLoop(drivers.clock, drivers.threads)
     client = drivers.rpc.connect(jobmanager_address)
     manager = JobManagerGateway(
@@ -110,7 +112,7 @@ def _receive_when_started(started: list[JobMaster], message: Message) -> Message
 
 
 class JobMaster:
-    """The shell around the job machine. All methods but `receive` run in the loop."""
+    """The code around the job machine. All methods except `receive` run in the loop."""
 
     def __init__(
         self,
@@ -123,7 +125,9 @@ class JobMaster:
         *,
         failure: TidegateError | None = None,
     ) -> None:
-        """`failure`: the job has failed, is not planned, and is only settled and closed."""
+        """Create the machine and its helpers. `failure` is the error of a job that has failed
+        before: such a job is not planned, but only settled and closed.
+        """
         self._submission, self._config, self._loop = submission, config, loop
         self._plan: JobPlan | None = None
         self._failure = failure
@@ -157,7 +161,9 @@ class JobMaster:
     # --- messages -------------------------------------------------------------------------------
 
     def receive(self, message: Message) -> Message:
-        """In an RPC thread: refuse what is of another attempt, post the rest."""
+        """Refuse messages of another attempt and post the others to the loop. RPC threads call
+        this.
+        """
         attempt = getattr(message, "attempt", None)
         live = self._machine.attempt
         late = isinstance(message, SlotLost | SlotsReleased)
@@ -201,7 +207,7 @@ class JobMaster:
     # --- deciding and carrying out ----------------------------------------------------------------
 
     def decide(self, event: e.Event) -> None:
-        """Give the job machine an event and carry out what it answers."""
+        """Give the job machine an event and carry out the instructions that it returns."""
         before = self._machine.state
         for instruction in self._machine.handle(event):
             self._carry_out(instruction)
@@ -238,8 +244,8 @@ class JobMaster:
     # --- attempts -------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Plan the job if it has no plan yet, and recover it. The code of the job lies in the
-        checkpoint storage: while that is gone there is no plan, and nothing can be claimed.
+        """Plan the job if it has no plan yet, and recover it. The code of the job is in the
+        checkpoint storage. While the storage is gone, the job cannot be planned or claimed.
         """
         known = self._failure or self._plan
         if known is None:
@@ -248,8 +254,8 @@ class JobMaster:
             self._recover_with(known)
 
     def _plan_and_recover(self, code: Path | TidegateError | None) -> None:
-        """Import the user's code, in the main thread as everywhere, which may take minutes. Where
-        there is no plan, the next attempt tries again.
+        """Plan the job and recover it. This imports the user's code in the main thread, as all
+        processes do, which may take minutes. If the plan fails, the next attempt tries again.
         """
         if isinstance(code, ProcedureStopped):
             self._recovery_failed(code)
@@ -387,8 +393,8 @@ class JobMaster:
         self._release(attempt)
 
     def _is_retried(self, error: TidegateError) -> None:
-        """Work in the journal thread met an error and is repeated."""
-        if self._machine.state is not JobState.CLOSING:  # else the reason of the end is told
+        """Record the error of work in the journal thread that is repeated."""
+        if self._machine.state is not JobState.CLOSING:  # else the reason for the end is shown
             self._reporting.set_last_error(ErrorReport.of(error))
         self._delays.failed(self._drivers.clock.monotonic(), str(error))
 
@@ -409,7 +415,7 @@ class JobMaster:
         live = self._required_live()
 
         def if_live(call: Callable[..., None]) -> Callable[..., None]:
-            """What comes of an attempt that is over changes nothing."""
+            """Wrap a callback so that it does nothing if the attempt is over."""
 
             def guarded(*arguments: object) -> None:
                 if self._live is live:
@@ -429,8 +435,8 @@ class JobMaster:
         self._journal.publish(complete, outcome, stopped=stopped)
 
     def _judge_failure(self, live: LiveAttempt, failed: Action) -> None:
-        """Tell of a failed checkpoint after another look at the storage: if that has vanished, the
-        failure does not count.
+        """Report a failed checkpoint to the attempt after another check of the storage. If the
+        storage has vanished, the failure does not count.
         """
 
         def judge() -> None:
@@ -467,7 +473,9 @@ class JobMaster:
     # --- watching and reporting -----------------------------------------------------------------
 
     def poll(self) -> None:
-        """Twice a second: ask for missing slots, give up silent ones, report what is new."""
+        """Request missing slots, declare silent slots lost, check the storage, and report news. The
+        loop calls this twice a second.
+        """
         waiting = self._machine.attempt if self._machine.waits_for_slots else None
         if self._slot_requests.keep_asking(waiting) and waiting is not None:
             self.decide(e.SlotRequestTimedOut(attempt=waiting))
@@ -519,7 +527,7 @@ class JobMaster:
     # --- the end --------------------------------------------------------------------------------
 
     def _close(self, how: e.Close) -> None:
-        """Let the slots leave, then close the journal."""
+        """Wait until the slots have left, then close the journal."""
         slots: list[SlotId] = []
         if self._live is not None:
             slots = [slot.registered.slot for slot in self._live.slots.values()]
@@ -537,7 +545,7 @@ class JobMaster:
         self._departure.begin(slots, release=self._request_release, then=close)
 
     def _leave(self) -> None:
-        """Tell how it ended, let slots say goodbye, and end the process."""
+        """Report how the job ended, release its slots, and end the process."""
         self._report()
         self._leaving = True
         if self._live is not None:

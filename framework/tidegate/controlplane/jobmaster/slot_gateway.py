@@ -1,9 +1,10 @@
-"""The JobMaster's line to one slot: messages in order, each repeated until the slot has taken it.
+"""The JobMaster's connection to one slot. It repeats each message until the slot has accepted it.
 
-One thread for each slot of the live attempt, so that a slow slot delays nobody else and two
-messages to one slot never change places. They are numbered, because a try that seemed to fail may
-arrive all the same, at any later time: the slot passes over what it has taken. A slot that stays
-silent for the heartbeat timeout, or refuses, is reported lost, once; the attempt ends by that.
+Each slot of the live attempt has its own thread. So a slow slot does not delay the other slots, and
+two messages to one slot always keep their order. Messages are numbered, because a try that seemed
+to fail may still arrive at any later time. The slot ignores a number that it has already accepted.
+A slot that is silent for the heartbeat timeout, or that refuses a message, is reported as lost,
+once. The report ends the attempt.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from tidegate.ports.threads import Queue, Threads
 from tidegate.protocol.messages import Refused, SlotCommand
 
 RETRY_PAUSE_S: Final = 0.02
-"""Between two tries: a slot that is starting or busy is back within milliseconds."""
+"""The pause between two tries, in seconds. A slot that starts or is busy answers again within
+milliseconds."""
 
 
 class SlotGateway:
-    """Sends messages to one slot until it is closed."""
+    """A sender of messages to one slot, until it is closed."""
 
     def __init__(
         self,
@@ -42,11 +44,11 @@ class SlotGateway:
         threads.start(self._send_all, name=f"to-{name}")
 
     def send(self, message: SlotCommand) -> None:
-        """Deliver after everything sent before; never blocks."""
+        """Deliver a message after all earlier ones. This never blocks."""
         self._outgoing.put(message)
 
     def close(self) -> None:
-        """Deliver what was sent, if the slot still answers, and end the thread."""
+        """Deliver the messages that were sent, if the slot still answers, then end the thread."""
         self._outgoing.put(None)
         self._closed = True
 
@@ -56,7 +58,7 @@ class SlotGateway:
             number += 1
             try:
                 taken = self._deliver(msgspec.structs.replace(message, number=number))
-            except Exception as error:  # noqa: BLE001  # else the slot would hear nothing any more
+            except Exception as error:  # noqa: BLE001  # else the slot would receive no message
                 described = f"{type(error).__name__}: {error}"
                 self._lost(f"{type(message).__name__} cannot be sent: {described}")
                 break
@@ -71,14 +73,15 @@ class SlotGateway:
                 reply = self._client.call(message, timeout_s=self._timeout_s / 3)
             except RpcError as error:
                 if self._closed:
-                    return False  # the attempt is over; most likely so is the slot
+                    return False  # the attempt is over, and most likely the slot has ended
                 if self._clock.monotonic() >= give_up_s:
                     self._lost(f"it does not answer: {error}")
                     return False
                 self._clock.sleep(RETRY_PAUSE_S)
                 continue
             except TidegateError as error:
-                # It failed there and would again; without this thread the slot would hear nothing.
+                # A repeated message would fail there again. Without this thread the slot would
+                # receive no message.
                 self._lost(f"it cannot take {type(message).__name__}: {error}")
                 return False
             if isinstance(reply, Refused):

@@ -1,8 +1,8 @@
-"""Requests for the slots of an attempt: they are repeated while slots are missing, up to a limit.
+"""Requests for the slots of an attempt. They are repeated while slots are missing, up to a timeout.
 
-A request may be lost, and so may a slot. The ResourceManager brings the slots, and the job machine
-says what becomes of an attempt that has waited for too long. Methods are called in the JobMaster's
-loop.
+A request can be lost, and so can a slot. The ResourceManager provides the slots. The job machine
+decides what happens to an attempt that has waited for too long. Methods are called in the
+JobMaster's loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidegate.ports.clock import Clock
 from tidegate.protocol.messages import RequestSlots, Submission
 
 SLOT_REQUEST_INTERVAL_S: Final = 2.0
-"""Between two requests for slots that are missing: a message may be lost."""
+"""The time between two requests for missing slots, in seconds. A request can be lost."""
 
 
 class SlotRequests:
@@ -29,17 +29,17 @@ class SlotRequests:
         address: str,
         timeout_s: float,
     ) -> None:
-        """`timeout_s` is `cluster.slot_request_timeout`."""
+        """Start without an attempt. `timeout_s` is `cluster.slot_request_timeout` in seconds."""
         self._submission, self._manager, self._clock = submission, manager, clock
         self._address, self._timeout_s = address, timeout_s
         self._asked_s = self._waiting_since_s = clock.monotonic()
 
     def begin(self) -> None:
-        """An attempt begins, and the time that it may wait begins with it."""
+        """Start the timeout, because an attempt begins."""
         self._waiting_since_s = self._clock.monotonic()
 
     def ask(self, attempt: Attempt) -> None:
-        """Request all slots of the attempt. A repeated request brings no more slots than one."""
+        """Request all slots of the attempt. A repeated request does not bring additional slots."""
         self._asked_s = self._clock.monotonic()
         self._manager.send(
             RequestSlots(
@@ -52,9 +52,10 @@ class SlotRequests:
         )
 
     def keep_asking(self, waiting: Attempt | None) -> bool:
-        """Request slots again when it is time to; True once the attempt has waited for too long.
+        """Request the slots again if the last request is `SLOT_REQUEST_INTERVAL_S` old. Return True
+        if the attempt has waited for longer than the timeout.
 
-        `waiting` is the attempt that waits for slots, or None if none does.
+        `waiting` is the attempt that waits for slots, or None if no attempt waits.
         """
         now_s = self._clock.monotonic()
         if waiting is None:

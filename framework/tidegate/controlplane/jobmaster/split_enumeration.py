@@ -1,11 +1,12 @@
-"""Split enumeration: which partitions a job reads, and where each may be read from.
+"""Split enumeration: the partitions that a job reads, and the offsets where each read may start.
 
-JobMaster does it at the start of each attempt, before anything is deployed; subtasks only read what
-they are given (sources assign, never subscribe). What becomes of these facts beside a checkpoint's
-positions is decided in `checkpoint/restore`. Every position is a number before a checkpoint can
-hold it: "latest" resolved twice would lose what lies between.
+The JobMaster enumerates at the start of each attempt, before anything is deployed. Subtasks only
+read the splits that they receive (sources assign, they never subscribe). `checkpoint/restore`
+decides how these offsets combine with the positions of a checkpoint. Every position is resolved to
+a number before a checkpoint can hold it. If "latest" were resolved twice, the records in between
+would be lost.
 
-Partitions that are added while an attempt runs are found at the start of the next one.
+Partitions that are added while an attempt runs are found at the start of the next attempt.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidegate.stream_elements import TopicPartition
 
 
 def source_topics(graph: StreamGraph, config: Config) -> frozenset[str]:
-    """The topics of all sources."""
+    """Return the topics of all sources."""
     return frozenset(topic_of(config, node) for node in graph if node.kind == "source")
 
 
@@ -43,13 +44,14 @@ def enumerate_partitions(
     *,
     bounded: bool,
 ) -> tuple[PartitionOffsets, ...]:
-    """Every partition of every source as Kafka has it now; `checkpoint.restore` makes splits of
-    them.
+    """Return every partition of every source as Kafka has it now. `checkpoint.restore` makes splits
+    of them.
 
-    `topic_ids` were asked for before: an offset of a topic that is created again meanwhile goes
-    with the id of the old one, and the first publication finds the difference. Raises
-    TopicAbsentError for a topic that is not there, NotAllowedError for one that may not be read,
-    KafkaError for brokers that do not answer.
+    `topic_ids` must be requested before this call. If a topic is then created again, its offsets
+    are stored with the old topic id, and the first publication finds the difference.
+
+    TopicAbsentError if a topic does not exist, NotAllowedError if the job may not read it,
+    KafkaError if brokers do not answer.
     """
     found: list[PartitionOffsets] = []
     for node in graph:
@@ -67,7 +69,7 @@ def enumerate_partitions(
         source = cast("KafkaSource[object]", node.declaration)
         group = consumer_group(job, node.id)
         starts, kinds = _first_positions(source, group, origins, earliest, admin)
-        # Asked for last: a log grows, so no start is behind the end.
+        # The ends are requested last. A log only grows, so no start lies after its end.
         ends = starts if source.start == "latest" else admin.latest(origins)
         highs = admin.high_watermarks(origins) if bounded else ends
         found += [
@@ -91,11 +93,11 @@ def enumerate_partitions(
 def with_chosen_ends(
     found: Sequence[PartitionOffsets], ends: Sequence[PartitionEnd]
 ) -> tuple[PartitionOffsets, ...]:
-    """`found`, with the ends that the client has chosen, if it has. A partition that was added
-    since then is not read.
+    """Return `found` with the ends that the client has chosen, or unchanged if it has chosen none.
+    A partition that was added after that choice is not read.
 
-    SourceChangedError where a log does not reach its end: the run would wait for records that were
-    there once.
+    SourceChangedError if a log does not reach its chosen end: the run would wait for records that
+    are gone.
     """
     if not ends:
         return tuple(found)
@@ -107,14 +109,16 @@ def with_chosen_ends(
 
 
 def _ending_at(facts: PartitionOffsets, end: int) -> PartitionOffsets:
-    """What an open transaction hides matters only to a run that goes up to it."""
+    """Return the partition with another end. Offsets that an open transaction hides count only if
+    the run reads up to the present end of the log.
+    """
     if facts.latest is not None and facts.latest < end:
         raise beyond_log(facts, end)
     return replace(facts, end=end, hidden=facts.hidden if end == facts.latest else 0)
 
 
 def group_commits(graph: StreamGraph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
-    """What the consumer groups of all sources hold."""
+    """Return the commits of the consumer groups of all sources."""
     return {
         (Uid(node.id), origin.topic, origin.partition): commit
         for node in graph
@@ -130,7 +134,9 @@ def _first_positions(
     earliest: Mapping[TopicPartition, int],
     admin: KafkaAdmin,
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, StartKind]]:
-    """Where a source without a checkpoint begins, as its `start` says, and what that start is."""
+    """Return the first positions of a source without a checkpoint, according to its `start`, and
+    the kind of each start.
+    """
     start = source.start
     if start == "latest":
         return admin.latest(origins), dict.fromkeys(origins, "latest")
@@ -155,5 +161,5 @@ def _first_positions(
 def _kinds(
     origins: list[TopicPartition], given: Mapping[TopicPartition, int], kind: StartKind
 ) -> dict[TopicPartition, StartKind]:
-    """`kind` where a start was given, "earliest" for the other partitions."""
+    """Return `kind` for partitions with a given start, and "earliest" for the others."""
     return {origin: kind if origin in given else "earliest" for origin in origins}

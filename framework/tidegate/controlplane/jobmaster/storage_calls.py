@@ -1,7 +1,7 @@
-"""Calls to the checkpoint storage that are under way, so that one that never returns is found.
+"""A list of the running calls to the checkpoint storage, to find a call that never returns.
 
-The journal has one thread. A call that hangs in it cannot be cancelled, and the thread cannot close
-the job: the only way out is another process (`storage_watch.py`).
+The journal has one thread. A call that hangs in this thread cannot be cancelled, and the thread
+cannot close the job. Only another process can continue the job (`storage_watch.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StorageCall(NamedTuple):
 
 
 class StorageCalls:
-    """Of all threads of a JobMaster."""
+    """The running storage calls of all threads of a JobMaster."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class StorageCalls:
 
     @contextlib.contextmanager
     def during(self, what: str) -> Iterator[None]:
-        """A call is under way in this block."""
+        """Record that a call is running while the block runs."""
         number = next(self._numbers)
         self._under_way[number] = StorageCall(what, self._clock.monotonic())
         try:
@@ -40,7 +40,7 @@ class StorageCalls:
             del self._under_way[number]
 
     def hanging(self, limit_s: float) -> StorageCall | None:
-        """The oldest call, if it has lasted for longer."""
+        """Return the oldest running call if it has lasted for longer than `limit_s`."""
         oldest = min(self._under_way.copy().values(), key=lambda call: call.since_s, default=None)
         if oldest is None or self._clock.monotonic() - oldest.since_s <= limit_s:
             return None

@@ -1,13 +1,16 @@
-"""Looks at the checkpoint storage twice a second, so that its loss is told within seconds.
+"""A check of the checkpoint storage twice a second, so that its loss is reported within seconds.
 
-The journal thread finds out as well, but only when it writes, and a call to a storage that hangs
-does not return. A look reads one small file, in a thread of its own. While a look does not return,
-no second one begins, and the status shows how long it takes. A look is also a call that can hang,
-because failed checkpoints wait for it. For the same reason a look ends by any error. The checkpoint
-coordinator suspends checkpoints (`StorageSeen`), and recovery waits in `job_storage.py`. A
-checkpoint that fails is judged after one more look (`look_then`): the storage may have vanished
-since the last one, and then the failure does not count. One thing is decided here: a JobMaster
-whose journal thread hangs in a call exits, so that another one can claim the journal.
+The journal thread also notices a loss, but only when it writes, and a call to a storage that hangs
+does not return. Each check reads one small file, in a thread of its own. While a check does not
+return, no second check begins, and the status shows that the storage does not answer. A check also
+counts as a call that can hang, because failed checkpoints wait for it. For the same reason, any
+error ends a check.
+
+When the storage is gone, the checkpoint coordinator suspends checkpoints (`StorageSeen`), and a
+recovery waits in `job_storage.py`. A failed checkpoint is judged after one more check
+(`look_then`). If the storage has vanished since the last check, the failure does not count. This
+module decides one thing: the JobMaster exits if a storage call hangs in any of its threads, so that
+another JobMaster can claim the journal.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.drivers import Drivers
 
 SLOW_S: Final = 10.0
-"""A look that takes longer is told; a healthy storage answers in milliseconds."""
+"""A check that takes longer, in seconds, is reported. A healthy storage answers in milliseconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class StorageWatch:
-    """The looks of one JobMaster. Methods are called in its loop."""
+    """The storage checks of one JobMaster. Methods are called in its loop."""
 
     def __init__(
         self,
@@ -42,15 +45,17 @@ class StorageWatch:
         self._pool = drivers.threads.pool(1, name="storage-watch")
         self._looking_since_s: float | None = None
         self._slow = False
-        #: Called after the look that is under way, and after one that begins later.
+        #: The actions to call after the running check, and those to call after the next check.
         self._after: list[Callable[[], None]] = []
         self._after_next: list[Callable[[], None]] = []
         self.gone = ""
-        """Why the storage is gone, at the last look; empty while it is there."""
+        """The reason why the last check found no storage. Empty if it found the storage."""
 
     @property
     def trouble(self) -> str:
-        """For the status: why the storage cannot be used just now; empty while it can."""
+        """The reason why the storage cannot be used now, for the status. Empty if it can be
+        used.
+        """
         if self.gone:
             return self.gone
         since_s = self._looking_since_s
@@ -60,7 +65,7 @@ class StorageWatch:
         return f"The checkpoint storage {self._where} has not answered for {SLOW_S:g} s or longer."
 
     def look(self) -> None:
-        """Begin a look, unless one is under way; leave if a call of another thread hangs."""
+        """Begin a check unless one is running. Exit the process if a storage call hangs."""
         self._leave_if_hanging()
         if self._looking_since_s is not None:
             if self.trouble and not self.gone and not self._slow:
@@ -70,7 +75,7 @@ class StorageWatch:
         self._begin()
 
     def look_then(self, then: Callable[[], None]) -> None:
-        """Call `then` after a look that began after this call."""
+        """Call `then` after a check that begins after this call."""
         self._after_next.append(then)
         if self._looking_since_s is None:
             self._begin()
@@ -81,8 +86,8 @@ class StorageWatch:
         self._pool.submit(self._work)
 
     def _leave_if_hanging(self) -> None:
-        """Nothing is closed: the hanging call may or may not take effect, and only the next claim
-        finds out.
+        """Exit the process if a storage call lasts longer than `checkpoint.timeout`. Nothing is
+        closed: the hanging call may or may not take effect, and only the next claim finds out.
         """
         limit_s = self._storage.timeout_s
         call = self._storage.calls.hanging(limit_s)
@@ -104,11 +109,11 @@ class StorageWatch:
                 self._store.confirm()
         except StorageGoneError as error:
             gone = str(error)
-        except Exception as error:  # noqa: BLE001  # a look without an end would stop all others
+        except Exception as error:  # noqa: BLE001  # a check without an end would block all others
             level = logging.DEBUG if isinstance(error, StorageError) else logging.WARNING
             described = f"{type(error).__name__}: {error}"
             _log.log(level, "the look at the storage failed", extra={"error": described})
-            gone = None  # it may be there: whoever writes will see
+            gone = None  # unknown: the storage may be there, and the next write finds out
         self._post(lambda: self._looked(gone))
 
     def _looked(self, gone: str | None) -> None:

@@ -1,6 +1,6 @@
-"""What a job waits for at the moment, in words: for the status and the log (`delays.py`).
+"""A text that says what a job waits for now, for the status and the log (`delays.py`).
 
-It decides nothing and has no deadline. Whoever waits has.
+This module decides nothing and has no deadlines. The waiting code has its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidegate.protocol.job_state import JobState
 
 
 def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotDeparture) -> str:
-    """Empty if the job does not wait."""
+    """Return a text that says what the job waits for. Empty if the job does not wait."""
     match machine.state:
         case JobState.CLOSING:
             return departure.waits_for

@@ -1,4 +1,4 @@
-"""One machine's slots: registers them, sends heartbeats, starts and watches slot processes.
+"""The TaskManager: registers the slots of one machine, sends heartbeats, starts and watches slots.
 
-It never touches a record or a state; those live in the slot processes.
+It never handles records or state. Only the slot processes do.
 """

@@ -1,17 +1,19 @@
-"""What a TaskManager decides: which slot runs what, when a process is killed, when it ends itself.
+"""The state machine of a TaskManager: what each slot runs, when to kill a process, when to exit.
 
-Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY by itself, or over KILLING
-when the JobManager stops it. A fork that the operating system refuses leaves the slot EMPTY, and
-the JobManager asks again. Processes are the zygote's: this machine asks for a fork or a kill and
-hears of both, and of deaths, as events. Two facts about messages shape it: they may repeat or
-overtake each other, and the JobManager numbers its StartSlots with one growing serial. So per slot
-the highest serial that was started or stopped is kept, and a StartSlot that does not exceed it is
-an old one; a StopSlot is answered when the process is reaped, so that "Done" means that the slot is
-free.
+Theory of operation. A slot goes EMPTY -> FORKING -> RUNNING -> EMPTY if its process ends by itself.
+It goes through KILLING if the JobManager stops it. If the operating system refuses a fork, the slot
+is EMPTY again, and the JobManager repeats the request. The slot processes are children of the fork
+server. This machine asks for a fork or a kill, and it receives forks and exits as events.
 
-A TaskManager belongs to one JobManager, by leader epoch. It ends itself, and with it its slots,
-when that JobManager refuses it or has not answered for the timeout: it may have been replaced, and
-its slots with it. It is pure; `service.py` carries out what it says.
+Two facts about messages shape the machine. Messages may repeat or overtake each other, and the
+JobManager numbers its StartSlots with one growing serial. So each slot keeps the highest serial
+that was started or stopped, and a StartSlot that does not exceed it is an old one. A StopSlot is
+answered when the process is reaped, so its Acknowledge means that the slot is free.
+
+A TaskManager belongs to one JobManager, identified by its leader epoch. The TaskManager exits, and
+its slots end with it, in two cases: the JobManager refuses it, or has not answered for the
+heartbeat timeout. The JobManager may then have replaced this TaskManager and its slots. The machine
+is pure; `service.py` carries out its instructions.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ from tidegate.protocol.messages import (
 )
 
 RESEND_MS = 200
-"""Between two tries to report an exit: the JobMaster learns of a lost slot by it."""
+"""Milliseconds between two tries to report a slot's exit. The JobMaster learns about the lost slot
+from this report."""
 
 
 class SlotPhase(enum.Enum):
-    """The life of a slot."""
+    """The phases of a slot."""
 
     EMPTY = "empty"
     FORKING = "forking"
@@ -48,7 +51,7 @@ class SlotPhase(enum.Enum):
 TRANSITIONS = frozenset(
     {
         (SlotPhase.EMPTY, SlotPhase.FORKING),  # StartSlot
-        (SlotPhase.FORKING, SlotPhase.RUNNING),  # the zygote forked it
+        (SlotPhase.FORKING, SlotPhase.RUNNING),  # the fork server forked it
         (SlotPhase.FORKING, SlotPhase.EMPTY),  # the operating system refused the fork
         (SlotPhase.FORKING, SlotPhase.KILLING),  # StopSlot: killed as soon as its pid is known
         (SlotPhase.RUNNING, SlotPhase.KILLING),  # StopSlot
@@ -63,7 +66,7 @@ TRANSITIONS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobManagerRequest:
-    """A message that waits for a reply under the number `ask`."""
+    """A message of the JobManager. It waits for a reply under the number `ask`."""
 
     ask: int
     message: Message
@@ -96,14 +99,14 @@ class SlotProcessExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteGone:
-    """The zygote ended."""
+    """The fork server ended."""
 
     status: ExitStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replied:
-    """The JobManager's reply to a message of ours."""
+    """The JobManager replied to a message of this TaskManager."""
 
     message: Message
     reply: Message
@@ -111,7 +114,7 @@ class Replied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed:
-    """A message of ours did not reach the JobManager, or its reply did not reach us."""
+    """A message did not reach the JobManager, or its reply did not reach this TaskManager."""
 
     message: Message
 
@@ -138,7 +141,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer the message `ask`."""
+    """Reply to the request `ask`."""
 
     ask: int
     message: Message
@@ -146,21 +149,21 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkSlot:
-    """Have the zygote fork."""
+    """Ask the fork server to fork a slot process."""
 
     start: StartSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillSlot:
-    """Have the zygote kill."""
+    """Ask the fork server to kill a slot process."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendToJobManager:
-    """Send to the JobManager after a pause; Replied or Unanswered follows."""
+    """Send a message to the JobManager after a pause. Replied or RequestFailed follows."""
 
     message: Message
     after_ms: int = 0
@@ -168,7 +171,7 @@ class SendToJobManager:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitProcess:
-    """End this process."""
+    """End this TaskManager process."""
 
     reason: str
 
@@ -182,11 +185,11 @@ class _Slot:
     start: StartSlot | None = None
     pid: int = 0
     serial: int = 0
-    """The highest that was started or stopped."""
+    """Highest serial that was started or stopped."""
     starting: list[int] = field(default_factory=list)
-    """Asks that are answered at the fork."""
+    """Requests that are answered after the fork."""
     stopping: list[int] = field(default_factory=list)
-    """Asks that are answered at the end of the process."""
+    """Requests that are answered after the end of the process."""
 
     def become(self, phase: SlotPhase) -> None:
         check((self.phase, phase) in TRANSITIONS, f"A slot goes from {self.phase} to {phase}.")
@@ -194,7 +197,7 @@ class _Slot:
 
 
 class TaskManagerMachine:
-    """The slots of one TaskManager and its bond with one JobManager."""
+    """The slots of one TaskManager, and its connection to one JobManager."""
 
     def __init__(
         self,
@@ -216,7 +219,7 @@ class TaskManagerMachine:
     def handle(  # noqa: C901  # a case per event
         self, event: Event, now_ms: int
     ) -> list[Instruction]:
-        """What is to be done about an event at a monotonic time in milliseconds."""
+        """Return the instructions for an event at the monotonic time `now_ms`."""
         if self._ended:
             return []
         match event:
@@ -242,11 +245,11 @@ class TaskManagerMachine:
                 return self._send_heartbeat(now_ms)
 
     def running(self) -> dict[int, int]:
-        """Pids by slot index."""
+        """Return the pids of slot processes by slot index."""
         return {index: slot.pid for index, slot in enumerate(self._slots) if slot.pid}
 
     def validate(self) -> None:
-        """Check every slot's invariants."""
+        """Check the invariants of every slot."""
         for index, slot in enumerate(self._slots):
             where = f"slot {index} ({slot.phase.value})"
             empty = slot.phase is SlotPhase.EMPTY
@@ -264,7 +267,7 @@ class TaskManagerMachine:
         slot = self._slot_of(start)
         if isinstance(slot, str):
             return _refuse(ask, slot)
-        if slot.start is not None and slot.start.serial == start.serial:  # came twice
+        if slot.start is not None and slot.start.serial == start.serial:  # a repeated message
             if slot.phase is SlotPhase.FORKING:
                 slot.starting.append(ask)
                 return []
@@ -362,7 +365,7 @@ class TaskManagerMachine:
     def _unanswered(self, message: Message, now_ms: int) -> list[Instruction]:
         if isinstance(message, TaskManagerHeartbeat):
             self._heartbeat_under_way = False
-            return self._end_if_silent(now_ms)  # the next heartbeat is due anyway
+            return self._end_if_silent(now_ms)  # not repeated: the next heartbeat follows anyway
         return [*self._end_if_silent(now_ms), SendToJobManager(message=message, after_ms=RESEND_MS)]
 
     def _send_heartbeat(self, now_ms: int) -> list[Instruction]:
@@ -383,7 +386,7 @@ class TaskManagerMachine:
         return [ExitProcess(reason=reason)]
 
     def _slot_of(self, message: StartSlot | StopSlot) -> _Slot | str:
-        """The slot that the JobManager means, or why it may not say so."""
+        """Return the slot of a message, or the reason for refusing the message."""
         if message.epoch != self.epoch:
             return f"leader epoch {message.epoch} is not {self.epoch}, the one this belongs to"
         if not 0 <= message.index < len(self._slots):

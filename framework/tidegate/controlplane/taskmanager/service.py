@@ -1,8 +1,9 @@
-"""The TaskManager process: carries out what its machine says.
+"""The TaskManager process: carries out the instructions of its machine.
 
-It starts its zygote first (a quarter of a second of imports), then listens, registers, and is
-ready: forks asked for meanwhile wait in the zygote's socket. The main thread is the loop; RPC
-threads, the zygote's reader and worker threads only post to it.
+It starts its fork server first, which needs a quarter of a second for imports. Then it listens and
+registers, and serves from then on. Requests for forks wait in the socket of the fork server until
+that is ready. The main thread runs the event loop. RPC threads, the reader of the fork server and
+worker threads only post events to it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from tidegate.protocol.messages import Message, RegisterTaskManager, TaskManager
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 ENDED = 3
-"""Exit status of a TaskManager that ended itself: refused, cut off, or without its zygote."""
+"""Exit status of a TaskManager that ended itself: the JobManager refused it or did not answer, or
+its fork server ended."""
 RETRY_PAUSE_S = 0.5
-"""Between two tries of a standing one to register: a JobManager is back within seconds."""
+"""Seconds between two tries of a standalone TaskManager to register. A JobManager that died is
+replaced within seconds."""
 TELL_INTERVAL_S = 30.0
-"""It says again so often that it still waits."""
+"""Seconds between two log lines that say that the TaskManager still waits for the JobManager."""
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +70,11 @@ def run_taskmanager(
     *,
     port: int = 0,
 ) -> int:
-    """Serve until the JobManager is lost; returns the exit status.
+    """Serve until the JobManager is lost. Return the exit status.
 
-    One that was started by a JobManager is given its `epoch`; it fails with RpcError when it cannot
-    register, and whoever started it starts another. Without an epoch it is a standing one, which
-    waits until a JobManager answers and joins that.
+    A JobManager gives its own `epoch` to the TaskManagers that it starts. Such a TaskManager raises
+    RpcError if it cannot register, and the JobManager starts another one. Without an epoch the
+    TaskManager is standalone: it waits until a JobManager answers, and joins that JobManager.
     """
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads)
     zygote = processes.start_zygote(
@@ -127,16 +130,20 @@ def run_taskmanager(
 
 
 def _heartbeat_s(config: Config, *, standing: bool) -> float:
-    """One that a JobManager has started dies with it, and has no news in its heartbeats; a standing
-    one learns from them that there is another JobManager to join.
+    """Return the seconds between two heartbeats.
+
+    A TaskManager that a JobManager has started dies with it, and its heartbeats carry no news. A
+    standalone TaskManager learns from its heartbeats that it must join another JobManager.
     """
     cluster = config.cluster
     return (cluster.heartbeat_interval if standing else cluster.quiet_interval) / 1000
 
 
 def _answer_s(config: Config) -> float:
-    """How long a reply may take: behind a lost one there is time for the next heartbeat before
-    either side gives the other up, unless heartbeats come as seldom as is allowed.
+    """Return the RPC timeout in seconds: a quarter of the heartbeat timeout.
+
+    After a lost reply, the next heartbeat can then still arrive before either side declares the
+    other one lost. This does not hold for the longest heartbeat interval that is allowed.
     """
     return config.cluster.heartbeat_timeout / 1000 / 4
 
@@ -144,9 +151,9 @@ def _answer_s(config: Config) -> float:
 def _register(
     jobmanager: RpcClient, message: RegisterTaskManager, clock: Clock, patience_s: float
 ) -> Message:
-    """The JobManager's reply; RpcError when none has come within the patience.
+    """Register and return the JobManager's reply. Raise RpcError if none comes in `patience_s`.
 
-    To repeat it is safe: the same registration is accepted again.
+    Repeating the request is safe, because the JobManager accepts the same registration again.
     """
     began_s = clock.monotonic()
     tell_s = began_s
@@ -167,7 +174,7 @@ def _register(
 
 @dataclass(slots=True, kw_only=True)
 class _Service:
-    """The machine and what it gives instructions to."""
+    """The machine, and the objects that carry out its instructions."""
 
     loop: EventLoop[_Event]
     zygote: ForkServer
