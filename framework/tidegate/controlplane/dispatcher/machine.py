@@ -1,17 +1,16 @@
-"""The Dispatcher: knows all jobs, and which process is the JobMaster of each job.
+"""The Dispatcher: which jobs there are, and which process is JobMaster of each.
 
-Theory of operation. A submit is answered when the submission is durable, so that an accepted job
-survives this process. A job is first STORING, then STARTING (its JobMaster is started but has not
-registered), then RUNNING. After a terminal report it is ENDING (the result is being stored), then
-ENDED. If a JobMaster dies without a terminal report, the job is WAITING for a pause that grows, and
-then another JobMaster starts. The job's slots are released at once, because the next JobMaster
-begins a new attempt anyway. Starts are numbered. Events of an older start, and messages of a pid
-that is not the current JobMaster's, change nothing.
+Theory of operation. A submit is answered when it is durable, so that a job that was accepted
+survives this process: STORING, then STARTING (its JobMaster's process runs but has not registered),
+RUNNING, and after a terminal report ENDING (the result is being stored) and ENDED. A JobMaster that
+dies without a terminal report is started again, WAITING for a pause that grows; its slots are given
+up at once, because the next one begins a new attempt anyway. Starts are numbered, and news of an
+older start, or messages of another pid than the present start's, change nothing.
 
-The JobMaster controls the execution of its job (`jobmaster/machine`). The Dispatcher imports no
-user code, and knows a job only from its reports. It remembers a stop until the job has ended, and
-sends the stop to every JobMaster that registers. So the death of a JobMaster cannot lose a stop.
-The machine is pure; `service.py` carries out its instructions.
+What a job does is its JobMaster's matter (`jobmaster/machine`); the Dispatcher imports no user code
+and knows of a job what is reported. A stop is remembered until the job has ended and told to every
+JobMaster that registers, so that a JobMaster's death cannot lose it. It is pure; `service.py`
+carries out what it says.
 """
 
 from __future__ import annotations
@@ -79,21 +78,20 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import difference
 
 START_MS_MAX = 120_000
-"""Longest time in ms that a JobMaster may take to register, and then to report that it has a plan
-of the job. After that it counts as hanging. Between the two it imports the user's module, which may
-load anything, and sends no reports meanwhile. No import takes two minutes."""
+"""A JobMaster that has not registered by then hangs, and so does one that has not reported so long
+after it registered. In between it imports the user's module, which may load anything, and says
+nothing meanwhile; two minutes is beyond what an import takes."""
 HELD_UP_MS = 10_000
-"""Time in ms after which reports say what the start of a JobMaster waits for. The process starts
-within milliseconds after the storage has confirmed that this JobManager leads."""
+"""A process starts within milliseconds, once the storage has confirmed that this JobManager leads.
+If there is none after this time, reports say what the start waits for."""
 FAILED_STARTS_MAX = 5
-"""Number of JobMasters in a row that end before they report that they have a plan of the job. After
-so many the job fails. One failed start can be an accident; five in a row mean that the start or the
-import itself fails. The next JobMaster imports no user code and only closes the job. After the same
-number of these, the job fails without being closed."""
+"""JobMasters in a row that ended before they reported anything: then the job fails. One may be
+killed by chance; what so many die of is the start or the import itself. The next JobMaster imports
+nothing and only closes the job; after as many of these the job fails without being closed."""
 EXIT_TIMEOUT_MS = 10_000
-"""Time in ms that a JobMaster has to exit after the job's result is stored. Then it is killed."""
+"""What a JobMaster may take to exit after its terminal report was taken."""
 ENDED_MAX = 100
-"""Maximum number of ended jobs that are still shown."""
+"""Ended jobs that are still shown."""
 
 
 @dataclass(slots=True)
@@ -104,14 +102,14 @@ class Dispatcher:
     epoch: LeaderEpoch
     heartbeat_timeout_ms: int
     storage: str = ""
-    """Id of the checkpoint storage. JobMasters write to no other storage."""
+    """The id of the checkpoint storage; JobMasters write to no other."""
     _jobs: dict[JobName, JobRecord] = field(default_factory=dict)
     _starts: int = 0
 
     def recover(
         self, jobs: Iterable[tuple[Submission, JobReport | None]], now_ms: int
     ) -> list[Instruction]:
-        """Take over the jobs of an earlier leader, and start those without a result."""
+        """Take over the jobs of an earlier leader; those without a result are started."""
         instructions: list[Instruction] = []
         for submission, result in jobs:
             if result is not None:
@@ -124,27 +122,24 @@ class Dispatcher:
         return instructions
 
     def handle(self, event: Event, now_ms: int, wall_ms: int = 0) -> list[Instruction]:
-        """Return the instructions for an event at the monotonic time `now_ms`.
-
-        `wall_ms` is only for display.
-        """
+        """What is to be done about an event at a monotonic time; `wall_ms` is for display only."""
         return list(self._handle(event, now_ms, wall_ms))
 
     def live(self) -> list[JobName]:
-        """Return the names of jobs that have not ended."""
+        """Jobs that have not ended."""
         return [name for name, job in self._jobs.items() if job.phase is not Phase.ENDED]
 
     def phase(self, name: JobName) -> Phase | None:
-        """Return the phase of a job; None if the Dispatcher has no such job."""
+        """Where the job stands; None if there is no such job."""
         job = self._jobs.get(name)
         return None if job is None else job.phase
 
     def submission(self, name: JobName) -> Submission:
-        """Return the submission of a job. The Dispatcher must know the job."""
+        """Of a job that is known."""
         return self._jobs[name].submission
 
     def runs_at(self, name: JobName) -> str | None:
-        """Return the address of the job's registered JobMaster; None if no JobMaster is registered."""
+        """The address of the job's registered JobMaster."""
         job = self._jobs.get(name)
         return job.address if job is not None and job.phase is Phase.RUNNING else None
 
@@ -237,7 +232,7 @@ class Dispatcher:
         name = submission.job
         known = self._jobs.get(name)
         if known is not None and submission.id and submission.id == known.submission.id:
-            # The client repeats a submit whose reply it missed. The reply waits for the storage.
+            # The same again: its reply did not come. It has one only when it is stored.
             if known.phase is Phase.STORING:
                 known.asks.append(ask)
             else:
@@ -265,14 +260,14 @@ class Dispatcher:
             reason = f"Job {message.job} has ended already ({view(job).state})."
             yield Reply(request_id=ask, message=Refused(reason=reason))
         else:
-            if job.stop is None or not message.final_checkpoint:  # a cancel stays a cancel
+            if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
                 job.stop = message
             job.stop_told = False
             yield Reply(request_id=ask, message=Acknowledge())
             yield from self._tell_stop(job)
 
     def _tell_stop(self, job: JobRecord) -> Iterator[Instruction]:
-        """Send the stop to the registered JobMaster, if any. Ticks repeat it until it is accepted."""
+        """Tell the registered JobMaster, if there is one; repeated at ticks until it has heard."""
         if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_told:
             job.stop_told = True
             yield ForwardStop(
@@ -311,7 +306,7 @@ class Dispatcher:
         job = self._find_by_pid(report.job, message.epoch, report.jobmaster_pid)
         if isinstance(job, Refused):
             yield Reply(request_id=ask, message=job)
-        elif job.phase is Phase.ENDING:  # the terminal report, repeated
+        elif job.phase is Phase.ENDING:  # the terminal report again
             job.asks.append(ask)
         elif job.phase is Phase.RUNNING and report.state in ENDED:
             job.asks.append(ask)
@@ -320,17 +315,14 @@ class Dispatcher:
             if job.phase is Phase.RUNNING:
                 job.report = report
                 job.last_heartbeat_ms = now_ms
-                if report.planned:  # its import has ended
+                if report.planned:  # it is through its import
                     job.reported, job.failed_starts = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
             yield Reply(request_id=ask, message=Acknowledge())
 
     def _note_claim(self, job: JobRecord, attempt: int) -> Iterator[Instruction]:
-        """Record that the journal holds a claim of this attempt.
-
-        Every later JobMaster of the job gets this attempt with its submission.
-        """
+        """A JobMaster that is started later is told that the journal holds this attempt."""
         submission = job.submission
         if attempt > submission.claimed_attempt:
             job.submission = msgspec.structs.replace(submission, claimed_attempt=attempt)
@@ -361,7 +353,7 @@ class Dispatcher:
             yield from self._put_off(job, why, now_ms, wall_ms)
             return
         job.put_off_since_ms = 0
-        # A storage that hangs is not a failed start: it may answer the next JobMaster.
+        # A storage that hangs says nothing about the start: the next JobMaster may find it well.
         job.failed_starts += not job.reported and status != STORAGE_HANGS
         job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
@@ -381,9 +373,8 @@ class Dispatcher:
     def _put_off(
         self, job: JobRecord, why: str, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
-        """Postpone the start while the host does not allow it.
-
-        The job did not cause this, so it counts neither as a failed start nor as a restart.
+        """Try the start again for as long as the host does not allow it. The job has done nothing
+        wrong, so this counts neither as a failed start nor as a restart.
         """
         job.other_version = ""
         _show_refused_start(job, why, wall_ms)
@@ -393,10 +384,8 @@ class Dispatcher:
         )
 
     def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
-        """Restart a job that an old JobMaster has fenced, which had been declared lost.
-
-        The next JobMaster fences the old one permanently. If the old one still has a JobManager,
-        that JobManager then checks who leads, and exits.
+        """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
+        its JobManager, if it still has one, looks then who leads, and ends.
         """
         name = job.submission.job
         yield from self._answer(job, Acknowledge())
@@ -410,15 +399,12 @@ class Dispatcher:
         )
         self._note_end(job, error, wall_ms)
         self._starts += 1
-        job.start = self._starts  # so the exit of the old JobMaster is ignored
+        job.start = self._starts  # the exit of the one before is no exit of the next
         self._become(job, Phase.WAITING, now_ms)
         yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
     def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
-        """Record the end of a JobMaster that another one will follow.
-
-        Return the report that clients see until then.
-        """
+        """Of a JobMaster that another one follows; what is shown until then."""
         last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
         job.history.jobmaster_died(last, error, wall_ms)
         job.report = JobReport(
@@ -474,7 +460,7 @@ class Dispatcher:
     def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
         job.report = job.history.over(report)
         job.history.clear()
-        self._become(job, Phase.ENDING, now_ms)  # the JobMaster releases its slots itself
+        self._become(job, Phase.ENDING, now_ms)  # its slots say goodbye first: it frees them itself
         yield self._store_result(job)
 
     def _store_result(self, job: JobRecord) -> Instruction:
@@ -499,7 +485,7 @@ class Dispatcher:
         return job if job is not None and job.start == start else None
 
     def _find_by_pid(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
-        """Return the job if the sender is its current JobMaster, and else the refusal."""
+        """The job whose present JobMaster the sender is, or why it is not."""
         if epoch != self.epoch:
             return Refused(reason=f"leader epoch {epoch} is not {self.epoch}, this JobManager's")
         job = self._jobs.get(name)
@@ -515,7 +501,7 @@ _UNCONFIRMED: Final = (
 
 
 def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
-    """Show in the job's report why no JobMaster runs. `why` has no full stop at its end."""
+    """Reports say why there is no JobMaster; `why` has no full stop at its end."""
     job.put_off_since_ms = job.put_off_since_ms or wall_ms
     job.report = msgspec.structs.replace(
         job.report or JobReport(job=job.submission.job, state=JobState.CREATED),
@@ -527,7 +513,7 @@ def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
 
 
 def _started_at_last(job: JobRecord) -> None:
-    """Remove the reason for a postponed start, after the JobMaster has registered."""
+    """Its JobMaster has registered: what put the start off is over."""
     if job.put_off_since_ms and job.report is not None:
         job.report = msgspec.structs.replace(
             job.report, waiting_for="", waiting_since_ms=0, start_refused=""
@@ -536,7 +522,7 @@ def _started_at_last(job: JobRecord) -> None:
 
 
 def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
-    """Return the error of a job whose JobMasters die before they report a plan."""
+    """Why a job fails whose JobMasters die before they report anything."""
     message = (
         f"The JobMaster of {name} ended {FAILED_STARTS_MAX} times in a row before it reported "
         f"anything; the last time {how}. Its log, {name}/jobmaster.log, says more: often the "
