@@ -1,10 +1,10 @@
 """tidegate: Kafka-native, exactly-once pipelines in Python.
 
-This package is what users import; everything below it is a room of its own with walls around it
-(ARCHITECTURE.md shows them). Code inside the framework imports the rooms, never this module.
+Users import this package. Everything below it is divided into parts with strict import rules
+(ARCHITECTURE.md shows them). Code inside the framework imports those parts, never this module.
 
-Names are loaded when they are first asked for, so that the command line starts without msgspec and
-pydantic. tests/api/test_public_names.py freezes the list.
+A name is loaded at its first use, so that the command line starts without msgspec and pydantic.
+tests/api/test_public_names.py freezes the list of names.
 """
 
 import importlib

@@ -1,11 +1,14 @@
-"""The composition root: makes the real drivers and starts one role of a cluster in this process.
+"""The composition root, which makes the real drivers and starts one role of a cluster in this
+process.
 
-`python -m tidegate.role ROLE` is how a parent starts a child (`drivers/process`); arguments come by
-standard input. Roles: `jobmanager`, `jobmaster`, `taskmanager`, `zygote`, and `slot` as a fork of
-the zygote. Nothing else joins drivers to the planes: a service gets what it needs as ports.
+A parent starts a child with `python -m tidegate.role ROLE` (`drivers/process`) and passes the
+arguments on standard input. Roles are `jobmanager`, `jobmaster`, `taskmanager`, the fork server
+(its process kind is `zygote`), and `slot`, which is a fork of the fork server. No other module
+connects drivers to the control plane and the data plane: a service receives what it needs as ports.
 
-What holds for every role: it ends with its parent; SIGINT is ignored (a Ctrl-C is the command
-line's to interpret); SIGTERM is an orderly exit; the exit never waits for threads that are stuck.
+Four rules hold for every role. A process ends with its parent. It ignores SIGINT, because the
+command line interprets a Ctrl-C. SIGTERM is an orderly exit. The exit never waits for threads that
+are stuck.
 """
 
 from __future__ import annotations
@@ -66,13 +69,17 @@ WAVE_TASK = "tidegate.bootstrap:run_wave_task"
 JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
 
 FAILED = 1
-"""Exit status of a process that raised; its log says what."""
+"""The exit status of a process that failed. The process's log has the reason."""
 REFUSED = 2
-"""Exit status of a standing process for a mistake of whoever starts it."""
+"""The exit status of a server process that the user started wrongly, for example with a wrong
+setting.
+"""
 SOCKETS_PREFIX = "tidegate-run-"
-"""How the folder begins that holds the Unix sockets of a local cluster."""
+"""The prefix of the folder that holds the Unix sockets of a local cluster."""
 REJOIN_PAUSE_S, REJOIN_PAUSE_S_MAX = 0.2, 5.0
-"""Before a standing TaskManager joins again: at first, and after tries that came to nothing."""
+"""The first and the longest pause before a standalone TaskManager joins again, in seconds. The
+pause doubles after each failed try.
+"""
 
 _LIBRARIES_OF_SLOTS = (
     "confluent_kafka",
@@ -84,8 +91,9 @@ _LIBRARIES_OF_SLOTS = (
     "obstore",
     "rocksdict",
 )
-"""What slots use of others' libraries. Imported by the zygote; a library that starts a thread or
-opens a file when it is imported must not stand here."""
+"""The third-party libraries that slots use. The fork server imports them. A library that starts a
+thread or opens a file at its import must not be in this list.
+"""
 
 _RPC = "tidegate.drivers.rpc.channel"
 _STORAGE = "tidegate.drivers.storage.local"
@@ -103,27 +111,28 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "zygote": (*_LIBRARIES_OF_SLOTS, SLOT_MAIN),
     }
 )
-"""What a process imports while it has no arguments yet. As with the libraries of slots, nothing may
-be opened by that."""
+"""The modules that a process imports while it waits for its arguments. As with the libraries of
+slots, these imports must not start a thread or open a file.
+"""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """What every process of a cluster is given, and gives to its children."""
+    """The data that every process of a cluster receives, and passes on to its children."""
 
     config: Config
     cluster: str
-    """Names the cluster in the checkpoint storage."""
+    """The name of the cluster in the checkpoint storage."""
     role_mains: Mapping[str, str] = field(default_factory=dict)
-    """Roles with their mains as `module:function`, where a test brings its own."""
+    """The mains of roles as `module:function`, if a test replaces them."""
     path: tuple[str, ...] = ()
-    """Folders that come first on the module path of every process."""
+    """The folders that come first on the module path of every process."""
     network: Network = LOOPBACK
-    """How the process and its children are reached."""
+    """The addresses at which the process and its children are reached."""
     storage: str = ""
-    """The id of the checkpoint storage, where whoever starts the cluster has read it."""
+    """The id of the checkpoint storage, if the process that starts the cluster has read it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -150,7 +159,7 @@ class ClusterSpec:
 def processes(
     common: ClusterSpec, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
 ) -> OsProcesses:
-    """Starts processes of the cluster that `common` describes."""
+    """Return the starter for processes of the cluster that `common` describes."""
     return OsProcesses(common.to_dict(), Path(common.config.logs.directory), prestarted)
 
 
@@ -164,8 +173,8 @@ def local_cluster(
 ) -> LocalCluster:
     """Start a cluster on this machine, which ends with this process (or by `close`).
 
-    `cluster` names it in the checkpoint storage; without it a new name is made, and jobs of earlier
-    clusters are left alone. `role_mains` is for tests, see `ClusterSpec`. `jobmanager` is a
+    `cluster` names it in the checkpoint storage. Without `cluster`, a new name is made, and jobs of
+    earlier clusters are not touched. `mains` is for tests, see `ClusterSpec`. `jobmanager` is a
     prestarted one.
     """
     sockets = make_socket_dir(SOCKETS_PREFIX)
@@ -189,20 +198,21 @@ def local_cluster(
             on_restart=on_restart,
             on_closed=remove_sockets,
         )
-        undo.pop_all()  # they are the cluster's to remove
+        undo.pop_all()  # from now on, the cluster removes them
     return started
 
 
 def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
-    """Be the JobManager of a standing cluster until a signal; ends this process.
+    """Run the JobManager of a session cluster until a signal, then end this process.
 
-    Its jobs live on in the checkpoint storage: the next one of the same `cluster.name` recovers
-    them. ConfigError if it listens beyond the loopback address without `insecure`.
+    Its jobs stay in the checkpoint storage. The next JobManager with the same `cluster.name`
+    recovers them. If the JobManager would listen beyond the loopback address without `insecure`, a
+    ConfigError is logged and the exit status is `REFUSED`.
     """
 
     def serve() -> int:
         storage = config.checkpoint.storage
-        if "://" not in storage:  # its JobMasters and slots have other working folders
+        if "://" not in storage:  # JobMasters and slots have other working folders
             storage = str(Path(storage).absolute())
         checkpoint = config.checkpoint.model_copy(update={"storage": storage})
         own = config.model_copy(update={"checkpoint": checkpoint})
@@ -240,10 +250,11 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
 
 
 def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
-    """Be a standing TaskManager until a signal; ends this process.
+    """Run a standalone TaskManager until a signal, then end this process.
 
-    A TaskManager belongs to one JobManager; when that is lost this joins the next one, as another.
-    ConfigError if it listens beyond the loopback address without `insecure`.
+    A TaskManager belongs to one JobManager. If it loses that JobManager, this process joins the
+    next one, with a new id. If the TaskManager would listen beyond the loopback address without
+    `insecure`, a ConfigError is logged and the exit status is `REFUSED`.
     """
 
     def serve() -> int:
@@ -269,14 +280,14 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
                     processes(common),
                     port=config.taskmanager.port,
                 )
-            # No way to the JobManager yet, our port is still taken, or the host has no room.
+            # The JobManager cannot be reached yet, the port is in use, or the host lacks resources.
             except (RpcError, ResourceExhaustedError) as error:
                 if str(error) != said:
                     _log.warning("%s (It is tried again until it works.)", error)
                 said = str(error)
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, REJOIN_PAUSE_S_MAX)
-            if clock.monotonic() - began_s > 2 * REJOIN_PAUSE_S_MAX:  # it has served meanwhile
+            if clock.monotonic() - began_s > 2 * REJOIN_PAUSE_S_MAX:  # it was in service
                 said, pause_s = "", REJOIN_PAUSE_S
 
     from tidegate.controlplane.taskmanager.service import run_taskmanager
@@ -285,12 +296,12 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
 
 
 def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
-    """Refuse to listen where other hosts reach this process, unless the operator allows it.
+    """Refuse to listen on an address that other hosts reach, unless the operator allows it.
 
-    Whoever reaches a port of a cluster may submit code, which then runs as the cluster's user. So
-    a process on a network needs a consent, and repeats what it means at each start. `role` names
-    the section of the settings. ConfigError without the consent; RpcError for a name that cannot
-    be resolved.
+    Every process that reaches a port of a cluster can submit code, which then runs as the cluster's
+    user. So a process on a network needs the operator's consent, and it logs a warning at each
+    start. `role` names the section of the settings. Raise ConfigError without the consent, and
+    RpcError for a name that cannot be resolved.
     """
     if is_loopback(network.listens_on):
         return
@@ -311,7 +322,7 @@ def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
 
 
 def _run_server(role: str, config: Config, serve: Callable[[], int]) -> NoReturn:
-    """Run a process that nobody's life is tied to: it ends by SIGTERM or Ctrl-C, in order."""
+    """Run a process that does not end with a parent. SIGTERM or Ctrl-C ends it in order."""
     status = FAILED
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -343,7 +354,7 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         common = ClusterSpec.from_dict(given["common"])
         sys.path[:0] = common.path
         set_up_logging(common.config.logs.level, role=role, pid=os.getpid())
-        if role != "zygote":  # which has the TaskManager's socket for that, and must have no thread
+        if role != "zygote":  # which ends with the TaskManager's socket, and must have no thread
             exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}
         status = _ROLES[role](common, arguments, children)
@@ -360,7 +371,9 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
 
 
 def _preload(role: str) -> None:
-    """Import what a role needs. The parent may end meanwhile, and others need the processor."""
+    """Import the modules that a role needs. The parent may end meanwhile. This process then exits,
+    because other processes need the processor.
+    """
     for name in _PRELOADED[role]:
         leave_if_orphaned()
         importlib.import_module(name.partition(":")[0])
@@ -371,9 +384,11 @@ def _status_of(error: TidegateError) -> int:
 
 
 def _exit(status: int) -> NoReturn:
-    """Exit without waiting for threads: one may hang in a call that nobody will answer."""
+    """Exit without waiting for threads, because a thread may hang in a call that is never
+    answered.
+    """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # of the disk of the logs: it must not change the status
+        with contextlib.suppress(OSError):  # a full disk of the logs must not change the status
             stream.flush()
     os._exit(status)
 
@@ -383,8 +398,8 @@ def _exit_on_signal(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _announce(facts: Mapping[str, object]) -> None:
-    """Tell the parent what it waits for; afterwards standard output is the log, as in other
-    roles.
+    """Send the parent the data that it waits for. Afterwards, standard output is the log, as in
+    other roles.
     """
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()
@@ -459,8 +474,8 @@ def _zygote(
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
-        # A collection writes to each object that it looks at: those of the zygote would no longer
-        # be shared with it. The slot settles the rest (`CurrentProcess.settle`).
+        # A garbage collection writes to each object that it visits, so the slot would no longer
+        # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).
         gc.freeze()
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
@@ -470,7 +485,9 @@ def _zygote(
 
 
 def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:
-    """A task of a backfill in a Python worker of Spark, which imports this by name."""
+    """Run a task of a backfill in a Python worker of Spark. The worker imports this function by its
+    name.
+    """
     from tidegate.backfill.spark.executor import run_task
 
     yield from run_task(attempt, payload, rows, task_host())
@@ -478,7 +495,9 @@ def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator
 
 @functools.cache
 def task_host() -> TaskHost:
-    """What tasks of waves are given, one for all of this process: a worker runs many."""
+    """Return the shared resources for tasks of waves. A worker runs many tasks, so the process has
+    only one set.
+    """
     from tidegate.dataplane.engine import IO_THREADS
     from tidegate.dataplane.shared_control import SharedControl
     from tidegate.dataplane.waves.level_task import TaskHost

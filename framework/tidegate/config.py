@@ -1,11 +1,12 @@
-"""The configuration: one model per section, every default here, every key documented in
-`default.toml`.
+"""The configuration. This module holds one model per section and every default value.
+`default.toml` documents every key.
 
-Values come, first wins, from the command line, the environment (`TIDEGATE_CHECKPOINT__INTERVAL`),
-the nearest `tidegate.toml` upwards from the working folder, the pipeline's class statement, and the
-defaults. `cli` and tests call `load`; processes of a cluster get the effective settings with their
-submission (`from_dict`). Unknown keys are errors that name the key and its nearest neighbour.
-Durations carry their unit in the text ("10 s"); in code they are milliseconds.
+Values come from five places. The first place that has a value wins: the command line, the
+environment (`TIDEGATE_CHECKPOINT__INTERVAL`), the nearest `tidegate.toml` upwards from the working
+folder, the pipeline's class statement, and the defaults. `cli` and tests call `load`. Processes of
+a cluster get the effective settings with their submission (`from_dict`). An unknown key is an error
+that names the key and its nearest neighbour. Durations carry their unit in the text ("10 s"); in
+code they are milliseconds.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ RENAMED: Final = {
     "checkpoint.retained": "checkpoint.num_retained",
 }
 """Keys of earlier versions, each with its present name. A submission that an earlier version stored
-has them, and is read as if it had the present ones. A user who writes one is told the new name."""
+has the old keys. It is read as if it had the present ones. A user who writes an old key gets an
+error with the new name.
+"""
 
 SLOTS_MAX: Final = 256
-"""Of one TaskManager."""
+"""The maximum number of slots of one TaskManager."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,9 @@ class Units:
 DurationMs = Annotated[int, BeforeValidator(_to_ms), Field(ge=0), Units(tuple(_DURATION_MS))]
 """Milliseconds, written with a unit: "10 s"."""
 PositiveMs = Annotated[DurationMs, Field(gt=0)]
-"""The same for what may not be nothing: to wait that long again and again, say."""
+"""Milliseconds, at least 1. A setting has this type if zero would be wrong, for example for a time
+that the code waits again and again.
+"""
 
 
 RUNS_FOREIGN_CODE: Final = {
@@ -82,14 +87,14 @@ RUNS_FOREIGN_CODE: Final = {
     "ssl.engine.location": "OpenSSL loads this library into the process",
     "sasl.kerberos.kinit.cmd": "librdkafka runs this command in a shell",
 }
-"""librdkafka settings by which a configuration could start code, with how."""
+"""librdkafka settings through which a configuration could start code. Each value says how."""
 
 
 def foreign_code(property_name: str) -> str | None:
-    """How a librdkafka setting starts foreign code, or None if it does not.
+    """Return how a librdkafka setting starts foreign code, or None if it does not.
 
-    Case, spaces and what follows a NUL make no other setting of it: librdkafka may read the name
-    as a C string, and this must not depend on how it compares names.
+    Case, surrounding spaces and any text after a NUL character are ignored. librdkafka may read the
+    name as a C string, and this check must not depend on how librdkafka compares names.
     """
     return RUNS_FOREIGN_CODE.get(property_name.split("\0", maxsplit=1)[0].strip().lower())
 
@@ -97,11 +102,13 @@ def foreign_code(property_name: str) -> str | None:
 SizeBytes = Annotated[int, BeforeValidator(_to_bytes), Units(tuple(_SIZE_BYTES))]
 """Bytes, written with a unit: "16 MiB"."""
 MAX_CODE_SIZE: Final = 48 << 20
-"""The archive travels in one control message, of 64 MiB at most (`drivers/rpc`)."""
+"""The upper limit of `job.max_code_size`, in bytes. The archive of the code travels in one control
+message, of 64 MiB at most (`drivers/rpc`).
+"""
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, and strict about names."""
+    """The base class of all sections. Sections are immutable and refuse unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -111,27 +118,29 @@ class KafkaSettings(Section):
 
     bootstrap: str = "localhost:9092"
     properties: dict[str, str] = Field(default_factory=dict)
-    """librdkafka settings for every client: security and the like."""
+    """librdkafka settings for every client, such as security settings."""
 
 
 class JobSettings(Section):
-    """What a job is called, how wide it runs, and how much code it ships; max_parallelism is fixed
-    for the life of its state.
+    """The name of a job, its parallelism, and the maximum size of its code. `max_parallelism` is
+    fixed for the life of the job's state.
     """
 
     name: str | None = Field(default=None, pattern=f"^{JOB_NAME}$")
-    """None is the name of the class statement."""
+    """None means the name in the class statement."""
     parallelism: int = Field(default=1, ge=1)
     max_parallelism: int = Field(default=128, ge=1, le=32_768)
     max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
 
 
 class CheckpointSettings(Section):
-    """When checkpoints are taken, how long they may take, where they are kept."""
+    """The times, limits and storage of checkpoints."""
 
     interval: PositiveMs = 10_000
     interval_during_backlog: DurationMs = 3_000
-    """Has no effect where `interval` is as long."""
+    """The checkpoint interval while the job works off a backlog, in milliseconds. It has an effect
+    only if it is longer than `interval`.
+    """
     timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
     tolerable_failed_checkpoints: int = Field(default=2, ge=0)
@@ -143,47 +152,51 @@ class CheckpointSettings(Section):
 
     @property
     def backlog_window(self) -> int:
-        """`interval_during_backlog` where it makes a difference, else 0; milliseconds."""
+        """Return `interval_during_backlog` if it is longer than `interval`, else 0. The unit is
+        milliseconds.
+        """
         during = self.interval_during_backlog
         return during if during > self.interval else 0
 
 
 class StateSettings(Section):
-    """Where keyed state lives between checkpoints."""
+    """The backend and the local folder of keyed state between checkpoints."""
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
     directory: str = ".tidegate/state"
-    """What an attempt that failed leaves there serves the next one on the host: it then fetches
-    less. Nothing is lost with it.
+    """The local folder of keyed state. Files that a failed attempt leaves here help the next
+    attempt on the same host, which then fetches less. If the folder is lost, no state is lost.
     """
     cache_entries: int = Field(default=200_000, ge=1_000)
 
 
 class JobManagerSettings(Section):
-    """Where the JobManager of a standing cluster is found, and what it listens on."""
+    """The address of the JobManager of a session cluster, and the address that it listens on."""
 
     host: str = "localhost"
     port: int = Field(default=6123, ge=1, le=65_535)
     bind_host: str | None = None
-    """None is `host` itself."""
+    """None means `host`."""
 
 
 class TaskManagerSettings(Section):
-    """A TaskManager of this configuration; all but `slots` are for standing ones."""
+    """The settings of a TaskManager. All except `slots` apply only to a standalone TaskManager."""
 
     slots: int = Field(default=1, ge=1, le=SLOTS_MAX)
     host: str | None = None
-    """None is the address from which it reaches the JobManager."""
+    """None means the local address from which the TaskManager reaches the JobManager."""
     port: int = Field(default=0, ge=0, le=65_535)
     bind_host: str | None = None
-    """None is `host` itself."""
+    """None means `host`."""
 
 
 class ClusterSettings(Section):
-    """The processes of a cluster and when one is given up."""
+    """The processes of a cluster, and the timeouts after which a process counts as lost."""
 
     name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    """Of a standing cluster; a local one is named by whoever starts it."""
+    """The name of a session cluster. The caller that starts a local cluster gives that cluster its
+    name.
+    """
     task_managers: int = Field(default=1, ge=1, le=256)
     slot_request_timeout: PositiveMs = 300_000
     heartbeat_interval: PositiveMs = 1_000
@@ -192,7 +205,7 @@ class ClusterSettings(Section):
     @field_validator("heartbeat_timeout")
     @classmethod
     def _leaves_time_for_two(cls, timeout: int, others: ValidationInfo) -> int:
-        interval = others.data.get("heartbeat_interval", 0)  # not there where it is wrong itself
+        interval = others.data.get("heartbeat_interval", 0)  # absent if it is invalid itself
         if timeout < 2 * interval:
             raise ValueError(
                 f"between two heartbeats, which are {interval} ms apart, a process that is well "
@@ -202,15 +215,18 @@ class ClusterSettings(Section):
 
     @property
     def quiet_interval(self) -> int:
-        """Milliseconds after which a heartbeat or a report that says nothing new is sent all the
-        same: three seconds, or a fifth of the timeout where that is less, and never less than one
-        interval. Each costs both ends 2 to 3 ms of CPU, which is most of what an idle cluster does.
+        """Return the interval at which an unchanged heartbeat or report is still sent, in
+        milliseconds.
+
+        It is three seconds or a fifth of the timeout, whichever is shorter, but at least one
+        heartbeat interval. Each message costs both ends 2 to 3 ms of CPU, which is most of the load
+        of an idle cluster.
         """
         return max(self.heartbeat_interval, min(3_000, self.heartbeat_timeout // 5))
 
 
 class RestartSettings(Section):
-    """When a failed attempt is followed by another."""
+    """The restart strategy, which decides whether and when a new attempt follows a failed one."""
 
     strategy: Literal["exponential_delay", "fixed_delay", "failure_rate", "none"] = (
         "exponential_delay"
@@ -221,25 +237,26 @@ class RestartSettings(Section):
     jitter: float = Field(default=0.1, ge=0.0, le=1.0)
     reset_after: DurationMs = 600_000
     attempts: int | None = Field(default=None, ge=1)
-    """Restarts before the job fails, with `exponential_delay` since the last attempt that ran for
-    `reset_after`; None is without end.
+    """The number of restarts before the job fails; None means unlimited. With `exponential_delay`,
+    the count starts again after an attempt that ran for `reset_after`.
     """
     delay: DurationMs = 1_000
-    """Between restarts of `fixed_delay` and `failure_rate`."""
+    """The pause before each restart with `fixed_delay` and `failure_rate`, in milliseconds."""
     failures: int = Field(default=3, ge=1)
-    """Of `failure_rate`: so many within `failure_interval` fail the job."""
+    """The limit of `failure_rate`: this number of failures within `failure_interval` fails the job.
+    """
     failure_interval: DurationMs = 60_000
 
 
 class ExchangeSettings(Section):
-    """The way between slots."""
+    """The connections between slots."""
 
     credits: int = Field(default=8, ge=2)
     """Frames in flight per channel."""
 
 
 class BackfillSettings(Section):
-    """How `tidegate backfill` works off history."""
+    """The settings of `tidegate backfill`, which processes the history of topics."""
 
     master: str = "local[*]"
     wave_records: int = Field(default=1_000_000, gt=0)
@@ -248,7 +265,7 @@ class BackfillSettings(Section):
 
 
 class LogSettings(Section):
-    """Where processes write their logs."""
+    """The folder and the level of the processes' logs."""
 
     directory: str = ".tidegate/logs"
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -279,21 +296,23 @@ class Config(Section):
     sinks: dict[str, ConnectorSettings] = Field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, durations in milliseconds: the form that travels with a submission."""
+        """Return plain values, with durations in milliseconds. Settings travel with a submission in
+        this form.
+        """
         return self.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`, also of that of an earlier version.
+        """Return the configuration from the output of `to_dict`, of this version or an earlier one.
 
-        The process masks the secrets in it from now on.
+        From now on, the process masks the secrets in these settings.
         """
         remember(settings)
         return cls.model_validate(with_present_names(settings))
 
 
 def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as `Config.to_dict` gives them, with the present name of each renamed key."""
+    """Return settings that `Config.to_dict` gave, with the present name of each renamed key."""
     named = {
         section: dict(values) if isinstance(values, Mapping) else values
         for section, values in settings.items()

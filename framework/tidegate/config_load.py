@@ -1,13 +1,14 @@
-"""Finding the effective configuration: defaults, class statement, file, environment, command line.
+"""The loader of the effective configuration, from defaults, class statement, file, environment and
+command line.
 
-Later ones win. Each value is looked at under its dotted key (`checkpoint.interval`) together with
-where it came from, so that an error can name the file or the variable, the key, and the nearest key
-there is. Below `kafka.properties` and the `properties` of a source or sink everything is a
-librdkafka setting: `sasl.password` may be written as a table, as a quoted key, or as
+Later places win. The loader keeps each value under its dotted key (`checkpoint.interval`) together
+with its origin. So an error can name the file or the variable, the key, and the nearest known key.
+Every key below `kafka.properties`, and below the `properties` of a source or sink, is a librdkafka
+setting: `sasl.password` may be written as a table, as a quoted key, or as
 `TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`.
 
-Only the process that talks to the user loads; all others are handed the result
-(`Config.from_dict`).
+Only the process that talks to the user loads the configuration. All other processes receive the
+result (`Config.from_dict`).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tidegate.masking import MASK, is_secret, masked_text, remember
 FILE_NAME = "tidegate.toml"
 PREFIX = "TIDEGATE_"
 NOT_SETTINGS = "TIDEGATE_TEST_"
-"""Variables that begin so belong to tests of tidegate."""
+"""The prefix of variables that belong to tests of tidegate."""
 PARAMETERS = "TIDEGATE_PARAMS__"
-"""Variables that begin so are parameters of a pipeline, not settings."""
+"""The prefix of variables that are parameters of a pipeline, not settings."""
 
 CLASS_STATEMENT = "the class statement"
 
@@ -38,11 +39,11 @@ _ROOT_USER = 0
 """The id of the superuser, who can change every file anyway."""
 
 _SIMILAR = 0.6
-"""How alike a key must be to be suggested; difflib's own default."""
+"""The minimum similarity of a key that is suggested; also difflib's own default."""
 
 
 _NOTHING = ("none", "None")
-"""How a text says that an optional setting has no value."""
+"""Texts that mean that an optional setting has no value."""
 
 
 class _Value(NamedTuple):
@@ -57,10 +58,11 @@ def load(
     class_statement: Mapping[str, Any] | None = None,
     command_line: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The effective configuration of a run from `folder`.
+    """Return the effective configuration of a run from `folder`.
 
     `class_statement` and `command_line` map dotted keys to values, as texts or of their own type.
-    ConfigError names the key, where it stands and, for an unknown one, the nearest known one.
+    Raise ConfigError for a wrong setting. The error names the key, its origin and, for an unknown
+    key, the nearest known one.
     """
     layers = [
         _given(class_statement or {}, CLASS_STATEMENT),
@@ -76,10 +78,10 @@ def load(
 
 
 def find_file(folder: Path) -> Path | None:
-    """The nearest `tidegate.toml` in `folder` or above it.
+    """Return the nearest `tidegate.toml` in `folder` or above it, or None if none exists.
 
-    ConfigError if another user could have put it there: settings say which brokers get the
-    credentials and where state is written.
+    Raise ConfigError if another user could have put the file there: settings say which brokers get
+    the credentials and where state is written.
     """
     for place in (folder, *folder.parents):
         path = place / FILE_NAME
@@ -90,12 +92,14 @@ def find_file(folder: Path) -> Path | None:
 
 
 def known_keys() -> dict[str, Any]:
-    """Every key with its default; `*` stands for the name of a source or sink, or of a property."""
+    """Return every key with its default; `*` stands for the name of a source or sink, or of a
+    property.
+    """
     return dict(_keys_of(Config, ""))
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables as dotted keys."""
+    """Yield the values of nested tables, each with its dotted key."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from flattened(value, f"{prefix}{name}.")
@@ -104,8 +108,11 @@ def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def _refuse_foreign_owner(path: Path, folder: Path) -> None:
-    """In the working folder itself the owner of that folder is trusted: commands import code from
-    there. The link and its target both count, where the file is a symbolic link.
+    """Raise ConfigError if the file belongs to another user, other than root.
+
+    In the working folder itself, the owner of that folder is trusted too, because commands import
+    code from there. Elsewhere the folder of the file is checked like the file. If the file is a
+    symbolic link, both the link and its target are checked.
     """
     trusted = {os.geteuid(), _ROOT_USER}
     checked = [path.stat(), path.lstat()]
@@ -189,13 +196,13 @@ def _refuse_unknown(key: str, origin: str) -> NoReturn:
 
 
 def _table(key: str) -> str:
-    """The key of a table with `*` for the name of a source or sink."""
+    """Return the key of a table, with `*` for the name of a source or sink."""
     section, _, name = key.partition(".")
     return f"{section}.*" if section in {"sources", "sinks"} and name else key
 
 
 def _pattern(key: str) -> str:
-    """The key with `*` for what may be any name."""
+    """Return the key, with `*` for each part that may be any name."""
     parts = key.split(".")
     if parts[0] in {"sources", "sinks"} and len(parts) > 2:  # noqa: PLR2004  # section, name, key
         parts[1] = "*"
@@ -215,10 +222,10 @@ def _validated(values: Mapping[str, _Value]) -> Config:
             path = [*path[:cut], ".".join(path[cut:])]
             value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
         elif isinstance(value, str) and value in _NOTHING and _pattern(key) in optional:
-            value = None  # noqa: PLW2901  # what it says
+            value = None  # noqa: PLW2901  # the text means None
         elif key in measured and isinstance(value, int | float) and origin != CLASS_STATEMENT:
-            # In code and on its way to other processes a number is in the smallest unit; a person
-            # who writes 10 means seconds as often as not.
+            # In code and between processes, a number is in the smallest unit. A person who writes
+            # 10 often means seconds.
             raise ConfigError(
                 f"Setting {key} = {value!r} in {origin} has no unit: write it as text with one of "
                 f"{', '.join(measured[key])}."
@@ -234,7 +241,9 @@ def _validated(values: Mapping[str, _Value]) -> Config:
 
 
 def _explained(error: ValidationError, values: Mapping[str, _Value]) -> ConfigError:
-    """The first mistake in one paragraph: pydantic's own report speaks of models."""
+    """Return the first mistake in one paragraph. Pydantic's own report describes its models
+    instead.
+    """
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     origin = values[key].origin if key in values else "the configuration"
@@ -267,7 +276,7 @@ def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _measured(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Keys whose values carry a unit, with the units there are."""
+    """Yield each key whose values carry a unit, with the possible units."""
     for name, info in section.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -1,8 +1,8 @@
-"""Names and numbers that identify things, each with a type of its own.
+"""Names and numbers that identify things, each with its own type.
 
-A fencing bug is most often one number taken for another (an attempt for a checkpoint's counter, a
-subtask for a partition): as types they are errors of the type checker. Nothing here has behaviour
-beyond being written as text and parsed back.
+A typical fencing bug uses one number in place of another: an attempt for a checkpoint's counter, or
+a subtask for a partition. With a type for each, the type checker finds such a bug. The types here
+have no behaviour except conversion to text and back.
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 from typing import Final, NamedTuple, NewType, Self
 
 JobName = NewType("JobName", str)
-"""A job is its name, no dot in it: it is part of transactional ids."""
+"""The name of a job, which identifies it. It contains no dot, because it is part of transactional
+ids.
+"""
 
 JOB_NAME: Final = "[a-z0-9][a-z0-9-]{0,62}"
 """The regular expression that a whole `JobName` matches."""
 
 Attempt = NewType("Attempt", int)
-"""One life of a job between two restarts: the journal number of the claim that began it."""
+"""One run of a job between two restarts. Its number is the journal number of the claim that began
+it.
+"""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""Grows with every JobManager of a cluster; messages of an older one are refused."""
+"""A number that grows with every JobManager of a cluster. Messages with an older epoch are refused.
+"""
 
 SubtaskIndex = NewType("SubtaskIndex", int)
 KeyGroup = NewType("KeyGroup", int)
 Uid = NewType("Uid", str)
-"""Names a step and its state for ever; sources and sinks take theirs from the attribute."""
+"""The permanent name of a step and its state. The uid of a source or sink is its attribute name."""
 
 VertexId = NewType("VertexId", str)
 """A chain of steps that one subtask runs: the id of the chain's first step."""
@@ -35,7 +40,9 @@ JournalNumber = NewType("JournalNumber", int)
 
 
 class CheckpointId(NamedTuple):
-    """Attempt and counter within it: never used twice, ordered as the checkpoints were taken."""
+    """An attempt and a counter within it. An id is never used twice, and ids are ordered like the
+    checkpoints.
+    """
 
     attempt: Attempt
     counter: int
@@ -45,7 +52,7 @@ class CheckpointId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of `str`; ValueError for anything else."""
+        """Return the id that `str` wrote as `text`. Raise ValueError for any other text."""
         attempt, counter = text.split("-")
         return cls(Attempt(int(attempt)), int(counter))
 
@@ -71,7 +78,7 @@ class SlotId(NamedTuple):
 
 
 class ChannelId(NamedTuple):
-    """The way from one subtask to another along one edge of the plan; `edge` is the edge's
+    """The connection from one subtask to another along one edge of the plan. `edge` is the edge's
     index.
     """
 

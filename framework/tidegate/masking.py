@@ -1,13 +1,13 @@
-"""What is a secret, and how text that people read is cleaned of secrets.
+"""The rules for secrets, and the removal of secrets from text that people read.
 
 `is_secret` is the only place that decides by a name whether a value is a secret. `tidegate config`,
-the submissions that a JobManager stores, logs, errors and reports all ask it. Where text has no
-name (a message of a client library, an exception of user code that quotes its password),
-`masked_text` replaces the secrets that this process has seen: whoever reads a configuration or a
-`Param(secret=True)` calls `remember`.
+the submissions that a JobManager stores, logs, errors and reports all use it. Some text has no
+name, for example a message of a client library, or an exception of user code that quotes its
+password. In such text, `masked_text` replaces the secrets that this process has seen. Code that
+reads a configuration or a `Param(secret=True)` therefore calls `remember`.
 
-The module keeps those values for the life of the process, because a log line may quote a secret at
-any time. Nothing here does I/O, and nothing is called per record.
+The module keeps these values for the life of the process, because a log line may quote a secret at
+any time. The module does no I/O, and no function here is called per record.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SECRET_ENDINGS: Final = (
     "accesskey",
     "secretkey",
     "privatekey",
-    "key.pem",  # ssl.key.pem and the like hold the private key itself
+    "key.pem",  # ssl.key.pem, for example, holds the private key itself
     "oauthbearer.config",  # librdkafka: may hold a client secret or claims
     "jaas.config",  # Java's form of sasl.password, which users paste by mistake
 )
-"""A name that ends like this is a secret, whatever precedes it."""
+"""Endings of names of secrets. The text before the ending does not matter."""
 _SECRET_WORDS: Final = ("key", "assertion")
 """These are secret only behind a separator (`ssl_key`, `client.assertion`) ..."""
 _NOT_SECRET: Final = (
@@ -48,12 +48,14 @@ _NOT_SECRET: Final = (
 _SEPARATORS: Final = re.compile(r"[._-]")
 
 SHORTEST: Final = 4
-"""Characters of the shortest value that `masked_text` replaces: a shorter one would blank out parts
-of ordinary words, and it protects nothing."""
+"""The length of the shortest value that `masked_text` replaces, in characters. A shorter value
+would also hide parts of ordinary words, and hiding it protects nothing.
+"""
 
 _CREDENTIALS: Final = re.compile(r"(\w[\w+.-]*://)(?:[^\s'\"<>@/]*:[^\s'\"<>]*|[^\s'\"<>@/:]+)@")
-"""`scheme://USER:PASSWORD@` or `scheme://TOKEN@`: up to the last @, because people paste passwords
-with `/` and `@` in them as they are."""
+"""`scheme://USER:PASSWORD@` or `scheme://TOKEN@`. The match extends to the last @, because people
+paste passwords that contain `/` and `@` without escapes.
+"""
 _QUERY: Final = re.compile(r"([?&;])([\w.-]+)=([^\s&;'\"<>]+)")
 _SIGNATURES: Final = ("sig", "signature", "x-amz-signature", "x-goog-signature", "code")
 """Parameters of a signed URL that are as good as a password."""
@@ -62,7 +64,7 @@ _seen: dict[str, None] = {}
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value under this name must not be shown."""
+    """Return whether the value under this name must not be shown."""
     lower = name.lower()
     if lower.endswith(_SECRET_ENDINGS):
         return True
@@ -71,7 +73,7 @@ def is_secret(name: str) -> bool:
 
 
 def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings (`Config.to_dict`) as they may be shown: secrets replaced."""
+    """Return the settings (`Config.to_dict`) in a form that may be shown, with secrets replaced."""
     return {
         key: masked(value)
         if isinstance(value, Mapping)
@@ -81,7 +83,9 @@ def masked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def masked_text(text: str) -> str:
-    """The text without credentials in URLs and without the secrets that this process has seen."""
+    """Return the text without credentials in URLs and without the secrets that this process has
+    seen.
+    """
     for value in tuple(_seen):  # a copy: another thread may read a configuration meanwhile
         if value in text:
             text = text.replace(value, MASK)
@@ -112,7 +116,7 @@ def _without_credentials(value: Any) -> Any:
 
 
 def _cleaned(text: str) -> str:
-    """The text without the credentials of the URLs in it."""
+    """Return the text without the credentials of the URLs in it."""
     if "://" not in text:
         return text
     return _QUERY.sub(_masked_parameter, _CREDENTIALS.sub(rf"\1{MASK}@", text))

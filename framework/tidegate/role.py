@@ -1,8 +1,8 @@
-"""`python -m tidegate.role ROLE`: the entry of every process that a cluster starts.
+"""The entry of every process that a cluster starts: `python -m tidegate.role ROLE`.
 
-It starts what the role will start first, and only then imports `bootstrap`, which takes a fifth of
-a second: so parent and children import at the same time (`drivers/process/prestart`). It imports
-nothing else, and knows nothing of what a role does.
+The module first starts the processes that the role needs first. Only then it imports `bootstrap`,
+which takes a fifth of a second, so that parent and children import at the same time
+(`drivers/process/prestart`). It imports nothing else, and it does not know what a role does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidegate.drivers.process.prestart import prestarted
 PRESTARTED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("zygote",)}
 )
-"""What each role starts as soon as it serves."""
+"""The roles that each role starts as soon as it serves."""
 
 
 def main(role: str) -> NoReturn:
     """Run a role until it ends, and end this process with its status."""
-    gc.disable()  # imports make no garbage, and to look for it is a twentieth of their time
+    gc.disable()  # imports make no garbage, and a search for it takes 5 % of their time
     started = {child: prestarted(child) for child in PRESTARTED.get(role, ())}
     from tidegate.bootstrap import run_role
 

@@ -1,13 +1,13 @@
-"""What travels along channels: batches of records, and the control elements that stand between
-them.
+"""The elements that travel along channels: batches of records, and control elements between them.
 
-A `RecordBatch` is parallel columns, never a list of record objects of ours: the cost of an element
-is paid once per batch. Every batch stems from one partition, so that one `TopicPartition` and a
-column of offsets name the source record behind each value, wherever a step fails. Control elements
-never overtake a batch of their channel and are never overtaken by one (invariant 6 of
-ARCHITECTURE.md).
+A `RecordBatch` is a set of parallel columns, never a list of record objects, so the cost of an
+element is paid once per batch. All records of a batch come from one partition. One `TopicPartition`
+and a column of offsets therefore name the source record of each value, wherever a step fails. A
+control element never overtakes a batch of its channel, and no batch overtakes a control element
+(invariant 6 of ARCHITECTURE.md).
 
-No behaviour lives here; alignment is in `checkpoint/alignment.py`, the loop in `dataplane/task.py`.
+This module has no behaviour. Alignment is in `checkpoint/alignment.py`, and the loop is in
+`dataplane/task.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RecordBatch:
     """Records of one partition, in order.
 
     `values` and `offsets` are parallel: `offsets[i]` is the offset of the source record that led to
-    `values[i]`. `keys`, where a sink asks for it, are the source records' own keys, as bytes. A
-    batch belongs to whoever received it last; nobody changes one that was handed on.
+    `values[i]`. `keys` holds the keys of the source records as bytes, if a sink needs them. A batch
+    belongs to the component that received it last. No other component changes it.
     """
 
     values: list[Any]
@@ -46,7 +46,8 @@ class RecordBatch:
 
 @dataclass(slots=True, frozen=True)
 class Barrier:
-    """Cuts a channel in two: what is before it belongs to the checkpoint, what follows does not.
+    """A marker that cuts a channel in two. Elements before it belong to the checkpoint, and
+    elements after it do not.
 
     After a `final` barrier a source emits nothing more: the job ends with this checkpoint.
     """
@@ -57,7 +58,7 @@ class Barrier:
 
 @dataclass(slots=True, frozen=True)
 class EndOfInput:
-    """No record follows on this channel; barriers still may."""
+    """The end of the records on this channel. Barriers may still follow."""
 
 
 StreamElement = RecordBatch | Barrier | EndOfInput

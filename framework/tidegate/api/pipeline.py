@@ -1,6 +1,6 @@
 """The pipeline class, its checks, and the build of its graph.
 
-When Python creates the class, it checks the name, each declaration by itself, and that `define`
+When Python creates the class, it checks the name, each declaration alone, and that `define`
 exists. So these errors appear on import and in an editor's test run. `build` checks everything
 that needs the graph. Neither does I/O, except that schema files are read.
 """

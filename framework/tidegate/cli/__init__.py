@@ -1,5 +1,6 @@
-"""The command line: each command parses its words, calls one function below and prints the answer.
+"""The command line: each command parses its arguments, calls one function and prints the answer.
 
-It holds no logic of the cluster and keeps no state. Only typer is imported at the top of its
-modules, so that help appears at once; whatever costs more is imported by the command that needs it.
+The package holds no cluster logic and keeps no state. The modules that define the commands import
+only typer and other light modules at the top, so that help appears at once. A command imports
+heavier modules when it runs.
 """

@@ -1,8 +1,8 @@
-"""`tidegate backfill`: a pipeline over the history of its topics, on Spark.
+"""`tidegate backfill`: runs a pipeline over the history of its topics, on Spark.
 
-It prints what it is about to do, runs wave after wave, and ends when the sources are at the ends
-that were chosen when the backfill began. The same command continues after a crash. Parsing only:
-the work is in `backfilling` and in the package `backfill`.
+The command prints its plan, then runs one wave after the other. It ends when the sources have
+reached the end offsets that were chosen when the backfill began. After a crash the same command
+continues. This module only parses: `backfilling` and the package `backfill` do the work.
 """
 
 from __future__ import annotations

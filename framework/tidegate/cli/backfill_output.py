@@ -1,4 +1,4 @@
-"""What `tidegate backfill` prints: the plan, a line for each wave, and the end, or JSON lines."""
+"""The output of `tidegate backfill`: the plan, a line for each wave and the end, or JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINUTE_S, HOUR_S = 60, 3600
 
 
 class BackfillText:
-    """Sentences on stderr."""
+    """The output for people: sentences on stderr."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -28,13 +28,13 @@ class BackfillText:
         self._seconds = 0.0
 
     def plan(self, plan: BackfillPlan) -> None:
-        """What is about to be done."""
+        """Print the plan of the backfill."""
         self._left = plan.offsets
         for line in plan_lines(plan):
             print_status(line)
 
     def wave(self, wave: WaveDone) -> None:
-        """A wave is committed."""
+        """Report that a wave is committed, with its rate and the estimated time that is left."""
         self._waves += 1
         self._read += self._left - wave.offsets_left
         self._left = wave.offsets_left
@@ -49,39 +49,39 @@ class BackfillText:
         )
 
     def progress(self, finished: int, tasks: int) -> None:
-        """How far the present wave is."""
+        """Report how many tasks of the present wave have finished."""
         print_status(f"{self._job}: wave {self._waves + 1}: {finished} of {tasks} tasks finished")
 
     def stopping(self) -> None:
-        """The first Ctrl-C."""
+        """Report the first Ctrl-C."""
         print_status(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
 
     def stopped(self) -> None:
-        """It ended after a wave."""
+        """Report that the command ended after a wave."""
         print_status(f"{self._job}: ended after a wave; the same command, without --new, continues")
 
     def abandoning(self) -> None:
-        """The second Ctrl-C."""
+        """Report the second Ctrl-C."""
         print_status(
             f"{self._job}: aborts what the wave has open (Ctrl-C again leaves it to its timeout, or"
             " to the next command)"
         )
 
     def abandoned(self) -> None:
-        """What the wave had open is aborted."""
+        """Report that the wave is abandoned."""
         print_status(
             f"{self._job}: the wave is abandoned; the same command, without --new, continues"
         )
 
     def end(self, records_in: int, records_out: int) -> None:
-        """Every source is at its end."""
+        """Report that every source is at its end."""
         print_status(
             f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
             f" {self._waves} waves. `tidegate run` and `tidegate submit` continue from here."
         )
 
     def done_before(self) -> None:
-        """An earlier command has done it all."""
+        """Report that an earlier command has finished this backfill."""
         print_status(
             f"{self._job}: this backfill is done already. --new begins another, from where the job"
             " is now."
@@ -89,7 +89,7 @@ class BackfillText:
 
 
 class BackfillJson(BackfillText):
-    """One JSON object for each, on stdout."""
+    """The output for scripts: one JSON object for each event, on stdout."""
 
     def plan(self, plan: BackfillPlan) -> None:
         facts = {"offsets": plan.offsets, "hidden": plan.hidden}
@@ -108,7 +108,7 @@ class BackfillJson(BackfillText):
         _print({"event": "stopped"})
 
     def abandoning(self) -> None:
-        """Scripts see the end."""
+        """Print nothing: scripts see the event `abandoned`."""
 
     def abandoned(self) -> None:
         _print({"event": "abandoned"})
@@ -126,7 +126,7 @@ def _bad(wave: WaveDone) -> str:
 
 
 def plan_lines(plan: BackfillPlan) -> list[str]:
-    """The plan as sentences."""
+    """Return the plan as lines of text."""
     begins = (
         f"continues from checkpoint {plan.continues}" if plan.continues else "starts without state"
     )
@@ -164,12 +164,12 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
 
 
 def at(milliseconds: int) -> str:
-    """A time of Kafka's records."""
+    """Return the timestamp of a Kafka record as text, in UTC."""
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def duration(seconds: float) -> str:
-    """Rounded to what matters."""
+    """Return a duration as text, rounded, in seconds, minutes or hours."""
     if seconds < MINUTE_S:
         return f"{seconds:.1f} s"
     if seconds < HOUR_S:
@@ -178,7 +178,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size: float) -> str:
-    """In the unit that leaves few digits."""
+    """Return a number of bytes as text, in the largest unit that gives at least 1."""
     unit = 0
     while size >= UNIT and unit + 1 < len(SIZES):
         size, unit = size / UNIT, unit + 1

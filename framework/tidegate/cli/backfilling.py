@@ -1,7 +1,8 @@
-"""What `tidegate backfill` does, once its words are parsed: find or begin, plan, run, end.
+"""The work of `tidegate backfill` after its arguments are parsed: find or begin, plan, run, end.
 
-Apart from `backfill.py` so that help does not pay for what this imports. The order matters: what
-can be refused is refused before Spark starts, and Spark runs before the backfill is recorded.
+It is separate from `backfill.py`, so that help does not import what this module needs. The order
+matters: checks that can refuse the command run before Spark starts, and Spark starts before the
+backfill is recorded.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
     from tidegate.backfill.spark.session import BackfillSession
 
 Progress = Callable[[], tuple[int, int] | None]
-"""Finished and all tasks that Spark knows of just now."""
+"""Numbers of finished tasks and of all tasks that Spark knows now; None if not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command says of the backfill itself."""
+    """The options of the command that concern the backfill itself, not the job."""
 
     to: str
     dry_run: bool
@@ -74,7 +75,7 @@ def execute(
     *,
     as_json: bool,
 ) -> int:
-    """Run the backfill; the exit code."""
+    """Run the backfill and return the exit code."""
     to = parse_to(asked.to)
     pipeline = load_for_submit(reference, folder)
     config = load(
@@ -112,7 +113,7 @@ def execute(
         with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
             executor.check(config)
             total = _Total(output)
-            # Since the first look Spark has started, and others may have submitted the job.
+            # Spark has started since the first look. Another client may have submitted the job.
             seen = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
             if (seen and seen.submission.id) != (found and found.submission.id):
                 raise RefusedError(_overtaken(submission.job))
@@ -172,8 +173,9 @@ def _overtaken(job: str) -> str:
 def _engine(
     config: Config, folder: Path, *, verbose: bool
 ) -> Iterator[tuple[Executor, WaveLoop, Progress]]:
-    """What runs tasks, what calls the waves, and how far the present wave is. Without Spark nothing
-    of it is imported.
+    """Yield the executor of tasks, the loop that calls the waves, and the progress of a wave.
+
+    With the master `in-process`, no module of Spark is imported.
     """
     settings = config.backfill
     if settings.master == IN_PROCESS:
@@ -202,7 +204,7 @@ def _engine(
 
 
 def _ship(session: BackfillSession, settings: BackfillSettings) -> None:
-    """Send the workers their packages, if that is wanted and they are not those of the driver."""
+    """Send the packages to the workers, if `ship` is set and the master is not local."""
     from tidegate.backfill.spark.master import is_local
     from tidegate.backfill.spark.packing import make_archive
     from tidegate.backfill.spark.workers import check_platform
@@ -214,7 +216,7 @@ def _ship(session: BackfillSession, settings: BackfillSettings) -> None:
 
 
 class _Total:
-    """The records of all waves of this command."""
+    """The counts of records and waves of this command."""
 
     def __init__(self, output: BackfillText) -> None:
         self.records_in = self.records_out = self.waves = 0
@@ -228,7 +230,7 @@ class _Total:
 
 
 class _Ticker:
-    """Says every few seconds how far the present wave is, as long as the block lasts."""
+    """A context in which a thread reports the progress of the wave every `PROGRESS_S` seconds."""
 
     def __init__(self, output: BackfillText, progress: Progress) -> None:
         self._output, self._progress = output, progress
@@ -251,7 +253,7 @@ class _Ticker:
 
 
 class _Signals:
-    """The first Ctrl-C (or SIGTERM) ends the backfill after its wave, the second one at once."""
+    """The first Ctrl-C (or SIGTERM) ends the backfill after its wave, a second one at once."""
 
     def __init__(self, output: BackfillText) -> None:
         self._output = output
@@ -268,7 +270,7 @@ class _Signals:
             signal.signal(name, handler)
 
     def asked(self) -> bool:
-        """Whether the backfill is to end after the present wave."""
+        """Return whether the backfill must end after the present wave."""
         return self._asked
 
     def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:

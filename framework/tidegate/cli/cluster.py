@@ -1,9 +1,9 @@
-"""A standing cluster from the command line: its servers, and its jobs from afar.
+"""The commands of a session cluster: its two servers, and the client commands for its jobs.
 
-`tidegate jobmanager` and `tidegate taskmanager` are the servers, each in the foreground of a
+`tidegate jobmanager` and `tidegate taskmanager` are the servers. Each runs in the foreground of a
 terminal or a container until SIGTERM or Ctrl-C. `submit`, `list`, `status`, `stop` and `cancel`
-talk to the JobManager. Parsing and printing only: servers are made by `bootstrap`, questions are
-asked in `remote`.
+send requests to the JobManager. This module only parses: `bootstrap` runs the servers, and
+`session` sends the requests and prints the answers.
 """
 
 from __future__ import annotations

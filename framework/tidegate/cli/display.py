@@ -1,8 +1,8 @@
-"""How a run is shown: a live table where the terminal is interactive, log lines where it is not,
-and JSON lines for scripts.
+"""The display of a run: a live table in an interactive terminal, log lines elsewhere, and JSON
+lines for scripts.
 
-Everything shown comes from JobReports. Rates are between two reports; counts after a restart go on
-from where the last attempt was, so work that is done again is counted again.
+Everything shown comes from JobReports. A rate is computed from two reports. After a restart the
+counts continue from those of the last attempt, so work that is done again is counted again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import JobReport, Submission
 
 LINE_INTERVAL_MS: Final = 5_000
-"""Between two log lines of a run that goes well; changes of state are told at once."""
+"""Time in ms between two log lines of a healthy run. A change of state is printed at once."""
 
 
 LEFT_OUT_SHOWN: Final = 10
-"""Files and folders that are listed by name when they are not stored with the code."""
+"""Number of files and folders that are listed by name if they are not stored with the code."""
 
 
 class Display:
-    """Base: shows nothing but the end."""
+    """The base of all displays. It prints interrupts, JobManager restarts and the job's end."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
         self.job, self.config = submission.job, config
         self._before: JobReport | None = None
         self._noted: tuple[str, ...] = ()
         self.jobmanager_pid: Callable[[], int] = lambda: 0
-        """Of the present JobManager, which `running` knows as soon as there is one."""
+        """Function that returns the pid of the present JobManager. `local_run` replaces it."""
 
     def __enter__(self) -> Self:
         return self
@@ -50,25 +50,25 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing to put back."""
+        """Do nothing: the base display changes nothing that must be restored."""
 
     def show(self, report: JobReport) -> None:
-        """The job as it is now."""
+        """Show the present state of the job. The base display shows nothing."""
 
     def stopping(self) -> None:
-        """The first Ctrl-C."""
+        """Report the first Ctrl-C."""
         print_status(f"{self.job}: stopping with a final checkpoint (Ctrl-C again leaves at once)")
 
     def interrupted(self) -> None:
-        """The second Ctrl-C."""
+        """Report the second Ctrl-C."""
         print_status(f"{self.job}: left without a final checkpoint; the next run recovers")
 
     def jobmanager_restarted(self, status: int) -> None:
-        """The JobManager ended and is started again."""
+        """Report that the JobManager exited with `status` and is started again."""
         print_status(f"{self.job}: the JobManager ended with status {status} and is started again")
 
     def end(self, report: JobReport) -> None:
-        """How it ended."""
+        """Report how the job ended."""
         self._tell_notes(report)
         print_status(
             f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
@@ -83,9 +83,9 @@ class Display:
             )
 
     def failed(self, report: JobReport) -> None:
-        """Why it failed: the user's traceback, then the paragraph."""
+        """Report why the job failed: first the traceback, then the error message."""
         if report.error is not None:
-            # The user's code, or a bug of ours; the way to a failure of the world is in the log.
+            # The traceback of an external failure is only in the log.
             if report.error.traceback and report.error.domain is not Domain.EXTERNAL:
                 print_status(report.error.traceback.rstrip())
             print_status(f"tidegate: {report.error.message}")
@@ -96,7 +96,7 @@ class Display:
         self._noted = report.notes
 
     def rates(self, report: JobReport) -> tuple[float, float]:
-        """Records in and out per second since the report before."""
+        """Return records in and records out per second since the previous report."""
         before = self._before
         if before is None or report.reported_ms <= before.reported_ms:
             return 0.0, 0.0
@@ -108,12 +108,12 @@ class Display:
 
 
 class LineDisplay(Display):
-    """A line at every change of state, and one every five seconds."""
+    """A display that prints a line at each change of state, and one every five seconds."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
         super().__init__(submission, config)
         self._told: list[ErrorReport] = []
-        """The failures that a line has named."""
+        """Failures that a line has already named."""
 
     def show(self, report: JobReport) -> None:
         self._tell_notes(report)
@@ -125,7 +125,7 @@ class LineDisplay(Display):
             and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
         ):
             return
-        # The paragraph of a failed job comes at its end, and a failure is told once.
+        # The error of a failed job is printed at its end. A failure is not printed twice in a row.
         news = report.error not in self._told[-1:] and report.state not in {"CLOSING", "FAILED"}
         why = f", last failure: {report.error.message}" if news and report.error else ""
         print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")
@@ -134,7 +134,7 @@ class LineDisplay(Display):
             self._told.append(report.error)
 
     def end(self, report: JobReport) -> None:
-        """How it ended, behind the failures that came and went between two reports."""
+        """Print the failures that no line has named yet, then report how the job ended."""
         for failed in report.history:
             if failed.error not in self._told:
                 print_status(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
@@ -143,7 +143,7 @@ class LineDisplay(Display):
 
 
 class JsonLines(Display):
-    """Each report as one JSON object."""
+    """A display that prints each report as one JSON object on stdout."""
 
     def show(self, report: JobReport) -> None:
         if self._before is None or self._before.reported_ms != report.reported_ms:
@@ -151,7 +151,7 @@ class JsonLines(Display):
             self._before = report
 
     def stopping(self) -> None:
-        """Scripts see the state change."""
+        """Print nothing: scripts see the change of state in a report."""
 
     def jobmanager_restarted(self, status: int) -> None:
         self._say({"event": "jobmanager_exited", "pid": self.jobmanager_pid(), "status": status})
@@ -165,13 +165,13 @@ class JsonLines(Display):
         self._say({"event": event, "jobmanager_pid": self.jobmanager_pid(), **body})
 
     def _say(self, event: dict[str, Any]) -> None:
-        # One write: the thread that hears of a JobManager's end prints too.
+        # One write, because the thread that notices the JobManager's exit prints too.
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
 
 
 class LiveDisplay(Display):
-    """A table that is drawn anew with every report."""
+    """A display that draws a table again with each report."""
 
     def __init__(self, submission: Submission, config: Config) -> None:
         super().__init__(submission, config)
@@ -200,7 +200,7 @@ class LiveDisplay(Display):
 
 
 def open_display(submission: Submission, config: Config, *, as_json: bool) -> Display:
-    """The display that fits where the output goes."""
+    """Return the display that fits the destination of the output."""
     if as_json:
         return JsonLines(submission, config)
     kinds: Callable[[Submission, Config], Display] = (
@@ -210,12 +210,12 @@ def open_display(submission: Submission, config: Config, *, as_json: bool) -> Di
 
 
 def print_status(text: str) -> None:
-    """A line on stderr: stdout is for what scripts read."""
+    """Print a line on stderr, because stdout is for the output that scripts read."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ended(report: JobReport) -> str:
-    """The state; of a job that a stop has finished, how."""
+    """Return how the job ended: its state, or the kind of the stop that has ended it."""
     last = report.last_checkpoint
     since = "its last checkpoint" if last is None else f"checkpoint {last.id}"
     match report.stopped:
@@ -228,7 +228,10 @@ def ended(report: JobReport) -> str:
 
 
 def say_left_out(job: str, archive: CodeArchive) -> None:
-    """List what a submit does not store with the job. Python makes its caches itself."""
+    """Print which files are not stored with the job.
+
+    Python's caches are not listed, because Python creates them itself.
+    """
     names = [str(each) for each in archive.left_out if each.reason != CACHE]
     if names:
         more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
@@ -237,8 +240,8 @@ def say_left_out(job: str, archive: CodeArchive) -> None:
 
 
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
-    """One line of a running job; rates where there are two reports to take them from."""
-    closing = report.state != "FINISHED"  # which may fail still
+    """Return a line about a job. `rates` is None if the caller has only one report."""
+    closing = report.state != "FINISHED"  # a job that is not finished may still fail
     parts = [report.state.shown if closing else ended(report)]
     if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
         parts.append(f"{report.slots_missing} slots missing")
@@ -294,19 +297,19 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     for note in report.notes:
         table.add_row("note", Text(note))
     if report.error is not None:
-        # As it is: in the text of a user's exception a bracket is no mark-up.
+        # Plain text, because a bracket in the text of a user's exception is not mark-up.
         table.add_row("last failure", Text(report.error.message))
     return table
 
 
 def _wait(report: JobReport) -> str:
-    """For how long the job has waited, and for what."""
+    """Return how long the job has waited, and for what."""
     seconds = max(0, report.reported_ms - report.waiting_since_ms) // 1000
     return f"waiting for {seconds} s: {report.waiting_for}"
 
 
 def _bad_records(report: JobReport) -> str:
-    """What became of records that could not be decoded, if there were any."""
+    """Return how many records the policies have skipped or dead-lettered; empty if none."""
     skipped = f", {report.skipped:,} bad records skipped" if report.skipped else ""
     letters = f", {report.dead_letters:,} dead letters" if report.dead_letters else ""
     return skipped + letters

@@ -1,8 +1,8 @@
 """`tidegate kafka`: a real broker on this machine, for trials and development.
 
-It parses, calls `drivers.kafka.embedded` and prints. The broker stands on its own: it outlives the
-command and the terminal, until `tidegate kafka down`. Its data is under the working folder, in
-`.tidegate/kafka/<version>`, so that two projects have two brokers.
+The module parses, calls `drivers.kafka.embedded` and prints. The broker does not depend on the
+command or the terminal: it runs until `tidegate kafka down`. Its data is below the working folder,
+in `.tidegate/kafka/<version>`, so two projects have two brokers.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _facts(path: Path, kafka: EmbeddedKafka | None) -> dict[str, object]:
 
 
 def _show(line: str) -> None:
-    # One line that is overwritten on a terminal; elsewhere one line in ten is news enough.
+    # A terminal has one line that is overwritten. Other outputs get one line in ten.
     if sys.stderr.isatty():
         print(f"\r{line}", end="", file=sys.stderr, flush=True)
     elif "0 of" in line:

@@ -1,6 +1,6 @@
-"""What `tidegate run` does, once its words are parsed: prepare, start, watch, stop.
+"""The work of `tidegate run` after its arguments are parsed: prepare, start, watch and stop.
 
-Apart from `run.py` so that help does not pay for what this imports.
+It is separate from `run.py`, so that help does not import what this module needs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 
 REFUSALS: Final = frozenset(
     {"ConfigError", "CorruptCheckpointError", "NotAllowedError", "PipelineError", "RefusedError"}
 )
-"""Errors, by name, that stop a job's first attempt before it has started anything."""
+"""Names of the errors that stop a job's first attempt before the attempt has started anything."""
 
 
 def execute(
@@ -53,8 +53,9 @@ def execute(
     as_json: bool,
     jobmanager: Prestarted | None = None,
 ) -> int:
-    """Run the job to its end; the exit code. `jobmanager` is a prestarted process, if there is
-    one; it is the caller's to discard.
+    """Run the job to its end and return the exit code.
+
+    `jobmanager` is a prestarted process, or None. The caller discards it.
     """
     pipeline = load_for_submit(reference, folder)
     config = load(
@@ -97,21 +98,27 @@ def _exit_code(report: JobReport, display: Display, *, bounded: bool) -> int:
     if report.error is None:
         return FAILED
     kind = report.error.kind
-    # The same errors are failures of a job that ran: a topic may be deleted meanwhile, say.
+    # After a restart the same errors are failures of the job: a topic may have been deleted.
     refused = kind == "CodeMismatchError" or (kind in REFUSALS and not report.restarts)
     return REFUSED if refused else FAILED
 
 
 def finished_code(report: JobReport, *, bounded: bool) -> int:
-    """A stop is how an unbounded job ends in order; a bounded one has not read all of its input."""
+    """Return the exit code of a job that has ended without a failure.
+
+    A stop is the normal end of an unbounded job. A bounded job that was stopped has not read all of
+    its input.
+    """
     if report.stopped == StopEnd.WITHOUT_CHECKPOINT:
         return STOPPED_WITHOUT_CHECKPOINT
     return STOPPED if report.stopped and bounded else DONE
 
 
 def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
-    """As many local slots as the job needs, unless the command line says how many there shall be:
-    in a file, the number is for jobs that need no more.
+    """Return a configuration with as many local slots as the job needs.
+
+    A number in a file is raised, because it is meant for jobs that need fewer. Raise ConfigError
+    if the command line gives too few slots, or if a TaskManager would need more than `SLOTS_MAX`.
     """
     slots, managers = config.taskmanager.slots, config.cluster.task_managers
     if slots * managers >= config.job.parallelism:
@@ -138,10 +145,10 @@ class _SecondInterruptError(Exception):
 
 
 class _Stop:
-    """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint, the second one leaves.
+    """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint; a second one exits.
 
-    The stop is told between two reports, not by the signal's handler, which may interrupt anything;
-    and to every JobManager anew, because it dies with the one that was told.
+    The stop is sent between two reports, not by the signal handler, which may interrupt any code.
+    It is sent again to each new JobManager, because a JobManager keeps it in memory only.
     """
 
     def __init__(
@@ -151,7 +158,7 @@ class _Stop:
         self._restarts = restarts
         self._asked = False
         self._told: int | None = None
-        """How often JobManagers had been started again when the present one was told."""
+        """Number of JobManager restarts when the stop was last delivered; None if it never was."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -169,7 +176,7 @@ class _Stop:
             signal.signal(name, handler)
 
     def reported(self, report: JobReport) -> None:
-        """Show a report, and tell the stop if it is to be told."""
+        """Show a report. Send a requested stop to a JobManager that does not have it yet."""
         self._display.show(report)
         restarts = self._restarts()
         if not self._asked or self._told == restarts or report.state in ENDED:
@@ -178,7 +185,7 @@ class _Stop:
             self._client.stop(self._job)
             self._told = restarts
         except RefusedError:
-            self._told = restarts  # the job has ended meanwhile, as the next report will say
+            self._told = restarts  # the job has ended meanwhile, and the next report says so
         except RpcError as error:
             print_status(f"{self._job}: the stop could not be delivered yet: {error}")
 

@@ -1,8 +1,9 @@
-"""The command `tidegate`: gathers the commands, each in a module of its own, and runs one.
+"""The command `tidegate`: collects the commands from their modules and runs one of them.
 
-It owns what is the same for all: a mistake of the user or a failure of the world is one paragraph
-on stderr, never our traceback, and the exit code says which it was. Only typer and the tree of
-errors are imported here, so that help appears in about a tenth of a second.
+This module owns what is the same for all commands. An error of the user or of the environment is
+one paragraph on stderr, never a traceback of tidegate, and the exit code says which of both it was.
+Only typer, the error classes and other light modules are imported here, so that help appears in
+about a tenth of a second.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tidegate.cli.sim import sim
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
 
-FAILED = 1  # the job, or something outside
-REFUSED = 2  # a mistake of the user; nothing was started
-INTERRUPTED = 130  # by Ctrl-C: 128 and the signal's number, as shells have it
+FAILED = 1  # the job failed, or something outside of tidegate did
+REFUSED = 2  # an error of the user; nothing was started
+INTERRUPTED = 130  # by Ctrl-C: 128 plus the number of the signal, as in shells
 
-# Without markup typer need not import rich, which takes longer than all the rest.
+# Without markup typer does not import rich, whose import takes longer than all other imports.
 app = typer.Typer(
     name="tidegate",
     no_args_is_help=True,
@@ -59,8 +60,9 @@ def tidegate() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script: run the command and turn its outcome into an exit code.
-    `arguments` are those of this process where none are given.
+    """Run the command and turn its outcome into an exit code.
+
+    This is the entry point of the console script. `arguments` defaults to those of this process.
     """
     try:
         app(arguments, standalone_mode=True)
@@ -76,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _print_traceback(error: Exception) -> NoReturn:
-    """Print the traceback of a bug of tidegate without secrets; end this process."""
+    """Print the traceback of a bug in tidegate with its secrets masked, and exit with code 1."""
     print(masked_text("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     sys.exit(FAILED)
 

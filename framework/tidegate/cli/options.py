@@ -1,6 +1,7 @@
 """Options that several commands share: how a job is given, and where its cluster is.
 
-Types only, and the reading of NAME=VALUE; nothing heavy is imported, because help reads this.
+The module has the types of the options, and functions that read NAME=VALUE. It imports nothing
+heavy, because help imports this module.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For scripts: one JSON valu
 
 
 def job_name(text: str) -> JobName:
-    """The name of a job; ConfigError for what no pipeline can be named."""
+    """Return `text` as the name of a job. Raise ConfigError if no pipeline can have this name."""
     from tidegate.errors import ConfigError
     from tidegate.ids import JOB_NAME, JobName
 
@@ -92,7 +93,10 @@ def job_name(text: str) -> JobName:
 
 
 def parse_pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
-    """Each NAME=VALUE; ConfigError, with an example of the command, for anything else."""
+    """Return the values by name of all NAME=VALUE texts. The last value of a name counts.
+
+    Raise ConfigError, with an example of the command, for a text of another form.
+    """
     found: dict[str, str] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -107,7 +111,11 @@ def parse_pairs(given: list[str] | None, option: str, example: str) -> dict[str,
 
 
 def parameters(given: list[str] | None, example: str) -> dict[str, str]:
-    """The pipeline's parameters: `TIDEGATE_PARAMS__NAME` of the environment, then each `--set`."""
+    """Return the pipeline's parameters, by name.
+
+    They come from `TIDEGATE_PARAMS__NAME` in the environment and from `--set`, which takes
+    precedence.
+    """
     return {**_parameters_of_environment(), **parse_pairs(given, "--set", example)}
 
 
@@ -122,5 +130,8 @@ def _parameters_of_environment() -> dict[str, str]:
 
 
 def given_settings(**given: object | None) -> dict[str, object]:
-    """Settings that the command line gives, by dotted key with `__` for the dot."""
+    """Return the settings that the command line gives, by dotted key, without those that are None.
+
+    The name of an argument has `__` instead of the dot.
+    """
     return {key.replace("__", "."): value for key, value in given.items() if value is not None}

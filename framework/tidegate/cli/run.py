@@ -1,9 +1,9 @@
-"""`tidegate run`: a pipeline on this machine, from its class to its end.
+"""`tidegate run`: runs a pipeline on this machine, from its class to its end.
 
-It checks everything that can be checked, starts a cluster of local processes that lives as long as
-this command, submits the job and shows how it goes. Ctrl-C stops the job with a final checkpoint; a
-second Ctrl-C leaves at once, and the next run recovers. Parsing and printing only: the work is in
-`controlplane/client` and `bootstrap`.
+The command checks everything that can be checked. It starts a cluster of local processes that lives
+as long as the command, submits the job and shows its progress. Ctrl-C stops the job with a final
+checkpoint. A second Ctrl-C exits at once, and the next run recovers. This module only parses:
+`local_run` does the work, with `controlplane/client` and `bootstrap`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def run(
         ),
     }
     params = o.parameters(settings, EXAMPLE)
-    # It imports beside this process, and gets nothing to do before everything is checked.
+    # The JobManager imports its modules in parallel with this process. It gets its first work
+    # after all checks.
     with prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager:
         from tidegate.cli.local_run import execute
         from tidegate.controlplane.client.preflight import RunOptions

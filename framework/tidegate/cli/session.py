@@ -1,7 +1,7 @@
-"""What the commands of a standing cluster do, once their words are parsed.
+"""The work of the session cluster's client commands, after their arguments are parsed.
 
-Apart from `cluster.py` so that help does not pay for what this imports. Results go to stdout, in
-JSON for scripts; the rest to stderr.
+It is separate from `cluster.py`, so that help does not import what this module needs. Results go to
+stdout, in JSON for scripts. Everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ from tidegate.protocol.messages import JobReport
 
 FAILED = 1
 ENDS_AS = {True: "FINISHED", False: "CANCELED"}
-"""What a job becomes that is stopped with a final checkpoint, or without."""
+"""State of a job that was stopped with a final checkpoint (True) or without one (False)."""
 
 
 def configuration(command_line: dict[str, Any]) -> Config:
-    """The effective configuration of a server or a client in the working folder."""
+    """Return the effective configuration of a server or a client in the working folder."""
     return load(environment=dict(os.environ), command_line=command_line)
 
 
 def with_jobmanager(command_line: dict[str, Any], at: str | None) -> dict[str, Any]:
-    """The command line with HOST:PORT as the two settings that it stands for."""
+    """Return the settings of the command line, with the host and the port of `at` added.
+
+    Raise ConfigError if `at` is not HOST:PORT.
+    """
     if at is None:
         return command_line
     host, colon, port = at.rpartition(":")
@@ -65,9 +68,10 @@ def submit_job(
     installed: Path | None,
     as_json: bool,
 ) -> None:
-    """Build, check and submit; `installed` is where the code is on the cluster's hosts.
+    """Build, check and submit a job.
 
-    RefusedError for what is wrong with the job or the world, RpcError where no JobManager answers.
+    On the cluster's hosts, relative paths start at `installed`, or at `folder` if it is None. Raise
+    RefusedError for an error in the job or its environment, and RpcError if no JobManager answers.
     """
     pipeline = load_for_submit(reference, folder)
     config = load(
@@ -80,7 +84,7 @@ def submit_job(
     submission = msgspec.structs.replace(submission, working_folder=str(installed or folder))
     try:
         check_kafka(graph, config, SystemDrivers())
-    except ExternalError as error:  # nothing runs yet that could wait for the end of an outage
+    except ExternalError as error:  # no job runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
     say_left_out(submission.job, archive)
     with _client(config) as client:
@@ -95,7 +99,7 @@ def submit_job(
 
 
 def list_jobs(at: str | None, *, as_json: bool) -> None:
-    """Print jobs and TaskManagers."""
+    """Print the jobs and the TaskManagers of a cluster."""
     with _client(configuration(with_jobmanager({}, at))) as client:
         found = client.list()
     if as_json:
@@ -115,14 +119,17 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
 
 
 def show_job(job: str, at: str | None, *, as_json: bool) -> None:
-    """Print a job's report."""
+    """Print the report of a job."""
     with _client(configuration(with_jobmanager({}, at))) as client:
         report = client.report(job_name(job))
     _print(report, as_json=as_json)
 
 
 def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) -> int:
-    """Stop a job and wait for its end; the exit code."""
+    """Stop a job, wait for its end and return the exit code.
+
+    Raise RpcError if no JobManager answers.
+    """
     name = job_name(job)
     config = configuration(with_jobmanager({}, at))
     with _client(config) as client:
@@ -162,7 +169,10 @@ def _client(config: Config) -> Iterator[Client]:
 
 
 def _unless_known(host: str) -> str:
-    """What gRPC does not tell apart: a name that leads nowhere, and a host that does not answer."""
+    """Return a clause that says that the host's name is unknown here; empty if the name is known.
+
+    gRPC reports an unknown name in the same way as a host that does not answer.
+    """
     try:
         socket.getaddrinfo(host, None)
     except OSError:
@@ -171,7 +181,7 @@ def _unless_known(host: str) -> str:
 
 
 def _wait_until_up(client: Client, config: Config) -> None:
-    """A cluster may be starting at the same time; whoever waits is told for what."""
+    """Wait for the JobManager, which may be starting, and print what the command waits for."""
     try:
         client.list()
     except RpcError:

@@ -1,6 +1,6 @@
-"""`tidegate checkpoints` and `tidegate config`: what is stored, and what is configured.
+"""`tidegate checkpoints` and `tidegate config`: print what is stored and what is configured.
 
-Both only read. Secrets are masked.
+Both commands only read. `config` masks secrets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`tidegate sim`: simulated clusters under faults, a seed each, and the story of one of them.
+"""`tidegate sim`: simulates clusters under faults, one for each seed, or prints the events of one.
 
-Parsing and printing only; the simulator is `testing/sim`.
+This module only parses and prints; the simulator is `testing/sim`.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool)
         elif sys.stdout.isatty():
             print(f"\r{summary}", end="", flush=True)
 
-    # An interrupt is how an endless run is ended; what it found is said all the same.
+    # Ctrl-C is the normal end of an endless run. The summary is printed nevertheless.
     with contextlib.suppress(KeyboardInterrupt):
         simulate(seeds, workers=workers, told=told, backfills=backfills)
     if last and not as_json:

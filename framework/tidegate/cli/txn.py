@@ -1,9 +1,9 @@
-"""`tidegate txn`: transactions of a Kafka cluster, whoever writes them: which are open, what holds
-readers back, and the way to end one.
+"""`tidegate txn`: shows the transactions of a Kafka cluster, of any producer: which are open, which
+hold readers back, and how to end one.
 
-For anybody with a Kafka cluster (3.0 or later); ids of tidegate's jobs are understood better than
-others. Each command parses its words, has `txn_session` ask, and prints. Nothing is changed but by
-`abort`, and that asks first.
+The commands work with any Kafka cluster (3.0 or later). For the ids of tidegate's jobs they say
+more than for others. Each command parses its arguments, and `txn_session` asks the brokers and
+prints. Only `abort` changes anything, and it asks for confirmation first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How `tidegate txn` prints: tables in a terminal, lines with tabs elsewhere, JSON for scripts.
+"""The output of `tidegate txn`: tables in a terminal, lines with tabs elsewhere, JSON for scripts.
 
-The keys of the JSON are documented in docs/transactions.md and stay as they are; new ones may come.
-Times are milliseconds since the epoch, ages and timeouts milliseconds.
+docs/transactions.md documents the keys of the JSON. They do not change; new keys may be added.
+Times are milliseconds since the epoch; ages and timeouts are milliseconds.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ HANGING_COLUMNS: Final = (
 
 
 def print_json(body: Mapping[str, Any]) -> None:
-    """One JSON value on stdout."""
+    """Print one JSON value on stdout."""
     print(json.dumps(body))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table where somebody looks at it, else lines that cut and awk can read."""
+    """Print a table in a terminal; elsewhere print lines that cut and awk can read."""
     if not sys.stdout.isatty():
         for row in (columns, *rows):
             print("\t".join(row))
@@ -56,7 +56,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        # Ids are copied from here: they are broken rather than cut.
+        # Users copy ids from the table, so a long id is wrapped and not cut off.
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -64,13 +64,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def print_unasked(unasked: Sequence[str]) -> None:
-    """What is missing in the answer, on stderr."""
+    """Print what is missing in the answer, on stderr."""
     for each in unasked:
         print(f"tidegate: not asked: {each}. The answer is incomplete.", file=sys.stderr)
 
 
 def progress() -> Callable[[str, int, int], None]:
-    """One line that is overwritten, in a terminal; nothing elsewhere, and nothing for one step."""
+    """Return a function that shows progress in one line that is overwritten.
+
+    It prints nothing if stderr is not a terminal, or if there is only one step.
+    """
     if not sys.stderr.isatty():
         return lambda _what, _done, _total: None
 
@@ -84,7 +87,7 @@ def progress() -> Callable[[str, int, int], None]:
 
 
 def row(each: Transaction, now_ms: int) -> list[str]:
-    """A transaction as a row under `COLUMNS`."""
+    """Return a transaction as a row of the table with `COLUMNS`."""
     running = each.state in OPEN and each.start_ms >= 0
     late = each.state is TransactionState.ONGOING and now_ms - each.start_ms > each.timeout_ms
     return [
@@ -101,7 +104,7 @@ def row(each: Transaction, now_ms: int) -> list[str]:
 
 
 def hanging_row(each: OpenTransaction) -> list[str]:
-    """A hanging transaction as a row under `HANGING_COLUMNS`."""
+    """Return a hanging transaction as a row of the table with `HANGING_COLUMNS`."""
     return [
         f"{each.origin.topic}-{each.origin.partition}",
         str(each.producer.start_offset),
@@ -119,7 +122,10 @@ def details(
     standing: JournalStatus,
     now_ms: int,
 ) -> list[str]:
-    """Everything of one transaction, a line each; `ends` is None where nobody was asked."""
+    """Return everything that is known about one transaction, as lines.
+
+    `ends` is None if the partition leaders were not asked.
+    """
     address = addresses.get(each.coordinator)
     lines = [
         f"transactional id  {each.transactional_id}",
@@ -149,7 +155,7 @@ def details(
 
 
 def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
-    """A transaction as an object."""
+    """Return a transaction as a JSON object."""
     parts = parse_transactional_id(each.transactional_id)
     job = None
     if parts is not None:
@@ -177,12 +183,12 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
 
 
 def place_json(origin: TopicPartition) -> dict[str, Any]:
-    """A partition as an object."""
+    """Return a partition as a JSON object."""
     return {"topic": origin.topic, "partition": origin.partition}
 
 
 def held_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
-    """A transaction that is open on a partition, as an object."""
+    """Return a transaction that is open on a partition, as a JSON object."""
     known = each.transaction
     return {
         **place_json(each.origin),
@@ -199,7 +205,7 @@ def held_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
 
 
 def stuck_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
-    """A partition and what is open on it, as an object."""
+    """Return a partition and the transactions that are open on it, as a JSON object."""
     return {
         **place_json(each.origin),
         "leader": each.leader if each.leader >= 0 else None,

@@ -1,7 +1,7 @@
-"""What `tidegate txn` does once its words are parsed: connect, ask, print; confirm, then abort.
+"""The work of `tidegate txn` after its arguments are parsed: connect, ask, print, confirm, abort.
 
-Apart from `txn.py` so that help does not pay for what this imports. What is asked and concluded is
-`controlplane/client/transactions.py` and `checkpoint/diagnosis.py`.
+It is separate from `txn.py`, so that help does not import what this module needs. The requests are
+in `controlplane/client/transactions.py`, and the conclusions in `checkpoint/diagnosis.py`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
 
 
 class Place(NamedTuple):
-    """A topic, or one partition of it; no topic means all."""
+    """A topic or one of its partitions. Without a topic it means all partitions of the cluster."""
 
     topic: str | None
     partition: int | None
 
 
 def place(text: str | None) -> Place:
-    """TOPIC or TOPIC:PARTITION."""
+    """Parse TOPIC or TOPIC:PARTITION. Raise ConfigError for a text of another form."""
     if text is None:
         return Place(None, None)
     topic, colon, number = text.partition(":")
@@ -64,7 +64,7 @@ def place(text: str | None) -> Place:
 
 
 def duration_ms(text: str, option: str) -> int:
-    """A duration with its unit, in milliseconds."""
+    """Return a duration with a unit in milliseconds. Raise ConfigError if it cannot be parsed."""
     adapter: TypeAdapter[int] = TypeAdapter(DurationMs)
     try:
         return adapter.validate_python(text)
@@ -74,10 +74,10 @@ def duration_ms(text: str, option: str) -> int:
 
 
 class Session:
-    """One command: connected to the cluster of the configuration, closed at the end of the block.
+    """The run of one command: a connection to the configured cluster that the block closes.
 
-    Credentials and rights that are refused are the user's matter here: nothing runs that could
-    wait for them.
+    Credentials or rights that Kafka refuses are an error of the user here, because no job runs that
+    could wait for them.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Session:
         everything: bool,
         as_json: bool,
     ) -> bool:
-        """Print transactions; whether every coordinator answered."""
+        """Print the selected transactions. Return whether every coordinator answered."""
         origins = None
         if place.topic is not None:
             origins = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
@@ -154,7 +154,7 @@ class Session:
     def list_hanging(
         self, *, place: Place, broker: int | None, max_timeout_ms: int, as_json: bool
     ) -> bool:
-        """Print what hangs; whether everybody answered."""
+        """Print the hanging transactions. Return whether all brokers answered."""
         self._require_broker(broker)
         leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
         if broker is not None:
@@ -179,7 +179,10 @@ class Session:
         return not unasked
 
     def show(self, transactional_id: str, *, as_json: bool) -> None:
-        """Print everything of one id."""
+        """Print everything that is known about one transactional id.
+
+        Raise RefusedError if no coordinator knows the id.
+        """
         found = self._described(transactional_id)
         how = standing(found.transactional_id, self._journal(found.transactional_id))
         leaders: dict[TopicPartition, int] = {}
@@ -198,7 +201,7 @@ class Session:
             print(line)
 
     def why_stuck(self, place: Place, *, max_timeout_ms: int, as_json: bool) -> bool:
-        """Print what holds readers back; whether everybody answered."""
+        """Print the transactions that hold readers back. Return whether all brokers answered."""
         leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
         report = ask.why_stuck(
             self._inspector,
@@ -218,7 +221,11 @@ class Session:
         return not report.unasked
 
     def abort(self, transactional_id: str, *, yes: bool, lose_data: bool, as_json: bool) -> None:
-        """Abort a transaction that its coordinator knows."""
+        """Abort a transaction that its coordinator knows.
+
+        Raise RefusedError if the transaction is not ongoing, if the journal forbids the abort and
+        `lose_data` is not set, or if the user does not confirm.
+        """
         found = self._described(transactional_id)
         if found.state is not TransactionState.ONGOING:
             raise RefusedError(words.nothing_to_abort(found))
@@ -251,7 +258,11 @@ class Session:
         lose_data: bool,
         as_json: bool,
     ) -> None:
-        """End a hanging transaction on its partition."""
+        """End a hanging transaction on its partition, with an abort marker.
+
+        Raise RefusedError if it may be part of a committed one and `lose_data` is not set, or if
+        the user does not confirm. Raise KafkaError if it is still open after the marker.
+        """
         found = ask.find_hanging(
             self._inspector, origin, start_offset, self._clock, max_timeout_ms=max_timeout_ms
         )
@@ -288,7 +299,7 @@ class Session:
         return found
 
     def _journal(self, transactional_id: TransactionalId) -> JournalState | None:
-        """The journal of the id's job; None where there is none to be read."""
+        """Return the journal of the id's job; None for other ids and for an unreadable journal."""
         parts = parse_transactional_id(transactional_id)
         if parts is None:
             return None

@@ -1,6 +1,6 @@
-"""The words of `tidegate txn`: what is found, in plain language, and what to do about it.
+"""The texts of `tidegate txn`: they describe the findings, and say what to do about them.
 
-Pure: facts in, text out. The tables and JSON around it are `txn_output.py`'s.
+All functions are pure: facts in, text out. `txn_output.py` makes the tables and the JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def age(milliseconds: int) -> str:
-    """A duration in its two largest units: `2 min 5 s`."""
+    """Return a duration in its two largest units: `2 min 5 s`."""
     left = max(0, milliseconds) // 1000
     parts = []
     for name, seconds in _UNITS:
@@ -40,14 +40,16 @@ def age(milliseconds: int) -> str:
 
 
 def at(epoch_ms: int) -> str:
-    """A time as text, in UTC."""
+    """Return a time as text, in UTC; `-` for a negative one, which means that it is not known."""
     if epoch_ms < 0:
         return "-"
     return f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def owner(transactional_id: TransactionalId) -> str:
-    """The tidegate job of an id, with its place in it; `-` for other applications' ids."""
+    """Return the tidegate job of an id, with sink, attempt and subtask; `-` for an id of another
+    application.
+    """
     parts = parse_transactional_id(transactional_id)
     if parts is None:
         return "-"
@@ -55,19 +57,19 @@ def owner(transactional_id: TransactionalId) -> str:
 
 
 def places(origins: Sequence[TopicPartition]) -> str:
-    """Partitions, the first few by name."""
+    """Return a list of partitions as text, with only the first few by name."""
     shown = ", ".join(f"{each.topic}-{each.partition}" for each in origins[:PARTITIONS_SHOWN])
     more = len(origins) - PARTITIONS_SHOWN
     return (f"{shown} and {more} more" if more > 0 else shown) or "-"
 
 
 def count(number: int, what: str) -> str:
-    """`1 offset`, `2 offsets`."""
+    """Return a number with its noun: `1 offset`, `2 offsets`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def stuck(found: PartitionStatus) -> list[str]:
-    """A partition in sentences: what is held back, by what, since when, and what to do."""
+    """Return lines about a partition: what is held back, by what, since when, and what to do."""
     where = f"{found.origin.topic}-{found.origin.partition}"
     if found.ends is None:
         leader = "it has no leader"
@@ -97,7 +99,7 @@ def stuck(found: PartitionStatus) -> list[str]:
 
 
 def advice(held: OpenTransaction) -> str:
-    """What to do about a transaction that holds readers back."""
+    """Return what to do about a transaction that holds readers back."""
     if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
         return _advice_unclaimed(held)
     transaction = held.transaction
@@ -130,7 +132,7 @@ def advice(held: OpenTransaction) -> str:
 
 
 def perhaps_committed(held: OpenTransaction) -> str:
-    """Why a hanging transaction is not aborted just so."""
+    """Return why a hanging transaction that may be committed needs `--lose-data` to be aborted."""
     name = "" if held.transaction is None else held.transaction.transactional_id
     return (
         f"Nothing was aborted: the last transaction of {name}, the producer's id, was committed, "
@@ -139,7 +141,7 @@ def perhaps_committed(held: OpenTransaction) -> str:
 
 
 def nothing_to_abort(transaction: Transaction) -> str:
-    """Why a transaction that is not ongoing cannot be aborted."""
+    """Return why a transaction that is not ongoing cannot be aborted."""
     name, state = transaction.transactional_id, transaction.state.value
     if transaction.state in ENDING:
         return (
@@ -151,7 +153,7 @@ def nothing_to_abort(transaction: Transaction) -> str:
 
 
 def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
-    """Why an id must not be aborted just so; None where it may be."""
+    """Return why the abort of an id needs `--lose-data`; None if it does not."""
     name = transaction.transactional_id
     parts = parse_transactional_id(name)
     job = "" if parts is None else parts.job
@@ -179,7 +181,7 @@ def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
 
 
 def journal(standing: JournalStatus) -> str:
-    """How an id stands with its job's journal, as a line of `show`."""
+    """Return what the job's journal says about an id, as a line of `show`."""
     match standing:
         case JournalStatus.FOREIGN:
             return "no id of tidegate"
@@ -194,7 +196,7 @@ def journal(standing: JournalStatus) -> str:
 
 
 def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None) -> str:
-    """What an abort has done."""
+    """Return what an abort has done."""
     name = before.transactional_id
     match ended:
         case AbortOutcome.ABORTED:

@@ -1,4 +1,4 @@
 """The messages between processes, versioned, with their codec.
 
-Messages carry who they are about (job, attempt, leader epoch), so that a stale one can be refused.
+Messages name their subject (job, attempt, leader epoch), so that a receiver can refuse a stale one.
 """

@@ -1,7 +1,7 @@
 """Messages as bytes: one version byte, then the tagged struct as MessagePack.
 
-A receiver that does not know the version says so by name instead of failing on a field; within one
-version, fields are only added, with defaults.
+A receiver that does not know the version reports both versions instead of failing on a field.
+Within one version, fields are only added, with defaults.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(_union())
 
 
 def encode(message: Message) -> bytes:
-    """The message with its version in front."""
+    """Return the encoded message, with its version in front."""
     return bytes((VERSION,)) + _encoder.encode(message)
 
 
 def decode(data: bytes) -> Message:
-    """The inverse; RpcError for another version or for bytes that are no message."""
+    """Return the message from its bytes. Raise RpcError for another version and for bytes that are
+    not a message.
+    """
     if not data or data[0] != VERSION:
         found = data[0] if data else "nothing"
         raise RpcError(

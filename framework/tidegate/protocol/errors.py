@@ -1,8 +1,9 @@
-"""An error on the wire: its kind, what it says, and where it happened.
+"""An error on the wire: its kind, its message, and where it happened.
 
-The receiver decides by `domain` and `retry`, and rebuilds an exception of the same class to raise
-it further. Secrets are masked here, before the error leaves its process, and what UTF-8 does not
-have is escaped. Unknown names (a newer sender) become the nearest base class of the same domain.
+The receiver decides by `domain` and `retry`. To raise the error again, it builds an exception of
+the same class. Before an error leaves its process, secrets are masked here, and characters that
+UTF-8 cannot encode are escaped. An unknown name (from a newer sender) becomes the base class of its
+domain.
 """
 
 from __future__ import annotations
@@ -67,11 +68,13 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
     "DeposedError": errors.FencedError,
     "InternalError": errors.InternalError,
 }
-"""What stands in files and messages for each class, whatever the class is called in Python."""
+"""The name of each class in files and messages. It does not change if the Python class is
+renamed.
+"""
 _NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 OURS: Final = (str(Path(errors.__file__).parent), "<fused ")
-"""How the names of our own files begin, generated loops among them."""
+"""The beginnings of the names of tidegate's own files, generated loops among them."""
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +85,15 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry
     message: str
     traceback: str = ""
-    """Of a user's error: of their code where it failed, empty where none of it was involved."""
+    """The traceback of an error. For a user's error it begins in the user's code, and is empty if
+    no user code was running.
+    """
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
-        """Describe `error`, translated by `from_foreign` where nobody else has."""
+        """Return a report of `error`. An exception that no other code has translated is translated
+        by `from_foreign`.
+        """
         translated = from_foreign(error)
         if translated is error:
             trace = _traceback_of(translated)
@@ -101,7 +108,7 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def exception(self) -> TidegateError:
-        """An exception of the reported class, to raise on this side."""
+        """Return an exception of the reported class, so that the receiver can raise it."""
         known = KINDS.get(self.kind)
         if known is not None:
             return known(self.message)
@@ -110,7 +117,9 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(error: type[TidegateError]) -> str:
-    """The kind of a class in reports: its own, or that of its nearest base class that has one."""
+    """Return the kind of a class in reports: its own, or that of its nearest base class that has
+    one.
+    """
     return next(_NAMES[base] for base in error.__mro__ if base in _NAMES)
 
 
@@ -121,7 +130,7 @@ def _traceback_of(error: TidegateError) -> str:
         return "".join(traceback.format_exception(error)) if ours else ""
     frames = cause.__traceback__
     if error.domain is Domain.USER:
-        # Down to where the user's code begins; the way there is ours and says nothing to them.
+        # Skip the frames of tidegate above the user's code, which do not help the user.
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(OURS):
             frames = frames.tb_next
         if frames is None:

@@ -1,8 +1,8 @@
-"""Where a job stands: one enumeration for all processes, for the storage and for `--json`.
+"""The state of a job: one enumeration for all processes, for the storage and for `--json`.
 
-The value of a member is what stands in messages and in `result.json`, whatever the member is called
-in Python. `shown` is for people. The journal's entry `closed` has words of its own for how a job
-ended: `outcome` and `ended_as`.
+Messages and `result.json` hold the value of a member, which does not change if the member is
+renamed in Python. `shown` is for people. The journal's entry `closed` has its own words for how a
+job ended: `outcome` and `ended_as` convert them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class JobState(enum.StrEnum):
-    """Where a job stands; `ENDED` are terminal."""
+    """The state of a job. The states in `ENDED` are terminal."""
 
     CREATED = "CREATED"
     RECOVERING = "RECOVERING"
@@ -29,12 +29,14 @@ class JobState(enum.StrEnum):
 
     @property
     def shown(self) -> str:
-        """The state in words, for logs and terminals."""
+        """Return the state in words, for logs and terminals."""
         return _SHOWN[self]
 
     @property
     def outcome(self) -> str:
-        """How the journal calls this end of a job; KeyError for a state that is none."""
+        """Return the journal's word for this end of a job. Raise KeyError for a state that the
+        journal has no word for.
+        """
         return _OUTCOMES[self]
 
 
@@ -62,5 +64,7 @@ _OUTCOMES: Final = {
 
 
 def ended_as(outcome: str) -> JobState:
-    """The state of a job whose journal was closed with this outcome; KeyError for no outcome."""
+    """Return the state of a job whose journal was closed with this outcome. Raise KeyError for an
+    unknown outcome.
+    """
     return {stored: state for state, stored in _OUTCOMES.items()}[outcome]

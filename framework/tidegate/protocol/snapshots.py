@@ -1,7 +1,7 @@
-"""What a checkpoint consists of: files of keyed state, positions of splits, prepared transactions.
+"""The parts of a checkpoint: files of keyed state, positions of splits, and prepared transactions.
 
-These structs travel in acknowledgements and stand in manifests, so their JSON form is part of the
-disk format: fields are only ever added, with a default.
+These structs travel in acknowledgements and are stored in manifests. Their JSON form is therefore
+part of the disk format: fields are only ever added, with a default.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ KEY_TYPE: Final = ""
 class PreparedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that was flushed and described as Ongoing at a barrier.
 
-    Equal structs are the same transaction: id, producer id, epoch and start time together name one
-    transaction for ever.
+    Equal structs mean the same transaction. The id, the producer id, the epoch and the start time
+    together identify one transaction permanently.
     """
 
     cluster_id: str
@@ -35,11 +35,11 @@ class StateFile(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable file of keyed state in the checkpoint storage."""
 
     name: str
-    """The file's name in the state store's folder, as a restore must lay it out."""
+    """The file's name in the state store's folder. A restore must use this name."""
     path: str
-    """Where it is, relative to the job's folder in the checkpoint storage."""
+    """The path of the file, relative to the job's folder in the checkpoint storage."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
     sha256: str
 
 
@@ -48,47 +48,50 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     uid: Uid
     backend: str
-    """`rocksdb` or `memory`: how the files are to be read."""
+    """The format of the files: `rocksdb` or `memory`."""
     first_key_group: int
     last_key_group: int
-    """Inclusive."""
+    """The last key group, inclusive."""
     files: tuple[StateFile, ...]
     schemas: dict[str, list[str]]
-    """Per state name: the Avro schemas (JSON), by schema number; number 0 first. Under
-    `KEY_TYPE`: the schema of the step's keys.
+    """The Avro schemas (JSON) per state name, by schema number, with number 0 first. `KEY_TYPE`
+    holds the schema of the step's keys.
     """
     stored_names: dict[str, str] = msgspec.field(default_factory=dict)
-    """Per state name: the name that its rows have in store keys, where that is another one."""
+    """The name that the rows of a state have in store keys, per state name. Only states whose
+    stored name differs are listed.
+    """
 
 
 class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition of a source and how far it was read."""
+    """A partition of a source, and the position up to which it was read."""
 
     source: Uid
     topic: str
     partition: int
     offset: int
-    """The next offset to read: always a number, resolved before any checkpoint holds it."""
+    """The next offset to read. It is always a number, resolved before any checkpoint holds it."""
     end_offset: int | None = None
-    """Where a bounded run stops; exclusive."""
+    """The offset at which a bounded run stops, exclusive."""
     topic_id: str = ""
-    """Kafka's id of the topic (KIP-516), which a topic of the same name that is created later does
-    not have. Empty in checkpoints of earlier versions and where the brokers have no topic ids.
+    """Kafka's id of the topic (KIP-516). A topic of the same name that is created later has another
+    id. Empty in checkpoints of earlier versions, and if the brokers have no topic ids.
     """
     leader_epoch: int = -1
-    """The leader epoch of the last record before `offset` (KIP-101); -1 where it is not known."""
+    """The leader epoch of the last record before `offset` (KIP-101); -1 if it is not known."""
 
     @property
     def origin(self) -> TopicPartition:
-        """Topic and partition."""
+        """Return the topic and the partition."""
         return TopicPartition(self.topic, self.partition)
 
 
 class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask acknowledges with.
+    """The part of a checkpoint that one subtask acknowledges.
 
-    `transactions` holds every transaction that the subtask prepared and was not told is ended, not
-    only this checkpoint's: a checkpoint that failed must not drop what was prepared for it.
+    `transactions` holds every transaction that the subtask prepared and whose end has not been
+    reported to it. Transactions of earlier checkpoints are included, because a failed checkpoint
+    must not drop the transactions that were prepared for it.
     """
 
     vertex: VertexId

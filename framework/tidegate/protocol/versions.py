@@ -1,7 +1,7 @@
-"""The versions that the processes of a cluster must share, and what is said where they differ.
+"""The versions that all processes of a cluster must share, and the error text if they differ.
 
 Every process that registers sends its version of tidegate and its minor version of Python. Both are
-those of the running code: a package that is upgraded on the disk does not change them.
+the versions of the running code. An upgrade of a package on the disk does not change them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import sys
 from typing import Final
 
 TIDEGATE: Final = "0.1.0"
-"""As in `pyproject.toml`; a test compares them."""
+"""The version in `pyproject.toml`; a test compares the two."""
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def difference(sender: str, tidegate: str, python: str) -> str | None:
-    """Why a process that registers here is refused, or None if its versions are those of this one.
+    """Return why a process that registers here is refused, or None if its versions match those of
+    this process.
 
-    `sender` names the process and its host. Both versions are empty if it is older than this check.
+    `sender` names the process and its host. Both versions are empty if the sender is older than
+    this check.
     """
     if (tidegate, minor(python)) == (TIDEGATE, PYTHON):
         return None
@@ -29,5 +31,5 @@ def difference(sender: str, tidegate: str, python: str) -> str | None:
 
 
 def minor(python: str) -> str:
-    """The minor version of Python, as in 3.11."""
+    """Return the minor version of Python, for example 3.11."""
     return ".".join(python.split(".")[:2])

@@ -1,16 +1,17 @@
-"""What the tasks of a wave exchange: rows between levels, and one report of each task.
+"""The data that tasks of a wave exchange: rows between levels, and the reports of tasks.
 
-A task runs the subtasks of one level with one index. Whoever carries rows (Spark, a list) keeps all
-rows of one receiver together and sorts them by `(ord, sender, seq)`. There are four kinds:
+A task runs the subtasks of one level with one index. The carrier of the rows (Spark, or a list)
+keeps all rows of one receiver together and sorts them by `(ord, sender, seq)`. There are four
+kinds:
 
     a frame    the batches of a channel, as between slots (`dataplane/channels/frames.py`)
     a marker   the barrier that ends a channel; `seq` is the number of frames of the channel
     a failure  an empty frame: the sender failed, and there will be no marker
     a report   `edge` is REPORT and `frame` an encoded TaskReport
 
-Markers and reports sort behind all frames, failures before them. A *run* is one execution of a
-task. Spark may run a task several times and mix what the runs have written, so that every row and
-every report names its run.
+Failures sort before all frames, and markers and reports after them. A *run* is one execution of a
+task. Spark may run a task several times and mix the rows of these runs. Every row and every report
+therefore names its run.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tidegate.protocol.snapshots import SubtaskSnapshot
 REPORT: Final = -1
 """The `edge` of a report."""
 FIRST: Final = -(1 << 63)
-"""The `ord` of a failure: it is read before any frame, so that the receiver stops at once."""
+"""The `ord` of a failure. The receiver reads it before any frame, and stops at once."""
 LAST: Final = (1 << 63) - 2
 """The `ord` of markers and reports."""
 
@@ -40,9 +41,9 @@ class Row(NamedTuple):
     """The index of the edge in the plan, or REPORT."""
     sender: int
     ord: int
-    """Orders the rows of all senders by Kafka's time (`dataplane/waves/order.py`)."""
+    """The order of the rows of all senders, by Kafka's time (`dataplane/waves/order.py`)."""
     seq: int
-    """Counts the frames of a sender over all of its channels."""
+    """The number of the frame, counted per sender over all of its channels."""
     run: bytes
     frame: bytes
 
@@ -58,20 +59,20 @@ class TaskId(NamedTuple):
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run of a task ended. With an `error` its snapshots count for nothing."""
+    """The result of a run of a task. The snapshots of a report with an `error` are not used."""
 
     attempt: Attempt
     task: TaskId
     run: str
     snapshots: tuple[SubtaskSnapshot, ...] = ()
     consumed: tuple[tuple[TaskId, str], ...] = ()
-    """Each task whose frames and markers this run has read, with its run."""
+    """The tasks whose frames and markers this run has read, each with its run."""
     records_in: int = 0
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
     seconds: float = 0.0
-    """How long the run took."""
+    """The duration of the run, in seconds."""
     error: ErrorReport | None = None
 
 
@@ -80,14 +81,14 @@ _report_decoder = msgspec.msgpack.Decoder(TaskReport)
 
 
 def report_row(report: TaskReport) -> Row:
-    """The row that carries a report to the driver, past all later levels."""
+    """Return the row that carries a report to the driver, through all later levels."""
     index = report.task.index
     run = bytes.fromhex(report.run)
     return Row(index, REPORT, index, LAST, report.task.level, run, _encoder.encode(report))
 
 
 def read_report(frame: bytes) -> TaskReport:
-    """The report of a report row's frame; InternalError for anything else."""
+    """Return the report from the frame of a report row. Raise InternalError for any other frame."""
     try:
         return _report_decoder.decode(frame)
     except msgspec.MsgspecError as error:

@@ -1,6 +1,6 @@
-"""What tests are written with: fakes of every port and drivers of a pipeline or one function.
+"""The public test kit: drivers for a whole pipeline and for one keyed function.
 
-It is public, because users test with it too. It never opens a socket, a file or a process.
+Users test their pipelines with this package. Its drivers never open a socket, a file or a process.
 """
 
 from tidegate.testing.harness import FunctionHarness

@@ -1,8 +1,8 @@
-"""Keyed state in plain memory, for tests: cells by canonical key, and nothing that outlives them.
+"""Keyed state in plain memory for tests: a dictionary from the encoded key to its state cells.
 
-It stands where `dataplane/state` stands in a job, under the real operators. After each batch every
-touched cell is encoded as a checkpoint would, so that a value that could not be stored fails the
-test and not the job.
+The real operators of the data plane use it in place of the backend in `dataplane/state`. The state
+ends with the test. After each batch, the test drivers check and encode every touched cell as a
+checkpoint would. A value that cannot be stored therefore fails in the test and not in the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.protocol.snapshots import KeyedSnapshot
 
 
 class CellsByKey:
-    """The state of one keyed function; `key_of` is the type of its keys."""
+    """The state of one keyed function. `key_of` is the type of its keys."""
 
     def __init__(self, function: KeyedProcess[Any, Any, Any], key_of: object, where: str) -> None:
         self._states = tuple(function.declared_states.values())
@@ -35,12 +35,12 @@ class CellsByKey:
         self._touched: dict[bytes, Any] = {}
 
     def rows(self, keys: Sequence[Any]) -> list[Any]:
-        """The row of each key; a key that is not of the declared type is refused."""
+        """Return the row of each key. Reject a key that is not of the declared type."""
         cells = [self._entry(key) for key in keys]
         return [row[0] for row in cells] if len(self._states) == 1 else cells
 
     def cell(self, name: str, key: Any) -> Any:
-        """The cell of one declared state, to be looked at; a new one if the key was never seen."""
+        """Return the cell of one declared state, for reading. An unknown key has a new cell."""
         position = self._names.index(name)
         cells = self._cells.get(self._key_bytes(key))
         return self._states[position].new_cell() if cells is None else cells[position]
@@ -55,8 +55,9 @@ class CellsByKey:
         return cells
 
     def encode_touched(self) -> None:
-        """Encode what a checkpoint would, and throw the bytes away. StateValueError for a value
-        that cannot be stored.
+        """Check that a checkpoint could store the cells touched since the last call.
+
+        Raise StateValueError for a value that cannot be stored.
         """
         touched, self._touched = self._touched, {}
         for key_bytes, key in touched.items():
@@ -70,8 +71,8 @@ class CellsByKey:
                         )
 
     def why_not(self, row: Any, images: Sequence[object]) -> str:
-        """Why a checkpoint could not store what has changed in a row since the images of its cells
-        were taken; empty if it could.
+        """Return why a checkpoint could not store the changes in a row since the images of its
+        cells were taken. The text is empty if it could.
         """
         cells = row if len(self._states) > 1 else (row,)
         for position, (cell, image) in enumerate(zip(cells, images, strict=True)):
@@ -83,15 +84,15 @@ class CellsByKey:
     def snapshot(
         self, done: Callable[[KeyedSnapshot], None], failed: Callable[[str], None]
     ) -> None:
-        """Never called: a test takes no checkpoint."""
+        """Raise InternalError: a test takes no checkpoint, so this is never called."""
         raise InternalError(f"a checkpoint of a test's state, for {done} or {failed}")
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: the state holds no resources."""
 
 
 def _stored(cell: Cell) -> Iterable[Any]:
-    """What a cell would store, one value for each stored entry."""
+    """Return the values that a cell would store, one for each stored entry."""
     if isinstance(cell, ValueCell):
         return (cell.value,)
     if isinstance(cell, ListCell):

@@ -1,8 +1,8 @@
 """A harness for one keyed function: push records, read results, side outputs and state.
 
-It runs the data plane's own operator over state in memory, one record a batch; no Kafka, no
-threads. What user code raises comes out as the `UserCodeError` that a job would report, with the
-user's own exception as its cause.
+The harness runs the operator of the data plane over state in memory, with one record in each batch.
+It uses no Kafka and no threads. An exception of user code is raised as the `UserCodeError` that a
+job would report. The exception of the user is its cause.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _ORIGIN = TopicPartition("test", 0)
 
 
 class FunctionHarness(Generic[K, T, U]):
-    """`with FunctionHarness(RunningTotal()) as harness: harness.push("ann", order)`.
+    """A driver for one keyed function.
 
-    The function is opened at once, and closed at the end of the block. `on_error` is the policy of
-    the step, as in `process(..., on_error="skip")`.
+    `with FunctionHarness(RunningTotal()) as harness: harness.push("ann", order)`.
+
+    The constructor opens the function, and the end of the `with` block closes it. `on_error` is the
+    policy of the step, as in `process(..., on_error="skip")`. The constructor raises PipelineError
+    if the function does not declare its types.
     """
 
     def __init__(self, function: KeyedProcess[K, T, U], *, on_error: OnError = "fail") -> None:
@@ -67,7 +70,9 @@ class FunctionHarness(Generic[K, T, U]):
         )
         types = {MAIN: kind.result_type()} | {n: t.of for n, t in kind.declared_outputs.items()}
         self.counters = Counters()
-        """`skipped` and `dead_letters` are what the policy has left out."""
+        """Counters of the step. `skipped` and `dead_letters` count the records that the `on_error`
+        policy has skipped or written as dead letters.
+        """
         self._letters: list[ProducerRecord[bytes, bytes]] = []
         refusals = Refusals(node.id, on_error, self.counters, self._collect_letters)
         checks = Checks(kind.__name__, every_field=True)
@@ -90,7 +95,11 @@ class FunctionHarness(Generic[K, T, U]):
         self._operator.close()
 
     def push(self, key: K, record: T) -> list[U]:
-        """Process one record of a key; its results."""
+        """Process one record of a key and return its results, without side outputs.
+
+        If `on_error` is "fail", raise UserCodeError for an exception of user code, and
+        StateValueError for a state that a checkpoint could not store.
+        """
         self._key = key if self._normalise is None else self._normalise(key)
         self._operator.process(RecordBatch([record], [self._pushed], _ORIGIN))
         self._pushed += 1
@@ -100,26 +109,31 @@ class FunctionHarness(Generic[K, T, U]):
         return cast("list[U]", results)
 
     def side_output(self, tag: SideOutput[X]) -> list[X]:
-        """What went to a side output since it was last read."""
+        """Return the values written to a side output since the last call for it."""
         values = self._collected[tag.name]
         self._collected[tag.name] = []
         return cast("list[X]", values)
 
     def dead_letters(self) -> list[ProducerRecord[bytes, bytes]]:
-        """The dead letters since they were last read, with `on_error="dead_letter"`."""
+        """Return the dead letters written since the last call. Empty unless `on_error` is
+        "dead_letter".
+        """
         letters, self._letters = self._letters, []
         return letters
 
     def value(self, state: ValueState[V], key: K) -> V:
-        """The value of a key: `harness.value(RunningTotal.total, "ann")`."""
+        """Return the value of a key: `harness.value(RunningTotal.total, "ann")`.
+
+        A key without a record has the default of the state.
+        """
         return cast("V", self._cell(state, key).value)
 
     def items(self, state: ListState[V], key: K) -> list[V]:
-        """The list of a key."""
+        """Return a copy of the list of a key. A key without a record has an empty list."""
         return list(self._cell(state, key))
 
     def entries(self, state: MapState[A, V], key: K) -> dict[A, V]:
-        """The map of a key."""
+        """Return a copy of the map of a key. A key without a record has an empty map."""
         return dict(self._cell(state, key).items())
 
     def _cell(self, state: State, key: K) -> Any:

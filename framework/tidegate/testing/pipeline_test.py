@@ -1,11 +1,12 @@
-"""A driver for a whole pipeline class: push records into its sources, read what its sinks got.
+"""A driver for a whole pipeline class: push records into its sources and read its sinks.
 
-It runs the data plane's own chains and operators in this thread, at parallelism 1, over state in
-memory; between vertices batches go by call. Records pass the formats of their source and sink, so
-that what could not be read or written fails here. There is no Kafka, no checkpoint and no clock.
+The driver runs the chains and operators of the data plane in the calling thread, at parallelism 1,
+over state in memory. A method call passes each batch from one vertex to the next. Records are
+encoded and decoded with the formats of their source and sink, so a record that cannot be read or
+written fails in the test. There is no Kafka, no checkpoint and no clock.
 
-Sources and sinks are named by the class attribute (`test.source(OrderTotals.orders)`), which
-carries the type.
+A test names a source or a sink by its class attribute (`test.source(OrderTotals.orders)`), because
+the attribute carries the record type.
 """
 
 from __future__ import annotations
@@ -46,19 +47,23 @@ from tidegate.testing.cells import CellsByKey
 T = TypeVar("T")
 
 _CREATE_TIME: Final = 1
-"""The client library's word for a timestamp that the producer gave."""
+"""The number with which the client library marks a timestamp that the producer has set."""
 
 
 class PipelineTest:
-    """`with PipelineTest(OrderTotals, minimum=5) as test:` builds and opens the pipeline; keywords
-    are its parameters.
+    """A driver for one pipeline: `with PipelineTest(OrderTotals, minimum=5) as test:`.
+
+    The constructor builds the pipeline with the keywords as its parameters, and opens all its
+    functions. The end of the `with` block closes them.
     """
 
     def __init__(self, pipeline: type[Pipeline], **params: object) -> None:
         self._pipeline = pipeline
         self._graph = build(pipeline, params)
         self.counters = Counters()
-        """`skipped` and `dead_letters` are what the policies of the pipeline have left out."""
+        """Counters of the whole pipeline. `skipped` and `dead_letters` count the records that the
+        policies of the pipeline have skipped or written as dead letters.
+        """
         self._written: dict[str, list[Any]] = {}
         self._states: list[CellsByKey] = []
         self._chains: dict[VertexId, OperatorChain] = {}
@@ -91,20 +96,29 @@ class PipelineTest:
             chain.close()
 
     def source(self, source: KafkaSource[T]) -> PipelineSource[T]:
-        """Where records of a source are pushed."""
+        """Return the object that pushes records into a source.
+
+        Raise PipelineError if the source does not belong to the pipeline.
+        """
         self._check_ours(source)
         return PipelineSource(self, source)
 
     def sink(self, sink: KafkaSink[T]) -> PipelineSink[T]:
-        """What a sink got."""
+        """Return the object that reads the records written to a sink.
+
+        Raise PipelineError if the sink does not belong to the pipeline.
+        """
         self._check_ours(sink)
         return PipelineSink(self._written[sink.name])
 
     def dead_letters(
         self, of: KafkaSource[Any] | KafkaSink[Any] | str
     ) -> list[ProducerRecord[bytes, bytes]]:
-        """The dead letters of a source or sink, or of all that write them to a topic (its name),
-        since they were last read.
+        """Return the dead letters written since they were last read.
+
+        `of` is a source or a sink. If it is the name of a topic, return the dead letters of all
+        sources, steps and sinks that write them to this topic. Raise PipelineError for a source or
+        a sink that does not belong to the pipeline.
         """
         if isinstance(of, str):
             names = [node.id for node in self._graph if self._writes_letters_to(node, of)]
@@ -125,7 +139,9 @@ class PipelineTest:
     def deliver(
         self, source: KafkaSource[Any], origin: TopicPartition, messages: list[RawRecord]
     ) -> None:
-        """Run messages of one partition through the pipeline, as a batch; for `PipelineSource`."""
+        """Run messages of one partition through the pipeline as one batch. `PipelineSource` calls
+        it.
+        """
         decoder = self._decoders.get(source.name)
         if decoder is None:
             decoder = BatchDecoder(source, Uid(source.name), self.counters, keep_keys=False)
@@ -141,13 +157,13 @@ class PipelineTest:
             state.encode_touched()
 
     def next_offset(self, source: KafkaSource[Any]) -> int:
-        """Offsets of pushed records that name none: 0, 1, and so on."""
+        """Return the next offset for a pushed record without its own offset, counted from 0."""
         offset = self._offsets.get(source.name, 0)
         self._offsets[source.name] = offset + 1
         return offset
 
     def pass_on(self, edge: PlanEdge, batch: RecordBatch) -> None:
-        """Hand a batch to the vertex that an edge leads to; outlets call it."""
+        """Hand a batch to the vertex that an edge leads to. The edges' `_Outlet` calls it."""
         self._chains[edge.target].entry()(batch)
 
     def _check_ours(self, connector: Connector) -> None:
@@ -166,7 +182,7 @@ class PipelineTest:
 
 
 class PipelineSource(Generic[T]):
-    """A source of the pipeline under test."""
+    """A source of the pipeline under test, made by `PipelineTest.source`."""
 
     __test__ = False  # not a test class of pytest's
 
@@ -179,10 +195,11 @@ class PipelineSource(Generic[T]):
         ).encoder()
 
     def push(self, *records: T) -> Self:
-        """Records arrive, written and read by the source's formats; those of one partition as a
-        batch.
+        """Encode records with the formats of the source, then decode and process them.
 
-        A ConsumerRecord keeps its provenance; others come from partition 0 of the source's topic.
+        Consecutive records of one partition form one batch. A ConsumerRecord keeps its topic,
+        partition, offset and timestamp. Other records come from partition 0 of the topic of the
+        source, with offsets counted from 0 and the timestamp 0.
         """
         messages = [self._message(record) for record in records]
         for origin, run in groupby(messages, key=lambda message: message.origin):
@@ -192,7 +209,11 @@ class PipelineSource(Generic[T]):
     def push_bytes(
         self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
     ) -> Self:
-        """One record arrives as it lies in Kafka; a bad one meets the source's policy."""
+        """Process one record given as the bytes that Kafka would store.
+
+        If the source cannot decode the record, its `on_bad_record` policy applies. The policy
+        "fail" raises BadRecordError.
+        """
         message = self._plain(value, key=key, headers=headers)
         self._test.deliver(self._source, message.origin, [message])
         return self
@@ -224,7 +245,7 @@ class PipelineSource(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Message:
-    """A record as the client library hands it over."""
+    """A record with the interface of the client library's messages."""
 
     origin: TopicPartition
     of_value: bytes | None
@@ -250,7 +271,7 @@ class _Message:
 
 
 class PipelineSink(Generic[T]):
-    """A sink of the pipeline under test."""
+    """A sink of the pipeline under test, made by `PipelineTest.sink`."""
 
     __test__ = False
 
@@ -258,13 +279,13 @@ class PipelineSink(Generic[T]):
         self._records = records
 
     def read(self) -> list[T]:
-        """What was written since the last read, in order."""
+        """Return the records written since the last read, in the order of writing."""
         read, self._records[:] = list(self._records), []
         return read
 
 
 class _Outlet:
-    """An edge to another vertex: a call."""
+    """An edge to another vertex. It passes each batch on by a method call."""
 
     def __init__(self, test: PipelineTest, edge: PlanEdge) -> None:
         self._test, self._edge = test, edge
@@ -279,16 +300,16 @@ class _Outlet:
         return True
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no batch is buffered."""
 
     def refuse_with(self, refusals: Refusals) -> None:
-        """Every record can be handed over here."""
+        """Do nothing: a method call can hand over every record, so none is refused here."""
 
 
 class _Sink:
-    """Keeps records, having encoded each as the real sink would.
+    """A sink that encodes each record as the real sink would, and keeps a copy of it.
 
-    It keeps copies: what a later step does to a record does not change what was written.
+    Because it keeps copies, a later change of a record by another step does not change the output.
     """
 
     def __init__(self, sink: KafkaSink[Any], written: list[Any], refusals: Refusals) -> None:
@@ -296,7 +317,7 @@ class _Sink:
         self._encode = _encoder(sink)
 
     def open(self) -> None:
-        """Nothing to open."""
+        """Do nothing: there is no producer to open."""
 
     def write(self, batch: RecordBatch) -> None:
         for index, value in enumerate(batch.values):
@@ -311,7 +332,7 @@ class _Sink:
                 self._written.append(written)
 
     def _refuses(self, error: Exception) -> bool:
-        """Whether the policy covers an error of tidegate's own about a key."""
+        """Return whether the policy covers an error that tidegate itself raises for a key."""
         return self._refusals.tolerant and isinstance(error, PipelineError)
 
     def writable(self) -> bool:
@@ -327,14 +348,14 @@ class _Sink:
         raise InternalError(f"checkpoint {checkpoint} in a pipeline test, for {done}, {final=}")
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
-        """No transaction is ever prepared."""
+        """Do nothing: a pipeline test prepares no transaction."""
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
-        """No transaction is ever prepared."""
+        """Do nothing: a pipeline test prepares no transaction."""
 
 
 def _encoder(sink: KafkaSink[Any]) -> Callable[[Any], None]:
-    """Encodes value and key, and throws the bytes away."""
+    """Return a function that encodes the value and the key of a record and drops the bytes."""
     encode = sink.value.encoder()
     encode_key = None if sink.key is None else sink.key.encoder()
     key_by = sink.key_by

@@ -88,7 +88,7 @@ def claim(
     missing; JournalLostError at a later claim. OutcomeUnknownError if the storage does not confirm.
 
     `claimed_attempt` is an attempt whose claim is known to have been written, or 0. If the journal
-    does not reach it: JournalLostError. So `take_over` begins a second journal only once.
+    does not reach it: JournalLostError. So `take_over` begins only one journal per submission.
     With `restores=False`, `restore`, the listed ids and a checkpoint's cluster are not checked.
     The consents `accept_loss` and `restore_to_other_cluster` count for the first claim only.
     `again`: this process, `claimant`, has claimed before. FencedError if the newest claim is not

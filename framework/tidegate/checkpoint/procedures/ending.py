@@ -4,7 +4,7 @@ The normal case and recovery use the same code. EndTxn(commit) of a *listed* tra
 correct and may be repeated. Its answer proves nothing: a transaction counts as committed only when
 it was seen CompleteCommit. EndTxn(commit) is never sent for a transaction that no publication lists
 (invariant 2). Only `rollback.py` sends EndTxn(abort). The requests of one round run in parallel:
-the model allows any order, and each transaction is decided by itself.
+the model allows any order, and each transaction is decided alone.
 
 `commit` does not write to the journal, so it may run in parallel with the next checkpoint. `settle`
 takes its result.

@@ -1,16 +1,17 @@
-"""The Dispatcher: which jobs there are, and which process is JobMaster of each.
+"""The Dispatcher: knows all jobs, and which process is the JobMaster of each job.
 
-Theory of operation. A submit is answered when it is durable, so that a job that was accepted
-survives this process: STORING, then STARTING (its JobMaster's process runs but has not registered),
-RUNNING, and after a terminal report ENDING (the result is being stored) and ENDED. A JobMaster that
-dies without a terminal report is started again, WAITING for a pause that grows; its slots are given
-up at once, because the next one begins a new attempt anyway. Starts are numbered, and news of an
-older start, or messages of another pid than the present start's, change nothing.
+Theory of operation. A submit is answered when the submission is durable, so that an accepted job
+survives this process. A job is first STORING, then STARTING (its JobMaster is started but has not
+registered), then RUNNING. After a terminal report it is ENDING (the result is being stored), then
+ENDED. If a JobMaster dies without a terminal report, the job is WAITING for the end of a pause, and
+then another JobMaster starts. The pause grows with each failure. The job's slots are released at
+once, because the next JobMaster begins a new attempt anyway. Starts are numbered. Events of an
+older start change nothing, and so do messages of a process that is not the current JobMaster.
 
-What a job does is its JobMaster's matter (`jobmaster/machine`); the Dispatcher imports no user code
-and knows of a job what is reported. A stop is remembered until the job has ended and told to every
-JobMaster that registers, so that a JobMaster's death cannot lose it. It is pure; `service.py`
-carries out what it says.
+The JobMaster controls the execution of its job (`jobmaster/machine`). The Dispatcher imports no
+user code, and knows a job only from its reports. It remembers a stop until the job has ended, and
+sends the stop to every JobMaster that registers. So the death of a JobMaster cannot lose a stop.
+The machine is pure; `service.py` carries out its instructions.
 """
 
 from __future__ import annotations
@@ -78,20 +79,22 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import difference
 
 START_MS_MAX = 120_000
-"""A JobMaster that has not registered by then hangs, and so does one that has not reported so long
-after it registered. In between it imports the user's module, which may load anything, and says
-nothing meanwhile; two minutes is beyond what an import takes."""
+"""Longest time in ms until a JobMaster registers, and longest silence until it reports that it has
+a plan of the job. After that it counts as hanging. Before it has a plan it imports the user's
+module, which may load anything, and sends no report during the import. Two minutes is longer than
+an import takes."""
 HELD_UP_MS = 10_000
-"""A process starts within milliseconds, once the storage has confirmed that this JobManager leads.
-If there is none after this time, reports say what the start waits for."""
+"""Time in ms after which reports say what the start of a JobMaster waits for. The process starts
+within milliseconds after the storage has confirmed that this JobManager leads."""
 FAILED_STARTS_MAX = 5
-"""JobMasters in a row that ended before they reported anything: then the job fails. One may be
-killed by chance; what so many die of is the start or the import itself. The next JobMaster imports
-nothing and only closes the job; after as many of these the job fails without being closed."""
+"""Number of JobMasters in a row that end before they report that they have a plan of the job. After
+so many the job fails. One failed start can be an accident; five in a row mean that the start or the
+import itself fails. The next JobMaster imports no user code and only closes the job. After the same
+number of these, the job fails without being closed."""
 EXIT_TIMEOUT_MS = 10_000
-"""What a JobMaster may take to exit after its terminal report was taken."""
+"""Time in ms that a JobMaster has to exit after the job's result is stored. Then it is killed."""
 ENDED_MAX = 100
-"""Ended jobs that are still shown."""
+"""Maximum number of ended jobs that are still shown."""
 
 
 @dataclass(slots=True)
@@ -102,14 +105,14 @@ class Dispatcher:
     epoch: LeaderEpoch
     heartbeat_timeout_ms: int
     storage: str = ""
-    """The id of the checkpoint storage; JobMasters write to no other."""
+    """Id of the checkpoint storage. JobMasters write to no other storage."""
     _jobs: dict[JobName, JobRecord] = field(default_factory=dict)
     _starts: int = 0
 
     def recover(
         self, jobs: Iterable[tuple[Submission, JobReport | None]], now_ms: int
     ) -> list[Instruction]:
-        """Take over the jobs of an earlier leader; those without a result are started."""
+        """Take over the jobs of an earlier leader, and start those without a result."""
         instructions: list[Instruction] = []
         for submission, result in jobs:
             if result is not None:
@@ -122,24 +125,27 @@ class Dispatcher:
         return instructions
 
     def handle(self, event: Event, now_ms: int, wall_ms: int = 0) -> list[Instruction]:
-        """What is to be done about an event at a monotonic time; `wall_ms` is for display only."""
+        """Return the instructions for an event at the monotonic time `now_ms`.
+
+        `wall_ms` is only for display.
+        """
         return list(self._handle(event, now_ms, wall_ms))
 
     def live(self) -> list[JobName]:
-        """Jobs that have not ended."""
+        """Return the names of jobs that have not ended."""
         return [name for name, job in self._jobs.items() if job.phase is not Phase.ENDED]
 
     def phase(self, name: JobName) -> Phase | None:
-        """Where the job stands; None if there is no such job."""
+        """Return the phase of a job; None if the Dispatcher has no such job."""
         job = self._jobs.get(name)
         return None if job is None else job.phase
 
     def submission(self, name: JobName) -> Submission:
-        """Of a job that is known."""
+        """Return the submission of a job. The Dispatcher must know the job."""
         return self._jobs[name].submission
 
     def runs_at(self, name: JobName) -> str | None:
-        """The address of the job's registered JobMaster."""
+        """Return the address of the job's registered JobMaster; None without one."""
         job = self._jobs.get(name)
         return job.address if job is not None and job.phase is Phase.RUNNING else None
 
@@ -232,7 +238,7 @@ class Dispatcher:
         name = submission.job
         known = self._jobs.get(name)
         if known is not None and submission.id and submission.id == known.submission.id:
-            # The same again: its reply did not come. It has one only when it is stored.
+            # The client repeats a submit whose reply it missed. The reply waits for the storage.
             if known.phase is Phase.STORING:
                 known.asks.append(ask)
             else:
@@ -260,14 +266,14 @@ class Dispatcher:
             reason = f"Job {message.job} has ended already ({view(job).state})."
             yield Reply(request_id=ask, message=Refused(reason=reason))
         else:
-            if job.stop is None or not message.final_checkpoint:  # a cancel is not taken back
+            if job.stop is None or not message.final_checkpoint:  # a cancel stays a cancel
                 job.stop = message
             job.stop_told = False
             yield Reply(request_id=ask, message=Acknowledge())
             yield from self._tell_stop(job)
 
     def _tell_stop(self, job: JobRecord) -> Iterator[Instruction]:
-        """Tell the registered JobMaster, if there is one; repeated at ticks until it has heard."""
+        """Send the stop to the registered JobMaster, if any. Ticks repeat it until accepted."""
         if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_told:
             job.stop_told = True
             yield ForwardStop(
@@ -306,7 +312,7 @@ class Dispatcher:
         job = self._find_by_pid(report.job, message.epoch, report.jobmaster_pid)
         if isinstance(job, Refused):
             yield Reply(request_id=ask, message=job)
-        elif job.phase is Phase.ENDING:  # the terminal report again
+        elif job.phase is Phase.ENDING:  # the terminal report, repeated
             job.asks.append(ask)
         elif job.phase is Phase.RUNNING and report.state in ENDED:
             job.asks.append(ask)
@@ -315,14 +321,17 @@ class Dispatcher:
             if job.phase is Phase.RUNNING:
                 job.report = report
                 job.last_heartbeat_ms = now_ms
-                if report.planned:  # it is through its import
+                if report.planned:  # its import has ended
                     job.reported, job.failed_starts = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
             yield Reply(request_id=ask, message=Acknowledge())
 
     def _note_claim(self, job: JobRecord, attempt: int) -> Iterator[Instruction]:
-        """A JobMaster that is started later is told that the journal holds this attempt."""
+        """Record that the journal holds a claim of this attempt.
+
+        Every later JobMaster of the job gets this attempt with its submission.
+        """
         submission = job.submission
         if attempt > submission.claimed_attempt:
             job.submission = msgspec.structs.replace(submission, claimed_attempt=attempt)
@@ -353,7 +362,7 @@ class Dispatcher:
             yield from self._put_off(job, why, now_ms, wall_ms)
             return
         job.put_off_since_ms = 0
-        # A storage that hangs says nothing about the start: the next JobMaster may find it well.
+        # A storage that hangs is not a failed start: it may answer the next JobMaster.
         job.failed_starts += not job.reported and status != STORAGE_HANGS
         job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
@@ -373,8 +382,9 @@ class Dispatcher:
     def _put_off(
         self, job: JobRecord, why: str, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
-        """Try the start again for as long as the host does not allow it. The job has done nothing
-        wrong, so this counts neither as a failed start nor as a restart.
+        """Postpone the start while the host does not allow it.
+
+        The job did not cause this, so it counts neither as a failed start nor as a restart.
         """
         job.other_version = ""
         _show_refused_start(job, why, wall_ms)
@@ -384,8 +394,10 @@ class Dispatcher:
         )
 
     def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
-        """By one that nobody waits for: the next JobMaster deposes that one in turn, for good, as
-        its JobManager, if it still has one, looks then who leads, and ends.
+        """Restart a job that was fenced by an old JobMaster, which had been declared lost.
+
+        The next JobMaster fences the old one permanently. If the old one still has its JobManager,
+        that JobManager then checks which JobManager leads, and exits.
         """
         name = job.submission.job
         yield from self._answer(job, Acknowledge())
@@ -399,12 +411,15 @@ class Dispatcher:
         )
         self._note_end(job, error, wall_ms)
         self._starts += 1
-        job.start = self._starts  # the exit of the one before is no exit of the next
+        job.start = self._starts  # an exit of the old JobMaster is then ignored
         self._become(job, Phase.WAITING, now_ms)
         yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
     def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
-        """Of a JobMaster that another one follows; what is shown until then."""
+        """Record the end of a JobMaster that another one will follow.
+
+        Return the report that clients see until then.
+        """
         last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
         job.history.jobmaster_died(last, error, wall_ms)
         job.report = JobReport(
@@ -460,7 +475,7 @@ class Dispatcher:
     def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
         job.report = job.history.over(report)
         job.history.clear()
-        self._become(job, Phase.ENDING, now_ms)  # its slots say goodbye first: it frees them itself
+        self._become(job, Phase.ENDING, now_ms)  # the JobMaster releases its slots itself
         yield self._store_result(job)
 
     def _store_result(self, job: JobRecord) -> Instruction:
@@ -485,7 +500,7 @@ class Dispatcher:
         return job if job is not None and job.start == start else None
 
     def _find_by_pid(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
-        """The job whose present JobMaster the sender is, or why it is not."""
+        """Return the job if the sender is its current JobMaster, and else the refusal."""
         if epoch != self.epoch:
             return Refused(reason=f"leader epoch {epoch} is not {self.epoch}, this JobManager's")
         job = self._jobs.get(name)
@@ -501,7 +516,7 @@ _UNCONFIRMED: Final = (
 
 
 def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
-    """Reports say why there is no JobMaster; `why` has no full stop at its end."""
+    """Show in the job's report why no JobMaster runs. `why` has no full stop at its end."""
     job.put_off_since_ms = job.put_off_since_ms or wall_ms
     job.report = msgspec.structs.replace(
         job.report or JobReport(job=job.submission.job, state=JobState.CREATED),
@@ -513,7 +528,7 @@ def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
 
 
 def _started_at_last(job: JobRecord) -> None:
-    """Its JobMaster has registered: what put the start off is over."""
+    """Remove the reason for a postponed start, after the JobMaster has registered."""
     if job.put_off_since_ms and job.report is not None:
         job.report = msgspec.structs.replace(
             job.report, waiting_for="", waiting_since_ms=0, start_refused=""
@@ -522,7 +537,7 @@ def _started_at_last(job: JobRecord) -> None:
 
 
 def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
-    """Why a job fails whose JobMasters die before they report anything."""
+    """Return the error of a job whose JobMasters die before they report a plan."""
     message = (
         f"The JobMaster of {name} ended {FAILED_STARTS_MAX} times in a row before it reported "
         f"anything; the last time {how}. Its log, {name}/jobmaster.log, says more: often the "

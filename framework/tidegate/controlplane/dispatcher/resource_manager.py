@@ -1,22 +1,24 @@
-"""ResourceManager: which TaskManagers there are, which slot runs what, who waits for slots.
+"""The ResourceManager: knows the TaskManagers, the use of each slot, and the requests for slots.
 
-Theory of operation. A slot is FREE, or used by one attempt of one job: STARTING while its StartSlot
-is under way, OCCUPIED once the TaskManager has answered, STOPPING from the decision to stop it
-until the TaskManager says that its process is gone; only then is it free again. Every
-use has a serial number, and all news of it carry that number: news of an earlier use change
-nothing, and a StartSlot that a StopSlot has overtaken is refused by the TaskManager.
+Theory of operation. A slot is FREE, or it is used by one attempt of one job. It is PENDING while
+its StartSlot has no answer, and ALLOCATED after the TaskManager has answered. It is RELEASING from
+the decision to stop it until the TaskManager reports that its process is gone. Only then is it FREE
+again. Every use has a serial number, and all events of the use carry that number. Events of an
+earlier use change nothing, and the TaskManager refuses a StartSlot that a StopSlot has overtaken.
 
-A job has at most one request, of its newest attempt; a newer attempt replaces it and stops the
-slots of older ones. A request is served whole or not at all (two jobs that each hold half of what
-they need would wait for ever), the oldest first; a smaller one may pass one that does not fit.
-Ordinals are spread over TaskManagers evenly. A slot that was lost is not replaced by itself: its
-attempt is over, and the JobMaster, which is told, asks anew.
+A job has at most one request, which belongs to its newest attempt. A newer attempt replaces the
+request and stops the slots of older attempts. A request gets all of its slots or none: two jobs
+that each hold half of their slots would wait for ever. The oldest request is served first, but a
+smaller one may pass one that does not fit. Ordinals are spread evenly over TaskManagers. A lost
+slot is not replaced automatically. Its attempt is over, the JobMaster is notified, and it requests
+slots again.
 
-Providers. TaskManagers are started here, up to `local_task_managers`, and a lost one is replaced,
-with a growing pause should they die young; or they stand by themselves, are supervised by somebody
-else, and come by registering. Of a standing one nobody tells the end: it is lost by its silence, or
-as soon as another registers at its address, where two cannot listen. The machine is pure;
-`service.py` carries out what it says.
+Providers. In a local cluster this machine starts TaskManagers, up to `local_task_managers`. It
+replaces a lost one, with a growing pause if TaskManagers die soon after their start. Standalone
+TaskManagers are supervised outside of the cluster, and join by registering. The exit of a
+standalone TaskManager is not reported. It counts as lost when its heartbeats stop, or when another
+TaskManager registers with its address, because two processes cannot listen there. The machine is
+pure; `service.py` carries out its instructions.
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import difference
 
 REGISTRATION_MS_MAX = 60_000
-"""A local TaskManager that has not registered by then hangs: starting takes a second, and a minute
-only where the machine is hopelessly overloaded."""
+"""Time in ms after which a local TaskManager that has not registered counts as hanging. A start
+takes a second, and a minute only on an extremely overloaded machine."""
 
 
 class SlotPhase(enum.Enum):
-    """What a slot is to the ResourceManager."""
+    """The phases of a slot in the ResourceManager."""
 
     FREE = "free"
     PENDING = "starting"
@@ -81,7 +83,7 @@ TRANSITIONS = frozenset(
     {
         (SlotPhase.FREE, SlotPhase.PENDING),  # given to an attempt
         (SlotPhase.PENDING, SlotPhase.ALLOCATED),  # the TaskManager has forked it
-        (SlotPhase.PENDING, SlotPhase.RELEASING),  # the attempt is over, or the answer not known
+        (SlotPhase.PENDING, SlotPhase.RELEASING),  # the attempt is over, or StartSlot failed
         (SlotPhase.PENDING, SlotPhase.FREE),  # exited before the answer came
         (SlotPhase.ALLOCATED, SlotPhase.RELEASING),  # the attempt is over
         (SlotPhase.ALLOCATED, SlotPhase.FREE),  # exited
@@ -125,7 +127,7 @@ class _TaskManager:
     last_heartbeat_ms: int
     slots: list[_Slot]
     worked: bool = False
-    """It has started a slot."""
+    """Whether it has started a slot."""
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class _Request:
     count: int
     jobmaster_address: str
     waits: bool = True
-    """From each asking until it is served."""
+    """Whether the request waits for slots. Each repetition of the request sets this again."""
 
 
 class _Release(NamedTuple):
@@ -144,8 +146,9 @@ class _Release(NamedTuple):
 
 @dataclass(slots=True)
 class ResourceManager:
-    """The slots of a cluster. `local_task_managers` TaskManagers are started here, each with its
-    own slots.
+    """The slots of a cluster.
+
+    This machine starts `local_task_managers` TaskManagers, each with its own slots.
     """
 
     epoch: LeaderEpoch
@@ -153,25 +156,27 @@ class ResourceManager:
     heartbeat_timeout_ms: int
     _task_managers: dict[TaskManagerId, _TaskManager] = field(default_factory=dict)
     _starting: dict[TaskManagerId, int] = field(default_factory=dict)
-    """Local ones that have not registered, with the time of the instruction."""
+    """Local TaskManagers that have not registered, with the monotonic time in ms of the instruction
+    to start them."""
     _requests: dict[JobName, _Request] = field(default_factory=dict)
-    """In the order in which jobs asked."""
+    """Requests in their order of arrival."""
     _releases: dict[JobName, _Release] = field(default_factory=dict)
-    """Jobs that are to be told when no slot of theirs is left."""
+    """Jobs whose JobMaster is notified when the last released slot is free."""
     _serial: int = 0
     _started: int = 0
     _failed_up_to: int = 0
-    """The local ones up to this number have had their failure counted."""
+    """Number of the last local TaskManager that the last counted failure covers."""
     _backoff: Backoff = field(default_factory=Backoff)
     _refused: bool = False
-    """The operating system refused the last start of a local one. That is no failure of it."""
+    """Whether the operating system refused the last start of a local TaskManager. This does not
+    count as a failure of the TaskManager."""
 
     def start(self, now_ms: int) -> list[Instruction]:
-        """What is to be done first: the local TaskManagers."""
+        """Return the first instructions: start the local TaskManagers."""
         return list(self._replace_local(now_ms))
 
     def handle(self, event: Event, now_ms: int) -> list[Instruction]:
-        """What is to be done about an event at a monotonic time in milliseconds."""
+        """Return the instructions for an event at the monotonic time `now_ms`."""
         return [
             *self._handle(event, now_ms),
             *self._tell_released(),
@@ -180,15 +185,15 @@ class ResourceManager:
         ]
 
     def task_managers(self) -> tuple[tuple[str, int, int], ...]:
-        """Of each TaskManager: id, pid, number of slots."""
+        """Return the id, pid and number of slots of each TaskManager."""
         return tuple((id_, tm.pid, len(tm.slots)) for id_, tm in self._task_managers.items())
 
     def free_slots(self) -> int:
-        """How many an attempt could be given now."""
+        """Return the number of free slots."""
         return sum(1 for slot in self._slots() if slot.phase is SlotPhase.FREE)
 
     def allocations(self, job: JobName) -> dict[int, SlotId]:
-        """Live slots of a job by ordinal."""
+        """Return the live slots of a job by ordinal."""
         return {
             slot.use.ordinal: slot.id
             for slot in self._slots()
@@ -196,8 +201,10 @@ class ResourceManager:
         }
 
     def validate(self) -> None:
-        """Check the invariants: one attempt per job and slot, no ordinal twice, nobody waits in
-        vain.
+        """Check the invariants.
+
+        Live slots belong to the job's newest attempt, no ordinal is used twice, and a registered
+        TaskManager is not starting and has only its own slots.
         """
         taken: set[tuple[JobName, int]] = set()
         for slot in self._slots():
@@ -304,8 +311,10 @@ class ResourceManager:
         return TaskManagerAccepted(epoch=self.epoch)
 
     def _replaced_by(self, message: RegisterTaskManager, now_ms: int) -> Iterator[Instruction]:
-        """Give up a dead TaskManager whose address another has: waiting for its silence would cost
-        the heartbeat timeout, and its slots might be given away meanwhile.
+        """Declare a TaskManager lost if another one registers with its address.
+
+        Waiting for the heartbeat timeout would take longer, and meanwhile the slots of the dead
+        TaskManager could be allocated.
         """
         for id_, tm in list(self._task_managers.items()):
             if tm.address == message.address and id_ != message.id:
@@ -360,7 +369,7 @@ class ResourceManager:
             self._task_managers[id_.task_manager].worked = True
 
     def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
-        # Refused or unanswered: in both cases StopSlot makes sure that nothing of it runs.
+        # Refused or unanswered: in both cases StopSlot ensures that no process of the use runs.
         slot = self._find(id_, serial)
         if slot is not None:
             if slot.phase is SlotPhase.PENDING:
@@ -384,7 +393,7 @@ class ResourceManager:
                 )
         for id_, since_ms in list(self._starting.items()):
             if now_ms - since_ms > REGISTRATION_MS_MAX:
-                self._starting[id_] = now_ms  # its exit follows, and only that replaces it
+                self._starting[id_] = now_ms  # it is replaced when its exit follows
                 yield DisconnectTaskManager(id=id_, reason="it has not registered")
         for slot in self._slots():
             if slot.phase is SlotPhase.RELEASING and not slot.stop_under_way:
@@ -417,7 +426,7 @@ class ResourceManager:
             yield NotifyJobMaster(address=request.jobmaster_address, message=message)
 
     def _stop_slots(self, job: JobName, before: Attempt | None) -> Iterator[Instruction]:
-        """Stop the job's slots of attempts before `before`; of all if that is None."""
+        """Stop the job's slots of attempts before `before`, or of all attempts if that is None."""
         for slot in self._slots():
             if slot.use is None or slot.use.job != job:
                 continue
@@ -467,7 +476,10 @@ class ResourceManager:
         )
 
     def _select_slot(self, job: JobName) -> _Slot:
-        """A free slot where the job has fewest, and of these where most are free."""
+        """Return a free slot of a TaskManager that has the fewest slots of this job.
+
+        Among these prefer the TaskManager with the fewest used slots, then the lowest slot id.
+        """
 
         def load(slot: _Slot) -> tuple[int, int, SlotId]:
             beside = self._task_managers[slot.id.task_manager].slots
@@ -489,8 +501,11 @@ class ResourceManager:
             yield StartTaskManager(id=id_, after_ms=pause_ms)
 
     def _local_died(self, id_: TaskManagerId, now_ms: int, *, worked: bool) -> None:
-        """What ends several at once (a host that stood still) is one failure, not one for each:
-        only those count that were started after the last that did, or after a quiet time.
+        """Count the failure of a local TaskManager.
+
+        An event that ends several at once (a host that was paused) is one failure, not one for
+        each. So a TaskManager that was started before the last counted failure counts only if the
+        back-off has been reset since.
         """
         is_of_last = int(id_.removeprefix(self._local_prefix)) <= self._failed_up_to
         if not is_of_last or self._backoff.is_reset(now_ms):
@@ -511,7 +526,7 @@ class ResourceManager:
             yield from tm.slots
 
     def _find(self, id_: SlotId, serial: int) -> _Slot | None:
-        """The slot, if this use of it is still the present one."""
+        """Return the slot if it still has the use with this serial number, and else None."""
         tm = self._task_managers.get(id_.task_manager)
         if tm is None or not 0 <= id_.index < len(tm.slots):
             return None

@@ -5,7 +5,7 @@ Its loop is one thread that runs small actions in turn. Each action gives an eve
 instructions that the machine returns. Work on the journal runs in one more thread, in order
 (`journal_worker.py`). RPC threads check the attempt of a message and post the message to the loop.
 
-The process restarts attempts by itself. It exits when the job has ended, when another JobMaster has
+The process itself restarts attempts. It exits when the job has ended, when another JobMaster has
 fenced or replaced it, or when its JobManager is gone (the lifeline). If the job has not ended,
 another JobMaster claims the journal and continues the job.
 """

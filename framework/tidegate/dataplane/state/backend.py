@@ -111,7 +111,7 @@ class KeyedStateBackend:
         self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
         }
-        """Beginnings of store keys: by key group, then by column."""
+        """Prefixes of store keys, by key group and then by column."""
         for name, state in states.items():
             former = names.in_checkpoint.get(name)
             column = column_of(uid, state, () if former is None else stored[former], store)

@@ -1,4 +1,5 @@
-"""Whole clusters in one thread, under one seed and virtual time: fakes of what stands around them.
+"""A simulator that runs whole clusters in one thread, from one seed and in virtual time.
 
-What is faked here passes the same contract suites as the real drivers.
+The package fakes what surrounds a cluster: Kafka, storage, network, threads, clocks and processes.
+The fakes pass the same contract suites as the real drivers.
 """

@@ -1,13 +1,14 @@
-"""What sinks with `guarantee="at_least_once"` may hold, at any moment and at a checkpoint.
+"""The check of sinks with `guarantee="at_least_once"`, at any time and at a checkpoint.
 
-Nothing of theirs is ever undone, so the promise is about each attempt by itself. What an attempt
-writes are results from the positions on that it has restored, those of a source partition and key
-in order and none twice, with the state that belongs to them: so doubles come by recoveries only,
-and nothing from before a checkpoint comes again after it. And a published checkpoint covers nothing
-that its attempt has not written before: flushed at the barrier, it is there. What lies behind the
-last checkpoint of an attempt may have gaps, where a producer or a process has failed.
+Output of these sinks is never undone, so the guarantee holds for each attempt separately. An
+attempt writes results only from the offsets that it has restored. It writes the results of a source
+partition and key in order, none twice, and with the matching state. Therefore duplicates come only
+from recoveries, and no result from before a checkpoint is written again after it. All results that
+a published checkpoint covers were written before by its attempt, because sinks flush at the
+barrier. After the last checkpoint of an attempt the output may have gaps, if a producer or a
+process has failed.
 
-`oracle.py` owns it, and sees to the sinks that are exact.
+`oracle.py` owns this checker, and checks the exactly-once sinks itself.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from tidegate.testing.sim.pipelines import Event, Result, Shape, Sided
 from tidegate.testing.sim.result_groups import Group, Violation
 
 Producer = tuple[int, int]
-"""Its id and epoch."""
+"""A producer: its producer id and epoch."""
 Lane = tuple[str, str, str]
-"""Sink, source partition and key."""
+"""A lane: sink topic, source partition and key."""
 
 
 class _Place(NamedTuple):
-    """Where the event of a result stands."""
+    """The name of a result, and the partition and offset of its event."""
 
     name: str
     origin: TopicPartition
@@ -36,19 +37,22 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Attempt:
-    """What one attempt has written."""
+    """The results that one attempt has written."""
 
     base: Mapping[TopicPartition, int]
-    """The positions that it has restored."""
+    """Offsets that the attempt has restored."""
     last: dict[Lane, int] = field(default_factory=dict)
-    """By lane: which of its results came last."""
+    """Index of the last written result of each lane."""
     written: set[tuple[str, str]] = field(default_factory=set)
-    """Sinks and names."""
+    """The sink and the name of each written result."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
 
 
 class PlainSinks:
-    """Judges the at-least-once sinks of one job; `group_at` counts a group at some positions."""
+    """The checker of the at-least-once sinks of one job.
+
+    `group_at` returns the state of a group at given offsets.
+    """
 
     def __init__(
         self, shape: Shape, group_at: Callable[[Mapping[TopicPartition, int], str], Group]
@@ -58,10 +62,10 @@ class PlainSinks:
         self._attempts: dict[int, _Attempt] = {}
         self._writers: dict[Producer, int] = {}
         self.due: set[tuple[str, str]] = set()
-        """Sinks and names of results that nobody has written since the job was begun anew."""
+        """The sink and the name of each result not written since the job last started again."""
 
     def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
-        """An event was committed to a source's partition."""
+        """Add an event that was committed to a partition of a source."""
         for sink in sorted(self._shape.plain):
             lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
             for name in self._shape.sinks[sink](event):
@@ -69,15 +73,18 @@ class PlainSinks:
                 self.due.add((sink, name))
 
     def begins(self, attempt: int, base: Mapping[TopicPartition, int]) -> None:
-        """An attempt has claimed the job, or taken a checkpoint back before it wrote anything."""
+        """Set the restored offsets of an attempt.
+
+        The attempt has claimed the job, or has rolled back a checkpoint before it wrote anything.
+        """
         self._attempts[attempt] = _Attempt(base)
 
     def writes(self, producer: Producer, attempt: int) -> None:
-        """A slot of an attempt has a producer."""
+        """Record that a slot of an attempt has made a producer."""
         self._writers[producer] = attempt
 
     def rewind(self, base: Mapping[TopicPartition, int]) -> None:
-        """All from these positions on is due, also a second time."""
+        """Expect all results from these offsets on, also if they were written before."""
         self.due = {
             (sink, place.name)
             for (sink, _, _), places in self._lanes.items()
@@ -86,7 +93,7 @@ class PlainSinks:
         }
 
     def judge(self, lane: Lane, result: Result, producer: Producer | None, where: str) -> bool:
-        """Whether a record was due; Violation if it may not be there."""
+        """Return whether a record was due. Raise Violation if it is not allowed."""
         number = self._writers.get(producer) if producer else None
         if number is None:
             raise Violation(f"{where}: {result.name} is of a producer that no slot has made")
@@ -113,7 +120,10 @@ class PlainSinks:
         return was_due
 
     def cut(self, number: int, offsets: Mapping[TopicPartition, int]) -> None:
-        """An attempt has published a checkpoint: Violation unless it has written all of it."""
+        """Check a checkpoint that an attempt has published.
+
+        Raise Violation unless the attempt has written all results that the checkpoint covers.
+        """
         attempt = self._attempts[number]
         for (sink, _, key), places in self._lanes.items():
             for name, origin, offset in places:
@@ -131,7 +141,7 @@ class PlainSinks:
                 raise Violation(message)
 
     def complete(self) -> None:
-        """At the end: Violation if anything was never written."""
+        """Raise Violation if a result is still missing at the end of the run."""
         for sink, name in sorted(self.due)[:1]:
             message = (
                 f"{len(self.due)} results are missing at the end, the first of them {name} in "
@@ -140,7 +150,10 @@ class PlainSinks:
             raise Violation(message)
 
     def _group(self, attempt: _Attempt, sink: str, group: str) -> Group | None:
-        """Both sinks of one row in one, where two share the state."""
+        """Return the group of a result, or None if its sink is stateless.
+
+        Two sinks that share one state have one group.
+        """
         if self._shape.pipeline is Sided:
             place = "both sinks", group
         elif sink in self._shape.stateful:

@@ -1,13 +1,13 @@
-"""Makes a run with backfills of the plan of a seed: some lives of its job become backfills.
+"""The plan of a run with backfills: some job runs in the plan of a seed become backfills.
 
-The plan of the seed itself stays what it is without backfills (`plan.py`); what is drawn here has a
-stream of chance of its own. A life that is stopped or crashes does the same as a backfill; one that
-is cancelled becomes a backfill to the ends. The last life, which reads all, becomes a backfill only
-where all input is there when it begins.
+The plan of the seed without backfills (`plan.py`) does not change, because this module draws from a
+separate random stream. A job run that is stopped or crashes does the same as a backfill. A job run
+that is cancelled becomes a backfill to the end of its input. The last job run, which reads all
+input, becomes a backfill only if all input exists when it begins.
 
-Left out are runs whose rules are another matter: sinks that are written at least once (a wave that
-is run again writes them again), storages and clusters that are swapped, inputs that are deleted,
-blackouts that outlast transactions.
+These plans exclude faults with other rules: sinks that are written at least once (a wave that runs
+again writes them again), swapped storages and clusters, deleted inputs, and blackouts that outlast
+transactions.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tidegate.testing.sim.wave_faults import WaveFaults
 WAVE_OFFSETS: Final = (8, 15, 30, 60)
 PARALLELISMS: Final = (1, 2, 2, 3, 3)
 BACKFILLED: Final = 0.7
-"""Share of the lives that become backfills."""
+"""Share of the job runs that become backfills."""
 LIVE_FIRST: Final = 0.2
-"""Share of the runs that would begin with a backfill in which a live job runs before it."""
+"""Share of the runs with a live job first, among those that would begin with a backfill."""
 SCATTER: Final = 0.6
-"""Share of the runs whose tasks send records elsewhere each time that they run."""
+"""Share of the runs in which each run of a task sends records to other subtasks."""
 AT_ONCE: Final = 0.8
-"""Share of the input that is there when the first life begins."""
+"""Share of the input that exists when the first job run begins."""
 ENDS: Final = {"stop": "stop", "crash": "crash"}
-"""How a backfill ends in the place of a live job; else at its ends."""
+"""End of a backfill, by the end of the live job that it replaces. Others end at their bounds."""
 
 
 def with_backfills(plan: Plan, chance: random.Random) -> Plan:
-    """The plan, with a backfill at least."""
+    """Return the plan with at least one backfill."""
     scatters = chance.random() < SCATTER and plan.shape.sources == SCATTERED.sources
     shape = SCATTERED if scatters else replace(plan.shape, plain=frozenset())
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}

@@ -1,9 +1,9 @@
-"""A life of a simulated job that is a backfill: its user, who starts the driver again and again.
+"""A backfill as one job run of a simulated job: its user, who starts the driver until it succeeds.
 
-The driver is the true one, in a process of its own, which may be killed and frozen at any moment.
-Where it has ended without having come to its ends, the user starts it again with the same
-submission, as the same command does. In some lives somebody else starts a second driver, on another
-host: one of the two then finds that a newer claim stands in the journal.
+The driver is the real one, in its own process, which may be killed or frozen at any time. If the
+driver exits before the backfill is complete, the user starts it again with the same submission, as
+the same command does. In some job runs a second driver starts on another host. One of the two
+drivers then finds a newer claim in the journal.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tidegate.testing.sim.wave_executor import SimExecutor
 from tidegate.testing.sim.wave_faults import WaveFaults
 
 AGAIN_S: Final = 0.5
-"""Until the user starts the driver again."""
+"""Time in seconds until the user starts the driver again."""
 START_S: Final = 0.5
 SECOND_AFTER_S: Final = 3.0
-"""Until a second driver is started, at most."""
+"""Longest time in seconds until a second driver is started."""
 WAVES_MAX: Final = 5
-"""After so many, at most, a backfill that is stopped is stopped."""
+"""Largest number of waves after which the user stops a backfill that ends by a stop."""
 
 
 class BackfillUser:
-    """Runs one backfill; `over` says whether the life is."""
+    """The user of one backfill. `over` says whether the job run has ended."""
 
     def __init__(
         self,
@@ -64,23 +64,23 @@ class BackfillUser:
         self._drivers = 0
         self._waves = 0
         self.report: JobReport | None = None
-        """None: a backfill has none."""
+        """Report of the job. It is always None, because a backfill has no report."""
         self.crashed = self._ended = False
 
     @property
     def over(self) -> bool:
-        """Whether the life has ended as it was to end."""
+        """Whether the job run has ended as planned: crashed, stopped or complete."""
         return self.crashed or self._ended
 
     def crash(self) -> None:
-        """Everything of this user's dies; a second driver and the engine live elsewhere."""
+        """Kill the processes of this user. A second driver and the engine are on other hosts."""
         if self._process.alive:
             self.crashed = True
             self._process.kill()
             self._dismiss_second()
 
     def main(self) -> int:
-        """Start the driver until one of them has done what was to be done."""
+        """Start drivers, one after the other, until the backfill is stopped or complete."""
         if self._chance.random() < self._faults.second_driver:
             after_s = SECOND_AFTER_S * self._chance.random()
             self._scheduler.call_later(after_s, self._start_second)
@@ -102,13 +102,16 @@ class BackfillUser:
         return faults
 
     def _start_second(self) -> None:
-        """On another host, so that it lives on when this user's process ends."""
+        """Start a second driver on another host, so that it survives the end of this process."""
         if self._process.alive and not self._world.trouble.over:
             host = self._scheduler.process(f"{self._process.name} elsewhere")
             self._second = self._start(host)
 
     def _dismiss_second(self) -> None:
-        """One that has not claimed would take the job from whoever runs it next, by right."""
+        """Kill the second driver if it has not claimed the journal.
+
+        It could still claim the job later, which is allowed, and fence the next job run.
+        """
         second = self._second
         if second is not None and self._world.watch.attempt_of(second) is None:
             second.kill()
@@ -127,7 +130,7 @@ class BackfillUser:
         return driver
 
     def _drive(self, driver: SimProcess) -> ExitStatus:
-        """The main of a driver."""
+        """Run the main function of a driver."""
         chance = self._scheduler.random_for(f"executor/{driver.pid}")
         executor = SimExecutor(self._world, driver, self._site, self._faults, chance)
         backfill = Backfill(
@@ -145,7 +148,7 @@ class BackfillUser:
         except JobClosedError as error:
             if error.outcome != JobState.FINISHED.outcome:
                 raise
-            # By a driver that has died, or a second one, before it could say so.
+            # An earlier driver that died before its exit, or the second driver, has finished it.
             self._scheduler.tell("another driver has ended it: %s", error)
         except TidegateError as error:
             self._scheduler.tell("the driver fails: %s", error)
@@ -164,7 +167,7 @@ class BackfillUser:
         )
 
     def _judge(self, error: TidegateError) -> None:
-        """Whether a driver may fail like this; it is run again all the same."""
+        """Record a violation if a driver must not fail like this. The user then starts another."""
         excused = self._plan.crashing is not None or self._plan.failing_open is not None
         if isinstance(error, UserCodeError) and excused:
             return

@@ -1,12 +1,13 @@
 """The checkpoint storage of a simulated cluster: objects in memory, and a hook for faults.
 
-`MemoryBlobs` holds what is stored; `SimBlobStore` is one process's way to it. A request arrives at
-its time whatever has become of its sender by then, so a killed process leaves writes behind that
-still take effect; an answer may be lost, and the sender then knows nothing. What takes effect is
-always whole: the port promises that of every store. Nothing here decides by chance.
+`MemoryBlobs` holds the objects, and `SimBlobStore` is the access of one process to them. A request
+arrives at its time even if its sender is dead by then, so a killed process leaves writes behind
+that still take effect. An answer may be lost, and then the sender does not know the outcome. A
+write takes effect completely or not at all, as the port guarantees for every store. This module
+makes no random decisions.
 
-A process asks `Storages` at each call what lies behind the path. A request goes to what was there
-when its sender has looked at the identity, also where something else is there when it arrives.
+At each call a process asks `Storages` which storage is behind the path. A request goes to the
+storage whose identity its sender has checked, even if another storage is there when it arrives.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ T = TypeVar("T")
 
 
 class MemoryBlobs:
-    """What is stored. `watch` is told of each `create` that took effect, and by which process;
-    `written` of each write, whatever becomes of it.
+    """The objects of one storage.
+
+    `watch` is called for each `create` that took effect, with its process. `written` is called for
+    each write, even if the write fails later.
     """
 
     def __init__(
@@ -35,61 +38,65 @@ class MemoryBlobs:
     ) -> None:
         self.objects: dict[str, bytes] = dict(objects or {})
         self.identity = identity
-        """Another value is another storage behind the same path; without one there is none."""
+        """Identity of the storage. Another value means another storage behind the same path. An
+        empty text means that no storage is mounted.
+        """
         self.watch: Callable[[SimProcess, str, bytes], None] | None = None
         self.written: Callable[[SimProcess, str], None] | None = None
 
     def seen_by(self, process: SimProcess) -> MemoryBlobs:
-        """`Storages` where nothing else ever lies behind the path."""
+        """Return this storage for every process, as `Storages` with only one storage does."""
         del process
         return self
 
 
 class Storages(Protocol):
-    """What lies behind the path of the checkpoint storage, for each process."""
+    """The storage behind the checkpoint path, for each process."""
 
     def seen_by(self, process: SimProcess) -> MemoryBlobs: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageVerdict:
-    """What becomes of one request; durations in seconds."""
+    """The fate of one request. Durations are in seconds."""
 
     request_s: float = 0.0
-    """Until it arrives."""
+    """Time until the request arrives."""
     answer_s: float = 0.0
-    """From then on, until the sender has the answer."""
+    """Time from the arrival of the request until the sender has the answer."""
     fails: bool = False
-    """The store refuses: nothing is written, and the sender knows so."""
+    """Whether the storage refuses the request: nothing is written, and the sender knows it."""
     given_up_s: float | None = None
-    """After so long the sender knows nothing; the request takes effect at its time all the same."""
+    """Time after which the sender stops waiting and does not know the outcome. The request still
+    takes effect when it arrives.
+    """
     request_lost: bool = False
-    """It never arrives; `given_up_s` says when the sender stops to wait."""
+    """Whether the request never arrives. `given_up_s` says when the sender stops waiting."""
     hangs: bool = False
-    """The call never returns, and its request never arrives."""
+    """Whether the call never returns. Its request never arrives either."""
 
 
 FOREVER_S: Final = 1e9
-"""Longer than any simulation."""
+"""A time in seconds that is longer than any simulation."""
 
 AT_ONCE: Final = StorageVerdict()
 
 
 class StorageFaults(Protocol):
-    """Decides what becomes of each request; `kind` is the port's method."""
+    """The hook that decides the fate of each request. `kind` is the method of the port."""
 
     def of_storage(self, process: SimProcess, kind: str, path: str) -> StorageVerdict: ...
 
 
 class SimBlobStore:
-    """`ports.blobs.BlobStore` of one process."""
+    """The `ports.blobs.BlobStore` of one process."""
 
     def __init__(self, storages: Storages, process: SimProcess, faults: StorageFaults) -> None:
         self._storages, self._process, self._faults = storages, process, faults
         self._identity = ""
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        """See BlobStore."""
+        """Create an object if its path is free, as `BlobStore.create`."""
         here = self._confirmed()
         self._note_write(here, "create", path)
 
@@ -164,7 +171,7 @@ class SimBlobStore:
         self._confirmed()
 
     def _confirmed(self) -> MemoryBlobs:
-        """What is there, if it may be used."""
+        """Return the storage behind the path. Raise StorageGoneError if its identity changed."""
         here = self._storages.seen_by(self._process)
         if self._identity not in {"", here.identity}:
             raise StorageGoneError("the storage is gone, or another one is there")
@@ -185,7 +192,7 @@ class SimBlobStore:
         self._certainly(kind, path, act)
 
     def _certainly(self, kind: str, path: str, act: Callable[[dict[str, bytes]], T]) -> T:
-        """As `_ask`, where an unknown outcome is an error."""
+        """Send a request and wait for the answer. Raise StorageError if the outcome is unknown."""
         here = self._confirmed()
         answer = self._ask(kind, path, lambda: (act(here.objects),))
         self.confirm()
@@ -194,7 +201,10 @@ class SimBlobStore:
         return answer[0]
 
     def _ask(self, kind: str, path: str, act: Callable[[], T]) -> T | None:
-        """Send a request and wait for the answer; None where there is none. StorageError."""
+        """Send a request and wait for the answer. Return None if the outcome is unknown.
+
+        Raise StorageError if the storage refuses the request.
+        """
         scheduler = self._process.scheduler
         scheduler.point()
         verdict = self._faults.of_storage(self._process, kind, path)

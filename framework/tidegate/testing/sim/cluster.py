@@ -1,8 +1,9 @@
-"""A whole simulated cluster: the true mains of all processes, and the drivers that they are given.
+"""A whole simulated cluster: the real main functions of all processes, and their fake drivers.
 
-What `bootstrap` is for real processes: it joins fakes to the planes. Processes, machines, tasks and
-procedures are the product's, unchanged. Each process has its own clock, chance and threads, and its
-own way to the one network, the one Kafka and the one storage that all share.
+This module does for simulated processes what `bootstrap` does for real ones: it passes the fakes to
+the control plane and the data plane. The code of the processes, state machines, tasks and
+procedures is the unchanged code of the product. Each process has its own clock, random numbers and
+threads. All processes share one network, one Kafka cluster and one storage.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ from tidegate.testing.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf
 
 STORAGE = "sim://checkpoints"
 ELSEWHERE: Final = "elsewhere"
-"""The address, and the id, of a Kafka cluster that is not the job's."""
+"""Address and id of a Kafka cluster that is not the job's."""
 
 
 class BrokerClock:
-    """The brokers' clock: exact, and nobody's turn ends by asking it."""
+    """The clock of the brokers. It is exact, and a call does not end the turn of a thread."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -71,7 +72,7 @@ class BrokerClock:
 
 
 class SimCluster:
-    """Everything that outlives processes, and the mains of those."""
+    """The state that survives the processes, and the drivers of the processes."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class SimCluster:
         self.watch = ProtocolChecker(scheduler, self.blobs, self.kafka, oracle)
         self._readers: list[tuple[SimProcess, FakeReader]] = []
         self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
-        """Kafka clients by the name that the hook of faults is told."""
+        """Kafka clients of the processes, by the name that the hook of faults gets."""
         self.mounts = Mounts(self.blobs)
         self.elsewhere = FakeKafka(
             BrokerClock(scheduler), faults=Elsewhere(self.watch.violated), cluster_id=ELSEWHERE
@@ -111,8 +112,9 @@ class SimCluster:
         standing: bool = False,
         storage: str = "",
     ) -> SimProcesses:
-        """`ports.processes` for a process of a cluster; `storage` is the id of its storage, where
-        whoever starts it has read that.
+        """Return the `ports.processes` of a process of a cluster.
+
+        `storage` is the id of its storage, if the process that starts the cluster has read it.
         """
         programs = Programs(self, cluster, config, standing=standing, storage=storage)
         return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
@@ -120,11 +122,11 @@ class SimCluster:
     # --- drivers --------------------------------------------------------------------------------
 
     def drivers(self, process: SimProcess) -> SimDrivers:
-        """Of a process that begins."""
+        """Return the drivers of a process that begins."""
         return SimDrivers(self, process)
 
     def kafka_of(self, process: SimProcess, address: str = "") -> FakeProcess:
-        """The Kafka clients of a process, of the cluster that an address leads to."""
+        """Return the Kafka clients of a process, for the cluster that an address leads to."""
         strange = address == ELSEWHERE or self._astray(process)
         name = f"{process.name}#{process.pid}{'@' + ELSEWHERE if strange else ''}"
         known = self._clients.get(name)
@@ -139,11 +141,11 @@ class SimCluster:
         return made
 
     def reads(self, process: SimProcess, reader: FakeReader) -> None:
-        """A process has made a reader."""
+        """Record that a process has made a reader."""
         self._readers.append((process, reader))
 
     def passed(self, attempt: int) -> dict[TopicPartition, int]:
-        """How far the readers of an attempt have come, by partition."""
+        """Return the positions of the readers of an attempt, by partition."""
         self._readers = [(process, reader) for process, reader in self._readers if process.alive]
         of_attempt = [
             reader.passed
@@ -156,7 +158,10 @@ class SimCluster:
         self.watch.marked(log)
 
     def decide(self, call: Call) -> Verdict:
-        """`kafka.faults.Faults`: the protocol's rules are checked, then the weights decide."""
+        """Check the protocol rules for a request, then return the verdict drawn from the rates.
+
+        This is the method of `kafka.faults.Faults`.
+        """
         known = self._clients.get(call.process)
         self.watch.asked(call, None if known is None else known[0])
         return self.trouble.decide(call)
@@ -164,7 +169,7 @@ class SimCluster:
     # --- what processes see ---------------------------------------------------------------------
 
     def mount_wrong(self, wrong: MemoryBlobs, who: Who) -> None:
-        """These see another storage; what runs the job may write nothing there."""
+        """Show another storage to some processes. JobMasters and slots must not write to it."""
 
         def written(process: SimProcess, path: str) -> None:
             if kind_of(process) in {"jobmaster", "slot"} and wrong.identity:
@@ -174,7 +179,7 @@ class SimCluster:
         self.mounts.mount(wrong, who)
 
     def bury(self) -> None:
-        """End every process whose user is gone, frozen ones too."""
+        """Kill every process whose user process is gone, even if it is frozen."""
         for process in self.scheduler.processes:
             root = process
             while root.parent is not None:
@@ -183,17 +188,17 @@ class SimCluster:
                 process.kill()
 
     def lead_astray(self, who: Who) -> None:
-        """The brokers' addresses lead these to another Kafka cluster."""
+        """Let the addresses of the brokers lead some processes to another Kafka cluster."""
         self._astray = who
 
     def all_lead_home(self) -> None:
-        """Every address leads to the job's Kafka cluster."""
+        """Let every address lead to the job's Kafka cluster again."""
         self._astray = nobody
 
-    # --- blows ----------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------
 
     def freeze(self, process: SimProcess) -> None:
-        """SIGSTOP, also of the clients' own threads."""
+        """Freeze a process, including the threads of its Kafka clients, as SIGSTOP does."""
         if process.alive and not process.frozen:
             self.scheduler.story.record(self.scheduler.now, process.name, "is frozen")
             process.freeze()
@@ -201,7 +206,7 @@ class SimCluster:
                 client.freeze()
 
     def thaw(self, process: SimProcess) -> None:
-        """SIGCONT."""
+        """Let a process continue, as SIGCONT does."""
         if process.frozen:
             self.scheduler.story.record(self.scheduler.now, process.name, "goes on")
             process.thaw()
@@ -209,15 +214,17 @@ class SimCluster:
                 client.thaw()
 
     def _clients_of(self, process: SimProcess) -> list[FakeProcess]:
-        """At least those of the job's own cluster, which a frozen process must not make first when
-        it goes on.
+        """Return the Kafka clients of a process.
+
+        Create those of the job's own cluster if needed, so that they are frozen too and not made
+        only after the thaw.
         """
         self.kafka_of(process)
         return [made for owner, made in self._clients.values() if owner is process]
 
 
 def kind_of(process: SimProcess) -> str:
-    """What a process is, by its name."""
+    """Return the kind of a process, derived from its name."""
     for kind in ("jobmanager", "jobmaster", "zygote", "slot", "driver", "worker"):
         if kind in process.name:
             return kind
@@ -225,8 +232,10 @@ def kind_of(process: SimProcess) -> str:
 
 
 def host_of(process: SimProcess) -> SimProcess:
-    """The process that stands for where this one runs: TaskManagers and standing JobManagers have
-    hosts of their own, a local JobManager is where the user is, and JobMasters where theirs is.
+    """Return the process that stands for the host of a process.
+
+    TaskManagers and the JobManagers of session clusters have their own hosts. A local JobManager
+    runs on the host of the user, and a JobMaster on the host of its JobManager.
     """
     parent = process.parent
     apart = kind_of(process) == "taskmanager" or HOST in process.name
@@ -234,7 +243,7 @@ def host_of(process: SimProcess) -> SimProcess:
 
 
 class Programs:
-    """`processes.Programs`: the mains of one cluster, as `bootstrap` runs them."""
+    """The `processes.Programs` of one cluster: its main functions, as `bootstrap` runs them."""
 
     def __init__(
         self,
@@ -331,7 +340,7 @@ class Programs:
 
 
 class SimDrivers:
-    """`ports.drivers.Drivers` of one simulated process."""
+    """The `ports.drivers.Drivers` of one simulated process."""
 
     clock: Clock
     threads: Threads
@@ -348,7 +357,7 @@ class SimDrivers:
         self.rpc = world.calling.of(process)
 
     def blob_store(self, url: str) -> BlobStore:
-        del url  # there is one
+        del url  # there is only one storage
         return SimBlobStore(self._world.mounts, self._process, self._world.trouble)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
@@ -379,7 +388,7 @@ class SimDrivers:
         return made
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
-        del backend  # RocksDB's own threads know nothing of virtual time
+        del backend  # the threads of RocksDB do not run in virtual time
         return MemoryStore(directory)
 
     def exchange(

@@ -1,15 +1,16 @@
-"""The exchange between slots over the simulated network: `ports.exchange` of one process.
+"""The exchange between slots over the simulated network: the `ports.exchange` of one process.
 
-The protocol is the real driver's, message for message: the lower ordinal dials, says
-`HandshakeRequest` and waits for `HandshakeAccepted`; another job or attempt is refused; what comes
-before `connect` waits;
-`close` says goodbye and waits for the other to hang up, for two seconds at most; a peer that ends
-otherwise is lost. So is the ownership of frames: parts are kept, not copied, until they are read at
-the other end, which is later than a socket ever does it. Whoever changes a part that was sent is
-found out.
+The protocol is that of the real driver, message for message. The slot with the lower ordinal dials,
+sends `HandshakeRequest` and waits for `HandshakeAccepted`. A slot of another job or attempt is
+refused. Items that arrive before `connect` wait. `close` sends `EndOfStream` and waits up to
+`CLOSE_TIMEOUT_S` for the peers to close. A peer that ends in another way is lost.
 
-As in the real driver one thread of the slot's process does all this, so that a frozen slot greets
-nobody and hangs up on nobody; frames that are on the connection arrive whole.
+The ownership of frames is also that of the real driver. The parts of a frame are kept without a
+copy until the other end reads them, which is later than with a socket. Code that changes a part
+after sending it therefore shows up as an error.
+
+As in the real driver, one thread of the slot process does all this work. A frozen slot therefore
+neither answers a handshake nor closes a connection. Frames on the connection arrive whole.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tidegate.testing.sim.threads import SimEvent
 
 Post = Callable[[Callable[[], None]], None]
 Sent = tuple[int, tuple[bytes, ...]]
-"""A frame under way: its channel, and the very parts that were sent."""
+"""A frame in flight: its channel, and the sent parts themselves without a copy."""
 
 _GOODBYE = EndOfStream()
 _WELCOME = HandshakeAccepted()
 
 
 class _Link:
-    """One peer: what waits for its connection, and its connection."""
+    """One peer: its connection, and the items that wait for the connection."""
 
     __slots__ = ("closed", "end", "peer", "waiting")
 
@@ -66,7 +67,7 @@ class _Link:
         self.waiting.clear()
 
     def drop(self) -> None:
-        """Nothing more goes or comes."""
+        """Close the link. Nothing more is sent or received."""
         self.closed = True
         self.waiting.clear()
         if self.end is not None:
@@ -75,12 +76,12 @@ class _Link:
 
     @property
     def open(self) -> bool:
-        """Whether a connection is still to come."""
+        """Whether the link still waits for its connection."""
         return self.end is None and not self.closed
 
 
 class SimExchange:
-    """`ports.exchange.Exchange` of one process; listens at once."""
+    """The `ports.exchange.Exchange` of one process. It listens from its creation on."""
 
     def __init__(
         self, network: Network, process: SimProcess, *, job: str, attempt: int, ordinal: int
@@ -92,9 +93,9 @@ class SimExchange:
         self._listens = True
         self._links: dict[int, _Link] = {}
         self._strangers: dict[End, _Link | None] = {}
-        """Ends that are not greeted yet; with the link that dialled."""
+        """Ends without a completed handshake, each with the link that dialled, or None."""
         self._early: dict[int, tuple[End, list[Any]]] = {}
-        """Greeted before `connect`, by ordinal, and what has come from them since."""
+        """Ends accepted before `connect`, with the items received since then, by ordinal."""
         self._post: Post = _ignore
         self._on_frames: OnFrames = _ignore
         self._on_lost: OnLost = _ignore
@@ -139,7 +140,7 @@ class SimExchange:
         self._hand(self._take, end, items)
 
     def _hand(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Leave something for the exchange's own thread."""
+        """Queue a step for the exchange's own thread."""
         self._work.append((step, arguments))
         if self._idle:
             self._idle = False
@@ -173,7 +174,7 @@ class SimExchange:
             elif peer > self._ordinal:
                 self._dial(self._links[peer], address)
         for end, _ in self._early.values():
-            end.close()  # by the plan it has nothing to say to this slot
+            end.close()  # the plan has no connection between its slot and this slot
         self._early.clear()
         self._close_listener_when_linked()
 
@@ -188,7 +189,7 @@ class SimExchange:
         )
 
     def _take(self, end: End, items: list[Any]) -> None:
-        """What has come along a connection, in order."""
+        """Handle the items received on a connection, in order."""
         if end in self._strangers:
             self._greet(end, items)
             return
@@ -240,7 +241,7 @@ class SimExchange:
             self._deliver(link, items)
 
     def _deliver(self, link: _Link, items: list[Any]) -> None:
-        """One action for all frames; whatever else there is can only be the last."""
+        """Post one action for all frames. Another kind of item can only be the last item."""
         last = None if type(items[-1]) is tuple else items[-1]
         frames: list[Frame] = [
             (item[0], b"".join(item[1])) for item in items if type(item) is tuple
@@ -256,7 +257,7 @@ class SimExchange:
                 link.drop()
 
     def _lose(self, link: _Link, why: str) -> None:
-        """A link that ends without a goodbye."""
+        """Report the loss of a peer whose link ends without `EndOfStream`."""
         if link.closed:
             return
         link.drop()
@@ -278,13 +279,13 @@ class SimExchange:
         self._closing_until = self._scheduler.now + CLOSE_TIMEOUT_S
         for link in self._links.values():
             if link.open and not link.waiting:
-                link.drop()  # nothing was ever to be said to it
+                link.drop()  # no item waits for this peer
             else:
                 link.put(_GOODBYE)
         self._close_listener_when_linked()
 
     def _ended(self) -> bool:
-        """Whether it was closed, and every peer has hung up or had its time."""
+        """Return whether the exchange is closed, and all peers have closed or timed out."""
         if self._closing_until == NEVER:
             return False
         late = self._scheduler.now >= self._closing_until
@@ -312,7 +313,7 @@ class SimExchange:
 
 
 def _ignore(*_: object) -> None:
-    """Where actions go before `connect` and while the exchange closes."""
+    """Ignore an action. It is used before `connect` and while the exchange closes."""
 
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""Blows to processes, brokers and the network, at the turns that the seed draws.
+"""The injector of faults in processes, brokers and the network, at turns that the seed draws.
 
-A blow comes at a random time, and then not at that time's idle moment but some turns further on, or
-right after the next step of the commit protocol: most of what can go wrong happens within bursts of
-turns that take almost no time.
+A fault has a random time. It does not happen at this time, because then the cluster is usually
+idle. It happens some turns later, or right after the next step of the commit protocol. Most bugs
+need a fault within a burst of turns, and such a burst takes almost no time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidegate.testing.sim.scheduler import SimProcess
 TURNS_MAX: Final = 150
 STEP_TURNS_MAX: Final = 12
 BETWEEN_HOSTS: Final = 0.5
-"""Share of the partitions that part no two processes of one host; others part any."""
+"""Share of the partitions that separate only hosts. Others separate any processes."""
 
 
 class FaultInjector:
-    """Deals out the blows of one run."""
+    """The injector of the faults of one run."""
 
     def __init__(self, world: SimCluster, weights: FaultRates) -> None:
         self._world, self._weights = world, weights
@@ -37,7 +37,7 @@ class FaultInjector:
             {kind: rate for kind, rate in rates.items() if rate}, self._chance
         )
         self._due: list[tuple[int, str]] = []
-        """Turns at which blows fall."""
+        """Due faults: the turn and the kind of each."""
         self._after_step: list[str] = []
         self._steps = 0
         self._blackout_s: float | None = None
@@ -49,22 +49,23 @@ class FaultInjector:
         self.over = False
 
     def begin(self) -> None:
-        """Draw the first blow."""
+        """Draw the time of the next fault."""
         wait_s = self._blows.next_in_s()
         if wait_s < self._weights.wild_s:
             self._scheduler.call_later(wait_s, self._comes)
 
     def black_out(self, seconds: float) -> None:
-        """Let no broker answer for so long, from soon after the next publication on, or after the
-        next transaction that is ended: some are committed then, and others that were published
-        with them are not.
+        """Let no broker answer for some seconds, once.
+
+        The blackout begins soon after the next publication or the next EndTxn. After an EndTxn,
+        some transactions of the publication are committed and others are not.
         """
         self._blackout_s = seconds
         self._awaits_end = self._chance.random() < 0.5
         self._awaited = self._count_of_awaited()
 
     def stop(self) -> None:
-        """No more blows; everything that is frozen goes on, and the network is whole and calm."""
+        """End all faults: thaw all frozen processes, and make the network whole and calm."""
         self.over = True
         self._due.clear()
         self._after_step.clear()
@@ -77,7 +78,7 @@ class FaultInjector:
             world.thaw(process)
 
     def between(self) -> None:
-        """`Scheduler.between`: before each turn."""
+        """Inject the due faults. The scheduler calls it before each turn (`Scheduler.between`)."""
         if self._after_step and self._steps != self._world.watch.steps:
             turn = self._scheduler.turns + self._chance.randrange(STEP_TURNS_MAX)
             self._due.append((turn, self._after_step.pop()))
@@ -154,7 +155,10 @@ class FaultInjector:
         self._scheduler.call_later(self._lasts(2.0), self._world.network.heal)
 
     def _victim(self) -> SimProcess | None:
-        """Of each kind of process alike; never the user's own, whose lives the plan has drawn."""
+        """Draw a victim: first a kind of process, then a process of this kind.
+
+        A user process is never a victim, because the plan decides when it ends.
+        """
         kinds: dict[str, list[SimProcess]] = {}
         for process in self._scheduler.processes:
             if process.alive and not process.frozen and process.parent is not None:

@@ -1,12 +1,13 @@
-"""What goes wrong in a run: weights that its seed draws, and the verdicts and blows they give.
+"""The faults of a run: the rates that its seed draws, and the faults drawn from these rates.
 
-A run may be calm or wild, and each kind of fault is missing in many runs: what always hurts a
-little hides what hurts only when everything else is well (swarm testing: Groce et al., ISSTA
-2012). All faults end at a time; from then on the job must get to its end.
+A run may be calm or wild, and each kind of fault is absent in many runs. A fault that is always
+present can hide a bug that appears only without it (swarm testing: Groce et al., ISSTA 2012). All
+faults end at a given time. After this time the job must reach its end.
 
-Faults are bounded so that nothing is lost by right: together they last less than a transaction may
-stay open. But for one: in few runs there is a blackout, once, in which no broker answers for about
-as long as that, soon after a publication. Whether a loss is stated then by right, the watch judges.
+Faults are bounded so that no loss is expected: together they last less than a transaction may stay
+open. There is one exception. In a few runs no broker answers for about that long, once, soon after
+a publication or the end of a transaction. The protocol checker decides whether a loss that is
+stated then is allowed.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from tidegate.testing.sim.processes import StartOutcome
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 GIVEN_UP_S: Final = 1.0
-"""How long a client waits for a storage that does not answer."""
+"""Time in seconds that a client waits for a storage that does not answer."""
 LATE_S_MAX: Final = 5.0
 STALLED_S_MAX: Final = 3.0
 BLACKOUTS: Final = 0.05
-"""Share of the runs that have one."""
+"""Share of the runs that have a blackout."""
 BLACKOUT: Final = (0.8, 2.0)
 KILLS_OF_BUSY: Final = 1.0
 STARTS_FAIL_MAX: Final = 0.4
 RARE: Final = 0.25
-"""Share of the runs that know one of the rare faults."""
+"""Share of the runs that have a given kind of the rare faults."""
 NOTICED_S_MAX: Final = 0.5
-"""Until a broken connection to a broker is noticed."""
+"""Longest time in seconds until a client notices a broken connection to a broker."""
 
 _COORDINATOR: Final = frozenset(
     {Api.INIT_PRODUCER_ID, Api.ADD_PARTITIONS, Api.END_TXN, Api.DESCRIBE_TRANSACTIONS}
@@ -58,20 +59,20 @@ _BUSY: Final = (Code.CONCURRENT_TRANSACTIONS,)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """How bad a run is. Shares are from 0 to 1, times in seconds."""
+    """The fault rates of a run. Shares are from 0 to 1, times are in seconds."""
 
     wild_s: float
-    """So long faults happen."""
+    """Time during which faults happen."""
     kill: float
-    """Kills of any process, per second."""
+    """Number of kills per second, of any process."""
     freeze: float
-    """Freezes, per second."""
+    """Number of freezes per second."""
     frozen_s: float
-    """How long one lasts, on average."""
+    """Average duration of a freeze."""
     at_steps: float
-    """Share of blows that fall right after a step of the commit protocol, not at any turn."""
+    """Share of the faults that come right after a step of the commit protocol, not at any turn."""
     storage_slow: float
-    """Share of requests that take their time; so below."""
+    """Share of the requests that are slow. The next attributes are shares of requests, too."""
     storage_fails: float
     storage_unknown: float
     kafka_slow: float
@@ -79,24 +80,27 @@ class FaultRates:
     kafka_unanswered: float
     kafka_refused: float
     outages: float
-    """Outages of all brokers, per second."""
+    """Number of outages of all brokers per second."""
     outage_s: float
-    """How long one lasts, on average."""
+    """Average duration of an outage."""
     partitions: float
-    """Partitions of the network, per second."""
+    """Number of network partitions per second."""
     kafka_stalled: float = 0.0
-    """Share of requests that take seconds, longer than some checkpoints may."""
+    """Share of the requests that take seconds, longer than the timeout of some checkpoints."""
     kafka_rejected: float = 0.0
-    """Share of produce requests that a leader refuses for good."""
+    """Share of the produce requests that a leader refuses permanently."""
 
     blackout: float = 0.0
-    """Of the transaction timeout, the share for which no broker answers, once; 0: never."""
+    """Duration of the one blackout, as a share of the transaction timeout. 0 means no blackout."""
     starts_fail: float = 0.0
-    """Share of the processes that can not be started, or end at once."""
+    """Share of the processes that cannot be started, or that end at once."""
 
     @classmethod
     def drawn(cls, chance: random.Random) -> FaultRates:
-        """Of a run: a tenth has nothing but delays, and each kind is missing in half of others."""
+        """Draw the rates of a run.
+
+        A tenth of the runs has only delays. In the others, each kind of fault is absent in half.
+        """
         calm = chance.random() < 0.1
 
         def weight(most: float) -> float:
@@ -123,10 +127,10 @@ class FaultRates:
         )
 
     def with_rare_ones(self, chance: random.Random, *, busy: bool, hasty: bool) -> FaultRates:
-        """And what most runs do not have.
+        """Add the faults that most runs do not have.
 
-        Where records always wait (`busy`) some process is killed too, and where checkpoints are
-        soon given up (`hasty`) some requests take longer than that.
+        If records always wait (`busy`), processes are killed, too. If checkpoints have a short
+        timeout (`hasty`), some requests take longer than this timeout.
         """
 
         def weight(most: float, share: float = RARE) -> float:
@@ -142,13 +146,13 @@ class FaultRates:
         )
 
     def with_failing_starts(self, chance: random.Random) -> FaultRates:
-        """And, in half of the runs in which anything goes wrong, processes that do not start."""
+        """Add processes that do not start, in half of the runs that have any fault."""
         share = STARTS_FAIL_MAX * chance.random() ** 2
         fails = chance.random() < 0.5 and self.any()
         return replace(self, starts_fail=share if fails else 0.0)
 
     def any(self) -> bool:
-        """Whether anything goes wrong at all."""
+        """Return whether the run has any fault other than delays."""
         return any(
             getattr(self, field.name)
             for field in fields(self)
@@ -165,35 +169,43 @@ class FaultRates:
 
 
 class RequestFaults:
-    """Verdicts for storage and brokers by the weights of a run; quiet after `stop`."""
+    """The verdicts for processes, storage and brokers, drawn from the rates of a run.
+
+    After `stop` there are only delays.
+    """
 
     def __init__(self, scheduler: Scheduler, weights: FaultRates) -> None:
         self._scheduler, self._weights = scheduler, weights
         self._chance = scheduler.random_for("trouble")
         self._starts = scheduler.random_for("starts")
         self._refused: set[str] = set()
-        """Roles whose last start has failed."""
+        """Roles whose last start failed."""
         self._outage_until_s = -1.0
         self.hanging: Callable[[SimProcess, str], StorageVerdict | None] | None = None
-        """Of calls to a storage that hangs (`mishaps.py`); None for those that return."""
+        """A function that returns the verdict of a call to a hanging storage (`mishaps.py`).
+
+        It returns None for a call that does not hang.
+        """
         self.over = False
 
     def stop(self) -> None:
-        """From now on nothing goes wrong."""
+        """End all faults."""
         self.over = True
         self._outage_until_s = -1.0
 
     def outage(self, seconds: float) -> None:
-        """No broker answers for so long."""
+        """Let no broker answer for some seconds."""
         if not self.over:
-            # One of the blows must not make a blackout shorter.
+            # An ordinary outage must not end a blackout early.
             self._outage_until_s = max(self._outage_until_s, self._scheduler.now + seconds)
 
     # --- processes ------------------------------------------------------------------------------
 
     def of_start(self, role: str) -> StartOutcome:
-        """`processes.Births`. Never twice in a row for one role: who can not be started five times
-        is given up by right.
+        """Draw the outcome of a start: the `processes.Births` of the run.
+
+        Two starts of one role never fail in a row, because a job that fails to start five times is
+        allowed to fail.
         """
         draw = self._starts.random
         fails = not self.over and draw() < self._weights.starts_fail and role not in self._refused
@@ -206,7 +218,7 @@ class RequestFaults:
     # --- storage --------------------------------------------------------------------------------
 
     def of_storage(self, process: SimProcess, kind: str, path: str) -> StorageVerdict:
-        """`blobs.StorageFaults`."""
+        """Return the verdict of a storage request, as in `blobs.StorageFaults`."""
         del path
         hanging = None if self.hanging is None else self.hanging(process, kind)
         if hanging is not None:
@@ -238,7 +250,7 @@ class RequestFaults:
     # --- brokers --------------------------------------------------------------------------------
 
     def decide(self, call: Call) -> Verdict:
-        """`kafka.faults.Faults`."""
+        """Return the verdict of a broker request, as in `kafka.faults.Faults`."""
         weights, draw = self._weights, self._chance.random
         if draw() >= weights.kafka_slow:
             request_s = answer_s = 0.0
@@ -288,23 +300,23 @@ def _refusal(call: Call, chance: random.Random) -> Code | None:
 
 
 def _delay(chance: random.Random) -> float:
-    """Mostly a millisecond, sometimes a hundred."""
+    """Draw a delay in seconds: mostly about a millisecond, sometimes a hundred."""
     return float(0.0005 * 10 ** (2.5 * chance.random() ** 3))
 
 
 class FaultSchedule:
-    """When processes are killed and frozen, brokers fail and networks split: exponential times."""
+    """The times of kills, freezes, outages and partitions, with exponential intervals."""
 
     def __init__(self, rates: dict[str, float], chance: random.Random) -> None:
         self._rates, self._chance = rates, chance
         self._total = sum(rates.values())
 
     def next_in_s(self) -> float:
-        """Until the next blow; infinite where there is none."""
+        """Return the time until the next fault; infinite if there are no faults."""
         return self._chance.expovariate(self._total) if self._total else math.inf
 
     def draw(self) -> str:
-        """Which it is."""
+        """Draw the kind of the next fault."""
         point = self._chance.random() * self._total
         for kind, rate in self._rates.items():
             point -= rate

@@ -1,10 +1,11 @@
-"""The rules of the commit protocol, checked at the moment when they could be broken.
+"""The protocol checker: it checks the rules of the commit protocol at every step of a run.
 
-It watches from outside: which journal entries came into being, which requests go to the
-coordinators, when a source starts, what stays open. It folds the journal by itself and shares no
-decision with the code that it judges; what became of a transaction it takes from the coordinator
-itself, not from what anybody was answered. What it finds is kept (`found`), and ends the run: a
-violation that is raised in the process under test would be handled as one of its errors.
+The checker observes from outside: which journal entries are created, which requests go to the
+coordinators, when a source starts, and which transactions stay open. It builds the state of the
+journal itself, and shares no decision with the code that it checks. It reads the decision on a
+transaction from the coordinator, not from the answers that clients got. It keeps a violation in
+`found`, which ends the run. It does not raise it, because the process under test would handle the
+exception as one of its own errors.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ from tidegate.testing.sim.result_groups import Violation
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 STALL_S: Final = 45.0
-"""A sweep is 10 s after the one before, and asks for so long as brokers take to answer: with that,
-so long may a transaction of a dead attempt hold readers back once all faults are over."""
+"""Longest time in seconds that a transaction of a dead attempt may hold readers back after the end
+of all faults. It covers the 10 s between two sweeps of zombie fencing, and the time that the
+brokers take to answer a sweep.
+"""
 
 
 class ProtocolChecker:
-    """Watches one job in one simulated world."""
+    """The checker of one job in one simulated cluster."""
 
     def __init__(
         self, scheduler: Scheduler, blobs: MemoryBlobs, kafka: FakeKafka, oracle: Oracle
@@ -57,58 +60,63 @@ class ProtocolChecker:
         self.journal = JournalView()
         self.found: Violation | None = None
         self.steps = 0
-        """Steps of the commit protocol so far: entries, EndTxn, prepares, uploads."""
+        """Number of steps of the commit protocol so far: created journal entries and EndTxn."""
         self.ends = 0
-        """EndTxn among them."""
+        """Number of EndTxn among the steps."""
         self.waves = 0
-        """Of backfills, that are done."""
+        """Number of completed waves of backfills."""
         self._closed_ms = self._kafka.now_ms()
-        """When the journal was closed last, by the clock of the brokers."""
+        """Time at which the journal was last closed, by the clock of the brokers, in ms."""
         self._attempts: dict[int, int] = {}
-        """Of processes by pid: the attempt that a JobMaster claimed last, or a slot belongs to."""
+        """Attempt of each process by pid: the last claim of a JobMaster, or the one of a slot."""
         self._slots: set[int] = set()
-        """The pids of slots among them."""
+        """Pids of the slots."""
         self._workers: dict[int, set[int]] = {}
-        """Of a backfill's workers by pid: the attempts whose tasks each has run."""
+        """Attempts whose tasks a backfill worker has run, by pid of the worker."""
         self._worker_of_id: dict[TransactionalId, int] = {}
-        """Of ids that workers have initialised."""
+        """Pid of the worker that has initialised a transactional id."""
         self._flaws: dict[int, str] = {}
-        """By attempt of a backfill: why its wave may not be published."""
+        """Reason why the wave of a backfill attempt must not be published, by attempt."""
         self._owed: set[PreparedTransaction] = set()
-        """Losses that are still to be stated."""
+        """Transactions whose loss must still be stated."""
         self.may_lose = False
-        """Whether brokers are away for longer than a transaction may stay open."""
+        """Whether the brokers may be unreachable for longer than a transaction may stay open."""
         self.accepting = False
         """Whether the user has said that a loss is accepted."""
         self.must_refuse = ""
-        """Why no checkpoint may be published now, and no attempt begin."""
+        """Reason why no checkpoint may be published now and no attempt may begin; empty if both
+        are allowed.
+        """
         self.may_claim = False
-        """Whether one may begin all the same: a topic is compared after the claim."""
+        """Whether an attempt may begin nevertheless: topics are compared only after the claim."""
         self.claimed: Callable[[int], None] | None = None
-        """Hears of each attempt that has claimed."""
+        """A callback for each attempt that has claimed."""
         self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
         blobs.watch = self._created
 
     def slot_is(self, process: SimProcess, attempt: int) -> None:
-        """A slot process of an attempt has begun."""
+        """Record that a slot process of an attempt has begun."""
         self._attempts[process.pid] = attempt
         self._slots.add(process.pid)
 
     def worker_is(self, process: SimProcess, attempt: int) -> None:
-        """A worker of a backfill begins to run a task of an attempt."""
+        """Record that a worker of a backfill begins a task of an attempt."""
         self.slot_is(process, attempt)
         self._workers.setdefault(process.pid, set()).add(attempt)
 
     def wave_ran(self, attempt: int, flaw: str) -> None:
-        """The tasks of a wave have ended; `flaw` says why its reports may not be published."""
+        """Record the end of the tasks of a wave.
+
+        `flaw` says why its reports must not be published. It is empty if they may be.
+        """
         self._flaws[attempt] = flaw
 
     def attempt_of(self, process: SimProcess) -> int | None:
-        """The attempt that a slot belongs to, or a JobMaster has claimed last."""
+        """Return the attempt of a slot, or the last attempt that a JobMaster has claimed."""
         return self._attempts.get(process.pid)
 
     def violated(self, message: str) -> None:
-        """Keep the first violation."""
+        """Record a violation. Only the first one is kept."""
         if self.found is None:
             self.found = Violation(message)
             self._scheduler.tell("VIOLATION: %s", message)
@@ -141,7 +149,10 @@ class ProtocolChecker:
             self._decided(entry)
 
     def _begins(self, claim: Claim) -> None:
-        """From other positions than those it would go on from, where somebody has said so."""
+        """Set the start offsets of an attempt.
+
+        If the user has chosen other offsets than those of the last publication, rewind the oracle.
+        """
         journal = self.journal
         base = journal.restored(claim).offsets
         if base != journal.base:
@@ -152,7 +163,7 @@ class ProtocolChecker:
     def _decided(self, entry: AnyEntry) -> None:
         match entry:
             case Claim():
-                pass  # taken note of with its process
+                pass  # `_created` handles it, because it knows the process
             case Publication():
                 self._published(entry)
             case Settled():
@@ -193,7 +204,7 @@ class ProtocolChecker:
         self._cut()
 
     def _cut(self) -> None:
-        """What the job stands on is all that it has written before, and nothing else."""
+        """Check that the new publication covers all results written before it, and no others."""
         self.look_at_plain_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
         offsets = _by_origin(last.offsets)
@@ -210,7 +221,7 @@ class ProtocolChecker:
             self.violated(str(violation))
 
     def _settled(self, entry: Settled) -> None:
-        """Everything that the last publication names is committed."""
+        """Check that all transactions named by the last publication are committed."""
         self._is_about_the_last("settled", entry.publication)
         for each in self.journal.last.named:
             became = self._became(each)
@@ -219,8 +230,10 @@ class ProtocolChecker:
         self.journal.last = replace(self.journal.last, named=frozenset())
 
     def _lost(self, entry: Lost) -> None:
-        """A loss is stated by right where a transaction that is named has timed out at the brokers;
-        what else is named is ended all the same.
+        """Check that a stated loss is expected.
+
+        At least one lost transaction must have timed out at the brokers. All other transactions
+        that the publication names must be committed.
         """
         journal = self.journal
         self._is_about_the_last("lost", entry.publication)
@@ -245,8 +258,10 @@ class ProtocolChecker:
             self.violated(str(violation))
 
     def _look_for_losses(self) -> None:
-        """What has timed out and can not be taken back, because something of its publication or of
-        a later one is committed, is lost before anybody can say so; that is owed then.
+        """Find transactions that are lost already, although no process has stated the loss yet.
+
+        Such a transaction has timed out and cannot be rolled back, because a transaction of its
+        publication or of a later one is committed. The loss must be stated later.
         """
         first = self.journal.first_named
         became = {each: self._became(each) for each in first}
@@ -267,7 +282,9 @@ class ProtocolChecker:
             self.violated("a loss is accepted, and the user has not said so")
 
     def _retracted(self, entry: RolledBack) -> None:
-        """Nothing that the publication was the first to name is committed, or will be."""
+        """Check that no transaction introduced by the rolled back publication is or will be
+        committed.
+        """
         journal = self.journal
         self._is_about_the_last("retracted", entry.publication)
         before, carried = journal.earlier.pop(), journal.last.named
@@ -284,7 +301,7 @@ class ProtocolChecker:
         self._oracle.plain.begins(journal.attempt, _by_origin(journal.base))
 
     def _became(self, each: PreparedTransaction) -> Decision | None:
-        """What the coordinator has decided; None while it has not."""
+        """Return the decision of the coordinator on a transaction; None if it is still open."""
         return self._kafka.coordinator.decided.get(_identity(each))
 
     def _is_about_the_last(self, what: str, number: int) -> None:
@@ -301,7 +318,10 @@ class ProtocolChecker:
             self.violated(f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed")
 
     def _offsets(self, entry: Publication) -> dict[tuple[str, str, int], int]:
-        """Of its manifest; they never go back behind what its attempt began with."""
+        """Return the offsets in the manifest of a publication.
+
+        Check that they are not before the offsets of the previous publication, or of the restore.
+        """
         data = self._blobs.objects.get(entry.manifest)
         manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
         known = self.journal.base
@@ -325,7 +345,7 @@ class ProtocolChecker:
     # --- brokers --------------------------------------------------------------------------------
 
     def asked(self, call: Call, process: SimProcess | None) -> None:
-        """A request is on its way to a coordinator."""
+        """Check a request that is sent to a coordinator."""
         name = call.transactional_id
         if name is None or process is None:
             return
@@ -346,7 +366,7 @@ class ProtocolChecker:
         if parts.attempt > own:
             self.violated(f"{process.name} of attempt {own} fences {name} of a newer attempt")
         if process.pid in self._slots:
-            # An I/O thread of a worker may send again what a task of its past has begun.
+            # An I/O thread of a worker may repeat a request of an earlier task of the worker.
             if parts.attempt not in self._workers.get(process.pid, {own}):
                 self.violated(f"a slot of attempt {own} initialises {name}")
             if self._kafka.coordinator.list().get(name) is TransactionState.ONGOING:
@@ -360,7 +380,7 @@ class ProtocolChecker:
             )
 
     def marked(self, log: PartitionLog) -> None:
-        """A transaction was ended in a partition."""
+        """Check a partition in which a transaction has ended."""
         if self.may_lose:
             self._look_for_losses()
         try:
@@ -369,21 +389,24 @@ class ProtocolChecker:
             self.violated(str(violation))
 
     def plain_producer(self, producer: tuple[int, int], process: SimProcess) -> None:
-        """A slot has made a producer without transactions."""
+        """Record that a slot has made a producer without transactions."""
         self._oracle.plain.writes(producer, self._attempts[process.pid])
 
     def look_at_plain_sinks(self) -> None:
-        """Nobody is told when they are written to: to be called where it matters."""
+        """Check the at-least-once sinks.
+
+        Writes to them cause no event, so callers must call this before they use the result.
+        """
         try:
             self._oracle.look_at_plain_sinks(self._kafka.logs())
         except Violation as violation:
             self.violated(str(violation))
 
     def source_starts(self, process: SimProcess) -> None:
-        """A slot begins to read: what dead attempts left open must be gone by now."""
+        """Check that a slot that begins to read finds no open transaction of a dead attempt."""
         own = self._attempts.get(process.pid, 0)
         if own != self.journal.attempt:
-            return  # a zombie's
+            return  # the slot is a zombie
         for name, state in self._kafka.coordinator.list().items():
             parts = parse_transactional_id(name)
             if parts is None or parts.attempt >= own or state is not TransactionState.ONGOING:
@@ -392,10 +415,13 @@ class ProtocolChecker:
             if began_ms < self.journal.claimed_ms:
                 self.violated(f"a source of attempt {own} starts, and {name} is not fenced")
 
-    # --- what may not last ----------------------------------------------------------------------
+    # --- transactions that stay open ------------------------------------------------------------
 
     def look_for_stalls(self, *, quiet_since_s: float | None) -> None:
-        """Transactions of dead attempts that hold readers back; to be called now and then."""
+        """Check that transactions of dead attempts do not hold readers back for too long.
+
+        The run calls it at regular intervals.
+        """
         now_s = self._scheduler.now
         open_now: dict[tuple[TransactionalId, int], float] = {}
         for name, state in self._kafka.coordinator.list().items():
@@ -413,7 +439,10 @@ class ProtocolChecker:
         self._open_since_s = open_now
 
     def ended(self, submission: str, state: str) -> None:
-        """A job is told to have ended: if anything of it has run, its journal says so, too."""
+        """Check that the journal of a job that is reported as ended says the same.
+
+        A submission that has not claimed has no entries, so there is nothing to check.
+        """
         journal = self.journal
         if journal.submission != submission or journal.lost is not None:
             return
@@ -422,7 +451,7 @@ class ProtocolChecker:
             self.violated(f"the job is {state.lower()}, and its journal ends with {short(last)}")
 
     def nothing_open(self) -> None:
-        """At the end of a job: no transaction of it is left, and every loss was stated."""
+        """Check that at the end of a job no transaction is open and all losses were stated."""
         for each in self._owed:
             self.violated(f"{each.transactional_id} has timed out, and nobody has stated the loss")
         for name, state in self._kafka.coordinator.list().items():
@@ -430,9 +459,10 @@ class ProtocolChecker:
                 self.violated(f"{name} is open after the end of the job")
 
     def _of_a_late_worker(self, name: TransactionalId) -> bool:
-        """Whether a task of a dead backfill has opened it when the journal was closed already. No
-        process of the job is left to end it: it is never committed, and readers wait for the next
-        claim or the transaction's timeout.
+        """Return whether a task of a dead backfill opened a transaction after the journal closed.
+
+        No process of the job is left to end it, so it is never committed. Readers wait for the next
+        claim or for the timeout of the transaction.
         """
         parts = parse_transactional_id(name)
         if parts is None or name not in self._worker_of_id:

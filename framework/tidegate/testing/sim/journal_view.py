@@ -1,6 +1,7 @@
-"""What the entries of a simulated job's journal add up to, for the watch (`invariants.py`).
+"""The state of the journal of a simulated job, for the protocol checker (`invariants.py`).
 
-It is folded there, and shares no code with `checkpoint/journal_state.py`, which is judged.
+`invariants.py` builds the state from the entries. It shares no code with
+`checkpoint/journal_state.py`, which it checks.
 """
 
 from __future__ import annotations
@@ -15,44 +16,49 @@ from tidegate.protocol.snapshots import PreparedTransaction
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """What a job stands on: a publication, or nothing yet."""
+    """The publication that a job restores from, or none yet."""
 
     publication: Publication | None = None
     named: frozenset[PreparedTransaction] = frozenset()
-    """Nobody may fence these, or use their ids again, until the publication is settled."""
+    """Transactions of the publication. Until the publication is settled, no process may fence them
+    or use their ids again.
+    """
     offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class JournalView:
-    """What the entries that exist add up to."""
+    """The state that results from all journal entries."""
 
     entries: dict[int, AnyEntry] = field(default_factory=dict)
     attempt: int = 0
     submission: str = ""
-    """Of the newest claim."""
+    """Submission id of the newest claim."""
     claimed_ms: int = 0
-    """The brokers' time of the newest claim."""
+    """Time of the newest claim by the clock of the brokers, in ms since 1970."""
     last: JournalPosition = JournalPosition()
     base: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-    """The positions of the last publication, or of that which the newest claim restores by hand."""
+    """Offsets of the last publication, or of the one that the user restores by the newest claim."""
     earlier: list[JournalPosition] = field(default_factory=list)
-    """What the last publication could be taken back to, oldest first."""
+    """Older positions to which the last publication could be rolled back, oldest first."""
     checkpoints: set[CheckpointId] = field(default_factory=set)
     named: set[tuple[TransactionalId, int, int]] = field(default_factory=set)
-    """Id, producer id and epoch of all that any publication has named."""
+    """Transactional id, producer id and epoch of all transactions that a publication has named."""
     first_named: dict[PreparedTransaction, int] = field(default_factory=dict)
-    """By which publication."""
+    """Number of the publication that first named a transaction."""
     lost: Lost | None = None
-    """A loss that is not accepted."""
+    """A loss that the user has not accepted."""
 
     @property
     def unsettled(self) -> frozenset[TransactionalId]:
-        """Ids that the last publication names, while it is not settled."""
+        """Transactional ids that the last publication names, while it is not settled."""
         return frozenset(each.transactional_id for each in self.last.named)
 
     def restored(self, claim: Claim) -> JournalPosition:
-        """What an attempt begins from: what its user said, until its submission has published."""
+        """Return the position from which an attempt starts.
+
+        The user chooses it with the restore option, until the submission has published.
+        """
         last = self.last.publication
         if claim.restore == "latest" or (last and last.submission == claim.submission):
             return self.last
@@ -65,15 +71,15 @@ class JournalView:
         )
 
     def known(self, retained: int) -> list[str]:
-        """The ids of the publications that a user may go back to, newest first."""
+        """Return the ids of the checkpoints that a user may restore, newest first."""
         standings = (self.last, *reversed(self.earlier))
         ids = [str(each.publication.checkpoint) for each in standings if each.publication]
         return ids[:retained]
 
 
 def short(entry: AnyEntry) -> str:
-    """The text of an entry in a story."""
-    kind = entry.__struct_config__.tag  # the stored one: a renamed class changes no story
+    """Return the text of an entry for the trace."""
+    kind = entry.__struct_config__.tag  # the stored tag, so a renamed class changes no trace
     match entry:
         case Publication():
             named = ", ".join(each.transactional_id.split(".", 3)[3] for each in entry.transactions)

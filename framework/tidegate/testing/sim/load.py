@@ -1,13 +1,12 @@
-"""How much a run has to do at once: bursts of records, user code that takes its time, and limits
-so small that a few dozen records reach them.
+"""The load of a run: bursts of records, slow user code, and small limits.
 
-Without it a simulated source has a record now and then, and nothing ever waits: no channel runs out
-of credit, no barrier stands behind records, no sink lacks a producer, and a bug that needs any of
-these is never met. Half of the runs have none of it, since what only shows on an idle job must be
-found too.
+The limits are so small that a few dozen records reach them. Without load, a simulated source has a
+record now and then, and no record ever waits. No channel runs out of credit, no barrier queues
+after records, and no sink lacks a producer. A bug that needs any of these would never be found. The
+other runs have no load (see `LOADED`), so that bugs of an idle job are found too.
 
-The limits are constants of the product's modules, patched while the run lasts (`patches.py`).
-Only their size changes; whatever keeps to them, or does not, is true code.
+The limits are constants of the product's modules, patched during the run (`patches.py`). Only their
+size changes. The code that obeys them is the real code.
 """
 
 from __future__ import annotations
@@ -20,60 +19,69 @@ from typing import Any, Final
 LOADED: Final = 0.6
 """Share of the runs that have any load."""
 WORKS: Final = 0.6
-"""Share of those in which user code takes time."""
+"""Share of the loaded runs in which user code takes time."""
 BURSTS_MAX: Final = 4
 BURST_RECORDS_MAX: Final = 50
 BUSY: Final = (0.3, 1.0)
-"""What one subtask would need for all records, as a share of the time of faults: so there is nearly
-always something that waits, at every barrier and at every kill."""
+"""Range of the time that one subtask would need for all records, as a share of the time of faults.
+With these values some records nearly always wait, at every barrier and at every kill.
+"""
 WORK_S_MAX: Final = 0.1
 PATIENT_MS: Final = 10_000
-"""The timeout of checkpoints where records take time. Barriers stand behind records that were read
-before, and a job whose checkpoints never get through in time has no end."""
+"""Checkpoint timeout in ms if records take time. Barriers queue after records that were read
+before, and a job whose checkpoints always time out never ends.
+"""
 CREDITS: Final = 2
 HASTY_FAILURES: Final = 20
-"""So many may fail in a row where their timeout is short."""
+"""Number of checkpoints that may fail in a row if their timeout is short."""
 
 SMALL: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.sources.kafka.BATCH_RECORDS_MAX": (2, 4, 8),
     "tidegate.dataplane.channels.record_writer.FRAME_RECORDS": (1, 2, 4),
 }
-"""So small where records take time, as a barrier waits for all that was read and sent before."""
+"""Limits that are always small if records take time, because a barrier waits for all records that
+were read and sent before it.
+"""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.channels.record_writer.CACHED_KEYS": (1, 3),
     "tidegate.dataplane.sinks.kafka.BUFFERED_RECORDS_MAX": (1, 4, 16),
     "tidegate.controlplane.jobmaster.job_plan.SPARE_SLOTS_MAX": (1, 2, 3),
     "tidegate.dataplane.state.pending_rows.ROWS": (1, 3),
 }
-"""Each is one of these in half of the loaded runs, else as the product has it."""
+"""Small values of limits. Each limit has one of them in half of the loaded runs, and else the value
+of the product.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """So many records at one moment."""
+    """A number of records that arrive at one time."""
 
     at: float
-    """As a share of the time in which there is input."""
+    """Time of the burst, as a share of the time in which there is input."""
     records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Of one run."""
+    """The load of one run."""
 
     bursts: tuple[Burst, ...] = ()
     work_s: float = 0.0
-    """What user code takes for a record, on average."""
+    """Average time that user code takes for a record, in seconds."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """By qualified name."""
+    """The patched limits, by qualified name."""
     cache_entries: int | None = None
-    """Of the write-back cache; None is the product's."""
+    """Number of entries of the write-back cache. None means the value of the product."""
     hasty_ms: int | None = None
-    """A timeout of checkpoints that is shorter than some requests take."""
+    """Checkpoint timeout in ms that is shorter than some requests. None means no such timeout."""
 
     @classmethod
     def drawn(cls, chance: random.Random, *, trickle: int, wild_s: float) -> Load:
-        """Of a run with `trickle` records besides and faults for so long."""
+        """Draw the load of a run.
+
+        The run has `trickle` records in addition to the bursts, and faults for `wild_s` seconds.
+        """
         if chance.random() >= LOADED:
             return cls()
         bursts = tuple(
@@ -95,7 +103,7 @@ class Load:
         )
 
     def settled(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a run, as far as its load has a say in them."""
+        """Return the settings of a run with the changes that its load needs."""
         settings = {name: dict(section) for name, section in settings.items()}
         checkpoint = settings["checkpoint"]
         if self.work_s:

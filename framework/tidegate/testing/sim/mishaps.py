@@ -1,15 +1,17 @@
-"""What befalls the checkpoint storage of a run, and what one host sees instead of it.
+"""Mishaps of the checkpoint storage of a run, and hosts that see another storage or cluster.
 
-A *mishap* begins at a time and lasts for a few seconds, until the operator has corrected it. Calls
-hang: they never return, or much later than any patience. The storage vanishes, as an unmounted one,
-or another one lies behind its path, empty or an older copy. One host's new slots see another
-storage or reach another Kafka cluster. A job waits or restarts meanwhile, publishes nothing that it
-cannot restore, writes nowhere else, and goes on by itself.
+A *mishap* begins at a given time and lasts a few seconds, until the operator corrects it. There are
+these kinds. Calls hang: they never return, or return after every timeout. The storage vanishes, as
+after an unmount. Another storage is behind the path: an empty one or an older copy. The new slots
+of one host see another storage, or reach another Kafka cluster. During a mishap the job waits or
+restarts. It publishes no checkpoint that it cannot restore, writes to no other place, and continues
+without help.
 
-Not in runs with a blackout: a job without its storage commits nothing, and what it has published
-would then be lost by right. A standing JobManager that is started again asks the path for the
-storage's id, as nobody tells it; so it never meets another storage here (`standing`). Nor do its
-calls hang for ever: nobody watches over them, so they are only late.
+Runs with a blackout have no mishaps: a job without its storage commits no transaction, so the loss
+of a publication would be expected. A JobManager of a session cluster that starts again reads the id
+of the storage from the path, because no other process passes the id to it. It therefore never meets
+another storage in these runs (`standing`). Its calls never hang forever, because no watchdog guards
+them; they are only late.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from tidegate.testing.sim.mounts import ANOTHER, Who, everyone, nothing, older_c
 from tidegate.testing.sim.scheduler import SimProcess
 
 MISHAPS: Final = 0.25
-"""Share of the runs in which anything goes wrong that have some."""
+"""Share of the runs with mishaps, among those with any fault."""
 LATEST: Final = 0.7
-"""Of the time of faults, the share after which none begins; most begin early."""
+"""Latest begin of a mishap, as a share of the time of faults. Most mishaps begin early."""
 SECONDS: Final = (0.5, 6.0)
 HANGS: Final = "the storage hangs"
 VANISHES: Final = "the storage vanishes"
@@ -38,33 +40,33 @@ SLOTS_ELSEWHERE: Final = "a host sees another storage"
 SLOTS_ASTRAY: Final = "a host reaches another Kafka cluster"
 KINDS: Final = (HANGS, VANISHES, REPLACED, SLOTS_ELSEWHERE, SLOTS_ASTRAY)
 COPIES: Final = 0.8
-"""Of the other storages that one host sees, those that are copies."""
+"""Share of the storages seen by one host that have the same identity as the job's storage."""
 OF_A_HOST: Final = frozenset({SLOTS_ELSEWHERE, SLOTS_ASTRAY})
 LONGER_S: Final = 4.0
-"""So much longer these last, as only a deployment meets them."""
+"""Extra duration in seconds of the mishaps of one host, because only a deployment meets them."""
 LOOK_S: Final = 0.1
-"""Until it is looked again whether the job has begun."""
+"""Time in seconds until the next check whether a waiting mishap can begin."""
 HANGING: Final = 0.4
-"""Of the calls to a storage that hangs, those that do."""
+"""Share of the calls that hang or are late while the storage hangs."""
 FOR_EVER: Final = 0.5
-"""Of these, those that never return; others are late."""
+"""Share of these calls of JobMasters and slots that never return. Others are late."""
 LATE_S: Final = (1.0, 12.0)
 SLOW_S: Final = 3.0
-"""The latest for those that nobody watches over."""
+"""Longest delay in seconds of calls that no watchdog guards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """One of them."""
+    """One mishap."""
 
     kind: str
     at_s: float
-    """Not before that: it waits for a job that has begun."""
+    """Earliest begin, in seconds. The mishap waits until the job has begun."""
     lasts_s: float
 
 
 def drawn(chance: random.Random, weights: FaultRates, *, standing: bool) -> tuple[Mishap, ...]:
-    """Of a run: none in most, one or two in others, one after the other."""
+    """Draw the mishaps of a run: none in most runs, one or two in others, one after the other."""
     if chance.random() >= MISHAPS or not weights.any() or weights.blackout:
         return ()
     kinds = [kind for kind in KINDS if not (standing and kind == REPLACED)]
@@ -77,8 +79,10 @@ def drawn(chance: random.Random, weights: FaultRates, *, standing: bool) -> tupl
 
 
 class Mishaps:
-    """Those of one run, carried out. `begun` says whether the job that runs has claimed: what lies
-    behind the path when somebody begins to use it is `swaps.py`'s matter.
+    """The execution of the mishaps of one run.
+
+    `begun` says whether the running job has claimed. `swaps.py` simulates another storage behind
+    the path at the start of a job.
     """
 
     def __init__(
@@ -91,19 +95,19 @@ class Mishaps:
         self._over = False
 
     def begin(self) -> None:
-        """Let each come at its time."""
+        """Schedule the mishaps."""
         if self._mishaps:
             self._world.trouble.hanging = self._verdict
         for each in self._mishaps:
             self._scheduler.call_later(each.at_s, partial(self._begins, each))
 
     def stop(self) -> None:
-        """None is left, and none will come."""
+        """End the current mishap, and start no other."""
         self._over = True
         self.correct()
 
     def correct(self) -> None:
-        """The operator sees to it, before the job is run again at the latest."""
+        """End the current mishap, as the operator does, at least before the job is run again."""
         if self._now is not None:
             self._tell("corrected: %s", self._now.kind)
             self._now = None
@@ -126,7 +130,7 @@ class Mishaps:
             return
         later = partial(self._scheduler.call_later, mishap.lasts_s, ends)
         self._come_true(mishap.kind, self._new_slots_of(host, later))
-        for process in self._slots():  # the host comes up anew, without its volumes and names
+        for process in self._slots():  # the host restarts without its volumes and names
             if host_of(process) is host:
                 process.kill()
 
@@ -137,7 +141,7 @@ class Mishaps:
         elif kind == REPLACED:
             world.mount_wrong(self._another(ANOTHER), who)
         elif kind == SLOTS_ELSEWHERE:
-            # A copy has the same identity: only the claim tells it from the job's storage.
+            # A copy has the same identity. Only the claim distinguishes it from the job's storage.
             is_copy = self._chance.random() < COPIES
             identity = world.blobs.identity if is_copy else ANOTHER
             world.mount_wrong(self._another(identity), who)
@@ -149,7 +153,7 @@ class Mishaps:
             self.correct()
 
     def _another(self, identity: str) -> MemoryBlobs:
-        """Empty, or from before the attempt that lives."""
+        """Return an empty storage, or a copy from before the claim of the current attempt."""
         if self._chance.random() < 0.5:
             return MemoryBlobs(identity)
         return older_copy(self._world.blobs, self._world.watch.journal.attempt, identity)
@@ -162,12 +166,16 @@ class Mishaps:
         ]
 
     def _host(self) -> SimProcess | None:
-        """One that runs slots."""
+        """Draw a host that runs slots."""
         hosts = {host_of(process).pid: host_of(process) for process in self._slots()}
         return hosts[self._chance.choice(sorted(hosts))] if hosts else None
 
     def _new_slots_of(self, host: SimProcess, met: Callable[[], None]) -> Who:
-        """`met` is called once, when the first of them looks: nobody corrects what nobody met."""
+        """Select the new slots of a host.
+
+        `met` is called once, when the first of them looks at the storage or cluster. The operator
+        can correct a mishap only after a process has met it.
+        """
         since_s, told = self._scheduler.now, False
 
         def sees(process: SimProcess) -> bool:
@@ -183,7 +191,7 @@ class Mishaps:
         return sees
 
     def _verdict(self, process: SimProcess, kind: str) -> StorageVerdict | None:
-        """Of a call to the storage while it hangs; None for those that do not."""
+        """Return the verdict of a call while the storage hangs; None for a call that does not."""
         if self._now is None or self._now.kind != HANGS or self._chance.random() >= HANGING:
             return None
         if kind_of(process) in {"jobmaster", "slot"}:

@@ -1,10 +1,10 @@
-"""What lies behind the path of the checkpoint storage, and which brokers an address leads to, for
-each process of a simulated world.
+"""The storage behind the checkpoint path and the brokers behind an address, for each process.
 
-A path and an address mean something on a host. Mounts fail, change and differ from host to host,
-and a name may lead to other brokers on one of them. Here is only who sees what: `mishaps.py` and
-`swaps.py` say when, and the product must find out. Whatever a job writes to a storage or a Kafka
-cluster that is not its own is a violation, because it had to be refused before.
+A path and an address are resolved on a host. Mounts fail, change and differ between hosts, and on
+one host a name may lead to other brokers. This module only decides which process sees which storage
+or cluster. `mishaps.py` and `swaps.py` decide when, and tidegate must detect it. A write of a job
+to a storage or a Kafka cluster that is not its own is a violation, because tidegate had to refuse
+the work before.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tidegate.testing.sim.kafka.faults import PROCEED, Api, Call, Verdict
 from tidegate.testing.sim.scheduler import SimProcess
 
 Who = Callable[[SimProcess], bool]
-"""Which processes see something else than others."""
+"""A predicate that selects the processes that see another storage or Kafka cluster than others."""
 
 ANOTHER: Final = "another"
-"""The identity of a storage that is not the job's."""
+"""Identity of a storage that is not the job's."""
 WORK: Final = frozenset(
     {
         Api.INIT_PRODUCER_ID,
@@ -32,21 +32,21 @@ WORK: Final = frozenset(
         Api.OFFSET_COMMIT,
     }
 )
-"""What a job asks of its own Kafka cluster only; it may look at any."""
+"""Requests that a job may send only to its own Kafka cluster. Other requests may go to any."""
 
 
 def everyone(_process: SimProcess) -> bool:
-    """Of all hosts."""
+    """Select the processes of all hosts."""
     return True
 
 
 def nobody(_process: SimProcess) -> bool:
-    """Of no host."""
+    """Select no process."""
     return False
 
 
 class Mounts:
-    """`blobs.Storages`: the job's storage, but for those who see another one."""
+    """A `blobs.Storages` that returns the job's storage, or another one to selected processes."""
 
     def __init__(self, right: MemoryBlobs) -> None:
         self.right = right
@@ -54,25 +54,28 @@ class Mounts:
         self._wrong = right
 
     def seen_by(self, process: SimProcess) -> MemoryBlobs:
-        """What lies behind the path on the host of a process."""
+        """Return the storage behind the path on the host of a process."""
         return self._wrong if self._who(process) else self.right
 
     def mount(self, wrong: MemoryBlobs, who: Who) -> None:
-        """From now on these processes see another storage."""
+        """Show another storage to the selected processes from now on."""
         self._wrong, self._who = wrong, who
 
     def correct(self) -> None:
-        """Everybody sees the job's storage."""
+        """Show the job's storage to all processes again."""
         self._who = nobody
 
 
 def nothing() -> MemoryBlobs:
-    """What is seen where a storage was unmounted."""
+    """Return the empty storage without identity that a host sees after an unmount."""
     return MemoryBlobs(identity="")
 
 
 def older_copy(blobs: MemoryBlobs, attempt: int, identity: str) -> MemoryBlobs:
-    """The storage as a copy of it that was made before an attempt has claimed."""
+    """Return a copy of the storage without the journal entries from number `attempt` on.
+
+    It is like a copy that was made before this attempt claimed the journal.
+    """
     kept = {
         path: data
         for path, data in blobs.objects.items()
@@ -82,13 +85,16 @@ def older_copy(blobs: MemoryBlobs, attempt: int, identity: str) -> MemoryBlobs:
 
 
 class Elsewhere:
-    """`kafka.faults.Faults` of a Kafka cluster that is not the job's: `violated` hears of work."""
+    """The `kafka.faults.Faults` of a Kafka cluster that is not the job's.
+
+    It calls `violated` for each request that a job may send only to its own cluster.
+    """
 
     def __init__(self, violated: Callable[[str], None]) -> None:
         self._violated = violated
 
     def decide(self, call: Call) -> Verdict:
-        """Every request arrives and is answered at once."""
+        """Let every request arrive and be answered at once."""
         if call.api in WORK:
             self._violated(f"{call.process} asks another Kafka cluster for {call.api.value}")
         return PROCEED

@@ -1,22 +1,22 @@
-"""One network for all simulated processes: messages that may be lost or doubled, connections that
-keep their order or break, and partitions.
+"""The network of all simulated processes: messages, connections and partitions.
 
-It carries two things, as a real one does. A *message* (`carry`) is on its own: each copy of it
-arrives at its time, so messages overtake each other, come twice or never; control calls are made of
-them. A *connection* (`dial`, `listen`) is a pair of ends: what one end sends arrives at the other
-in order and once, until the connection is closed, breaks, or one of its processes is gone; the
-exchange between slots is made of them. A `Fate` decides about each message and each thing sent
-along a connection, so that whoever simulates draws, or chooses, what happens.
+The network carries two things, as a real network does. A *message* (`carry`) is independent: each
+copy of it arrives at its own time. Messages overtake each other, arrive twice or never arrive. The
+control calls consist of messages. A *connection* (`dial`, `listen`) is a pair of ends. An item sent
+by one end arrives at the other in order and once, until the connection is closed or breaks, or one
+of its processes ends. The exchange between slots uses connections. A `Fate` decides what happens to
+each message and to each item of a connection, so the user of the simulator draws or chooses it.
 
-A *partition* is silence, not an error: whatever would arrive meanwhile arrives after it was healed,
-if anybody still waits. It has two sides, and who starts while it lasts is on one of them, too: a
-process is where its parent is, and where that is known of nobody, or it is a host of its own
-(`apart`), its side is drawn. `cut` is the opposite: connections end at once and both sides know. A
-dead process refuses and resets, as its kernel would; a frozen one accepts and says nothing.
+A *partition* is silence and not an error: items that would arrive during the partition arrive after
+it is healed. A partition has two sides, and a process that starts during the partition is on one of
+them, too. It is on the side of its parent. The side is drawn for a process that has its own host
+(`apart`) or has no parent. `cut` is the opposite of a partition: connections end at once and both
+sides know it. A dead process refuses and resets connections, as its kernel would. A frozen process
+accepts connections and sends nothing.
 
-All actions here run in no thread, between the turns of the scheduler; what they bring to a process
-must be left for one of its threads, so that a frozen process acts on nothing. Nothing here knows
-what is sent; payloads are passed on as they are, uncopied.
+All actions of this module run outside the simulated threads, between the turns of the scheduler. An
+action must leave its input for a thread of the process, so that a frozen process does not act. The
+network does not know the payloads. It passes them on without a copy.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ from typing import Any, Final, NamedTuple, Protocol
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 Copies = tuple[float, ...]
-"""After how many seconds each copy of a message arrives; without any, it is lost."""
+"""Delays in seconds, one for each copy of a message that arrives. An empty tuple loses it."""
 
 Fate = Callable[[SimProcess, SimProcess, str], Copies]
-"""Sender, receiver and what it is (`call`, `reply`, `frame`): what becomes of it. Of a frame the
-first copy counts, because a connection repeats nothing; without any, the connection breaks."""
+"""A function from sender, receiver and kind (`call`, `reply`, `frame`) to the delays of the copies.
+For a frame only the first copy counts, because a connection does not repeat items. A frame without
+copies breaks its connection.
+"""
 
 DRAWN: Final = 0.5
-"""Chance of a side for those of whom nothing else says on which they are."""
+"""Probability of either side of a partition for a process whose side is drawn."""
 CALM_S: Final = 0.0002
-"""Of one way, where nothing is wrong: a loopback with two context switches."""
+"""Latency of one way without faults, in seconds: a loopback with two context switches."""
 
 
 class Closed(NamedTuple):
-    """The last thing that an end receives: the connection is no more."""
+    """The last item that an end receives: the connection is closed."""
 
     why: str
 
 
 class Party(Protocol):
-    """What hears that its process is gone, or cut off from others."""
+    """An object that is notified when its process ends, or when a cut separates it from others."""
 
     def gone(self) -> None: ...
 
@@ -56,11 +58,11 @@ class Party(Protocol):
 
 
 Accept = Callable[["End"], None]
-"""Gets the end of a new connection, and must set its `receive` before it returns."""
+"""A function that takes the end of a new connection. It must set the `receive` of the end."""
 
 
 class Network:
-    """The ways between the processes of one scheduler."""
+    """The network between the processes of one scheduler."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Network:
     ) -> None:
         self.scheduler = scheduler
         self.fate: Fate = fate or calm
-        """May be replaced while the simulation runs."""
+        """Fate of all messages. It may be replaced while the simulation runs."""
         self._apart = apart
         self.chance = scheduler.random_for("network")
         self._partitions: list[_Partition] = []
@@ -84,13 +86,13 @@ class Network:
     def carry(
         self, sender: SimProcess, receiver: SimProcess, kind: str, action: Callable[[], None]
     ) -> None:
-        """Run `action` when a copy of a message arrives, for each copy; also at a dead receiver."""
+        """Run `action` for each copy of a message when it arrives, also if the receiver is dead."""
         arrive = partial(self._arrive, sender, receiver, action)
         for delay_s in self.fate(sender, receiver, kind):
             self.scheduler.call_later(delay_s, arrive)
 
     def inform(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> None:
-        """The same for what kernels tell each other: refusals and resets are never lost."""
+        """Run `action` once, for the messages of kernels: refusals and resets are never lost."""
         self.scheduler.call_later(CALM_S, partial(self._arrive, sender, receiver, action))
 
     def _arrive(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> None:
@@ -100,23 +102,26 @@ class Network:
     # --- connections ----------------------------------------------------------------------------
 
     def new_address(self) -> str:
-        """One that nobody has had."""
+        """Return an address that was not used before."""
         self._addresses += 1
         return f"sim:{self._addresses}"
 
     def listen(self, process: SimProcess, accept: Accept) -> str:
-        """Accept connections, also while the process is frozen: kernels do. The address."""
+        """Accept connections for a process, and return the address.
+
+        A frozen process accepts connections too, because its kernel accepts them.
+        """
         address = self.new_address()
         self._listeners[address] = process, accept
         return address
 
     def unlisten(self, address: str) -> None:
-        """Refuse from now on; connections that were accepted stay."""
+        """Refuse new connections from now on. Accepted connections stay open."""
         process, _ = self._listeners[address]
         self._listeners[address] = process, None
 
     def dial(self, process: SimProcess, address: str) -> End:
-        """An end whose connection is made by the first thing it sends, or refused then."""
+        """Return an end. Its first item makes the connection, or the connection is refused then."""
         known = self._listeners.get(address)
         near = End(self, process)
         far = End(self, known[0] if known else process)
@@ -139,37 +144,39 @@ class Network:
     def partition(
         self, one: Collection[SimProcess], other: Collection[SimProcess], *, both_ways: bool = True
     ) -> None:
-        """Silence from each process of `one` to each of `other`, until `heal`; so for whoever is
-        started meanwhile.
+        """Hold back all items from processes of `one` to processes of `other`, until `heal`.
+
+        With `both_ways`, also hold back the opposite direction. Processes that start during the
+        partition are on one of its sides, too.
         """
         self._partitions.append(_Partition(one, other, both_ways, self._apart, self.chance.random))
 
     def heal(self) -> None:
-        """End all partitions; what waited arrives soon, in the order in which it would have."""
+        """End all partitions. Items that were held back arrive after `CALM_S`, in their order."""
         self._partitions.clear()
         held, self._held = self._held, []
         for _, _, action in held:
             self.scheduler.call_later(CALM_S, action)
 
     def cut(self, one: Collection[SimProcess], other: Collection[SimProcess]) -> None:
-        """End all connections and calls between `one` and `other`; both sides know at once."""
+        """End all connections and calls between `one` and `other`. Both sides know it at once."""
         for these, those in ((one, other), (other, one)):
             for process in these:
                 for party in list(self._parties.get(process, ())):
                     party.cut(those)
 
     def silent(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> bool:
-        """Whether there is a partition between them; if so, `action` follows when it is healed."""
+        """Return whether a partition separates two processes. If so, run `action` after `heal`."""
         for partition in self._partitions:
             if partition.parts(sender, receiver):
                 self._held.append((sender, receiver, action))
                 return True
         return False
 
-    # --- those who must hear of ends ------------------------------------------------------------
+    # --- notifications of ends and cuts ---------------------------------------------------------
 
     def join(self, process: SimProcess, party: Party) -> None:
-        """Have `party` hear of the end of its process, and of cuts."""
+        """Notify `party` of the end of its process and of cuts."""
         parties = self._parties.get(process)
         if parties is None:
             parties = self._parties[process] = {}
@@ -177,7 +184,7 @@ class Network:
         parties[party] = None
 
     def leave(self, process: SimProcess, party: Party) -> None:
-        """It needs to hear of nothing any more."""
+        """Stop the notifications of `party`."""
         self._parties.get(process, {}).pop(party, None)
 
     def _gone(self, process: SimProcess, _status: int) -> None:
@@ -186,7 +193,7 @@ class Network:
 
 
 class _Partition:
-    """Two sides, the first of which does not reach the other."""
+    """A partition with two sides. Items of the first side do not reach the other side."""
 
     def __init__(
         self,
@@ -200,12 +207,12 @@ class _Partition:
         self._sides = {process.pid: 1 for process in other} | {process.pid: 0 for process in one}
 
     def parts(self, sender: SimProcess, receiver: SimProcess) -> bool:
-        """Whether what one of them says does not get to the other."""
+        """Return whether the partition stops items from the sender to the receiver."""
         sides = self._side(sender), self._side(receiver)
         return sides == (0, 1) or (self._both_ways and sides == (1, 0))
 
     def _side(self, process: SimProcess) -> int:
-        """Decided when somebody first wants to know it."""
+        """Return the side of a process. The first call for a process decides its side."""
         known = self._sides.get(process.pid)
         if known is None:
             parent = process.parent
@@ -218,10 +225,10 @@ class _Partition:
 
 
 class End:
-    """One process's end of a connection.
+    """The end of a connection in one process.
 
-    `receive` gets what has arrived, in order, as a list; the last item ever is a `Closed`, unless
-    this end was closed here.
+    `receive` gets the arrived items in order, as a list. The last item of a connection is a
+    `Closed`, unless this process has closed its end.
     """
 
     __slots__ = (
@@ -246,7 +253,7 @@ class End:
         self._armed = self._ending = self.closed = False
 
     def send(self, item: Any) -> None:
-        """Send one thing; dropped if the connection is no more."""
+        """Send one item. Drop it if the connection is closed."""
         other = self.other
         if self.closed or other.closed or self._ending:
             return
@@ -257,25 +264,25 @@ class End:
             self._break("the connection broke: reset by the network")
 
     def close(self) -> None:
-        """Receive nothing any more; the other end is told after all that was sent."""
+        """Close this end. The other end receives a `Closed` after all items sent before."""
         if not self.closed:
             self._forget()
             self.other.end(CALM_S, "its process ended, or it closed the connection")
 
     def refuse(self, why: str) -> None:
-        """Of an end that nobody accepts."""
+        """Refuse the connection of an end whose address has no listener."""
         self._forget()
         self.other.end(CALM_S, why)
 
     def gone(self) -> None:
-        """Its process has ended: what its kernel had not sent yet is lost with it."""
+        """Close the end of a process that has ended. Items not yet sent by its kernel are lost."""
         if not self.closed:
             self._forget()
             self.other.lose_some()
             self.other.end(CALM_S, "its process ended, or it closed the connection")
 
     def cut(self, others: Collection[SimProcess]) -> None:
-        """Break if it leads to one of them."""
+        """Break the connection if it leads to one of these processes."""
         if not self.closed and self.other.process in others:
             self._break("the connection broke: reset by the network")
 
@@ -285,7 +292,7 @@ class End:
             end.end(0.0, why)
 
     def put(self, delay_s: float, item: Any) -> None:
-        """Have something arrive here, after all that is under way; nothing follows the end."""
+        """Let an item arrive at this end, after all items in flight. Drop it after a `Closed`."""
         if self._ending:
             return
         scheduler = self._network.scheduler
@@ -296,13 +303,13 @@ class End:
             scheduler.call_later(arrival_s - scheduler.now, self._arrive)
 
     def end(self, delay_s: float, why: str) -> None:
-        """Have the last thing arrive here."""
+        """Let a `Closed` arrive at this end as its last item."""
         if not self.closed:
             self.put(delay_s, Closed(why))
             self._ending = True
 
     def lose_some(self) -> None:
-        """Of what is under way to here, a beginning arrives: how much, is drawn."""
+        """Keep a random prefix of the items in flight to this end, and lose the others."""
         if self._due:
             arrives = self._network.chance.randint(0, len(self._due))
             while len(self._due) > arrives:
@@ -310,7 +317,7 @@ class End:
                 self._ending = False
 
     def _arrive(self) -> None:
-        """The first that is due is there; what has come with it is one read."""
+        """Deliver all items that are due by now, as one read."""
         network = self._network
         if network.silent(self.other.process, self.process, self._arrive):
             return
@@ -334,7 +341,7 @@ class End:
 
 
 def calm(_sender: SimProcess, _receiver: SimProcess, _kind: str) -> Copies:
-    """The fate of everything in a network without faults."""
+    """Return the fate of all messages in a network without faults."""
     return _CALM
 
 

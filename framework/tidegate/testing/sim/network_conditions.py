@@ -1,9 +1,8 @@
-"""How bad a simulated network is: weights of its faults, drawn once per run, and the fates they
-give.
+"""The faults of a simulated network: their rates, drawn once per run, and their effect on messages.
 
-Some runs are calm and some are wild, and most have some kinds of faults and not others: what is
-always a little wrong hides what goes wrong only when everything else is well (swarm testing: Groce
-et al., 2012).
+Some runs are calm and some are wild, and most runs have some kinds of faults and not others. A
+fault that is always present can hide a bug that appears only without it (swarm testing: Groce et
+al., 2012).
 """
 
 from __future__ import annotations
@@ -16,31 +15,35 @@ from tidegate.testing.sim.network import CALM_S, Copies
 from tidegate.testing.sim.scheduler import SimProcess
 
 FRAME_BREAKS_AT_MOST: Final = 0.0005
-"""A slot sends thousands of frames; a job must get somewhere between two breaks."""
+"""Largest share of frames that break their connection. A slot sends thousands of frames, and a job
+must make progress between two breaks.
+"""
 
 PRESENT: Final = 0.5
-"""Share of the runs that know a kind of fault at all."""
+"""Share of the runs in which a kind of fault occurs at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConditions:
-    """Shares of messages, from 0 to 1, and seconds."""
+    """The fault rates, as shares of messages from 0 to 1, and times in seconds."""
 
     latency_s: float = CALM_S
-    """Of one way; each message takes between none and twice of it."""
+    """Mean latency of one way. Each message takes between zero and twice this time."""
     lost: float = 0.0
-    """Calls and replies that never arrive."""
+    """Share of the calls and replies that never arrive."""
     twice: float = 0.0
-    """Calls and replies that arrive again, `late_s_max` later at most."""
+    """Share of the calls and replies that arrive a second time, up to `late_s_max` later."""
     late: float = 0.0
-    """Messages and frames that take up to `late_s_max`."""
+    """Share of the messages and frames that are delayed by up to `late_s_max`."""
     late_s_max: float = 5.0
     breaks: float = 0.0
-    """Frames under which their connection breaks."""
+    """Share of the frames that break their connection."""
 
     @classmethod
     def drawn(cls, chance: random.Random) -> NetworkConditions:
-        """Each kind of fault is absent in half of all runs, and rare in most others."""
+        """Draw the rates of a run. Half of all runs lack a kind of fault; in most others it is
+        rare.
+        """
 
         def weight(most: float) -> float:
             return most * chance.random() ** 3 if chance.random() < PRESENT else 0.0
@@ -56,7 +59,7 @@ class NetworkConditions:
 
 
 class MessageFaults:
-    """`network.Fate` by a weather."""
+    """A `network.Fate` that draws the delivery of each message from the network conditions."""
 
     __slots__ = ("_chance", "weather")
 

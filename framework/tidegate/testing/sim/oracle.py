@@ -1,17 +1,18 @@
-"""What may be visible, at any moment, to a `read_committed` reader of a simulated job's sinks.
+"""The oracle: it checks the output that a `read_committed` reader of the job's sinks can see.
 
-For each sink and each (source partition, key) the results must stand in the order of their events,
-without a gap from the first on and none twice: so nothing is lost before something that is visible,
-nothing doubles, and what is visible once is never taken back by a recovery. Behind a keyed step the
-count and the total must moreover go on from the last visible result of the group: so the state that
-wrote it held each event once, in whatever order partitions came together. At the end nothing may
-be missing but what was stated to be lost.
+For each sink and each (source partition, key), the results must be in the order of their events,
+without a gap from the first on and without duplicates. Then no result is lost before a visible one,
+no result is duplicated, and a recovery never removes a visible result. After a keyed step, count
+and total must also continue from the last visible result of the group. Then the state held each
+event once, in any order in which the partitions were merged. At the end no result may be missing,
+except those that were stated to be lost.
 
-It looks at the partitions of the fake Kafka itself, each time a marker was written, and shares no
-code with what it judges. A job that is begun anew from an older checkpoint, by hand, is a new
-*generation* (`rewind`): what stands behind that checkpoint's positions must come once more, all of
-it and nothing else. When a checkpoint is published it looks at what is not visible yet, too
-(`cut`): what a restore would lose or double is a bug also where nobody restores.
+The oracle reads the partitions of the fake Kafka directly, each time a marker is written. It shares
+no code with the product. When the user restarts a job from an older checkpoint, a new *generation*
+begins (`rewind`). All results after the offsets of that checkpoint must then appear once more, and
+no others. When a checkpoint is published, the oracle also checks the results that are not visible
+yet (`cut`). A checkpoint whose restore would lose or duplicate a result is a bug even if no job
+restores it.
 """
 
 from __future__ import annotations
@@ -38,40 +39,40 @@ class _Due(NamedTuple):
 
 
 class Oracle:
-    """Judges the outputs of one job."""
+    """The checker of the output of one job."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._exact = tuple(sink for sink in shape.sinks if sink not in shape.plain)
         self._lanes: dict[tuple[str, str, str], deque[_Due]] = {}
-        """By sink, source partition and key: results that are not visible yet."""
+        """Results that are not visible yet, by sink, source partition and key."""
         self._groups: dict[tuple[int, str, str], Group] = {}
-        """By generation, sink and group."""
+        """Checked groups, by generation, sink and group name."""
         self._seen: dict[TopicPartition, int] = {}
         self._offsets: dict[str, tuple[TopicPartition, int]] = {}
-        """By event: where it stands."""
+        """Partition and offset of each event, by its name."""
         self._events: list[tuple[TopicPartition, int, Event]] = []
         self._recreated: set[str] = set()
-        """Topics that only a job that is begun anew may read."""
+        """Recreated topics. The job may read them only after it starts again without state."""
         self._held: list[tuple[TopicPartition, int, Event]] = []
-        """Their events since then."""
+        """Events of the recreated topics since their recreation."""
         self._bases: list[Mapping[TopicPartition, int]] = [{}]
-        """By generation: the positions that it began with."""
+        """Start offsets of each generation."""
         self._published = 0
-        """The generation of the last checkpoint."""
+        """Generation of the last published checkpoint."""
         self.plain = PlainSinks(shape, self._group_at)
         self._missing = 0
         self.visible = 0
         self.forgiven = 0
-        """Results whose loss was stated by right."""
+        """Number of results whose loss was stated and expected."""
 
     @property
     def missing(self) -> int:
-        """Results that are still to come."""
+        """Number of results that are still missing."""
         return self._missing + len(self.plain.due)
 
     def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
-        """An event was committed to a source's partition."""
+        """Add an event that was committed to a partition of a source."""
         self._offsets[event.name] = origin, offset
         if origin.topic in self._recreated:
             self._held.append((origin, offset, event))
@@ -81,8 +82,10 @@ class Oracle:
         self.plain.expect(origin, event, offset)
 
     def recreated(self, topic: str) -> None:
-        """A topic was deleted and created again. No event of the old one is read any more, and
-        those of the new one are due once the job is begun anew without its checkpoint.
+        """Record that a topic was deleted and created again.
+
+        The job no longer reads events of the old topic. Events of the new topic are due after the
+        job starts again without its checkpoint.
         """
         self._recreated.add(topic)
         self._events = [event for event in self._events if event[0].topic != topic]
@@ -100,8 +103,10 @@ class Oracle:
     def rewind(
         self, covered: Mapping[TopicPartition, int], base: Mapping[TopicPartition, int]
     ) -> None:
-        """The job begins anew from `base`, where its last checkpoint covers all before `covered`:
-        what that one holds becomes visible yet, then all from `base` on, also a second time.
+        """Begin a new generation: the job starts again from the offsets `base`.
+
+        Its last checkpoint covers all events before `covered`. The results of that checkpoint still
+        become visible. Then all results from `base` on appear, even if they were visible before.
         """
         for lane, due in self._lanes.items():
             self._lanes[lane] = deque(
@@ -120,7 +125,7 @@ class Oracle:
         self.plain.rewind(base)
 
     def look(self, log: PartitionLog) -> None:
-        """Judge what has become visible in a partition; Violation."""
+        """Check the records of a partition that have become visible. Raise Violation."""
         origin = log.origin
         if origin.topic not in self._shape.sinks:
             return
@@ -141,7 +146,7 @@ class Oracle:
         self._seen[origin] = end
 
     def look_at_plain_sinks(self, logs: Iterable[PartitionLog]) -> None:
-        """The same for all that is written at least once."""
+        """Check the new records of all at-least-once sinks. Raise Violation."""
         if self._shape.plain:
             for log in logs:
                 if log.origin.topic in self._shape.plain:
@@ -153,11 +158,12 @@ class Oracle:
         offsets: Mapping[TopicPartition, int],
         producers: AbstractSet[tuple[int, int]],
     ) -> None:
-        """A checkpoint becomes what the job stands on: Violation unless it cuts all results in two.
+        """Check a checkpoint that was published. Raise Violation if it is not a consistent cut.
 
-        Results of events before its `offsets` are visible, or written by `producers` (id and
-        epoch): those that it names, and those that are committed already. Others are not. What it
-        names may have timed out meanwhile: its loss is judged when it is stated, or at the end.
+        The results of events before its `offsets` must be visible or written by `producers` (id and
+        epoch). These are the producers that the checkpoint names, and those of committed
+        transactions. Other results must not be. A transaction that the checkpoint names may have
+        timed out. The loss is checked when it is stated, or at the end.
         """
         self._published = generation = len(self._bases) - 1
         earlier = Counter(
@@ -176,7 +182,7 @@ class Oracle:
                 if isinstance(entry, Marker) or entry.span.producer not in producers:
                     continue
                 if offset < seen and not entry.span.hidden:
-                    continue  # it is visible, and due no more
+                    continue  # the result is visible and no longer due
                 place = origin.topic, _result(entry).name
                 if earlier[place]:  # committed before the generation began
                     earlier[place] -= 1
@@ -200,7 +206,7 @@ class Oracle:
                 elif self._is_before(offsets, name):
                     lacks = (sink, name) not in inside
                 else:
-                    break  # as are all that follow
+                    break  # all following events are after the offsets, too
                 if lacks:
                     message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
                     raise Violation(message)
@@ -212,8 +218,9 @@ class Oracle:
     def forgive(
         self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
     ) -> None:
-        """The loss of what these producers (id and epoch) have written was stated: its results will
-        not appear, and whatever counts them goes on behind them.
+        """Accept the stated loss of all results written by these producers (id and epoch).
+
+        These results will not appear. The counts of their groups continue after them.
         """
         for log in logs:
             if log.origin.topic not in self._exact:
@@ -236,7 +243,7 @@ class Oracle:
             group.pass_over(result)
 
     def complete(self) -> None:
-        """At the end: Violation if anything is missing."""
+        """Raise Violation if a result is still missing at the end of the run."""
         for (sink, partition, key), due in self._lanes.items():
             if due:
                 message = (
@@ -264,13 +271,16 @@ class Oracle:
         if group is None:
             return
         if self._shape.pipeline is Sided:
-            # Two sinks become visible one shortly after the other.
+            # The results of the two sinks become visible one shortly after the other.
             group.take_in_any_order(result, where)
         else:
             group.take(result, where)
 
     def _group(self, origin: TopicPartition, result: Result, generation: int) -> Group | None:
-        """Where results are counted: those of both sinks in one row, where two share the state."""
+        """Return the group of a result, or None if its sink is stateless.
+
+        Two sinks that share one state have one group.
+        """
         if self._shape.pipeline is Sided:
             sink = OUT_A
         elif origin.topic in self._shape.stateful:
@@ -283,7 +293,7 @@ class Oracle:
         return self._groups[place]
 
     def _group_at(self, base: Mapping[TopicPartition, int], group: str) -> Group:
-        """As a checkpoint at these positions holds it."""
+        """Return the group as a checkpoint at these offsets holds it."""
         amounts = [
             event.amount
             for origin, offset, event in self._events

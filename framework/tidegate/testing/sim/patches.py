@@ -1,9 +1,10 @@
-"""What a simulated run changes in this interpreter while it lasts, and puts back afterwards.
+"""Patches that a simulated run applies to this interpreter, and undoes at its end.
 
-Logs become part of the story; the state folder lies in memory; the digest of the pipelines' code is
-not read from disk anew by every process; idle slots look less often for work that nobody can have
-given them. None of it decides anything. A run under load has smaller limits and slower user code
-besides (`load.py`), and a sink may promise less than its declaration says.
+Log lines go to the trace of the run. The working folder is in memory. Processes do not read the
+digest of the pipelines' code from disk. Idle slots poll less often for work, because most of these
+polls find nothing. These patches do not change any decision of tidegate. A run under load also has
+smaller limits and slower user code (`load.py`), and a sink may have a weaker guarantee than its
+declaration.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 IDLE_WAIT_S: Final = 0.08
 CODE_DIGEST: Final = "simulated"
 CRASHES: Final = 0.5
-"""Of the records that come while user code crashes, those at which it does."""
+"""Share of the records at which user code raises while it crashes."""
 KEYED_STATE: Final = "tidegate.dataplane.state.step.KeyedStateBackend"
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
 
 
 class _Line:
-    """A log line, put into words when it is read."""
+    """A log line that is formatted only when it is read."""
 
     __slots__ = ("_event", "_values")
 
@@ -46,7 +47,7 @@ class _Line:
 
 
 class _Handler(logging.Handler):
-    """What is logged, into the story."""
+    """A log handler that writes log records to the trace of the run."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(logging.INFO)
@@ -60,7 +61,7 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def declared(shape: Shape) -> Iterator[None]:
-    """Its pipeline, with the guarantees of the run."""
+    """Give the pipeline's sinks the guarantees of the run: at least once for the plain sinks."""
     with contextlib.ExitStack() as stack:
         for sink in shape.plain_sinks():
             stack.enter_context(patch.object(sink, "guarantee", "at_least_once"))
@@ -68,20 +69,23 @@ def declared(shape: Shape) -> Iterator[None]:
 
 
 class Salts:
-    """What no other process has, and no other run of a task: its records go elsewhere each time."""
+    """A random text for each process and for each run of a task in it.
+
+    A pipeline adds it to keys, so that each run of a task sends its records to other subtasks.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._chance = scheduler.random_for("salts")
         self._salts: dict[int, str] = {}
-        """By pid."""
+        """The salt of each process, by pid."""
 
     def renew(self, process: SimProcess) -> None:
-        """Another run of a task begins in a process."""
+        """Drop the salt of a process, because another run of a task begins in it."""
         self._salts.pop(process.pid, None)
 
     def present(self) -> str:
-        """That of the process that runs."""
+        """Return the salt of the running process."""
         pid = self._scheduler.running().process.pid
         if pid not in self._salts:
             self._salts[pid] = self._chance.randbytes(2).hex()
@@ -90,14 +94,14 @@ class Salts:
 
 @contextlib.contextmanager
 def scattering(salts: Salts) -> Iterator[None]:
-    """Pipelines that ask for a salt get one."""
+    """Give a salt to the pipelines that ask for one."""
     with patch("tidegate.testing.sim.pipelines.salt", salts.present):
         yield
 
 
 @contextlib.contextmanager
 def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterator[None]:
-    """User code cannot connect from one time to another."""
+    """Let user code fail to connect between two virtual times."""
 
     def connect() -> None:
         if failing is not None and failing[0] <= scheduler.now < failing[1]:
@@ -111,7 +115,10 @@ def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterat
 def loaded(
     scheduler: Scheduler, load: Load, crashing: tuple[float, float] | None
 ) -> Iterator[None]:
-    """The limits of a load, what a record costs, and from when to when user code raises at some."""
+    """Apply the limits of a load and its virtual time for each record.
+
+    Between the two times of `crashing`, user code raises at a share of the records.
+    """
     chance, crashes = scheduler.random_for("work"), scheduler.random_for("crashes")
 
     def work() -> None:
@@ -131,13 +138,13 @@ def loaded(
 
 
 def _with_cache(entries: int, *given: Any, **more: Any) -> KeyedStateBackend:
-    """A keyed state with a cache that is smaller than users may set."""
+    """Return a keyed state with a smaller cache than users may set."""
     return KeyedStateBackend(*given, **{**more, "cache_entries": entries})
 
 
 @contextlib.contextmanager
 def surroundings(scheduler: Scheduler) -> Iterator[Path]:
-    """The working folder of the run."""
+    """Apply the patches of every run, and yield its working folder."""
     path = list(sys.path)
     root = logging.getLogger("tidegate")
     level, handlers, propagate = root.level, root.handlers[:], root.propagate

@@ -1,9 +1,9 @@
-"""The pipelines that simulated clusters run, and what each must write.
+"""The pipelines that simulated clusters run, and the output that each must write.
 
-Every record carries a name of its own, and whatever is written carries the name of the record that
-caused it. So `oracle.py` can say of each visible record whether it may be there, in any
-interleaving of partitions, without a second implementation of the pipeline: the shapes below say
-only which records reach which sink, and what the state behind it counts.
+Every event has a unique name, and every result carries the name of the event that caused it. So
+`oracle.py` can decide for each visible record whether it is allowed, in any interleaving of
+partitions. It does not need a second implementation of the pipeline. The shapes below only say
+which events reach which sink, and what the state before it counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.api.state import ListState, MapState, ValueState
 
 KEYS: Final = ("aa", "ab", "ba", "bb", "ca")
-"""Of all events; the first letter is their region."""
+"""The keys of all events. The first letter of a key is its region."""
 IN_A, IN_B, OUT_A, OUT_B = "in-a", "in-b", "out-a", "out-b"
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What is read: `name` says topic, partition and position."""
+    """An input record. `name` contains topic, partition and position."""
 
     name: str
     key: str
@@ -34,7 +34,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What is written: the event's name, and what the state of `group` said after it."""
+    """An output record: the name of the event, and the state of `group` after the event."""
 
     name: str
     key: str
@@ -56,20 +56,20 @@ class MutableEvent(msgspec.Struct):
 
 
 def work() -> None:
-    """What user code does besides, for each record: nothing, but where a run has it take time."""
+    """Do nothing. User code calls it for each record. A run may patch it to take time or raise."""
 
 
 def connect() -> None:
-    """What user code does when it opens: nothing, but where a run has it fail."""
+    """Do nothing. User code calls it when it opens, and a run may patch it to fail."""
 
 
 def salt() -> str:
-    """What no other run of the same code has: nothing, but where a run has backfills."""
+    """Return an empty text. A run with backfills patches it to return a salt (`patches.Salts`)."""
     return ""
 
 
 class Total(KeyedProcess[str, Event, Result]):
-    """Counts and adds up, for each key."""
+    """A keyed step that counts the events of each key and sums their amounts."""
 
     count = ValueState(int, default=0)
     total = ValueState(int, default=0)
@@ -87,7 +87,7 @@ class Total(KeyedProcess[str, Event, Result]):
 
 
 class RegionTotal(KeyedProcess[str, Result, Result]):
-    """Counts and adds up what comes out of another keyed step, for the region of its key."""
+    """A keyed step that counts and sums the results of another keyed step for each region."""
 
     totals = MapState(str, int)
 
@@ -103,7 +103,10 @@ class RegionTotal(KeyedProcess[str, Result, Result]):
 
 
 class Sorted(KeyedProcess[str, Event, Result]):
-    """Keeps all events of a key in a list; odd amounts leave by the side."""
+    """A keyed step that keeps the amounts of all events of a key in a list.
+
+    Results with an odd amount go to a side output.
+    """
 
     events = ListState(int)
     odd = SideOutput(Result)
@@ -123,18 +126,18 @@ class Sorted(KeyedProcess[str, Event, Result]):
 
 
 def region(result: Result) -> str:
-    """Keys of several customers meet in one region."""
+    """Return the region of a result: the first letter of its key. Several keys share a region."""
     return result.key[:1]
 
 
 def passed(event: Event) -> Result:
-    """A result without state."""
+    """Return a result that is computed without state."""
     work()
     return Result(event.name, event.key, event.amount)
 
 
 def twice(event: Event) -> Iterable[Result]:
-    """Two results of one event, told apart by their names."""
+    """Return two results of one event, with different names."""
     work()
     return (
         Result(f"{event.name}/1", event.key, event.amount),
@@ -143,7 +146,7 @@ def twice(event: Event) -> Iterable[Result]:
 
 
 class Stateless(Pipeline, name="stateless"):
-    """map and filter: what a JobMaster restores is positions only."""
+    """A map and a filter. A JobMaster restores only offsets for this pipeline."""
 
     events = KafkaSource(IN_A, value=Json(Event))
     results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -153,7 +156,7 @@ class Stateless(Pipeline, name="stateless"):
 
 
 class FlatMapped(Pipeline, name="flat-mapped"):
-    """Two results of each event."""
+    """A flat map that makes two results of each event."""
 
     events = KafkaSource(IN_A, value=Json(Event))
     results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -163,7 +166,7 @@ class FlatMapped(Pipeline, name="flat-mapped"):
 
 
 class Totals(Pipeline, name="totals"):
-    """The running total of each key."""
+    """A keyed step that writes the running total of each key."""
 
     events = KafkaSource(IN_A, value=Json(Event))
     results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -173,7 +176,7 @@ class Totals(Pipeline, name="totals"):
 
 
 class TwoSinks(Pipeline, name="two-sinks"):
-    """A keyed and a stateless sink of one source."""
+    """One source with two sinks: one after a keyed step, the other after a stateless step."""
 
     events = KafkaSource(IN_A, value=Json(Event))
     totals = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -185,7 +188,7 @@ class TwoSinks(Pipeline, name="two-sinks"):
 
 
 class Sided(Pipeline, name="sided"):
-    """A list of all events of a key; two sinks behind one keyed step."""
+    """One keyed step with a list of all events of a key, and two sinks after it."""
 
     events = KafkaSource(IN_A, value=Json(Event))
     even = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -198,7 +201,7 @@ class Sided(Pipeline, name="sided"):
 
 
 class United(Pipeline, name="united"):
-    """Two sources, one keyed step."""
+    """Two sources and one keyed step."""
 
     left = KafkaSource(IN_A, value=Json(Event))
     right = KafkaSource(IN_B, value=Json(Event))
@@ -221,14 +224,14 @@ class Shuffled(Pipeline, name="shuffled"):
 
 
 def renamed(event: MutableEvent) -> MutableEvent:
-    """Changes the record that it is given, as Python users do."""
+    """Change the given record in place, as Python users do."""
     work()
     event.name += "/1"
     return event
 
 
 class Branched(Pipeline, name="branched"):
-    """Two branches of one source, the first of which changes its records."""
+    """Two branches of one source. The first branch changes its records in place."""
 
     events = KafkaSource(IN_A, value=Json(MutableEvent))
     changed = KafkaSink(OUT_A, value=Json(MutableEvent), key_by=lambda event: event.key)
@@ -240,17 +243,17 @@ class Branched(Pipeline, name="branched"):
 
 
 def scattered(event: Event) -> Result:
-    """A result whose group is another one each time that the record is read."""
+    """Return a result whose group differs in each run of a task that reads the event."""
     return Result(event.name, event.key, event.amount, event.key + salt())
 
 
 def rescattered(result: Result) -> Result:
-    """The same once more."""
+    """Return the result with another such group."""
     return Result(result.name, result.key, result.amount, result.key + salt())
 
 
 class Forward(KeyedProcess[str, Result, Result]):
-    """Passes on what comes, without state."""
+    """A keyed step without state that passes its records on."""
 
     def open(self) -> None:
         connect()
@@ -262,7 +265,10 @@ class Forward(KeyedProcess[str, Result, Result]):
 
 
 class Scattered(Pipeline, name="scattered"):
-    """Each run of a task sends its records to other subtasks than the run before."""
+    """Two keyed steps whose keys contain a salt.
+
+    Each run of a task therefore sends its records to other subtasks than the run before.
+    """
 
     events = KafkaSource(IN_A, value=Json(Event))
     results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
@@ -276,21 +282,21 @@ class Scattered(Pipeline, name="scattered"):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A pipeline and what it must write."""
+    """A pipeline and the output that it must write."""
 
     pipeline: type[Pipeline]
     sources: tuple[str, ...]
     sinks: Mapping[str, Callable[[Event], tuple[str, ...]]]
-    """By topic: the names of the results that an event must cause there."""
+    """Names of the results that an event must cause, for each topic."""
     stateful: frozenset[str]
     """Topics whose results count without a gap within their group."""
     group: Callable[[Event], str] = lambda event: event.key
-    """Of an event, where there is state."""
+    """The group of an event, for stateful topics."""
     plain: frozenset[str] = frozenset()
-    """Topics that are written at least once; others exactly once."""
+    """Topics that are written at least once. All other topics are written exactly once."""
 
     def plain_sinks(self) -> list[KafkaSink[Result]]:
-        """Those whose guarantee is another while a run lasts."""
+        """Return the sinks that write at least once during a run, unlike their declaration."""
         declared = vars(self.pipeline).values()
         return [
             each for each in declared if isinstance(each, KafkaSink) and each.topic in self.plain
@@ -319,10 +325,10 @@ BRANCHED: Final = Shape(
     {OUT_A: lambda event: (f"{event.name}/1",), OUT_B: _one},
     frozenset(),
 )
-"""Takes the place of `TwoSinks` in some runs; its topics are the same."""
+"""A shape that replaces `TwoSinks` in some runs. The topics of both are the same."""
 
 SCATTERED: Final = Shape(Scattered, (IN_A,), {OUT_A: _one}, frozenset())
-"""Takes the place of others in some runs with backfills."""
+"""A shape that replaces other shapes in some runs with backfills."""
 
 SHAPES: Final[tuple[Shape, ...]] = (
     Shape(Stateless, (IN_A,), {OUT_A: _if(lambda event: event.amount % 5 != 0)}, frozenset()),
@@ -336,7 +342,7 @@ SHAPES: Final[tuple[Shape, ...]] = (
             OUT_A: _if(lambda event: event.amount % 2 == 0),
             OUT_B: _if(lambda event: event.amount % 2 == 1),
         },
-        frozenset(),  # the two sinks share one count: the oracle sees to both together
+        frozenset(),  # the two sinks share one count, so the oracle checks both together
     ),
     Shape(United, (IN_A, IN_B), {OUT_A: _one}, frozenset({OUT_A})),
     Shape(

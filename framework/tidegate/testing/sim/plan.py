@@ -1,10 +1,10 @@
-"""What a seed makes a run of: the pipeline, its input, the cluster, the lives of the job.
+"""The plan that a seed draws for a run: the pipeline, its input, the cluster and the job runs.
 
-A job is run one or several times, as a user does it: each *life* is one `tidegate run`, with a
-parallelism of its own, and ends by a stop with a final checkpoint, by a cancel, by the death of
-everything at once, or, the last one, when all is read.
+A job is run once or several times, as a user does. Each *job run* is one `tidegate run` with its
+own parallelism. It ends by a stop with a final checkpoint, by a cancel, or by the death of all its
+processes at once. The last job run ends when all input is read.
 
-What was added later is drawn last, so that seeds without it keep their story.
+Parts that were added later are drawn last, so that seeds without them keep their trace.
 """
 
 from __future__ import annotations
@@ -27,27 +27,32 @@ from tidegate.testing.sim.swaps import Swap
 from tidegate.testing.sim.wave_faults import WaveFaults
 
 TOLERATED_OUTAGE_MS: Final = 400_000
-"""Faults of a run last less than this in all, so none of them is a loss by right."""
+"""Tolerated outage of the job in ms. All faults of a run together last less, so they must not lose
+output.
+"""
 BY_HAND: Final = 0.3
-"""Share of the runs with several lives in which the later ones begin from an older checkpoint."""
+"""Share of the runs with several job runs in which the later ones restore an older checkpoint."""
 RETAINED_MAX: Final = 4
 PLAIN: Final = 0.2
 """Share of the runs with sinks that are written at least once."""
 RETENTION: Final = 0.4
-"""Share of the runs whose inputs go, of those that never go back to an older checkpoint."""
+"""Share of the runs with retention, among those that never go back to an older checkpoint."""
 STANDING: Final = 0.3
-"""Share of the runs on a standing cluster."""
+"""Share of the runs on a session cluster."""
 BRANCHES: Final = 0.5
-"""Share of the runs of two sinks whose branches share records that one of them changes."""
+"""Share of the `TwoSinks` runs that use two branches instead, one of which changes records that
+both share.
+"""
 FAILING_OPENS: Final = 0.2
 """Share of the runs whose user code cannot connect for a while when it opens."""
 FAILING_OPEN_S: Final = (1.0, 8.0)
 CRASHING: Final = 0.12
-"""Share of the runs whose user code raises at many records for a while; in half of these from the
-beginning on, so that one attempt after the other opens transactions and publishes nothing."""
+"""Share of the runs whose user code raises at many records for a while. In half of these it begins
+at the start, so that one attempt after the other opens transactions and publishes nothing.
+"""
 CRASHING_S: Final = (1.0, 6.0)
 IMPATIENT_OUTAGE_MS: Final = 5_000
-"""The same in runs with a blackout."""
+"""Tolerated outage in ms in runs with a blackout, so that a short blackout is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +65,15 @@ class JobRun:
     ends: str
     """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
     ends_at_share: float
-    """Of all results, the share that is visible when it is ended; or of the time, for a crash."""
+    """Time of the end: a share of the time of faults, or of the visible results after all input is
+    written. For a crash it is a share of the remaining time of faults.
+    """
     restore_back: int | None = None
-    """Begun by hand from the checkpoint so many before the last; None: it goes on."""
+    """Number of checkpoints before the last that the user goes back. None means that the job run
+    continues from the last checkpoint.
+    """
     wave_offsets: int | None = None
-    """Of a backfill: how many offsets a wave reads. None: a live job."""
+    """Number of offsets that a wave of a backfill reads. None means a live job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A run, but for what chance does to it."""
+    """The plan of a run. The time and target of each fault are drawn later, during the run."""
 
     shape: Shape
     weights: FaultRates
@@ -91,30 +100,32 @@ class Plan:
     settings: dict[str, Any]
     load: Load
     retention: bool
-    """Whether inputs are written in transactions, and go when all checkpoints are past them."""
+    """Whether inputs are written in transactions, and deleted when all checkpoints are past them.
+    """
     standing: bool
-    """Whether each life is on a standing cluster, or on one of its own."""
+    """Whether each job run uses a session cluster instead of a local cluster."""
     failing_open: tuple[float, float] | None
-    """From when to when user code raises as it opens; attempts then crash one after the other, and
-    none of them publishes anything."""
+    """Begin and end of the time in which user code raises when it opens. Attempts then fail one
+    after the other, and none of them publishes a checkpoint.
+    """
     mishaps: tuple[Mishap, ...]
-    """What befalls the storage, and what one host sees instead of it."""
+    """Mishaps of the storage, and of hosts that see another storage or cluster."""
     swaps: tuple[Swap | None, ...]
-    """By life: what is another one when it begins."""
+    """The swap before each job run, or None."""
     crashing: tuple[float, float] | None
-    """From when to when user code raises at many records."""
+    """Begin and end of the time in which user code raises at many records."""
     waves: WaveFaults | None = None
-    """What befalls the tasks of waves, in runs with backfills."""
+    """Faults of the tasks of waves, in runs with backfills."""
 
     @property
     def blackout_s(self) -> float:
-        """How long no broker answers, once."""
+        """Duration of the one blackout in seconds; 0 without a blackout."""
         checkpoint = CheckpointSettings.model_validate(self.settings["checkpoint"])
         return self.weights.blackout * required_transaction_timeout_ms(checkpoint) / 1000
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
-        """The plan of a seed."""
+        """Draw the plan of a seed."""
         shape = chance.choice(SHAPES)
         weights = FaultRates.drawn(chance)
         bounded = chance.random() < 0.2
@@ -161,7 +172,9 @@ class Plan:
 
 
 def _impatient(settings: dict[str, Any]) -> dict[str, Any]:
-    """Transactions that need not outlive long outages: so that one that is too long is short."""
+    """Reduce the tolerated outage, so that a short outage is longer than transactions may stay
+    open.
+    """
     checkpoint = {**settings["checkpoint"], "tolerated_outage": IMPATIENT_OUTAGE_MS}
     return {**settings, "checkpoint": checkpoint}
 
@@ -180,7 +193,7 @@ def _lives(chance: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
 
 
 def _promising_less(chance: random.Random, shape: Shape) -> Shape:
-    """Some sinks of some runs are written at least once; those that share a count, both."""
+    """Make some sinks of some runs at least once. Sinks that share a count are changed together."""
     sinks = sorted(shape.sinks)
     plain = (
         sinks if shape.pipeline is Sided else chance.sample(sinks, chance.randint(1, len(sinks)))
@@ -189,13 +202,13 @@ def _promising_less(chance: random.Random, shape: Shape) -> Shape:
 
 
 def _branching(chance: random.Random, shape: Shape) -> Shape:
-    """The other pipeline with two sinks, in some runs."""
+    """Replace `TwoSinks` by the branched pipeline in some runs."""
     branches = shape.pipeline is TwoSinks and chance.random() < BRANCHES
     return replace(BRANCHED, plain=shape.plain) if branches else shape
 
 
 def _failing_open(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
-    """A time within that of faults, in some runs."""
+    """Draw a time within the time of faults, in some runs."""
     if chance.random() >= FAILING_OPENS:
         return None
     begin_s = chance.uniform(0.0, weights.wild_s)
@@ -203,7 +216,7 @@ def _failing_open(chance: random.Random, weights: FaultRates) -> tuple[float, fl
 
 
 def _crashing(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
-    """A time within that of faults, in some runs."""
+    """Draw a time within the time of faults, in some runs."""
     if chance.random() >= CRASHING:
         return None
     begin_s = chance.choice((0.0, chance.uniform(0.0, weights.wild_s)))
@@ -213,9 +226,10 @@ def _crashing(chance: random.Random, weights: FaultRates) -> tuple[float, float]
 def _by_hand(
     chance: random.Random, lives: tuple[JobRun, ...], *, losing: bool
 ) -> tuple[tuple[JobRun, ...], int]:
-    """Some lives begin from an older checkpoint. How many are retained for that, too.
+    """Let some job runs restore an older checkpoint. Also return the number of retained ones.
 
-    Not where a checkpoint may be taken back: what is left to go on from is another story.
+    Runs in which a checkpoint may be rolled back are left out, because a rollback changes which
+    checkpoints are left to restore.
     """
     retained, some = chance.randint(RETAINED_MIN, RETAINED_MAX), chance.random() < BY_HAND
     backs = [chance.randrange(retained) for _ in lives]
@@ -226,7 +240,7 @@ def _by_hand(
 
 
 class _Draft(NamedTuple):
-    """An input whose number is not known yet."""
+    """An input whose position in its partition is not known yet."""
 
     at_s: float
     topic: str
@@ -237,21 +251,21 @@ class _Draft(NamedTuple):
 
 
 class _Events:
-    """Draws what is written to the sources of a run."""
+    """The random input of the sources of a run."""
 
     def __init__(self, chance: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
         self._chance, self._shape, self._partitions = chance, shape, partitions
         self._aborts = 0.0
 
     def trickle(self, until_s: float) -> list[_Draft]:
-        """A record now and then."""
+        """Draw records at random times."""
         chance = self._chance
         self._aborts = chance.choice((0.0, 0.0, 0.1))
         times_s = sorted(until_s * chance.random() for _ in range(chance.randint(20, 120)))
         return [self._draft(at_s) for at_s in times_s]
 
     def bursts(self, load: Load, until_s: float) -> list[_Draft]:
-        """Many at once, in all partitions, with the keys that others have."""
+        """Draw bursts: many records at one time, in all partitions, with the keys of the others."""
         return [
             self._draft(burst.at * until_s) for burst in load.bursts for _ in range(burst.records)
         ]
@@ -265,7 +279,7 @@ class _Events:
 
 
 def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
-    """In the order of their times, each named by its place in its partition."""
+    """Sort the inputs by time, and name each by its position in its partition."""
     counts: Counter[tuple[str, int]] = Counter()
     inputs = []
     for each in sorted(drafts, key=lambda draft: draft.at_s):
@@ -277,7 +291,9 @@ def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
 
 
 def _settings(chance: random.Random) -> dict[str, Any]:
-    """Small times, so that little virtual time passes: what matters is their order."""
+    """Draw the settings. Their times are short, so that little virtual time passes. Only the order
+    of the times matters.
+    """
     heartbeat_ms = chance.choice((200, 300, 500))
     return {
         "job": {"max_parallelism": chance.choice((4, 8, 128))},

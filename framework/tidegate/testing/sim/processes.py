@@ -1,11 +1,12 @@
-"""Processes and zygotes of a simulated cluster: `ports.processes` of one process.
+"""The processes and fork servers of a simulated cluster: the `ports.processes` of one process.
 
-A role is a function of the simulator's (`Programs`): it gets the new process, its arguments and a
-way to announce itself, and returns the exit status. Starting takes time, as imports do; news of a
-child comes by a thread of its parent, so a frozen parent hears of it when it wakes up, and a dead
-one never. A start may be refused, as an operating system without room does, or the child ends at
-once (`Births`). Children end soon after their parent. Slots are children of the TaskManager
-although its zygote forks them, because that is whose lifeline they hold.
+A role is a function of the simulator (`Programs`). It gets the new process, its arguments and a
+function to announce itself, and returns the exit status. A start takes time, because of the
+imports. A thread of the parent receives the events of a child. A frozen parent therefore receives
+them after its thaw, and a dead parent never. A start may be refused, as by an operating system
+without free resources, or the child exits at once (`Births`). Children end soon after their parent.
+Slots are children of the TaskManager although its fork server forks them, because a slot watches
+the TaskManager and exits with it.
 """
 
 from __future__ import annotations
@@ -32,35 +33,41 @@ from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 from tidegate.testing.sim.threads import SimQueue
 
 FAILED: Final = 1
-"""Exit status of a role that raised, as `bootstrap`'s."""
+"""Exit status of a role that raised, as in `bootstrap`."""
 CRASHED: Final = 70
-"""Exit status of a slot that raised, as the real zygote's."""
+"""Exit status of a slot that raised, as in the real fork server."""
 NEWS_S: Final = 0.0005
-"""From an event in a child to its parent's thread, of all kinds: so their order holds."""
+"""Time in seconds from an event of a child to the thread of its parent. It is the same for all
+kinds of events, so that their order is kept.
+"""
 
 
 class StartOutcome(enum.Enum):
-    """What becomes of a process that is started."""
+    """The outcome of the start of a process."""
 
     LIVES = "lives"
     REFUSED = "refused"
-    """There is no such process: ResourceExhaustedError, or SlotNotForked of a fork."""
+    """The start fails with ResourceExhaustedError, or a fork with SlotNotForked."""
     DIES = "dies"
-    """It ends before it does anything."""
+    """The process exits before it does anything."""
 
 
 Births = Callable[[str], StartOutcome]
-"""Of a process by its role; of forks `slot`."""
+"""A function that returns the outcome of a start by role. The role of a fork is `slot`."""
 
 Announce = Callable[[Mapping[str, Any]], None]
 Role = Callable[[SimProcess, Mapping[str, Any], Announce], ExitStatus]
-"""The main of a role: its process, its arguments, and how it tells its parent that it serves."""
+"""The main function of a role. It gets the process, its arguments, and a function that announces
+to the parent that the process serves.
+"""
 SlotMain = Callable[[SimProcess, StartSlot, Mapping[str, Any]], ExitStatus]
-"""The main of a slot: its process, what it was forked for, the arguments of its zygote."""
+"""The main function of a slot. It gets the process, its `StartSlot`, and the arguments of the fork
+server.
+"""
 
 
 class Programs(Protocol):
-    """What processes run; the composition root of a simulation."""
+    """The main functions of the processes: the composition root of a simulation."""
 
     @property
     def roles(self) -> Mapping[str, Role]: ...
@@ -71,17 +78,17 @@ class Programs(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """Seconds that things take at most; each time is drawn, down to a fifth of it."""
+    """Longest durations in seconds. Each duration is drawn from a fifth of it up to all of it."""
 
     start_s: float = 0.5
-    """A role's imports."""
+    """Time of the imports of a role."""
     zygote_s: float = 1.0
-    """A zygote's imports: all that slots need."""
+    """Time of the imports of a fork server: all modules that slots need."""
     fork_s: float = 0.01
 
 
 class SimProcesses:
-    """`ports.processes.Processes` of one process, which is the parent of what it starts."""
+    """The `ports.processes.Processes` of one process, which is the parent of its children."""
 
     def __init__(
         self,
@@ -148,7 +155,7 @@ class SimProcesses:
 
 
 class SimChild:
-    """`ports.processes.Child`."""
+    """The `ports.processes.Child` of a simulated process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -164,7 +171,7 @@ class SimChild:
 
 
 class SimForkServer:
-    """`ports.processes.ForkServer`: a process with one thread that forks, kills and reaps."""
+    """A `ports.processes.ForkServer`: a process with one thread that forks, kills and reaps."""
 
     def __init__(
         self,
@@ -183,7 +190,7 @@ class SimForkServer:
         self._scheduler = owner.scheduler
         self._commands = SimQueue(self._scheduler)
         self._children: dict[int, tuple[int, SimProcess]] = {}
-        """Slot index and process by pid, of slots that are not reaped."""
+        """Slot index and process of each slot that is not reaped, by pid."""
         self._news = _ExitNotices(owner, process, "zygote")
 
         def hear(item: ZygoteEvent | ExitStatus) -> bool:
@@ -260,7 +267,10 @@ class _Reap:
 
 
 class _ExitNotices:
-    """What a parent is told of one process, in order, in a thread of its own; last its status."""
+    """The events of one process, delivered in order in a thread of the parent.
+
+    The last event is the exit status.
+    """
 
     def __init__(self, parent: SimProcess, process: SimProcess, name: str) -> None:
         self._parent, self._name = parent, name
@@ -269,7 +279,7 @@ class _ExitNotices:
         process.on_exit.append(self.later)
 
     def tell_to(self, hear: Callable[[Any], bool]) -> None:
-        """Call `hear` with each until it returns False."""
+        """Start a thread that calls `hear` with each event until it returns False."""
 
         def listen() -> None:
             while hear(self._queue.get()):
@@ -278,11 +288,13 @@ class _ExitNotices:
         self._parent.start(listen, name=self._name)
 
     def now(self, item: object) -> None:
-        """Tell, from a thread."""
+        """Deliver an event at once. It must be called from a thread."""
         self._queue.put(item)
 
     def later(self, item: object) -> None:
-        """Tell, from anywhere: the end of a process is told in the middle of other things."""
+        """Deliver an event after `NEWS_S`. It may be called outside the threads, for example from
+        a callback for the end of a process.
+        """
         self._scheduler.call_later(NEWS_S, partial(self._queue.put, item))
 
 
@@ -299,9 +311,9 @@ def _start_later(
 def guarded(
     process: SimProcess, main: Callable[[], ExitStatus], failed: ExitStatus
 ) -> Callable[[], ExitStatus]:
-    """The main of a process as `bootstrap` runs it: whatever it raises becomes a status.
+    """Return the main function of a process as `bootstrap` runs it: an exception becomes a status.
 
-    A bug of ours is kept for who judges the run.
+    An exception that is a bug of tidegate is also kept in `scheduler.bugs`.
     """
 
     def run() -> ExitStatus:
@@ -320,7 +332,7 @@ def guarded(
 
 
 def _stillborn() -> ExitStatus:
-    """The main of what ends at once: a library is missing, or there is no memory."""
+    """Exit at once, as a process does without a library or without memory."""
     return FAILED
 
 

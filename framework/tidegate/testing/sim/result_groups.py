@@ -1,7 +1,7 @@
-"""What the results of one group say: their counts go on by one, and their totals by what each adds.
+"""The check of the results of one group: each adds one to the count and its amount to the total.
 
-Shared by the oracle's two judges, of sinks that are exact and of those that are written at least
-once.
+The two checkers of the oracle share this module: the checker of exactly-once sinks and the checker
+of at-least-once sinks.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from tidegate.testing.sim.pipelines import Result
 
 
 class Violation(Exception):
-    """An invariant does not hold."""
+    """An invariant that does not hold."""
 
 
 @dataclass(slots=True)
 class Group:
-    """What the last results of a group said."""
+    """The count and the total of the last checked result of a group."""
 
     count: int = 0
     total: int = 0
     ahead: dict[int, Result] = field(default_factory=dict)
-    """Results that came before those they follow: of two sinks with one count, and lost ones."""
+    """Results that arrived before their predecessors, by count: lost results, and results of two
+    sinks with one count.
+    """
 
     def take(self, result: Result, where: str) -> None:
-        """One that must be the next."""
+        """Check a result that must be the next of the group. Raise Violation otherwise."""
         self._refuse_second(result, where)
         self._go_on(result, where)
         self._catch_up(where)
 
     def take_in_any_order(self, result: Result, where: str) -> None:
-        """One of several that may overtake each other."""
+        """Check a result that may overtake others. Raise Violation if its count came before."""
         self._refuse_second(result, where)
         self.ahead[result.count] = result
         self._catch_up(where)
 
     def pass_over(self, result: Result) -> None:
-        """One that is lost by right."""
+        """Skip a result whose loss is expected."""
         self.ahead[result.count] = result
         self._catch_up("lost")
 
@@ -47,7 +49,7 @@ class Group:
             raise Violation(message)
 
     def _catch_up(self, where: str) -> None:
-        """With what was there, or known to be lost, before those it follows."""
+        """Check the results that arrived early, or are known to be lost, and are next now."""
         while (following := self.ahead.pop(self.count + 1, None)) is not None:
             self._go_on(following, where)
 

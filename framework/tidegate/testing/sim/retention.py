@@ -1,12 +1,12 @@
-"""What retention takes from the inputs of a run.
+"""Retention of the input topics of a run.
 
-A topic keeps its records for longer than a job that runs needs them. So what goes is what no
-checkpoint may ask for any more: all that an attempt's readers had passed before a checkpoint was
-begun that is published now. That is records, and also the aborted ones and the markers behind the
-last of them, which no reader is ever given.
+A topic keeps its records longer than a running job needs them. So retention deletes only records
+that no checkpoint can read any more: those that the readers of an attempt had passed before a
+checkpoint began that is published now. This includes aborted records and the markers after the
+last record, which a reader never receives.
 
-Not in runs that go back to an older checkpoint, by hand or by a retraction: what such a one finds
-gone is a loss by right.
+Runs that go back to an older checkpoint, by the user or by a rollback, have no retention. A record
+that is missing for such a restore would be an expected loss.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from tidegate.testing.sim.cluster import SimCluster
 
 LOOK_S: Final = 0.1
 LATER: Final = 2
-"""The next checkpoint but one after a look was begun after it: one is under way at a time."""
+"""Number of checkpoints published after a look until its offsets may expire. Only one checkpoint
+is in progress at a time, so the second one has begun after the look.
+"""
 
 
 class _Look(NamedTuple):
     attempt: int
     published: int
-    """So many checkpoints of the job."""
+    """Number of published checkpoints of the job."""
     passed: dict[TopicPartition, int]
 
 
 class Retention:
-    """Of one run; `chance` decides at each look whether anything goes."""
+    """The retention of one run. `chance` decides at each due look whether records are deleted."""
 
     def __init__(self, world: SimCluster, chance: random.Random) -> None:
         self._world, self._chance = world, chance
         self._looks: deque[_Look] = deque()
         self.expired = 0
-        """Offsets that are gone."""
+        """Number of deleted offsets."""
 
     def begin(self) -> None:
-        """Look at intervals from now on."""
+        """Look at the readers' positions at intervals from now on."""
         self._world.scheduler.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:

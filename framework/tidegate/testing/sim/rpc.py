@@ -1,10 +1,11 @@
-"""Control calls over the simulated network: `ports.rpc` of one process.
+"""Control calls over the simulated network: the `ports.rpc` of one process.
 
-A call is a request and a reply, each a message of its own: either may be lost, come late or come
-twice, and a request that comes twice is handled twice. Bytes travel, written and read by the true
-codec, so what cannot be encoded fails here as well; handlers run in a few threads of their
-server's process, as the real driver's do. A dead process refuses at once; a frozen one, and one
-behind a partition, is silence until the caller's time is over, and may act on the call later.
+A call consists of a request and a reply, which are separate messages. Each may be lost, be late or
+arrive twice, and a request that arrives twice is handled twice. The real codec encodes and decodes
+the messages, so a message that cannot be encoded fails here as well. Handlers run in a few threads
+of their server's process, as with the real driver. A dead process refuses at once. A process that
+is frozen or behind a partition does not answer, so the call times out. It may still act on the call
+later.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from tidegate.testing.sim.scheduler import SimProcess, SimThread
 from tidegate.testing.sim.threads import SimPool
 
 SERVER_THREADS: Final = 16
-"""As the real driver's."""
+"""Number of handler threads, equal to that of the real driver."""
 STOP_GRACE_S: Final = 0.2
-"""As the real driver's: handlers under way may finish."""
+"""Time in seconds for running handlers to finish, equal to that of the real driver."""
 SHUT: Final = "its connection was shut meanwhile"
 
 
 def service_address(port: int) -> str:
-    """Behind which the newest server with this port is, on whatever host."""
+    """Return the address that leads to the newest server with this port, on any host."""
     return f"sim:service:{port}"
 
 
 class Calling:
-    """The control calls of all processes of a network: who serves at which address."""
+    """The control calls of all processes of a network, with the server of each address."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.servers: dict[str, SimServer] = {}
-        """Closed ones and those of dead processes too: they refuse."""
+        """Servers by address. Closed servers and those of dead processes stay, and refuse calls."""
 
     def of(self, process: SimProcess) -> SimRpc:
-        """The port of one process."""
+        """Return the `ports.rpc.Rpc` of one process."""
         return SimRpc(self, process)
 
 
 class SimRpc:
-    """`ports.rpc.Rpc` of one process."""
+    """The `ports.rpc.Rpc` of one process."""
 
     def __init__(self, calling: Calling, process: SimProcess) -> None:
         self._calling, self._process = calling, process
 
     def serve(self, handler: Handler, port: int = 0) -> SimServer:
-        """At an address of its own, and with a port behind that service, too, from now on."""
+        """Start a server at a new address. With a port, the service address leads to it, too."""
         self._process.scheduler.point()
         server = SimServer(self._calling.network, self._process, handler)
         self._calling.servers[server.address] = server
@@ -66,7 +67,7 @@ class SimRpc:
 
 
 class _Call:
-    """One call that somebody waits for."""
+    """One call that a thread waits for."""
 
     __slots__ = ("process", "reply", "thread", "why")
 
@@ -77,27 +78,27 @@ class _Call:
         self.why: str | None = None
 
     def finish(self, reply: bytes | None, why: str | None) -> None:
-        """The reply, or why there is none, is there; the first that comes counts."""
+        """End the call with the reply, or with the reason of the failure. Only the first counts."""
         if self.thread is not None and self.reply is None and self.why is None:
             self.reply, self.why = reply, why
             self.process.scheduler.wake(self.thread)
 
 
 class SimServer:
-    """`ports.rpc.RpcServer`; its handlers run in threads of its process."""
+    """A `ports.rpc.RpcServer`. Its handlers run in threads of its process."""
 
     def __init__(self, network: Network, process: SimProcess, handler: Handler) -> None:
         self.address = network.new_address()
         self.process = process
         self.under_way: dict[_Call, None] = {}
-        """Calls that wait for this server, also those that have not arrived."""
+        """Calls that wait for this server, including those that have not arrived yet."""
         self._network, self._handler = network, handler
         self._pool = SimPool(process, SERVER_THREADS, "rpc")
         self._closed = False
         network.join(process, self)
 
     def close(self) -> None:
-        """Take no more calls; those under way get a moment to finish."""
+        """Accept no further calls. Running calls have `STOP_GRACE_S` to finish."""
         scheduler = self.process.scheduler
         if self._closed:
             return
@@ -109,19 +110,19 @@ class SimServer:
         self.gone()
 
     def arrive(self, call: _Call, data: bytes) -> None:
-        """A copy of a request is there. In no thread."""
+        """Handle the arrival of a copy of a request. The network calls it outside any thread."""
         if self._closed or not self.process.alive:
             self._refuse(call)
         else:
             self._pool.submit(partial(self._handle, call, data))
 
     def gone(self) -> None:
-        """Whoever waits for this server hears that nobody answers."""
+        """Refuse all calls that wait for this server."""
         for call in self.under_way:
             self._refuse(call)
 
     def cut(self, others: Collection[SimProcess]) -> None:
-        """Calls of these end; their handlers know nothing of it."""
+        """End the calls of these processes. The handlers do not notice it."""
         for call in self.under_way:
             if call.process in others:
                 call.finish(None, calls.NOBODY)
@@ -135,17 +136,19 @@ class SimServer:
 
 
 class SimClient:
-    """`ports.rpc.RpcClient` of one address."""
+    """The `ports.rpc.RpcClient` of one address."""
 
     def __init__(self, calling: Calling, process: SimProcess, address: str) -> None:
         self._calling, self._process, self._address = calling, process, address
         self._server: SimServer | None = None
-        """To which it is connected, whoever is behind the address by now; until a call fails."""
+        """Server to which the client is connected until a call fails, even if the address leads
+        to another server by now.
+        """
         self._under_way: dict[_Call, None] = {}
         self._closed = False
 
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
-        """Send and wait for the reply, as `ports.rpc` says."""
+        """Send a message and wait for the reply, as `ports.rpc` says."""
         scheduler = self._process.scheduler
         scheduler.point()
         data = codec.encode(message)
@@ -171,7 +174,7 @@ class SimClient:
         raise calls.failed(message, self._address, call.why or calls.timeout_reason(timeout_s))
 
     def close(self) -> None:
-        """Calls under way end with RpcError."""
+        """Close the client. Pending calls end with RpcError."""
         self._closed = True
         for call in self._under_way:
             call.finish(None, SHUT)

@@ -1,9 +1,9 @@
-"""One run of the simulator: a seed in, a verdict out.
+"""One run of the simulator: it takes a seed and returns a verdict.
 
-The seed draws a plan (`plan.py`) and everything that happens to it. Faults end at a time; then the
-job must come to its end, and what its sinks hold must be exact. The oracle and the watch judge all
-along; the first violation, the first exception that left a thread, or a job that does not come to
-its end, is the verdict.
+The seed draws a plan (`plan.py`) and all faults of the run. The faults end at a given time. After
+that the job must reach its end, and its output must be exact. The oracle and the protocol checker
+check the whole run. The verdict is the first violation, the first exception that left a thread, or
+a job that does not reach its end.
 """
 
 from __future__ import annotations
@@ -60,23 +60,24 @@ from tidegate.testing.sim.swaps import Swaps
 from tidegate.testing.sim.trace import Trace, TraceEvent
 
 QUIET_S: Final = 400.0
-"""So long after the last fault a job must have come to its end. The longest wait in it is for
-slots, 30 s, after back-offs that have grown to 30 s."""
+"""Longest time in seconds from the last fault to the end of the job. The longest wait in this time
+is 30 s for slots, after restart delays that have grown to 30 s.
+"""
 LOOK_S: Final = 5.0
 AGAIN_S: Final = 1.0
-"""Until the user runs again what has failed."""
+"""Time in seconds until the user runs a job again."""
 LOSS_TOLD: Final = 2
-"""So often the user is told of a loss before it is accepted: the job must stay failed."""
+"""Number of reports of a loss before the user accepts it. Until then the job must stay failed."""
 INPUT_PRODUCER: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a seed."""
+    """The result of a seed."""
 
     seed: int
     violation: str | None
-    """None where the run was exact."""
+    """Text of the violation. None means that the run was exact."""
     story: Trace
     plan: Plan
     virtual_s: float
@@ -86,14 +87,14 @@ class Outcome:
     attempts: int
     publications: int
     waves: int
-    """Of backfills."""
+    """Number of completed waves of backfills."""
     retractions: int
     losses: int
-    """By right, and accepted afterwards."""
+    """Number of losses that the journal states. They were expected, and then accepted."""
     visible: int
-    """Results that readers saw."""
+    """Number of results that readers saw."""
     expired: int
-    """Offsets of inputs that retention has taken."""
+    """Number of input offsets that retention deleted."""
 
 
 def run_seed(
@@ -103,8 +104,9 @@ def run_seed(
     digest: bool = False,
     backfills: bool = False,
 ) -> Outcome:
-    """Simulate one seed to its end; raises nothing of what is simulated. With `backfills`, some
-    lives of its job are backfills.
+    """Simulate one seed to its end. Exceptions of the simulated processes are not raised.
+
+    With `backfills`, some job runs are backfills.
     """
     story = Trace(listen=listen)
     if digest:
@@ -127,7 +129,7 @@ def run_seed(
 
 
 def plan_of(seed: int, *, backfills: bool = False) -> Plan:
-    """What a seed draws."""
+    """Return the plan that a seed draws."""
     plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
     if not backfills:
         return plan
@@ -135,7 +137,7 @@ def plan_of(seed: int, *, backfills: bool = False) -> Plan:
 
 
 class Run:
-    """A plan, carried out."""
+    """The execution of a plan."""
 
     def __init__(self, seed: int, plan: Plan, scheduler: Scheduler, folder: Path) -> None:
         self._seed, self._scheduler, self._folder = seed, scheduler, folder
@@ -151,12 +153,12 @@ class Run:
         self._swaps = Swaps(self.world, self._oracle, plan.swaps, self._append)
         self._life_number = 0
         self._present = ""
-        """The id of the submission that was made last."""
+        """Id of the last submission."""
         self._retention = Retention(self.world, scheduler.random_for("retention"))
         self._lives = list(plan.job_runs)
         self._tries = self._life_tries = 0
         self._by_hand: str | None = None
-        """The submission that begins from an older checkpoint."""
+        """Id of the last submission if it does not restore the latest checkpoint, else None."""
         self._losses_told = 0
         self._written = 0
         self._done = False
@@ -170,7 +172,7 @@ class Run:
     # --- the run --------------------------------------------------------------------------------
 
     def to_the_end(self) -> None:
-        """Until the verdict is there."""
+        """Run until the verdict is known."""
         scheduler, weights = self._scheduler, self.plan.weights
         scheduler.story.record(0.0, "plan", "%s", self._described())
         for each in self.plan.inputs:
@@ -202,7 +204,7 @@ class Run:
             self._judge_the_end()
 
     def outcome(self) -> Outcome:
-        """The verdict and some figures."""
+        """Return the verdict and some figures."""
         kinds = Counter(map(type, self._watch.journal.entries.values()))
         return Outcome(
             seed=self._seed,
@@ -243,7 +245,7 @@ class Run:
         self._watch.nothing_open()
 
     def _calm_down(self) -> None:
-        """All faults are over, but for a blackout that has begun."""
+        """End all faults, after the end of a blackout that has begun."""
         left_s = self._striker.blackout_ends_s - self._scheduler.now
         if left_s > 0:
             self._scheduler.call_later(left_s, self._calm_down)
@@ -282,7 +284,7 @@ class Run:
     # --- input ----------------------------------------------------------------------------------
 
     def _write(self, each: Input) -> None:
-        """Append a record, or one of a transaction that is ended at once."""
+        """Append a record, or a transaction with one record that ends at once."""
         origin = TopicPartition(each.topic, each.partition)
         if each.committed and not self.plan.retention:
             self._append(origin, each.event)
@@ -296,7 +298,7 @@ class Run:
         self._written += 1
 
     def _append(self, origin: TopicPartition, event: Event) -> None:
-        """A record without a transaction."""
+        """Append a record without a transaction."""
         log = self.world.kafka.log(origin)
         sequence, at = self._sequences.get(log, 0), log.end
         log.append(INPUT_PRODUCER, 0, sequence, [_record(event)], is_open=None)
@@ -306,7 +308,7 @@ class Run:
     # --- the user -------------------------------------------------------------------------------
 
     def _run_life(self) -> None:
-        """`tidegate run`, once more."""
+        """Start `tidegate run` once more, for the current job run."""
         life = self._lives[0]
         self._mishaps.correct()
         self._tries += 1
@@ -352,8 +354,9 @@ class Run:
         self._scheduler.call_later(AGAIN_S, self._run_life)
 
     def _ended(self, report: JobReport) -> None:
-        """A job fails where a loss is stated and not accepted, or where what it trusts was swapped,
-        and never else.
+        """Check the report of an ended job.
+
+        A job may fail only if a loss is stated and not accepted, or because of a swap.
         """
         self._watch.ended(self._present, report.state)
         if self._swaps.refused(report):
@@ -377,7 +380,7 @@ class Run:
             self._losses_told = 0
 
     def may_end(self, life: JobRun) -> bool:
-        """Whether a life's time to stop has come."""
+        """Return whether the time to stop a job run has come."""
         self._watch.look_at_plain_sinks()
         if self._swaps.in_force:
             return False
@@ -388,7 +391,7 @@ class Run:
         match life.ends:
             case "finished":
                 if self._by_hand not in {None, self._watch.journal.submission}:
-                    return False  # what is to come once more is not counted before the claim
+                    return False  # results that must appear again are counted from the claim on
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
             case "stop" | "cancel":
                 return share >= life.ends_at_share
@@ -396,7 +399,7 @@ class Run:
                 return False
 
     def submission(self, life: JobRun, config: Config, number: str) -> Submission:
-        """What the user submits."""
+        """Return the submission of the user."""
         graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
         restore = self._restore(life)
         self._by_hand = None if restore == "latest" else id_
@@ -422,18 +425,21 @@ class Run:
         )
 
     def _has_begun(self) -> bool:
-        """Whether the job of the present life has claimed."""
+        """Return whether the job of the current submission has claimed."""
         return bool(self._present) and self._watch.journal.submission == self._present
 
     def _restore(self, life: JobRun) -> str:
-        """What the user says; whoever has to run it again goes on from the last checkpoint."""
+        """Return the restore option of the user.
+
+        A job run that is started again after a failure continues from the last checkpoint.
+        """
         known = self._watch.journal.known(self.plan.settings["checkpoint"]["num_retained"])
         if life.restore_back is None or not known or self._life_tries > 1:
             return self._swaps.restore
         return known[min(life.restore_back, len(known) - 1)]
 
     def config(self, life: JobRun) -> Config:
-        """The configuration of a life."""
+        """Return the configuration of a job run."""
         settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
         settings["job"]["parallelism"] = life.parallelism
         if self._swaps.bootstrap:
@@ -448,8 +454,10 @@ def _record(event: Event) -> Record:
 
 
 class _User:
-    """The process of one `tidegate run`, which supervises a JobManager, or of who looks after a
-    standing cluster and is its client, too: submits, waits, stops.
+    """The user process: it starts a cluster, submits the job, waits for it and stops it.
+
+    It is a `tidegate run`, which supervises a local JobManager, or the operator and client of a
+    session cluster.
     """
 
     def __init__(self, run: Run, life: JobRun, process: SimProcess, cluster: str) -> None:
@@ -457,23 +465,23 @@ class _User:
         self.report: JobReport | None = None
         self.crashed = False
         self._told: int | None = None
-        """The epoch of the JobManager that was told to stop."""
+        """Leader epoch of the JobManager that got the stop request."""
         self._submitted = self._refused = False
 
     @property
     def over(self) -> bool:
-        """Whether the life is, and is not run again."""
+        """Whether the job run has ended and is not started again."""
         ended = self.report is not None and self.report.state in {"FINISHED", "CANCELED"}
         return self.crashed or ended
 
     def crash(self) -> None:
-        """Everything of this run dies."""
+        """Kill all processes of this job run."""
         if self._process.alive:
             self.crashed = True
             self._process.kill()
 
     def main(self) -> int:
-        """As `cli/local_run.py` does it."""
+        """Submit the job and wait for it, as `cli/local_run.py` does."""
         run, config = self._run, self._run.config(self._life)
         submission = run.submission(self._life, config, self._cluster_name)
         with contextlib.ExitStack() as ending:
@@ -492,7 +500,7 @@ class _User:
         return 0
 
     def _client(self, config: Config, ending: contextlib.ExitStack) -> Client:
-        """Of a cluster that begins now; it ends with this process at the latest."""
+        """Start a cluster and return its client. The cluster ends with this process, or before."""
         world, standing = self._run.world, self._run.plan.standing
         drivers = world.drivers(self._process)
         storage = "" if standing else drivers.blob_store(STORAGE).identify()
@@ -516,6 +524,6 @@ class _User:
             client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
             self._told = report.epoch
         except RefusedError:
-            self._refused = True  # it has ended meanwhile
+            self._refused = True  # the job has ended meanwhile
         except RpcError as error:
             self._process.scheduler.tell("the stop could not be delivered: %s", error)

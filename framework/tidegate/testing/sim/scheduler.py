@@ -1,16 +1,18 @@
-"""Virtual time and one seed: decides which thread of which process runs next.
+"""The scheduler: virtual time, and the choice from one seed of the thread that runs next.
 
-Every thread of every simulated process is a greenlet; exactly one runs, until it blocks. Then the
-scheduler draws the next among those that could run, or lets time pass to the next timer. So a run
-is one sequence, and its seed alone decides it. True code runs here unchanged: it blocks in queues,
-events, sleeps and calls that `threads.py` and the fakes beside it implement by `wait`.
+Every thread of every simulated process is a greenlet. Exactly one greenlet runs, until it blocks.
+Then the scheduler draws the next from those that can run, or moves the time to the next timer. A
+run is therefore one sequence, and only its seed decides it. The product's code runs unchanged. It
+blocks in queues, events, sleeps and calls, which `threads.py` and the other fakes implement with
+`wait`.
 
-A killed process's threads never run again, and none of their `finally` blocks does until the run
-is over; then they are unwound, and every fake refuses them (`Unwound`). A frozen process's threads
-stay where they are, its timers run on: thawed, it is a zombie that knows nothing of the time it
-lost. Each turn of a thread costs a little virtual time, so that nothing can spin for ever.
+The threads of a killed process never run again. Their `finally` blocks do not run until the end of
+the run. Then the threads are unwound, and every fake refuses their calls (`Unwound`). The threads
+of a frozen process stop where they are, while its timers continue. A thawed process is a zombie
+that does not notice the lost time. Each turn of a thread costs a little virtual time, so that no
+thread can spin forever.
 
-It knows nothing of tidegate.
+The scheduler does not depend on tidegate.
 """
 
 from __future__ import annotations
@@ -26,21 +28,24 @@ import greenlet
 from tidegate.testing.sim.trace import Trace
 
 TURN_S: Final = 0.00002
-"""What a thread's turn costs in virtual time."""
+"""Virtual time of one turn of a thread, in seconds."""
 PORT_CALLS_MAX: Final = 24
-"""So many calls that need not wait, at most, may a thread make before others get their turn."""
+"""Largest number of non-blocking calls of a thread before other threads get their turn."""
 ORPHAN_S_MAX: Final = 0.05
-"""A process notices within this time that its parent is gone."""
+"""Longest time in seconds until a process notices that its parent is gone."""
 KILLED: Final = -9
 TERMINATED: Final = -15
 
 
 class Unwound(greenlet.GreenletExit):  # type: ignore[misc]  # greenlet ships no types
-    """The run is over, or this process is dead: what still unwinds may touch nothing."""
+    """The exception that unwinds a thread, because the run is over or its process is dead.
+
+    A thread that unwinds must not change anything.
+    """
 
 
 class SimThread:
-    """One thread of a process; made by `SimProcess.start`."""
+    """One thread of a process, made by `SimProcess.start`."""
 
     __slots__ = (
         "asked_to_leave",
@@ -57,15 +62,15 @@ class SimThread:
         self.process, self.name = process, name
         self.greenlet: greenlet.greenlet
         self.turn = 0
-        """Counts its waits: a timer of an earlier one wakes nobody."""
+        """Number of waits of the thread. A timer of an earlier wait does not wake it."""
         self.waits = self.woken = self.asked_to_leave = False
         self.calls_left = 1
 
 
 class Scheduler:
-    """Threads that can run, timers, and the seed's choices.
+    """The threads that can run, the timers, and the choices of the seed.
 
-    `between` is called before each turn, in no thread: the place for faults and checks.
+    `between` is called before each turn, outside the threads. Faults and checks use it.
     """
 
     def __init__(self, seed: object, *, story: Trace | None = None) -> None:
@@ -77,7 +82,7 @@ class Scheduler:
         self.current: SimThread | None = None
         self.between: Callable[[], None] | None = None
         self.bugs: list[tuple[SimThread, BaseException]] = []
-        """Exceptions that left a thread or a worker: nobody would have heard of them."""
+        """Exceptions that left a thread or a worker. No other code would report them."""
         self.processes: list[SimProcess] = []
         self.closed = False
         self.ready: list[SimThread] = []
@@ -89,11 +94,14 @@ class Scheduler:
     # --- for the fakes --------------------------------------------------------------------------
 
     def random_for(self, purpose: str) -> random.Random:
-        """A stream of chance of its own, so that one more draw here moves nothing there."""
+        """Return a separate random stream, so that extra draws do not change other streams."""
         return random.Random(f"{self.seed}/{purpose}")  # noqa: S311 - as above
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run `action` at that time in no thread: it must not block, but may wake and start."""
+        """Run `action` after some seconds, outside the threads.
+
+        The action must not block. It may wake and start threads.
+        """
         due = self.now + max(seconds, 0.0)
         heapq.heappush(self._timers, (due, next(self._numbers), action, 0))
 
@@ -109,8 +117,8 @@ class Scheduler:
         return thread.woken
 
     def wake(self, thread: SimThread) -> bool:
-        """End the `wait` of a thread; False if its time has passed just now, or its process is
-        dead.
+        """End the `wait` of a thread. Return False if the thread does not wait any longer, or if
+        its process is dead.
         """
         if not thread.waits or not thread.process.alive:
             return False
@@ -119,7 +127,9 @@ class Scheduler:
         return True
 
     def point(self) -> None:
-        """A call that need not wait: others may get their turn here, as between any two lines."""
+        """Let other threads run, at random. Fakes call it in each call that does not block, because
+        a real thread can lose its turn between any two lines.
+        """
         if self.closed:
             raise Unwound
         thread = self.current
@@ -132,7 +142,9 @@ class Scheduler:
             self._switch(thread)
 
     def running(self) -> SimThread:
-        """The thread that runs; blocking outside of any is a mistake of a fake."""
+        """Return the running thread. Raise AssertionError outside the threads, because only a
+        wrong fake blocks there.
+        """
         if self.closed:
             raise Unwound
         if self.current is None:
@@ -141,14 +153,14 @@ class Scheduler:
         return self.current
 
     def tell(self, what: str, *details: object) -> None:
-        """Note an event of the running process."""
+        """Record an event of the running process in the trace."""
         where = self.current.process.name if self.current else "world"
         self.story.record(self.now, where, what, *details)
 
     # --- processes ------------------------------------------------------------------------------
 
     def process(self, name: str, parent: SimProcess | None = None) -> SimProcess:
-        """A process without a thread yet; it ends, soon after, with its parent."""
+        """Create a process without threads. It ends soon after its parent."""
         made = SimProcess(self, name, next(self._pids), parent)
         self.processes.append(made)
         return made
@@ -156,12 +168,12 @@ class Scheduler:
     # --- the run --------------------------------------------------------------------------------
 
     def run(self, until_s: float, done: Callable[[], bool] = lambda: False) -> None:
-        """Run until `done`, or the virtual time is `until_s`, or nothing can happen any more."""
+        """Run until `done`, or until the virtual time is `until_s`, or until no step is left."""
         while not done() and self.now < until_s and self.step():
             pass
 
     def step(self) -> bool:
-        """One turn of one thread, or one action; False if nothing can happen any more."""
+        """Run one turn of a thread, or one timer. Return False if no step is left."""
         timers = self._timers
         if timers and (not self.ready or timers[0][0] <= self.now):
             due, _, target, turn = heapq.heappop(timers)
@@ -181,18 +193,18 @@ class Scheduler:
         return True
 
     def close(self) -> None:
-        """End the run: unwind every thread, with all fakes refusing. The world is as it was."""
+        """End the run: unwind every thread while all fakes refuse calls. No state changes."""
         self.closed = True
         self.current = None
         for process in self.processes:
             for thread in process.threads:
-                while not thread.greenlet.dead:  # again: one may begin to wait in a `finally`
+                while not thread.greenlet.dead:  # repeat: a thread may wait in its `finally`
                     thread.greenlet.throw(Unwound)
         self.ready.clear()
         self._timers.clear()
 
     def _switch(self, thread: SimThread) -> None:
-        """Let others run until it is this thread's turn again."""
+        """Let other threads run until it is this thread's turn again."""
         self.hub.switch()
         if self.closed:
             raise Unwound
@@ -224,7 +236,7 @@ class Scheduler:
 
 
 class SimProcess:
-    """Threads that live and die together, and the children that die with them."""
+    """A simulated process: threads that end together, and child processes that end with them."""
 
     def __init__(
         self, scheduler: Scheduler, name: str, pid: int, parent: SimProcess | None
@@ -236,7 +248,10 @@ class SimProcess:
         self.parked: list[SimThread] = []
         self.children: list[SimProcess] = []
         self.on_exit: list[Callable[[int], None]] = []
-        """Called with the status at the moment of the end, in no thread or in whoever killed."""
+        """Callbacks for the end of the process, called with the exit status.
+
+        They run outside the threads, or in the thread that ended the process.
+        """
         self.started_s = scheduler.now
         self._main: SimThread | None = None
         self._orphan = False
@@ -264,11 +279,11 @@ class SimProcess:
         return thread
 
     def run_main(self, main: Callable[[], int]) -> None:
-        """Start the main thread: the process ends, orderly, with what `main` returns."""
+        """Start the main thread. The process exits with the status that `main` returns."""
         self._main = self.start(lambda: self.exit(main()), name="main")
 
     def exit(self, status: int) -> None:
-        """End this process now; does not return if one of its threads asks."""
+        """End this process now. Do not return if one of its own threads calls it."""
         self.end(status)
         running = self.scheduler.current
         if running is not None and running.process is self:
@@ -276,17 +291,20 @@ class SimProcess:
             raise Unwound
 
     def kill(self) -> None:
-        """SIGKILL: no thread of it runs again. Nothing happens if it has ended."""
+        """Kill the process, as SIGKILL does: no thread of it runs again. Do nothing if it has
+        ended.
+        """
         self.end(KILLED)
 
     def terminate(self) -> None:
-        """SIGTERM: SystemExit in the main thread, where it waits or at its next turn, as
-        `bootstrap` has it.
+        """Terminate the process, as SIGTERM does.
+
+        The main thread raises SystemExit where it waits or at its next turn, as in `bootstrap`.
         """
         if not self.alive:
             return
         main = self._main
-        if main is None:  # before anything was said about signals
+        if main is None:  # the process has not set its signal handlers yet
             self.end(TERMINATED)
             return
         main.asked_to_leave = True
@@ -295,7 +313,7 @@ class SimProcess:
             self.scheduler.ready.append(main)
 
     def end(self, status: int) -> None:
-        """What both ends have in common; returns also to a thread of the process."""
+        """End the process with a status. It returns even if a thread of the process calls it."""
         if not self.alive:
             return
         self.alive, self.status = False, status
@@ -309,11 +327,11 @@ class SimProcess:
             callback(status)
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """Freeze the process, as SIGSTOP does."""
         self.frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT: whatever became ready meanwhile runs now."""
+        """Let the process continue, as SIGCONT does. Threads that became ready run now."""
         self.frozen = False
         self.scheduler.ready += self.parked
         self.parked.clear()
@@ -321,7 +339,10 @@ class SimProcess:
             self.lose_parent()
 
     def lose_parent(self) -> None:
-        """The lifeline has ended: a thread of this process notices, so not while it is frozen."""
+        """Kill the process soon, because its parent is gone.
+
+        A thread of the process must notice it, so a frozen process dies only after its thaw.
+        """
         self._orphan = True
         chance = self.scheduler.random
         self.scheduler.call_later(chance.random() * ORPHAN_S_MAX, self._notice)

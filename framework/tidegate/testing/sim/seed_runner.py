@@ -1,8 +1,8 @@
-"""Many seeds, spread over worker processes that each run one seed after the other.
+"""The runner of many seeds: worker processes that each run one seed after the other.
 
-A worker is `python -m tidegate.testing.sim.seed_runner`: it reads seeds from its standard input, a
-line each, and answers each with a line of JSON. It ends when its input does, so none outlives
-whoever started it. Nothing is shared between runs but the code, so any of them can be replayed
+A worker is `python -m tidegate.testing.sim.seed_runner`. It reads one seed per line from its
+standard input, and answers each with a line of JSON. It exits at the end of its input, so it never
+outlives the process that started it. Runs share only the code, so each of them can be replayed
 alone.
 """
 
@@ -21,11 +21,11 @@ import msgspec
 
 WORKER: Final = (sys.executable, "-m", "tidegate.testing.sim.seed_runner")
 BACKFILLS: Final = "--backfills"
-"""The argument of workers whose runs have backfills."""
+"""Command-line argument of workers whose runs have backfills."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one seed, without its story."""
+    """The result of one seed, without its trace."""
 
     seed: int
     pipeline: str
@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Summary:
-    """What became of many."""
+    """The sum of the results of many seeds."""
 
     seeds: int = 0
     turns: int = 0
@@ -62,7 +62,7 @@ class Summary:
     violations: list[Verdict] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
-        """Count one."""
+        """Add the verdict of one seed."""
         self.seeds += 1
         self.turns += verdict.turns
         self.virtual_s += verdict.virtual_s
@@ -90,7 +90,7 @@ class Summary:
 
 
 class WorkerDiedError(Exception):
-    """A worker ended in the middle of a seed: the simulator itself is broken."""
+    """The error that a worker exited during a seed: the simulator itself is broken."""
 
 
 def simulate(
@@ -100,11 +100,10 @@ def simulate(
     told: Callable[[Verdict, Summary], None],
     backfills: bool = False,
 ) -> Summary:
-    """Run seeds in so many processes; `told` hears of each verdict, one at a time. With
-    `backfills`, each run has some.
+    """Run seeds in `workers` processes. Call `told` with each verdict, one call at a time.
 
-    An exception of `told` (a KeyboardInterrupt of the main thread, too) ends all workers.
-    WorkerDiedError where one ends by itself.
+    With `backfills`, each run has backfills. An exception of `told`, or a KeyboardInterrupt of the
+    main thread, ends all workers. Raise WorkerDiedError if a worker exits by itself.
     """
     summary, lock, began_s = Summary(), threading.Lock(), time.monotonic()
     rest, failures = iter(seeds), list[BaseException]()
@@ -162,11 +161,11 @@ def _verdicts(
 
 
 def serve(*, backfills: bool) -> None:
-    """The worker: one verdict for each seed that comes in."""
+    """Run the worker: write one verdict for each seed that arrives."""
     from tidegate.testing.sim.run import run_seed
 
     gc.collect()
-    gc.freeze()  # what was imported is not looked through again after each run
+    gc.freeze()  # the collections after each run then skip the imported modules
     for line in sys.stdin.buffer:
         outcome = run_seed(int(line), backfills=backfills)
         verdict = Verdict(
@@ -188,7 +187,7 @@ def serve(*, backfills: bool) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
         sys.stdout.buffer.flush()
         del outcome
-        gc.collect()  # a run is one great cycle of processes and threads
+        gc.collect()  # a run is one large reference cycle of processes and threads
 
 
 if __name__ == "__main__":

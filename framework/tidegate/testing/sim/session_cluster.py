@@ -1,9 +1,10 @@
-"""A standing cluster of a simulated run, and whoever looks after it.
+"""A session cluster of a simulated run, and the service manager and orchestrator that run it.
 
-JobManager and TaskManagers are hosts of their own. What dies is started again, as a service manager
-does it; a JobManager that does not answer is replaced, as an orchestrator does it that sees no more
-of a host than its silence: so two may live at once, and the one that stood still must find out.
-Clients and TaskManagers know one address, behind which the newest JobManager is.
+The JobManager and each TaskManager have their own host. A process that exits is started again, as a
+service manager does. A JobManager that does not answer is replaced, as an orchestrator does, which
+sees only the silence of a host. Therefore two JobManagers may run at once, and the older one must
+find out that it was replaced. Clients and TaskManagers know one address, which leads to the newest
+JobManager.
 
 A TaskManager that has lost its JobManager joins the next one (`rejoining`), as in `bootstrap`.
 """
@@ -26,16 +27,17 @@ from tidegate.testing.sim.rpc import service_address
 
 RESTART_S: Final = 1.0
 WATCH_S: Final = 0.5
-"""Between two calls, and until one counts as not answered."""
+"""Time in seconds between two calls to the JobManager, and the timeout of each call."""
 MISSES_MAX: Final = 3
-"""In a row: then the JobManager is replaced."""
+"""Number of failed calls in a row after which the JobManager is replaced."""
 HOST: Final = "host"
-"""Is in the names of the processes that have a host of their own."""
+"""A part of the names of the processes that have their own host."""
 
 
 class SessionCluster:
-    """Ends with the process that `processes` belong to. Its exits are heard in threads that wait
-    for nothing else.
+    """A session cluster that ends with the process that `processes` belongs to.
+
+    The callback for an exit may wait, because it runs in a thread that has no other work.
     """
 
     def __init__(
@@ -44,14 +46,14 @@ class SessionCluster:
         self._processes, self._rpc, self._clock = processes, rpc, clock
         self._address = service_address(config.jobmanager.port)
         self._newest = 0
-        """The JobManager's number."""
+        """Number of the newest JobManager."""
         self._start_jobmanager()
         for number in range(config.cluster.task_managers):
             self._start_taskmanager(number, config.taskmanager.slots)
         threads.start(self._watch, name="orchestrator")
 
     def client(self) -> Client:
-        """Of whichever JobManager is the newest."""
+        """Return a client of the newest JobManager."""
         return Client(self._rpc, self._clock, self._address)
 
     def _start_jobmanager(self) -> None:
@@ -82,7 +84,7 @@ class SessionCluster:
         while True:
             try:
                 self._processes.spawn(role, arguments, log=f"{name}.log", on_exit=exited)
-            except ExternalError:  # there is no room for a moment
+            except ExternalError:  # the host has no room for a process at present
                 self._clock.sleep(RESTART_S)
             else:
                 return
@@ -107,8 +109,8 @@ class SessionCluster:
 
 
 def rejoining(serve: Callable[[], object], clock: Clock) -> NoReturn:
-    """The main of a standing TaskManager."""
+    """Run the main function of a standalone TaskManager: serve JobManagers in an endless loop."""
     while True:
-        with contextlib.suppress(RpcError):  # there is no way to the JobManager yet
+        with contextlib.suppress(RpcError):  # the JobManager is not reachable yet
             serve()
         clock.sleep(RESTART_S)

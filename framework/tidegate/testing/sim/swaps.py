@@ -1,16 +1,16 @@
-"""What is another one when a job is run again: its storage, its Kafka cluster, or a topic.
+"""Swaps between two runs of a job: of its storage, its Kafka cluster or a topic.
 
-Between two lives of a job somebody makes a mistake, or something real has changed. An empty storage
-or an older copy lies behind the path. The brokers' address leads to another Kafka cluster, or a
-mirror has taken its place. A topic that the job reads was deleted and created again, and is shorter
-or longer now. The job must be refused, for this reason, and change nothing. Then the simulated user
-does what the message says: corrects the path or the address, consents to the mirror, or begins
-anew without the checkpoint (`--restore none`).
+Between two job runs the user makes a mistake, or the environment has changed. An empty storage or
+an older copy is behind the path. The address of the brokers leads to another Kafka cluster, or a
+mirror has replaced the cluster. A topic that the job reads was deleted and created again, and is
+shorter or longer now. tidegate must refuse the job for this reason and change nothing. Then the
+simulated user does what the message says. The user corrects the path or the address, consents to
+the mirror, or starts without the checkpoint (`--restore none`).
 
-A swap happens only where the job has published, since before that there is nothing to refuse, and
-where Kafka or the journal can know better: not where all sinks are written at least once, if the
-storage is another one. Processes that have outlived their life are ended first: they would be on
-the other side of the swap, which is not what is simulated.
+A swap happens only after the job has published, because before that there is nothing to refuse. It
+also happens only if Kafka or the journal can show it. If all sinks are written at least once,
+another storage cannot be detected. Processes that have survived their job run are killed first.
+They would be on the other side of the swap, which is not simulated.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tidegate.testing.sim.oracle import Oracle
 from tidegate.testing.sim.pipelines import KEYS, Event, Shape
 
 SWAPS: Final = 0.7
-"""Share of the lives after the first that find something swapped, in runs that have any."""
+"""Share of the job runs after the first that have a swap before them, in runs with swaps."""
 RUNS: Final = 0.8
-"""Share of the runs of several lives that have any."""
+"""Share of the runs with several job runs that have swaps."""
 EMPTY: Final = "an empty storage lies behind the path"
 OLDER: Final = "an older copy of the storage lies behind the path"
 OTHER_CLUSTER: Final = "the brokers' address leads to another Kafka cluster"
@@ -50,23 +50,23 @@ SAID: Final = {
     MIRROR: ("kafka.bootstrap leads to Kafka cluster mirror",),
     RECREATED: ("was deleted and created again",),
 }
-"""What the refusal of each says."""
+"""Texts that the refusal for each kind of swap must contain."""
 MORE_RECORDS_MAX: Final = 8
 TOLD_MAX: Final = 2
-"""So often, at most, the user runs the job again before anything is corrected."""
+"""Largest number of refusals before the user corrects the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """One of them, before a life begins."""
+    """One swap before a job run."""
 
     kind: str
     told: int
-    """So often the job is refused before the user has understood."""
+    """Number of refusals before the user corrects the cause."""
 
 
 class HasBack(Protocol):
-    """A life, as far as it matters here."""
+    """The attribute of a job run that this module needs."""
 
     @property
     def restore_back(self) -> int | None: ...
@@ -75,7 +75,7 @@ class HasBack(Protocol):
 def drawn(
     chance: random.Random, lives: Sequence[HasBack], shape: Shape, *, losing: bool, retention: bool
 ) -> tuple[Swap | None, ...]:
-    """For each life: what is swapped before it begins."""
+    """Draw the swap before each job run, or None."""
     swaps: list[Swap | None] = [None] * len(lives)
     by_hand = any(life.restore_back is not None for life in lives)
     if chance.random() >= RUNS or losing:
@@ -94,7 +94,7 @@ def drawn(
 
 
 class Swaps:
-    """Those of one run, carried out. `write` appends an event to a source's partition."""
+    """The execution of the swaps of one run. `write` appends an event to a source partition."""
 
     def __init__(
         self,
@@ -106,26 +106,26 @@ class Swaps:
         self._world, self._oracle, self._swaps, self._write = world, oracle, swaps, write
         self._chance = world.scheduler.random_for("swaps")
         self.in_force: Swap | None = None
-        """It has happened, and the user has not understood yet."""
+        """The current swap, until the user corrects it."""
         self._told = 0
         self.met = 0
-        """So many have been refused and corrected."""
+        """Number of swaps that were refused and corrected."""
         self._remedy: str = ""
         self._published = 0
-        """So many checkpoints there were when the remedy was found."""
+        """Number of published checkpoints when the user found the remedy."""
         self._copies: list[tuple[int, dict[str, bytes]]] = []
-        """The storage at the newest two claims, oldest first."""
+        """Copies of the storage at the newest two claims, oldest first."""
         if any(swap and swap.kind == OLDER for swap in swaps):
             world.watch.claimed = self._copy
 
     def before(self, life: int) -> None:
-        """A life of the job is about to begin for the first time."""
+        """Carry out the swap before the first start of a job run."""
         swap = self._swaps[life]
         watch = self._world.watch
         if swap is None or self.in_force or watch.journal.last.publication is None:
             return
         if self.consents or self.restore == "none":
-            return  # one thing after the other
+            return  # the previous swap is not finished yet
         self._world.bury()
         self._world.kafka.run_due()
         watch.look_at_plain_sinks()
@@ -136,7 +136,7 @@ class Swaps:
         watch.must_refuse, watch.may_claim = swap.kind, swap.kind == RECREATED
 
     def refused(self, report: JobReport) -> bool:
-        """Whether a job has failed because of the swap, as it must."""
+        """Return whether a job has failed because of the swap, as it must. Count the refusal."""
         swap, error = self.in_force, report.error
         if swap is None or report.state != "FAILED" or error is None:
             return False
@@ -151,18 +151,18 @@ class Swaps:
 
     @property
     def bootstrap(self) -> str:
-        """The address that the user gives; empty for the right one."""
+        """Address of the brokers that the user gives; empty for the right one."""
         swap = self.in_force
         return ELSEWHERE if swap and swap.kind == OTHER_CLUSTER else ""
 
     @property
     def restore(self) -> str:
-        """What the user says: `none` until there is a checkpoint of the new topic."""
+        """Restore option of the user: `none` until there is a checkpoint of the new topic."""
         return "none" if self._remedies(RECREATED) else "latest"
 
     @property
     def consents(self) -> bool:
-        """Whether the user consents to the mirror; until there is a checkpoint of it."""
+        """Whether the user consents to the mirror, which ends with a checkpoint on the mirror."""
         return self._remedies(MIRROR)
 
     def _remedies(self, kind: str) -> bool:
@@ -172,7 +172,7 @@ class Swaps:
     # --- what happens ---------------------------------------------------------------------------
 
     def _happens(self, kind: str) -> bool:
-        """Whether it can, now; then it has."""
+        """Carry out a swap if it is possible now. Return whether it was."""
         world = self._world
         if kind == EMPTY:
             if not world.kafka.coordinator.list():
@@ -187,7 +187,7 @@ class Swaps:
         return True
 
     def _an_older_copy_is_there(self) -> bool:
-        """Only one that Kafka knows to be older."""
+        """Swap in an older copy, only if Kafka can show that it is older."""
         listed = map(parse_transactional_id, self._world.kafka.coordinator.list())
         newest = max((parts.attempt for parts in listed if parts), default=0)
         if not self._copies or newest <= self._copies[0][0]:
@@ -200,7 +200,7 @@ class Swaps:
         self._copies = [*self._copies[-1:], (attempt, dict(self._world.blobs.objects))]
 
     def _a_mirror_takes_over(self) -> bool:
-        """Only after an orderly end: what is open on the old cluster, no mirror has."""
+        """Swap in a mirror, only if no transaction is open: a mirror has no open transactions."""
         kafka, journal = self._world.kafka, self._world.watch.journal
         is_open = {
             TransactionState.ONGOING,
@@ -213,7 +213,7 @@ class Swaps:
         return True
 
     def _recreate(self) -> None:
-        """With fewer records than the job has read, or with more."""
+        """Create a topic again, with fewer records than the job has read, or with more."""
         kafka, last = self._world.kafka, self._world.watch.journal.last
         topic = self._chance.choice(sorted({topic for _, topic, _ in last.offsets}))
         count = len([log for log in kafka.logs() if log.origin.topic == topic])
@@ -240,7 +240,7 @@ class Swaps:
             self._write(origin, Event(name, key, amount))
 
     def _correct(self, swap: Swap) -> None:
-        """The user has understood."""
+        """Correct the swap, as the user does."""
         self.in_force = None
         self.met += 1
         self._world.watch.must_refuse = ""

@@ -1,7 +1,7 @@
-"""`ports.threads`, the clock, chance and the own pid of one simulated process.
+"""The threads, clock, random numbers and pid of one simulated process, as the ports define them.
 
-The semantics are those of the standard library's objects, which the real driver hands out; one
-contract suite runs on both. Which waiter is woken is drawn.
+The objects behave like those of the standard library, which the real driver returns. One contract
+suite runs on both. The seed decides which waiting thread is woken.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tidegate.ports.threads import Condition, Event, Lock, Queue, Threads, Worke
 from tidegate.testing.sim.scheduler import Scheduler, SimProcess, SimThread, Unwound
 
 EPOCH_MS: Final = 1_700_000_000_000
-"""What wall clocks say at the beginning of a run, but for their error."""
+"""Time of the wall clocks at the start of a run, in ms since 1970, without their error."""
 SKEW_MS_MAX: Final = 3_600_000
 ORIGIN_S_MAX: Final = 100_000.0
 
 
 class Waiters:
-    """Threads that wait for one thing."""
+    """The threads that wait for one event."""
 
     __slots__ = ("_scheduler", "_threads")
 
@@ -34,7 +34,7 @@ class Waiters:
         self._threads: list[SimThread] = []
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until woken, or until the time has passed; whether it was the former."""
+        """Block until the thread is woken or the time has passed. Return whether it was woken."""
         thread = self._scheduler.running()
         self._threads.append(thread)
         woken = self._scheduler.wait(timeout_s)
@@ -43,7 +43,7 @@ class Waiters:
         return woken
 
     def wake_one(self) -> bool:
-        """Wake one of them; False if none waits."""
+        """Wake one waiting thread. Return False if no thread waits."""
         threads = self._threads
         while threads:
             index = self._scheduler.random.randrange(len(threads)) if len(threads) > 1 else 0
@@ -57,7 +57,7 @@ class Waiters:
 
 
 class SimQueue:
-    """As `queue.SimpleQueue`."""
+    """A queue like `queue.SimpleQueue`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._items = scheduler, deque[Any]()
@@ -83,7 +83,7 @@ class SimQueue:
 
 
 class SimEvent:
-    """As `threading.Event`."""
+    """An event like `threading.Event`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._waiters, self._set = scheduler, Waiters(scheduler), False
@@ -103,12 +103,12 @@ class SimEvent:
         self._scheduler.point()
         if self._set:
             return True
-        # Woken is set, also where somebody has cleared it before this thread runs again.
+        # A woken thread returns True, even if another thread clears the event before it runs again.
         return self._waiters.wait(timeout) or self._set
 
 
 class SimLock:
-    """As `threading.Lock`; with `again`, as `threading.RLock`."""
+    """A lock like `threading.Lock`, or like `threading.RLock` if `again` is True."""
 
     def __init__(self, scheduler: Scheduler, *, again: bool = False) -> None:
         self._scheduler, self._again = scheduler, again
@@ -146,7 +146,7 @@ class SimLock:
 
 
 class SimCondition(SimLock):
-    """As `threading.Condition` with its default lock."""
+    """A condition like `threading.Condition` with its default lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, again=True)
@@ -170,7 +170,7 @@ class SimCondition(SimLock):
 
 
 class SimPool:
-    """As `ThreadPoolExecutor`, but an exception that leaves the work is noticed."""
+    """A pool like `ThreadPoolExecutor`, but an exception that leaves the work is kept as a bug."""
 
     def __init__(self, process: SimProcess, workers: int, name: str) -> None:
         self._process, self._workers, self._name = process, workers, name
@@ -216,7 +216,7 @@ class SimPool:
 
 
 class SimThreads:
-    """`ports.threads.Threads` of one simulated process."""
+    """The `ports.threads.Threads` of one simulated process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process, self._scheduler = process, process.scheduler
@@ -242,7 +242,10 @@ class SimThreads:
 
 
 class SimClock:
-    """`ports.clock.Clock` of one process: its origin is arbitrary, its wall clock is wrong."""
+    """The `ports.clock.Clock` of one process.
+
+    Its monotonic time has an arbitrary origin, and its wall clock is wrong by up to an hour.
+    """
 
     def __init__(self, process: SimProcess) -> None:
         self._scheduler = process.scheduler
@@ -262,7 +265,7 @@ class SimClock:
 
 
 class SimEntropy:
-    """`ports.entropy.Entropy` of one process."""
+    """The `ports.entropy.Entropy` of one process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._chance = process.scheduler.random_for(f"entropy/{process.pid}")
@@ -275,7 +278,7 @@ class SimEntropy:
 
 
 class SimSelf:
-    """`ports.processes.CurrentProcess` of one process."""
+    """The `ports.processes.CurrentProcess` of one process."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -293,7 +296,7 @@ class SimSelf:
         raise Unwound
 
     def freeze_gc(self) -> None:
-        """Nothing: the garbage is that of the test's own process."""
+        """Do nothing: all simulated processes share the garbage collector of the test's process."""
 
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
-"""What happened in a simulated run: the last events, and a digest of all of them.
+"""The trace of a simulated run: its last events, and a digest of all events.
 
-Events are kept as they are told and put into words only when somebody reads them, because nearly
-every run ends well and is never read. Two runs of one seed must have the same digest, in any
-process: that is how replay is tested.
+Events are kept unformatted and are formatted only when the trace is read. Nearly every run passes,
+and its trace is never read. Two runs of one seed must have the same digest, in any process. The
+tests of replay compare these digests.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 KEPT: Final = 400
-"""Events at the end of a story: the life of an attempt or two."""
+"""Number of events kept at the end of a trace. They cover about one or two attempts."""
 
 
 class TraceEvent(NamedTuple):
-    """One event: when (virtual seconds), in which process, and what."""
+    """One event: its virtual time in seconds, its process, and its text with the arguments."""
 
     at: float
     where: str
@@ -30,7 +30,7 @@ class TraceEvent(NamedTuple):
 
 
 class Trace:
-    """The last `kept` events; `listen` hears of each as it is told."""
+    """The last `kept` events of a run. `listen` is called with each event when it is recorded."""
 
     def __init__(
         self, *, kept: int = KEPT, listen: Callable[[TraceEvent], None] | None = None
@@ -41,12 +41,12 @@ class Trace:
         self._digest: hashlib.blake2b | None = None
 
     def with_digest(self) -> Trace:
-        """Digest every event from now on; costs as much as reading them all."""
+        """Add every event to the digest from now on. This formats every event, which is slow."""
         self._digest = hashlib.blake2b(digest_size=16)
         return self
 
     def record(self, at: float, where: str, what: str, *details: object) -> None:
-        """Note an event; `details` must not change any more."""
+        """Record an event. The caller must not change `details` afterwards."""
         told = TraceEvent(at, where, what, details)
         self.events += 1
         self._last.append(told)
@@ -56,7 +56,7 @@ class Trace:
             self._listen(told)
 
     def digest(self) -> str:
-        """Of all events since `with_digest`."""
+        """Return the digest of all events since `with_digest`; empty without `with_digest`."""
         return "" if self._digest is None else self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[TraceEvent]:

@@ -1,13 +1,14 @@
-"""Runs the tasks of a backfill's waves in simulated worker processes, as Spark runs them.
+"""An executor that runs the tasks of backfill waves in simulated worker processes, as Spark does.
 
-Each task is the true `LevelTask`, on the drivers of its worker. A worker runs one task after the
-other. A task runs again where its worker has died or its output is lost; a copy may run beside it,
-and the first to end counts. A run that nobody waits for any more may go on: it is a zombie. Rows
-are carried as they are, reports among them, so that the reports that come are those of the runs
-that the last level has read.
+Each task is the real `LevelTask`, on the drivers of its worker. A worker runs one task after the
+other. A task runs again if its worker has died or its output is lost. A copy of a task may run in
+parallel, and the output of the first run to end counts. A run that the executor no longer waits for
+may continue as a zombie. Rows are passed on unchanged, including reports. The reports at the end
+are therefore those of the runs that the last level has read.
 
-The executor alone knows which rows it has given to whom. So it tells the watch whether the reports
-that it returns are those of one execution, which the driver must find out by markers and runs.
+Only the executor knows which rows it has given to which run. It therefore reports to the protocol
+checker whether the returned reports belong to one execution. The driver must detect the same from
+markers and run ids.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from tidegate.testing.sim.threads import SimQueue
 from tidegate.testing.sim.wave_faults import WaveFaults
 
 START_S: Final = 0.2
-"""A worker takes so long to start at most; it is forked from a process that has imported all."""
+"""Longest start of a worker, in seconds. It is forked from a process with all imports done."""
 NEWS_S: Final = 0.0005
 DIES_AFTER_S: Final = 0.15
 SPECULATES_AFTER_S: Final = 0.2
 FAILURES_MAX: Final = 4
-"""Of one task: then the job has failed, as Spark's does."""
+"""Number of failures of one task after which the wave fails, as a Spark job does."""
 ORPHAN_S_MAX: Final = 10.0
-"""Workers notice within this time that their driver has died."""
+"""Longest time in seconds until the workers notice that their driver has died."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +63,7 @@ class _Run:
     task: TaskId
     number: int
     rows: list[Row]
-    """Given to it."""
+    """Input rows of the run."""
     worker: Worker
     job: _Job
     sent: list[Row] = field(default_factory=list)
@@ -70,7 +71,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A run has sent everything, or its worker has died."""
+    """The event that a run has sent all its rows, or that its worker has died."""
 
     run: _Run
     died: bool
@@ -78,13 +79,13 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """A run takes so long that a copy is started."""
+    """The event that a run takes so long that a copy is started."""
 
     run: _Run
 
 
 class SimExecutor:
-    """`backfill.executor.Executor` of one driver; `site` is what its workers are children of."""
+    """The `backfill.executor.Executor` of one driver. `site` is the parent of its workers."""
 
     def __init__(
         self,
@@ -105,10 +106,10 @@ class SimExecutor:
         driver.on_exit.append(self._orphan)
 
     def check(self, config: Config) -> None:
-        """All processes of a simulation have one version."""
+        """Do nothing: all processes of a simulation have the same version."""
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
-        """See Executor; SparkError where a task has failed too often."""
+        """Run all tasks, as `Executor.run`. Raise SparkError if a task fails too often."""
         job = _Job(self, wave)
         try:
             return job.run()
@@ -116,17 +117,17 @@ class SimExecutor:
             self._end_losers()
 
     def close(self) -> None:
-        """End all workers, also those with a task."""
+        """Kill all workers, also those that run a task."""
         for worker in self._workers:
             worker.process.kill()
 
     @property
     def over(self) -> bool:
-        """Whether all faults are over."""
+        """Whether the time of faults is over."""
         return self.world.trouble.over
 
     def take_worker(self) -> Worker:
-        """A free worker, or a new one."""
+        """Return a free worker, or start a new one."""
         while self._free:
             worker = self._free.popleft()
             if worker.process.alive:
@@ -146,22 +147,22 @@ class SimExecutor:
         return worker
 
     def free(self, worker: Worker) -> None:
-        """Its task has ended."""
+        """Mark a worker as free, because its task has ended."""
         worker.run = None
         if worker.process.alive:
             self._free.append(worker)
 
     def later(self, event: _Ended | _Slow, seconds: float) -> None:
-        """Tell the driver, if it lives by then."""
+        """Put an event into the queue of the driver after some seconds."""
         self.scheduler.call_later(seconds, partial(self.events.put, event))
 
     def kill(self, run: _Run) -> None:
-        """End the worker of a run, if it has not ended."""
+        """Kill the worker of a run if the run has not ended and the time of faults is not over."""
         if run.worker.run is run and not self.over:
             run.worker.process.kill()
 
     def _serve(self, worker: Worker) -> ExitStatus:
-        """The main of a worker."""
+        """Run the main function of a worker: execute its tasks in an endless loop."""
         host = TaskHost(
             drivers=worker.drivers, io=worker.drivers.threads.pool(IO_THREADS, name="io")
         )
@@ -184,7 +185,7 @@ class SimExecutor:
             self.later(_Ended(worker.run, died=True), NEWS_S)
 
     def _end_losers(self) -> None:
-        """Copies and late runs are killed, or go on as zombies."""
+        """Kill the copies and late runs at random. The others continue as zombies."""
         for worker in self._workers:
             if worker.run is not None and self.chance.random() >= self.faults.lingers:
                 worker.process.kill()
@@ -202,16 +203,16 @@ class _Job:
         self._executor, self._wave = executor, wave
         self._chance, self._faults = executor.chance, executor.faults
         self._outputs: dict[TaskId, _Run] = {}
-        """The runs whose output counts."""
+        """The run whose output counts, for each task."""
         self._lost: dict[TaskId, _Run] = {}
-        """Those whose output counted before it was lost."""
+        """The run whose output counted before it was lost, for each task."""
         self.runs: dict[str, _Run] = {}
-        """All that have begun, by their ids."""
+        """All runs that have begun, by run id."""
         self._running = 0
         self._failures: Counter[TaskId] = Counter()
 
     def run(self) -> list[TaskReport]:
-        """Level by level; the reports that have come to the end of the last one."""
+        """Run the tasks level by level. Return the reports that the last level has passed on."""
         last: list[TaskId] = []
         for level in range(self._wave.levels):
             last = [TaskId(level, index) for index in range(len(self._wave.deploys))]
@@ -223,7 +224,7 @@ class _Job:
         return reports
 
     def _await(self, wanted: Sequence[TaskId]) -> None:
-        """Run these tasks until each has an output."""
+        """Run these tasks until each of them has an output."""
         waiting = deque(wanted)
         while not all(task in self._outputs for task in wanted):
             while waiting and self._running < self._faults.cores:
@@ -282,7 +283,7 @@ class _Job:
     # --- rows -----------------------------------------------------------------------------------
 
     def _rows_for(self, task: TaskId, outputs: Mapping[TaskId, _Run]) -> list[Row]:
-        """What the runs of the level before have sent to a task."""
+        """Return the rows that the runs of the previous level have sent to a task."""
         sent = [
             row
             for index in range(len(self._wave.deploys))
@@ -293,7 +294,7 @@ class _Job:
         return sorted(sent, key=ORDER)
 
     def _torn(self, task: TaskId, rows: list[Row]) -> list[Row]:
-        """Some rows of two runs of a sender, or all but one row."""
+        """Return a mixture of the rows of two runs of a sender, or all rows but one."""
         again = [sender for sender in self._lost if sender.level == task.level - 1]
         if again:
             sender = self._chance.choice(again)
@@ -309,7 +310,7 @@ class _Job:
         return [row for row in rows if row is not missing]
 
     def _flaw(self, reports: Sequence[TaskReport]) -> str:
-        """What is wrong with the rows that the reported runs were given; empty if nothing is."""
+        """Return the error in the rows given to the reported runs; empty if they are correct."""
         reported = {report.task: self.runs[report.run] for report in reports}
         tasks = len(self._wave.deploys) * self._wave.levels
         if not len(reported) == len(reports) == tasks:

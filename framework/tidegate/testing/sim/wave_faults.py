@@ -1,8 +1,9 @@
-"""What befalls the tasks of a simulated backfill's waves, as shares of them.
+"""The faults of the tasks in the waves of a simulated backfill, as shares of the task runs.
 
-An engine such as Spark runs a task again where its process has died, where its output is lost, and
-where a copy may be faster; it does not tell whose rows a later task has read. `tears` is more than
-any engine is known to do: rows of two runs of a sender in one task, or not all rows of one.
+An engine such as Spark runs a task again if its process died, if its output is lost, or if a copy
+may be faster. The engine does not report which of these runs a later task has read. `tears` goes
+beyond the known behavior of any engine: a task reads rows of two runs of one sender, or misses a
+row.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ CORES_MAX: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveFaults:
-    """Of one run of the simulator."""
+    """The task faults of one simulator run."""
 
     cores: int
-    """Tasks that run at a time."""
+    """Number of tasks that run at a time."""
     dies: float
-    """Runs whose process is killed half-way; the task runs again."""
+    """Share of task runs whose process is killed after a random time. The task then runs again."""
     speculates: float
-    """Runs beside which a copy is started."""
+    """Share of task runs for which a copy is started if they have not ended after some time."""
     loses: float
-    """Runs before which an output that they read is lost, and made again by another run."""
+    """Share of tasks before which one of their inputs is lost. Another run makes it again."""
     tears: float
-    """Runs that are given a mixture of two runs of a sender, or not all of its rows."""
+    """Share of tasks that get a mixture of two runs of a sender, or miss one row."""
     lingers: float
-    """Runs that go on after nobody waits for them any more."""
+    """Share of task runs that continue although their wave no longer needs them."""
     second_driver: float
-    """Lives with a second driver."""
+    """Share of backfills in which a second driver is started."""
 
     @classmethod
     def drawn(cls, chance: random.Random) -> WaveFaults:
-        """Each is missing in a third of the runs."""
+        """Draw the shares. Each fault but `lingers` is absent in a third of the runs."""
 
         def share(most: float) -> float:
             return most * chance.random() if chance.random() < 2 / 3 else 0.0

@@ -1,13 +1,14 @@
 """A Kafka cluster in memory, for simulations: `ports/kafka.py` and `KafkaAdmin` without a broker.
 
-Deterministic: no real time, no thread, no chance. Time comes from a `Clock`, faults from a hook.
-`cluster.FakeKafka` is the cluster; `FakeKafka.process` makes the drivers of one process.
+The cluster is deterministic: it uses no real time, no threads and no random numbers. Time comes
+from a `Clock`, faults come from a hook. `cluster.FakeKafka` is the cluster, and `FakeKafka.process`
+makes the drivers of one process.
 
     log.py          one partition: records, markers, last stable offset
     coordinator.py  transactions: producer ids, epochs, states, timeouts
-    timeline.py     what happens later: requests that arrive, markers, timeouts
-    brokers.py      what brokers do with a request: the two above, topics, groups, rights
-    faults.py       the hook: what becomes of each request
-    connection.py   one process's requests: how they travel, and how they end with it
-    producer.py, reader.py, control.py   the ports, as the real clients behave
+    timeline.py     scheduled actions: arrivals of requests, markers, timeouts
+    brokers.py      request handling of the brokers: topics, groups, rights, transactions
+    faults.py       the hook that decides the fate of each request
+    connection.py   the requests of one process: their delivery, freeze and kill
+    producer.py, reader.py, control.py   the ports, with the behavior of the real clients
 """

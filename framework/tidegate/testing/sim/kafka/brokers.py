@@ -1,8 +1,8 @@
-"""What the fake brokers do with a request: topics, groups, rights, and the coordinator's answers.
+"""The request handling of the fake brokers: topics, groups, rights and transactions.
 
-Every method is one request as its broker handles it: at once, without waiting, for a user of whom
-nothing but the name is known. What is refused is a `BrokerError` with Kafka's name for it. How a
-request gets here, and whether, is `connection.py`'s matter.
+Every method handles one request at once, without waiting, for a user given by name. A refused
+request raises `BrokerError` with the name that Kafka gives to the error. `connection.py` simulates
+the delivery of requests, including their loss.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPERATIONS: Final = frozenset(
         "ALTER_CONFIGS",
     }
 )
-"""What can be allowed on a topic."""
+"""Operations that can be allowed on a topic."""
 
 
 class Fetched(NamedTuple):
@@ -41,23 +41,24 @@ class Fetched(NamedTuple):
     last_stable: int
     end: int
     leader_epoch: int
-    """Of the entry before `position`."""
+    """Leader epoch of the entry before `position`."""
 
 
 class Rights:
-    """Who may do what. A user of whom nothing was said may do everything."""
+    """The rights of the users. A user without an entry may do everything."""
 
     def __init__(self) -> None:
         self._granted: dict[str, list[tuple[str, str]]] = {}
 
     def restrict(self, user: str, *granted: tuple[str, str]) -> None:
-        """Allow a user these operations only: pairs of one and a prefix of what it is about (the
-        name of a topic or group, or a transactional id).
+        """Allow a user only these operations.
+
+        Each is a pair of an operation and a prefix of a topic, a group or a transactional id.
         """
         self._granted[user] = list(granted)
 
     def of(self, user: str, name: str) -> frozenset[str]:
-        """What a user may do with a resource. To read or to write implies to describe."""
+        """Return the operations that a user may do. READ and WRITE imply DESCRIBE."""
         granted = self._granted.get(user)
         if granted is None:
             return OPERATIONS
@@ -65,13 +66,16 @@ class Rights:
         return frozenset(found | ({"DESCRIBE"} if found & {"READ", "WRITE"} else set()))
 
     def check(self, user: str, operation: str, name: str, code: Code) -> None:
-        """BrokerError(code) unless the user may."""
+        """Raise BrokerError(code) unless the user has the right."""
         if user in self._granted and operation not in self.of(user, name):
             raise BrokerError(code)
 
 
 class Brokers:
-    """The state of a cluster. `coordinator` is given after construction: it writes markers here."""
+    """The state of a cluster.
+
+    `coordinator` is set after construction, because the coordinator writes markers into it.
+    """
 
     coordinator: TransactionCoordinator
 
@@ -86,27 +90,27 @@ class Brokers:
         self._offsets: dict[str, dict[TopicPartition, GroupCommit]] = {}
 
     def partition(self, origin: TopicPartition) -> PartitionLog:
-        """The log of a partition that exists."""
+        """Return the log of a partition. Raise BrokerError if the partition does not exist."""
         found = self.topics.get(origin.topic, ())
         if not 0 <= origin.partition < len(found):
             raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
         return found[origin.partition]
 
     def create_topic(self, name: str, partitions: Sequence[PartitionLog]) -> None:
-        """A topic, with an id that no other has, also none of this name."""
+        """Create a topic with a new id, even if a topic of this name existed before."""
         self._topics_made += 1
         self.topics[name] = list(partitions)
         self._topic_ids[name] = f"fake-topic-id-{self._topics_made:08d}"
 
     def become_mirror(self, cluster_id: str) -> None:
-        """Another cluster with the same records: other ids, and no group's offsets."""
+        """Become another cluster with the same records, other ids and no offsets of groups."""
         self.cluster_id = cluster_id
         self._offsets.clear()
         for name, logs in self.topics.items():
             self.create_topic(name, logs)
 
     def mark(self, origin: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
-        """WriteTxnMarkers of the coordinator. A partition that was deleted meanwhile needs none."""
+        """Handle WriteTxnMarkers of the coordinator. Ignore a partition that no longer exists."""
         found = self.topics.get(origin.topic, ())
         if origin.partition < len(found):
             now_ms = self.timeline.now_ms()
@@ -127,7 +131,7 @@ class Brokers:
         sequence: int,
         records: Sequence[Record],
     ) -> None:
-        """Produce to one partition, within a transaction where `name` is given."""
+        """Produce to one partition, in a transaction if `name` is given."""
         self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         self.partition(origin).append(
             producer_id,
@@ -148,7 +152,7 @@ class Brokers:
         return Fetched(records, reached, log.last_stable, log.end, epoch)
 
     def partitions(self, user: str, topic: str) -> int:
-        """How many partitions a topic has."""
+        """Return the number of partitions of a topic."""
         self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
         if topic not in self.topics:
             raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
@@ -157,7 +161,11 @@ class Brokers:
     def offset(
         self, user: str, origin: TopicPartition, at: int | None, *, earliest: bool = False
     ) -> int:
-        """ListOffsets for `read_committed`: the earliest, at a time (-1: none), or the latest."""
+        """Handle ListOffsets for `read_committed`.
+
+        Return the earliest offset, the first at or after the time `at` (-1 if no offset is), or
+        the latest offset.
+        """
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         log = self.partition(origin)
         if earliest:
@@ -168,19 +176,19 @@ class Brokers:
         return -1 if found is None else found
 
     def high_watermark(self, user: str, origin: TopicPartition) -> int:
-        """ListOffsets for `read_uncommitted`: the high watermark."""
+        """Handle ListOffsets for `read_uncommitted`: return the high watermark."""
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         return self.partition(origin).end
 
     def topic_ids(self, user: str, topics: Iterable[str]) -> dict[str, str]:
-        """Metadata: the ids of those topics that exist."""
+        """Handle Metadata: return the ids of the topics that exist."""
         found = [topic for topic in topics if topic in self.topics]
         for topic in found:
             self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
         return {topic: self._topic_ids[topic] for topic in found}
 
     def epoch_end(self, user: str, origin: TopicPartition, epoch: int) -> int | None:
-        """OffsetForLeaderEpoch; None for a partition that does not exist."""
+        """Handle OffsetForLeaderEpoch. Return None for a partition that does not exist."""
         self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         if origin.partition >= len(self.topics.get(origin.topic, ())):
             return None
@@ -189,12 +197,12 @@ class Brokers:
     def commit_offsets(
         self, user: str, group: str, positions: Mapping[TopicPartition, GroupCommit]
     ) -> None:
-        """OffsetCommit of a group without members."""
+        """Handle OffsetCommit for a group without members."""
         self.rights.check(user, "READ", group, Code.GROUP_AUTHORIZATION_FAILED)
         self._offsets.setdefault(group, {}).update(positions)
 
     def committed(self, user: str, group: str) -> dict[TopicPartition, GroupCommit]:
-        """OffsetFetch of all that the group holds."""
+        """Handle OffsetFetch: return all offsets of the group."""
         self.rights.check(user, "DESCRIBE", group, Code.GROUP_AUTHORIZATION_FAILED)
         return dict(self._offsets.get(group, {}))
 
@@ -203,7 +211,7 @@ class Brokers:
     def init_producer_id(
         self, user: str, name: TransactionalId, timeout_ms: int
     ) -> tuple[int, int]:
-        """InitProducerId with a transactional id: producer id and epoch."""
+        """Handle InitProducerId with a transactional id. Return producer id and epoch."""
         self._check_id(user, "WRITE", name)
         return self.coordinator.init_producer_id(name, timeout_ms)
 
@@ -215,7 +223,7 @@ class Brokers:
         epoch: int,
         origins: Sequence[TopicPartition],
     ) -> None:
-        """AddPartitionsToTxn: all of them or none."""
+        """Handle AddPartitionsToTxn: add all partitions or none."""
         self._check_id(user, "WRITE", name)
         for origin in origins:
             self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
@@ -225,17 +233,17 @@ class Brokers:
     def end(
         self, user: str, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> None:
-        """EndTxn v3."""
+        """Handle EndTxn v3."""
         self._check_id(user, "WRITE", name)
         self.coordinator.end(name, producer_id, epoch, commit=commit)
 
     def describe(self, user: str, name: TransactionalId) -> TransactionDescription:
-        """DescribeTransactions."""
+        """Handle DescribeTransactions."""
         self._check_id(user, "DESCRIBE", name)
         return self.coordinator.describe(name)
 
     def list(self, user: str, prefix: str) -> dict[TransactionalId, TransactionState]:
-        """ListTransactions: those that the user may describe."""
+        """Handle ListTransactions: return those that the user may describe."""
         return {
             name: state
             for name, state in self.coordinator.list().items()

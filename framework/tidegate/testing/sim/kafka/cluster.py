@@ -1,4 +1,4 @@
-"""`FakeKafka`: a cluster for tests and simulators, and the drivers of the processes that use it.
+"""`FakeKafka`, a cluster for tests and simulators, and the drivers of the processes that use it.
 
     kafka = FakeKafka(clock, faults=hook)
     kafka.create_topic("orders", 4)
@@ -6,8 +6,8 @@
     slot.producer({}, name, 60_000)  # and transaction_log, partition_reader, kafka_admin
     slot.kill(drop_in_flight=True)
 
-Time belongs to the brokers' `clock`; a process may have a clock of its own, whose `sleep` is where
-its calls block. Whoever looks at the cluster from outside, not by a driver, calls `run_due` first.
+The `clock` of the brokers gives the time. A process may have its own clock, and its calls block in
+the `sleep` of that clock. Code that inspects the cluster without a driver calls `run_due` first.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ TRANSACTION_MAX_TIMEOUT_MS: Final = 900_000
 SCAN_S: Final = 10.0
 EXPIRATION_S: Final = 7 * 86_400.0
 MARKER_S: Final = 0.01
-"""Between a transaction's decision and its markers; 7 to 26 ms on a real broker."""
+"""Time between the decision on a transaction and its markers: 7 to 26 ms on a real broker."""
 MESSAGE_BYTES_MAX: Final = 1_048_588
 TRANSACTION_REWRITTEN: Final = 4
-"""The major version whose coordinator forgets a transaction's start at the next InitProducerId."""
+"""First major version whose coordinator forgets the start of a transaction at the next
+InitProducerId.
+"""
 ANONYMOUS: Final = "ANONYMOUS"
 
 
 class FakeProcess:
-    """The Kafka clients of one process: those methods of `Drivers` that are about Kafka."""
+    """The Kafka clients of one process: the Kafka methods of `Drivers`."""
 
     def __init__(self, brokers: Brokers, connection: Connection) -> None:
         self._brokers, self._connection = brokers, connection
@@ -78,22 +80,22 @@ class FakeProcess:
         )
 
     def freeze(self) -> None:
-        """SIGSTOP. What was sent still arrives; nothing more is sent."""
+        """Freeze the clients, as SIGSTOP does. Sent requests still arrive, no new ones are sent."""
         self._connection.freeze()
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Let the clients continue, as SIGCONT does."""
         self._connection.thaw()
 
     def kill(self, *, drop_in_flight: bool = False) -> None:
-        """SIGKILL. `drop_in_flight`: what was sent and has not arrived never does."""
+        """Kill the clients, as SIGKILL does. With `drop_in_flight`, lose the requests in flight."""
         self._connection.kill(drop_in_flight=drop_in_flight)
 
 
 class FakeKafka:
-    """A cluster of one `version`, as `major.minor.patch`: those before 4 differ from later ones.
+    """A cluster of one `version`, as `major.minor.patch`. Versions before 4 differ from later ones.
 
-    Settings have Kafka's defaults; durations are seconds but for `max_timeout_ms`.
+    Settings have the defaults of Kafka. Durations are in seconds, except `max_timeout_ms`.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class FakeKafka:
         marker_s: float = MARKER_S,
         marked: Callable[[PartitionLog], None] | None = None,
     ) -> None:
-        """`marked` is told of each partition in which a transaction was ended."""
+        """Create an empty cluster. `marked` is called with each partition that gets a marker."""
         self._faults = faults or NoFaults()
         self._timeline = Timeline(clock)
         self._brokers = Brokers(self._timeline, cluster_id)
@@ -127,18 +129,18 @@ class FakeKafka:
 
     @property
     def rights(self) -> Rights:
-        """Who may do what: all, as long as nothing is said."""
+        """Rights of the users. A user without an entry may do everything."""
         return self._brokers.rights
 
     def process(self, name: str, clock: Clock) -> FakeProcess:
-        """The drivers of a process that starts; `name` is what the hook of faults is told."""
+        """Return the drivers of a new process. `name` identifies it in the hook of faults."""
         connection = Connection(name, clock, self._timeline, self._faults)
         return FakeProcess(self._brokers, connection)
 
     def create_topic(
         self, name: str, partitions: int, *, message_bytes_max: int = MESSAGE_BYTES_MAX
     ) -> None:
-        """A topic with empty partitions."""
+        """Create a topic with empty partitions."""
         logs = [
             PartitionLog(TopicPartition(name, number), message_bytes_max)
             for number in range(partitions)
@@ -146,39 +148,40 @@ class FakeKafka:
         self._brokers.create_topic(name, logs)
 
     def delete_topic(self, name: str) -> None:
-        """With all that is in it. One of this name that is created later has another id."""
+        """Delete a topic and its records. A later topic with this name has another id."""
         del self._brokers.topics[name]
 
     @property
     def cluster_id(self) -> str:
-        """The id that the brokers tell."""
+        """Cluster id that the brokers report."""
         return self._brokers.cluster_id
 
     def become_mirror(self, cluster_id: str) -> None:
-        """From now on this is another cluster, to which all records were copied, each to its
-        offset. It knows no transactional id and no consumer group, and its topics have other ids.
+        """Become another cluster to which all records were copied, with their offsets.
+
+        The mirror has no transactional ids and no consumer groups, and its topics have other ids.
         """
         self._brokers.become_mirror(cluster_id)
         self.coordinator.forget()
 
     def log(self, origin: TopicPartition) -> PartitionLog:
-        """A partition, to look into to trim (`start`), or to elect a leader of."""
+        """Return a partition. A test can inspect it, trim it (`start`) or elect a leader."""
         return self._brokers.topics[origin.topic][origin.partition]
 
     def logs(self) -> list[PartitionLog]:
-        """All partitions."""
+        """Return all partitions."""
         return [log for logs in self._brokers.topics.values() for log in logs]
 
     def now_ms(self) -> int:
-        """The brokers' wall clock."""
+        """Return the time of the brokers' wall clock, in ms."""
         return self._timeline.now_ms()
 
     def run_due(self) -> None:
-        """Carry out what the brokers and clients were to do by now."""
+        """Run all actions of the brokers and clients that are due by now."""
         self._timeline.run_due()
 
     def next_s(self) -> float | None:
-        """When there is something to do next, by the brokers' monotonic clock."""
+        """Return the time of the next action, by the brokers' monotonic clock. None without one."""
         return self._timeline.next_s()
 
 

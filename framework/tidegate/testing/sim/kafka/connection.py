@@ -1,10 +1,10 @@
-"""How requests of one process travel to the fake brokers, and how that process is stopped.
+"""The delivery of the requests of one process to the fake brokers, and its freeze and kill.
 
-Calls block by `Clock.sleep` of the process's own clock and by nothing else. What was sent arrives
-when the hook of faults says, whatever has become of the sender by then.
+Calls block only in `Clock.sleep` of the process's own clock. A sent request arrives at the time
+that the hook of faults decides, even if the sender is frozen or dead by then.
 
-A process can be frozen (nothing of its clients goes on until it is thawed) and killed (nothing goes
-on ever again). Brokers notice neither: its open transactions stay open.
+A process can be frozen (its clients pause until it is thawed) and killed (its clients never run
+again). The brokers notice neither, and its open transactions stay open.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from tidegate.testing.sim.kafka.timeline import ROUNDING_S, Timeline
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S: Final = 10.0
-"""After so long a client gives a request up: kafka-python by our setting, and librdkafka about so.
+"""Time after which a client stops waiting for an answer. tidegate sets it for kafka-python, and
+librdkafka uses about the same time.
 """
 
 
 class Exchange(Generic[T]):
-    """A request that was sent, and what its sender hears of it."""
+    """A request that was sent, and the result that its sender receives."""
 
     __slots__ = ("_answer", "_failure", "heard_s")
 
     def __init__(self, heard_s: float) -> None:
         self.heard_s = heard_s
-        """When the sender has the answer, or gives up."""
+        """Time at which the sender has the answer or stops waiting, in seconds."""
         self._answer: list[T] = []
         self._failure: Code | None = Code.NO_ANSWER
 
     def fail(self, code: Code) -> None:
-        """The sender hears this."""
+        """Let the sender receive this error."""
         self._failure = code
 
     def handle(self, act: Callable[[], T], *, heard: bool) -> None:
-        """At the broker; `heard`: the answer reaches the sender."""
+        """Run the request at the broker. `heard` says whether the answer reaches the sender."""
         try:
             answer = act()
         except BrokerError as error:
@@ -61,7 +62,7 @@ class Exchange(Generic[T]):
             self._failure = None
 
     def result(self) -> T:
-        """The answer; BrokerError where there is none."""
+        """Return the answer. Raise BrokerError if the request failed or has no answer."""
         if self._failure is not None:
             raise BrokerError(self._failure)
         return self._answer[0]
@@ -79,7 +80,10 @@ class Connection:
         self._held: list[Callable[[], None]] = []
 
     def ask(self, call: Call, act: Callable[[], T]) -> T:
-        """Send a request and wait for the answer; `act` is what the broker does. BrokerError."""
+        """Send a request and wait for the answer. `act` is the work of the broker.
+
+        Raise BrokerError if the request failed or has no answer.
+        """
         check(not self._killed, f"process {self.name} was killed and goes on all the same")
         self.timeline.run_due()
         verdict = self._faults.decide(call)
@@ -92,7 +96,9 @@ class Connection:
     def send(
         self, call: Call, act: Callable[[], T], answered: Callable[[Exchange[T]], None]
     ) -> float:
-        """Send a request, and call `answered` when its answer is heard; says when that will be."""
+        """Send a request, and call `answered` at the time that is returned: when the sender has
+        the answer or stops waiting.
+        """
         exchange = self._sent(self._faults.decide(call), act)
         if exchange.heard_s <= self.timeline.now_s():
             answered(exchange)
@@ -101,32 +107,32 @@ class Connection:
         return exchange.heard_s
 
     def verdict(self, call: Call) -> Verdict:
-        """What becomes of a request that its sender does not wait for in one place."""
+        """Return the verdict of a request whose delivery the caller simulates itself."""
         return self._faults.decide(call)
 
     def later(self, due_s: float, action: Callable[[], Any]) -> None:
-        """Have the process's clients do something at a time, if they can by then."""
+        """Let the clients of the process run an action at a time, unless they are dead by then."""
         self.timeline.at(due_s, partial(self._go_on, action))
 
     def sleep_until(self, due_s: float) -> None:
-        """Block, then see to what has become due."""
+        """Block until a time, then run all actions that are due."""
         while (left_s := due_s - self.timeline.now_s()) > ROUNDING_S:
             self.clock.sleep(left_s)
         self.timeline.run_due()
 
     def freeze(self) -> None:
-        """SIGSTOP: the clients' own threads stand still, too."""
+        """Freeze the clients and their own threads, as SIGSTOP does."""
         self._frozen = True
 
     def thaw(self) -> None:
-        """SIGCONT: what should have been done meanwhile is done now."""
+        """Let the clients continue, as SIGCONT does. Missed actions run now."""
         self._frozen = False
         held, self._held = self._held, []
         for action in held:
             self.later(self.timeline.now_s(), action)
 
     def kill(self, *, drop_in_flight: bool = False) -> None:
-        """SIGKILL. With `drop_in_flight` requests that have not arrived yet never do."""
+        """Kill the clients, as SIGKILL does. With `drop_in_flight`, lose the requests in flight."""
         self._killed, self._drops = True, drop_in_flight
         self._held.clear()
 

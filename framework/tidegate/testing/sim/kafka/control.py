@@ -1,7 +1,7 @@
-"""`TransactionAdmin` and `KafkaAdmin` on the fake brokers, with the patience of the real drivers.
+"""The `TransactionAdmin` and the `KafkaAdmin` on the fake brokers, with the retries of the drivers.
 
-What is retried, for how long and with which pauses is as in `drivers/kafka/`: describe, fence and
-list until a deadline, EndTxn never. Errors are of the same classes and name the same things.
+Retries, deadlines and pauses are those of `drivers/kafka/`: describe, fence and list are retried
+until a deadline, EndTxn is never retried. Errors have the same classes and name the same things.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ T = TypeVar("T")
 CONTROL_DEADLINE_S: Final = 30.0
 ADMIN_DEADLINE_S: Final = 9.0
 RETRY_PAUSE_S: Final = (0.02, 0.5)
-"""First and longest."""
+"""The first and the longest pause before a request is sent again."""
 FENCE_TIMEOUT_MS: Final = 1_000
-"""The timeout that a fenced id is left with."""
+"""Transaction timeout that a fenced id gets."""
 
 _REFUSED: Final = frozenset(
     {
@@ -59,17 +59,17 @@ _DENIED: Final = frozenset(
 
 
 class FakeTransactionAdmin:
-    """Transaction control for one process."""
+    """The transaction admin of one process."""
 
     def __init__(self, brokers: Brokers, connection: Connection, user: str) -> None:
         self._brokers, self._connection, self._user = brokers, connection, user
 
     def cluster_id(self) -> str:
-        """The cluster's own id."""
+        """Return the id of the cluster."""
         return self._retried("connect", self._cluster_id)
 
     def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
-        """The coordinator's facts; None when it does not know the id."""
+        """Return the coordinator's description of an id; None if it does not know the id."""
         call = self._call(Api.DESCRIBE_TRANSACTIONS, transactional_id)
 
         def once() -> TransactionDescription | None:
@@ -87,7 +87,7 @@ class FakeTransactionAdmin:
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
     ) -> EndTxnResult:
-        """One EndTxn v3, sent once. RETRY leaves open whether it took effect."""
+        """Send one EndTxn v3, once. After RETRY it is unknown whether it took effect."""
         call = self._call(Api.END_TXN, transactional_id)._replace(producer=(producer_id, epoch))
         try:
             self._connection.ask(
@@ -107,7 +107,7 @@ class FakeTransactionAdmin:
         return EndTxnResult.ACCEPTED
 
     def fence(self, transactional_id: TransactionalId) -> None:
-        """InitProducerId, again while it aborts what is open."""
+        """Send InitProducerId, and repeat it while it aborts an open transaction."""
         call = self._call(Api.INIT_PRODUCER_ID, transactional_id)
 
         def once() -> None:
@@ -123,7 +123,7 @@ class FakeTransactionAdmin:
     def list(
         self, prefix: str, *, unfinished: bool = False
     ) -> dict[TransactionalId, TransactionState]:
-        """All ids with this prefix; `unfinished`: but for those with a complete transaction."""
+        """Return the ids with this prefix. With `unfinished`, leave out complete transactions."""
         call = Call(Api.LIST_TRANSACTIONS, self._connection.name, name=prefix)
 
         def once() -> dict[TransactionalId, TransactionState]:
@@ -133,7 +133,7 @@ class FakeTransactionAdmin:
         return {name: at for name, at in found.items() if not unfinished or at in UNFINISHED}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of those topics that exist."""
+        """Return the ids of the topics that exist."""
         call = Call(Api.METADATA, self._connection.name)
 
         def once() -> dict[str, str]:
@@ -144,7 +144,7 @@ class FakeTransactionAdmin:
         return self._retried("describe the topics of the job", once)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Where the records of a leader epoch and of all before it end in each partition."""
+        """Return the end offset of the records up to a leader epoch, for each partition."""
         found: dict[TopicPartition, int] = {}
         for origin, epoch in sorted(epochs.items()):
             end = self._retried(
@@ -155,7 +155,7 @@ class FakeTransactionAdmin:
         return found
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _epoch_end(self, origin: TopicPartition, epoch: int) -> int | None:
         call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, origin=origin)
@@ -175,44 +175,44 @@ class FakeTransactionAdmin:
 
 
 class FakeAdmin:
-    """Questions of one process to the cluster."""
+    """The Kafka admin of one process."""
 
     def __init__(self, brokers: Brokers, connection: Connection, user: str) -> None:
         self._brokers, self._connection, self._user = brokers, connection, user
 
     def cluster_id(self) -> str:
-        """The cluster's own id."""
+        """Return the id of the cluster."""
         return self._asked("describe the cluster", "", lambda: self._brokers.cluster_id)
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions; TopicAbsentError that names the topic where there is none."""
+        """Return the number of partitions. Raise TopicAbsentError if the topic does not exist."""
         return self._asked(
             f"describe topic {topic}", topic, lambda: self._brokers.partitions(self._user, topic)
         )
 
     def rights(self, topic: str) -> frozenset[str] | None:
-        """What we may do with a topic."""
+        """Return the operations that this user may do on a topic."""
         self.partitions(topic)
         return self._brokers.rights.of(self._user, topic)
 
     def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """First offsets that are still in the log."""
+        """Return the first offsets that are still in the log."""
         return self._offsets(
             origins, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
         )
 
     def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Last stable offsets."""
+        """Return the last stable offsets."""
         return self._offsets(origins, lambda each: self._brokers.offset(self._user, each, None))
 
     def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Ends of the logs, with what open transactions hide."""
+        """Return the ends of the logs, including records of open transactions."""
         return self._offsets(origins, lambda each: self._brokers.high_watermark(self._user, each))
 
     def at_time(
         self, origins: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
-        """First offset at or after a time; the end offset where there is none."""
+        """Return the first offset at or after a time, or else the last stable offset."""
         found = self._offsets(
             origins, lambda each: self._brokers.offset(self._user, each, timestamp_ms)
         )
@@ -221,12 +221,12 @@ class FakeAdmin:
     def committed(
         self, group: str, origins: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
-        """A consumer group's offsets; None where it has none."""
+        """Return the offsets of a consumer group; None for a partition without one."""
         held = self.group_commits(group)
         return {origin: held[origin].offset if origin in held else None for origin in origins}
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
-        """All that a consumer group holds."""
+        """Return all offsets of a consumer group."""
         call = Call(Api.OFFSET_FETCH, self._connection.name, name=group)
         return self._retried(
             f"read the offsets of consumer group {group}",
@@ -244,7 +244,7 @@ class FakeAdmin:
         )
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:
-        """`max.message.bytes` of each topic that is there."""
+        """Return the `max.message.bytes` of each topic that exists."""
         return {
             topic: limit
             for topic in topics
@@ -256,12 +256,12 @@ class FakeAdmin:
         return logs[0].message_bytes_max if logs else 0
 
     def transaction_max_timeout_ms(self) -> int | None:
-        """The brokers' maximum."""
+        """Return the transaction.max.timeout.ms of the brokers."""
         maximum = self._brokers.coordinator.max_timeout_ms
         return self._asked("describe the cluster", "", lambda: maximum)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _offsets(
         self, origins: list[TopicPartition], ask: Callable[[TopicPartition], int]

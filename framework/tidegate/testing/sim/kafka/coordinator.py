@@ -1,14 +1,16 @@
-"""The transaction coordinator: producer ids, epochs, states, timeouts, by transactional id.
+"""The transaction coordinator: producer ids, epochs, states and timeouts by transactional id.
 
-It answers as Kafka's does to clients of the old protocol (InitProducerId v4, AddPartitionsToTxn v3,
-EndTxn v3), which are the only ones that the drivers send: no epoch is spent by an EndTxn. Tables of
-what brokers 3.9.1 and 4.3.0 answer are in the contract suite, which runs on them and on this.
+It answers as Kafka does to clients of the old protocol (InitProducerId v4, AddPartitionsToTxn v3,
+EndTxn v3). The drivers send only these versions, so an EndTxn does not raise the epoch. The
+contract suite has tables of the answers of brokers 3.9.1 and 4.3.0. It runs on these brokers and on
+this fake.
 
-Ending a transaction is two steps, as there: the decision (PrepareCommit, PrepareAbort), which is
-what EndTxn's answer confirms, and the markers, one per partition, each with a verdict of its own.
+A transaction ends in two steps, as in Kafka. The first is the decision (PrepareCommit,
+PrepareAbort), which the answer of EndTxn confirms. The second is the markers, one per partition,
+each with its own verdict.
 
-Invariant: a transaction's epoch moves only by InitProducerId and by the coordinator's own aborts,
-and never down for one producer id.
+Invariant: only InitProducerId and the coordinator's own aborts change the epoch of a transaction,
+and the epoch never decreases for one producer id.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from tidegate.testing.sim.kafka.faults import Api, BrokerError, Call, Code, Faul
 from tidegate.testing.sim.kafka.timeline import MS_PER_S, Timeline
 
 EPOCH_LAST: Final = 32_766
-"""The largest signed 16-bit number but one; the last is kept for fencing the producer of this one.
+"""Largest epoch of a producer: the largest signed 16-bit number minus one. The largest number is
+reserved to fence the producer with this epoch.
 """
 FIRST_PRODUCER_ID: Final = 1000
 MARKER_RETRY_S: Final = 0.1
 
 MarkPartition = Callable[[TopicPartition, int, int, bool], None]
-"""Writes a marker: partition, producer id, epoch, whether to commit."""
+"""A function that writes a marker: partition, producer id, epoch, whether to commit."""
 
 _ENDED: Final = {
     TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
@@ -47,17 +50,17 @@ _BY_COMMIT: Final = {
 
 
 class Decision(enum.Enum):
-    """How a transaction ended, and by whom."""
+    """The end of a transaction and its cause."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
     FENCED = "fenced"
-    """Aborted by an InitProducerId."""
+    """The transaction was aborted by an InitProducerId."""
     TIMED_OUT = "timed out"
 
 
 class _Transaction:
-    """What the coordinator knows of one transactional id."""
+    """The state that the coordinator keeps for one transactional id."""
 
     __slots__ = (
         "epoch",
@@ -77,16 +80,17 @@ class _Transaction:
         self.timeout_s = 0.0
         self.updated_s = 0.0
         self.partitions: dict[TopicPartition, None] = {}
-        """Of the open transaction; while it is being ended, those that lack their marker."""
+        """Partitions of the open transaction. While it ends, only those without a marker yet."""
 
 
 class TransactionCoordinator:
-    """All coordinators of a cluster, as one.
+    """A single coordinator that stands for all coordinators of a cluster.
 
-    `max_timeout_ms` is the brokers' transaction.max.timeout.ms, `scan_s` the interval of the search
-    for timed-out transactions, `expiration_s` transactional.id.expiration.ms, `marker_s` how long
-    a marker takes to its partition. `keeps_start`: an id that is initialised again is described
-    with the start of its last transaction, as before Kafka 4.
+    `max_timeout_ms` is the transaction.max.timeout.ms of the brokers. `scan_s` is the interval of
+    the search for timed-out transactions. `expiration_s` is transactional.id.expiration.ms, in
+    seconds. `marker_s` is the time that a marker takes to its partition. With `keeps_start`, an id
+    that is initialised again is described with the start of its last transaction, as before
+    Kafka 4.
     """
 
     def __init__(
@@ -109,20 +113,22 @@ class TransactionCoordinator:
         self._known: dict[TransactionalId, _Transaction] = {}
         self._producer_ids = FIRST_PRODUCER_ID
         self.decided: dict[tuple[TransactionalId, int, int], Decision] = {}
-        """By id, producer id and epoch of who wrote it: what became of each transaction ever. For
-        checkers and tests; no request tells."""
+        """Decision on each transaction, by transactional id, producer id and epoch of its producer.
+        Checkers and tests use it; no request returns it.
+        """
 
     def new_producer_id(self) -> int:
-        """An id that no producer has had."""
+        """Return a producer id that was not used before."""
         self._producer_ids += 1
         return self._producer_ids
 
     # --- requests -------------------------------------------------------------------------------
 
     def init_producer_id(self, name: TransactionalId, timeout_ms: int) -> tuple[int, int]:
-        """InitProducerId of a producer that has no id yet: producer id and epoch.
+        """Run InitProducerId of a producer without an id. Return producer id and epoch.
 
-        On an open transaction it only starts the abort: CONCURRENT_TRANSACTIONS until that is done.
+        If a transaction is open, the call only starts its abort. It raises CONCURRENT_TRANSACTIONS
+        until the abort is complete.
         """
         if not 0 < timeout_ms <= self.max_timeout_ms:
             raise BrokerError(Code.INVALID_TRANSACTION_TIMEOUT)
@@ -147,7 +153,7 @@ class TransactionCoordinator:
     def add_partitions(
         self, name: TransactionalId, producer_id: int, epoch: int, origins: Iterable[TopicPartition]
     ) -> None:
-        """AddPartitionsToTxn: the first one begins the transaction and its timeout."""
+        """Run AddPartitionsToTxn. The first call begins the transaction and its timeout."""
         found = self._of_producer(name, producer_id, epoch)
         if found.state in _ENDED:
             raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
@@ -158,7 +164,7 @@ class TransactionCoordinator:
         found.partitions.update(dict.fromkeys(origins))
 
     def end(self, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool) -> None:
-        """EndTxn v3. Success means that the decision is made; markers follow."""
+        """Run EndTxn v3. Success means that the decision is made. The markers follow later."""
         found = self._of_producer(name, producer_id, epoch)
         if found.state is TransactionState.ONGOING:
             self.decided[name, producer_id, epoch] = (
@@ -172,7 +178,7 @@ class TransactionCoordinator:
             raise BrokerError(Code.CONCURRENT_TRANSACTIONS)
 
     def describe(self, name: TransactionalId) -> TransactionDescription:
-        """DescribeTransactions of one id."""
+        """Run DescribeTransactions for one id."""
         found = self._find(name)
         if found is None:
             raise BrokerError(Code.TRANSACTIONAL_ID_NOT_FOUND)
@@ -184,7 +190,7 @@ class TransactionCoordinator:
         )
 
     def list(self) -> dict[TransactionalId, TransactionState]:
-        """ListTransactions, of all brokers."""
+        """Run ListTransactions on all brokers."""
         return {
             name: found.state
             for name in list(self._known)
@@ -194,8 +200,9 @@ class TransactionCoordinator:
     def includes(
         self, name: TransactionalId, producer_id: int, epoch: int, origin: TopicPartition
     ) -> bool:
-        """Whether a partition is in the producer's open transaction: a leader asks before it takes
-        the first batch.
+        """Return whether the open transaction of a producer includes a partition.
+
+        A leader asks this before it takes the first batch.
         """
         found = self._find(name)
         return (
@@ -206,11 +213,11 @@ class TransactionCoordinator:
         )
 
     def forget(self) -> None:
-        """For simulators: as one that has never heard of any id. Nothing may be open."""
+        """Drop all transactional ids, for simulators. No transaction may be open."""
         self._known.clear()
 
     def spend_epochs(self, name: TransactionalId, epoch: int) -> None:
-        """For tests: as if the id had been initialised so often that its epoch is `epoch`."""
+        """Set the epoch of an id, for tests, as if it had been initialised that often."""
         self._known[name].epoch = epoch
 
     # --- a transaction's end --------------------------------------------------------------------
@@ -223,7 +230,7 @@ class TransactionCoordinator:
             self._send_marker(found, name, origin, commit=commit)
 
     def _abort_by_epoch(self, found: _Transaction, name: TransactionalId, why: Decision) -> None:
-        """The coordinator's own abort, which locks the producer out."""
+        """Abort a transaction by the coordinator. The new epoch fences the producer."""
         self.decided[name, found.producer_id, found.epoch] = why
         found.epoch += 1
         self._end(found, name, commit=False)
@@ -240,7 +247,7 @@ class TransactionCoordinator:
         def arrive() -> None:
             self._mark(origin, found.producer_id, found.epoch, commit)
             if verdict.lost is not None:
-                # Written, and not known to be: a second marker will follow, as in Kafka.
+                # The marker is written, but its answer is lost: a second one follows, as in Kafka.
                 self._timeline.at(due_s + verdict.answer_s + MARKER_RETRY_S, again)
                 return
             del found.partitions[origin]
@@ -255,7 +262,7 @@ class TransactionCoordinator:
             arrive()
 
     def _watch(self, found: _Transaction, name: TransactionalId) -> None:
-        """Abort the transaction at the first search that finds it timed out."""
+        """Schedule the abort of a transaction at the first search after its timeout."""
         of = (found.producer_id, found.epoch, found.start_ms)
         ends_s = self._timeline.now_s() + found.timeout_s
         scans = math.floor((ends_s - self._started_s) / self._scan_s) + 1
@@ -270,7 +277,7 @@ class TransactionCoordinator:
     # --- what is known --------------------------------------------------------------------------
 
     def _find(self, name: TransactionalId) -> _Transaction | None:
-        """What is known of an id: nothing, once it has been idle for too long."""
+        """Return the state of an id. Drop it and return None if it has been idle for too long."""
         found = self._known.get(name)
         if found is None:
             return None

@@ -1,11 +1,11 @@
-"""The hook of faults: what becomes of each request between a process and the fake brokers.
+"""The hook of faults, which decides the fate of each request to the fake brokers.
 
-Every request, also the coordinator's own to partition leaders (`WRITE_MARKERS`), is described by a
-`Call` and shown to a `Faults` object, which answers with a `Verdict`. What can go wrong is told by
-a few numbers: when the request arrives, when its answer does, and which of the two never does. So a
-process that is killed, or gives up waiting, leaves requests behind that still take effect.
+A `Call` describes every request, including the coordinator's own requests to partition leaders
+(`WRITE_MARKERS`). A `Faults` object gets the call and answers with a `Verdict`. A verdict says when
+the request arrives, when its answer arrives, and which of the two is lost. A process that is killed
+or stops waiting therefore leaves requests behind that still take effect.
 
-Nothing here decides by chance: a simulator that wants chance brings a hook with a seed.
+This module makes no random decisions. A simulator that needs them passes a hook with a seed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Api(enum.Enum):
 
 
 class Code(enum.Enum):
-    """What a broker answers other than success, by Kafka's names."""
+    """Error codes of the brokers, with the names of Kafka."""
 
     NO_ANSWER = "no answer"
-    """None of Kafka's: the connection broke, or the client waited as long as it waits."""
+    """Not a code of Kafka: the connection broke, or the request timed out at the client."""
     NOT_COORDINATOR = "NOT_COORDINATOR"
     COORDINATOR_LOAD_IN_PROGRESS = "COORDINATOR_LOAD_IN_PROGRESS"
     COORDINATOR_NOT_AVAILABLE = "COORDINATOR_NOT_AVAILABLE"
@@ -71,11 +71,11 @@ RETRIABLE: Final = frozenset(
         Code.CONCURRENT_TRANSACTIONS,
     }
 )
-"""The same request may succeed later."""
+"""Codes after which the same request may succeed later."""
 
 
 class BrokerError(Exception):
-    """A request was not answered with success. Never leaves the fake: its clients translate it."""
+    """An unsuccessful request. It never leaves the fake, because the clients translate it."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code.value)
@@ -83,73 +83,78 @@ class BrokerError(Exception):
 
 
 class Call(NamedTuple):
-    """One request. What it is about: a transactional id, a partition, a group or topic, or two."""
+    """One request, with its transactional id, partition, group or topic, as far as it has them."""
 
     api: Api
     process: str
-    """The process that asks; empty for the coordinator's own requests."""
+    """Name of the process that asks. It is empty for the coordinator's own requests."""
     transactional_id: TransactionalId | None = None
     origin: TopicPartition | None = None
     name: str = ""
-    """Consumer group, topic or prefix."""
+    """Name of the consumer group or topic, or a prefix."""
     producer: tuple[int, int] | None = None
-    """Of an EndTxn: producer id and epoch."""
+    """Producer id and epoch of an EndTxn."""
 
 
 class Lost(enum.Enum):
-    """What of an exchange never arrives."""
+    """The part of an exchange that never arrives."""
 
     REQUEST = "request"
-    """The brokers never see it: it had no effect."""
+    """The brokers never receive the request, so it has no effect."""
     ANSWER = "answer"
-    """It took effect, and the caller does not learn so."""
+    """The request takes effect, but the caller gets no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of one request. All durations are seconds, not negative.
+    """The fate of one request. All durations are in seconds and not negative.
 
-    A caller waits no longer than its own request timeout: a request that takes longer to arrive
-    still takes effect when it does. Where something is lost, the caller notices after `request_s`
-    and `answer_s` together, as of a broken connection.
+    A caller waits no longer than its own request timeout. A request that arrives later still takes
+    effect. If the request or the answer is lost, the caller notices it after the sum of `request_s`
+    and `answer_s`, as with a broken connection.
     """
 
     request_s: float = 0.0
-    """Until the request arrives."""
+    """Time until the request arrives."""
     answer_s: float = 0.0
-    """From then on, until the caller has the answer."""
+    """Time from the arrival of the request until the caller has the answer."""
     lost: Lost | None = None
     refusal: Code | None = None
-    """Answered in place of the request's effect: a coordinator that has moved, is loading, …"""
+    """Error code that is returned instead of running the request: the coordinator has moved, is
+    loading, and so on.
+    """
 
 
 PROCEED: Final = Verdict()
-"""At once and without fault."""
+"""The verdict without delay and without fault."""
 
 
 def unreachable(after_s: float = 0.0) -> Verdict:
-    """The request does not arrive; the caller notices after a while."""
+    """Return a verdict: the request is lost, and the caller notices it after some time."""
     return Verdict(request_s=after_s, lost=Lost.REQUEST)
 
 
 def answer_lost(request_s: float = 0.0, noticed_s: float = 0.0) -> Verdict:
-    """The request takes effect; the caller notices, so much later, that there is no answer."""
+    """Return a verdict: the request takes effect, but its answer is lost.
+
+    The caller notices it `noticed_s` after the arrival of the request.
+    """
     return Verdict(request_s=request_s, answer_s=noticed_s, lost=Lost.ANSWER)
 
 
 def refused(code: Code, after_s: float = 0.0) -> Verdict:
-    """The broker answers with `code` and does nothing."""
+    """Return a verdict: the broker answers with `code` and does not run the request."""
     return Verdict(answer_s=after_s, refusal=code)
 
 
 class Faults(Protocol):
-    """Decides what becomes of each request; asked once per request, when it is sent."""
+    """The hook that decides the fate of each request. It is called when the request is sent."""
 
     def decide(self, call: Call) -> Verdict: ...
 
 
 class NoFaults:
-    """Every request arrives and is answered at once."""
+    """The hook without faults: every request arrives and is answered at once."""
 
     def decide(self, call: Call) -> Verdict:  # noqa: ARG002  # every call alike
         return PROCEED

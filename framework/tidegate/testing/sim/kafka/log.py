@@ -1,10 +1,11 @@
-"""One partition: a log of records and markers, each at its offset, and who may write to it.
+"""One partition: a log of records and markers by offset, and the producers that may write to it.
 
-A record knows the span it was written in: what one producer wrote into this partition within one
-transaction. A marker ends the span, and with that decides for all of its records at once whether
+Each record belongs to a span: the records that one producer wrote into this partition in one
+transaction. A marker ends the span. The marker decides for all records of the span at once whether
 readers see them. The last stable offset is the first offset of the oldest open span, as in Kafka.
 
-Nothing is copied but what is read. Reads and writes cost what they return or append.
+Only records that are read are copied. The cost of a read or a write is proportional to the records
+that it returns or appends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.stream_elements import TopicPartition
 from tidegate.testing.sim.kafka.faults import BrokerError, Code
 
 CREATE_TIME: Final = 1
-"""The client library's word for a timestamp that the producer gave."""
+"""The number with which the client library marks a timestamp that the producer has set."""
 
 
 class Record(NamedTuple):
@@ -29,8 +30,9 @@ class Record(NamedTuple):
 
 
 class Span:
-    """A producer's records of one transaction in one partition, from offset `first` on; outside of
-    transactions, of one batch.
+    """The records of one producer in one partition and one transaction, from offset `first` on.
+
+    Without a transaction, a span holds the records of one batch.
     """
 
     __slots__ = ("first", "hidden", "producer")
@@ -42,7 +44,7 @@ class Span:
         self.producer = producer
         """Producer id and epoch."""
         self.hidden = hidden
-        """Whether `read_committed` readers pass over it (they do not get to an open one)."""
+        """Whether `read_committed` readers skip the span. They never reach an open span."""
 
 
 _CONTROL: Final = Span(0, hidden=True)
@@ -76,7 +78,7 @@ class StoredRecord:
 
 
 class Marker:
-    """A control record: a transaction's end in this partition."""
+    """A control record that ends a transaction in this partition."""
 
     __slots__ = ("commit", "epoch", "producer_id", "timestamp_ms")
 
@@ -90,7 +92,7 @@ class Marker:
 
 
 class _Writer:
-    """What a leader knows of a producer id: its epoch and the next sequence number."""
+    """The leader's state of a producer id: its epoch and the next sequence number."""
 
     __slots__ = ("epoch", "sequence")
 
@@ -100,12 +102,12 @@ class _Writer:
 
 
 class PartitionLog:
-    """The log of one partition; `message_bytes_max` is the topic's max.message.bytes."""
+    """The log of one partition. `message_bytes_max` is the max.message.bytes of the topic."""
 
     def __init__(self, origin: TopicPartition, message_bytes_max: int) -> None:
         self.origin = origin
         self.start = 0
-        """First offset that retention has left."""
+        """First offset that retention has kept: the log start offset."""
         self.message_bytes_max = message_bytes_max
         self._entries: list[StoredRecord | Marker] = []
         self._open: dict[int, Span] = {}
@@ -115,23 +117,23 @@ class PartitionLog:
 
     @property
     def leader_epoch(self) -> int:
-        """The epoch of the present leader."""
+        """Epoch of the current leader."""
         return self._epochs[-1][0]
 
     def elect(self, end: int | None = None) -> None:
-        """A new leader is elected. An unclean election: one whose log ends at `end`."""
+        """Elect a new leader. With `end`, the election is unclean: the new log ends there."""
         if end is not None and end < self.end:
             self._truncate(end)
         self._epochs.append((self._epochs[-1][0] + 1, self.end))
 
     def epoch_at(self, offset: int) -> int:
-        """The leader epoch in which the entry at an offset was written; -1 for none."""
+        """Return the leader epoch of the entry at an offset; -1 if there is no such entry."""
         if not 0 <= offset < self.end:
             return -1
         return max(epoch for epoch, start in self._epochs if start <= offset)
 
     def epoch_end(self, epoch: int) -> int:
-        """Where the entries of an epoch and of all before it end; -1 for a later epoch than the
+        """Return the end offset of the entries up to an epoch; -1 if the epoch is newer than the
         leader's.
         """
         if epoch > self.leader_epoch:
@@ -139,7 +141,7 @@ class PartitionLog:
         return min((start for each, start in self._epochs if each > epoch), default=self.end)
 
     def _truncate(self, end: int) -> None:
-        """Forget the entries from `end` on, and what producers wrote there."""
+        """Remove the entries from `end` on, and correct the state of the producers."""
         del self._entries[end:]
         self._epochs = [(epoch, start) for epoch, start in self._epochs if start <= end]
         self._open = {each: span for each, span in self._open.items() if span.first < end}
@@ -157,7 +159,7 @@ class PartitionLog:
 
     @property
     def last_stable(self) -> int:
-        """Where the oldest open transaction begins; the end, if there is none."""
+        """First offset of the oldest open transaction, or the end if no transaction is open."""
         # A span begins at the end of the log, so the first one opened is the first in the log.
         for span in self._open.values():
             return span.first
@@ -172,11 +174,11 @@ class PartitionLog:
         *,
         is_open: Callable[[], bool] | None,
     ) -> None:
-        """Take a batch, unless it was taken before. `is_open` is given for transactional ones: it
-        asks the coordinator whether the transaction includes this partition.
+        """Append a batch, unless it was appended before. Raise BrokerError if it is refused.
 
-        As a leader does it, the coordinator is asked for the first batch of a transaction only.
-        Raises BrokerError.
+        `is_open` is given for transactional batches. It asks the coordinator whether the
+        transaction includes this partition. As in a real leader, the log calls it only for the
+        first batch of a transaction.
         """
         if any(size_of(record) > self.message_bytes_max for record in records):
             raise BrokerError(Code.MESSAGE_TOO_LARGE)
@@ -203,7 +205,7 @@ class PartitionLog:
         ]
 
     def mark(self, producer_id: int, epoch: int, timestamp_ms: int, *, commit: bool) -> None:
-        """End a transaction here. The marker takes an offset also where nothing was written."""
+        """End a transaction in this partition. The marker takes an offset even without records."""
         writer = self._writers.get(producer_id)
         if writer is None or writer.epoch < epoch:
             self._writers[producer_id] = _Writer(epoch)
@@ -213,9 +215,9 @@ class PartitionLog:
             span.hidden = True
 
     def read(self, position: int, records_max: int) -> tuple[list[StoredRecord], int]:
-        """What a `read_committed` fetch from `position` brings, and the offset to go on from.
+        """Return the records of a `read_committed` fetch from `position`, and the next position.
 
-        BrokerError(OFFSET_OUT_OF_RANGE) for an offset that is not in the log.
+        Raise BrokerError(OFFSET_OUT_OF_RANGE) for an offset that is not in the log.
         """
         if not self.start <= position <= self.end:
             raise BrokerError(Code.OFFSET_OUT_OF_RANGE)
@@ -229,14 +231,16 @@ class PartitionLog:
         return found, position
 
     def everything(self) -> Sequence[StoredRecord | Marker]:
-        """All that was ever appended, by offset, aborted and open records too. Not to be changed.
+        """Return all entries by offset, including aborted and open records.
 
-        For checkers and tests.
+        Checkers and tests use it. They must not change the result.
         """
         return self._entries
 
     def at_time(self, timestamp_ms: int) -> int | None:
-        """First offset at or after a time, below the last stable one; None where there is none."""
+        """Return the first offset below the last stable offset whose timestamp is at or after a
+        time, or None.
+        """
         for offset in range(self.start, self.last_stable):
             entry = self._entries[offset]
             at_ms = entry.timestamp_ms if isinstance(entry, Marker) else entry.timestamp()[1]
@@ -246,5 +250,5 @@ class PartitionLog:
 
 
 def size_of(record: Record) -> int:
-    """Bytes of a record, about: its key and value and what the format adds."""
+    """Return the approximate size of a record in bytes: key, value and overhead of the format."""
     return len(record.value or b"") + len(record.key or b"") + 70

@@ -1,7 +1,7 @@
-"""Kafka's own hash of a key, by which its Java client and our producers choose a partition.
+"""The hash of a key with which Kafka's Java client and tidegate's producers choose a partition.
 
-MurmurHash2 of 32 bits by Austin Appleby (public domain), with the seed that Kafka uses. The real
-producer leaves it to librdkafka; here it is computed, for clusters that have none.
+The hash is MurmurHash2 with 32 bits by Austin Appleby (public domain), with the seed of Kafka. The
+real producer leaves it to librdkafka. The fake cluster has no librdkafka and computes it itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """An unsigned number of 32 bits."""
+    """Return the hash as an unsigned number of 32 bits."""
     hashed = SEED ^ len(data)
     whole = len(data) & ~3
     for at in range(0, whole, 4):
@@ -28,5 +28,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """As `murmur2_random` and the Java client choose for a record with a key."""
+    """Return the partition of a key, as `murmur2_random` and the Java client choose it."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions

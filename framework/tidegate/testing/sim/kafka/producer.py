@@ -1,12 +1,13 @@
-"""`Producer` on the fake brokers, with librdkafka's order of requests and its ways to fail.
+"""The `Producer` on the fake brokers, with the request order and the failures of librdkafka.
 
-Records wait in a queue, by partition, for `LINGER_S` or a flush. Then, as librdkafka does by
-itself, in whatever its caller is busy with: AddPartitionsToTxn for partitions that are new to the
-transaction, then batches, one per partition at a time, each sent again until it is acknowledged or
-its message timeout has passed. A batch that arrives twice is taken once, by its sequence number.
+Records wait in a queue for each partition until `LINGER_S` has passed or until a flush. The
+producer then sends them in the background, as librdkafka does. It first sends AddPartitionsToTxn
+for partitions that are new to the transaction. It then sends batches, one at a time for each
+partition. It sends a batch again until it is acknowledged or its message timeout has passed. The
+log takes a batch that arrives twice only once, because of its sequence number.
 
-As of the real driver, the first failure is the producer's last word: every further call repeats it.
-There is no close and no commit. A dropped producer leaves its transaction as it is.
+The first failure is final, as in the real driver: every later call raises it again. There is no
+close and no commit. A dropped producer leaves its transaction open.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ LINGER_S: Final = 0.005
 BATCH_BYTES: Final = 1_000_000
 INITIALISE_TIMEOUT_S: Final = 60.0
 INITIALISE_PAUSE_S: Final = 0.5
-"""librdkafka asks again after so long, also while an open transaction of the id is aborted."""
+"""Pause before librdkafka asks again, also while an open transaction of the id is aborted."""
 RETRY_PAUSE_S: Final = (0.1, 1.0)
-"""First and longest pause before a request is sent again."""
+"""The first and the longest pause before a request is sent again."""
 BUSY_PAUSE_S: Final = 0.02
-"""While the coordinator still ends the transaction before."""
+"""Pause before the next try while the coordinator still ends the previous transaction."""
 ROOM_PAUSE_S: Final = 0.005
 PLAIN_MESSAGE_TIMEOUT_MS: Final = 300_000
 PROPAGATION_MS: Final = "30000"
-"""How long a topic may be unknown before records to it fail, librdkafka's default."""
+"""Time in ms that a topic may be unknown before its records fail. It is librdkafka's default."""
 MESSAGE_BYTES_MAX: Final = "1000000"
 QUEUE_RECORDS_MAX: Final = "100000"
 
@@ -59,7 +60,7 @@ _FENCING: Final = frozenset(
 
 @dataclass(slots=True)
 class _Batch:
-    """Records on their way to one partition."""
+    """A batch of records in flight to one partition."""
 
     origin: TopicPartition
     sequence: int
@@ -69,10 +70,10 @@ class _Batch:
 
 
 class FakeProducer:
-    """A producer with its transactional id initialised, or an idempotent one without.
+    """A producer with an initialised transactional id, or an idempotent producer without one.
 
-    The constructor blocks until it is; KafkaUnavailableError, KafkaNotAuthorisedError, RefusedError
-    or KafkaError.
+    The constructor blocks until the id is initialised. It raises KafkaUnavailableError,
+    KafkaNotAuthorisedError, RefusedError or KafkaError if that fails.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class FakeProducer:
         return self._identity
 
     def begin(self) -> None:
-        """Begin the transaction; there is one to a producer."""
+        """Begin the transaction. A producer has only one transaction."""
         self._check()
         if self._name is None or self._begun:
             self._fail("begin a transaction: not in the state for it")
@@ -130,7 +131,7 @@ class FakeProducer:
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
     ) -> None:
-        """Hand over a batch, in order, waiting while the queue is full."""
+        """Hand over a batch in order. Wait while the queue is full."""
         self._connection.timeline.run_due()
         self._check()
         now_ms = self._connection.timeline.now_ms()
@@ -154,7 +155,10 @@ class FakeProducer:
         self._take(topic, Record(value, key, tuple(headers), at_ms))
 
     def flush(self, timeout_s: float) -> None:
-        """Return when everything is acknowledged; TransactionError if it is not."""
+        """Wait until all records are acknowledged.
+
+        Raise the first failure of the producer, or TransactionError after `timeout_s`.
+        """
         timeline = self._connection.timeline
         timeline.run_due()
         end_s = timeline.now_s() + timeout_s
@@ -193,7 +197,7 @@ class FakeProducer:
         if record.key is not None:
             number = partition_of(record.key, partitions)
         else:
-            # librdkafka draws one by chance; in turn is a chance as good as any.
+            # librdkafka chooses a random partition. The fake takes the partitions in turn.
             self._keyless += 1
             number = self._keyless % partitions
         self._queues.setdefault(TopicPartition(topic, number), deque()).append((record, taken_s))
@@ -205,7 +209,7 @@ class FakeProducer:
         self._pump()
 
     def _pump(self) -> None:
-        """Send what can be sent now."""
+        """Send all requests that can be sent now."""
         if self._failure is not None:
             return
         self._find_homes()
@@ -215,12 +219,12 @@ class FakeProducer:
             self._add_partitions(self._name)
             ready = [origin for origin in self._queues if origin in self._added]
         for origin in ready:
-            # What is answered at once pumps again, and may have emptied the queue.
+            # A request that is answered at once pumps again, and may have emptied the queue.
             if origin not in self._sending and origin in self._queues:
                 self._produce(self._next_batch(origin))
 
     def _find_homes(self) -> None:
-        """Records of topics that were unknown: known now, or unknown for too long."""
+        """Queue records whose topic is known by now. Fail if a topic is unknown for too long."""
         if not self._homeless:
             return
         waiting, self._homeless = self._homeless, deque()
@@ -262,7 +266,7 @@ class FakeProducer:
         self._pump()
 
     def _retry_adding(self, new: list[TopicPartition]) -> None:
-        """Until the oldest record has waited for too long."""
+        """Send AddPartitionsToTxn again later, until the oldest record has waited for too long."""
         now_s = self._connection.timeline.now_s()
         taken_s = min(self._queues[origin][0][1] for origin in new)
         if now_s - taken_s >= self._timeout_s:
@@ -271,7 +275,7 @@ class FakeProducer:
             self._later(RETRY_PAUSE_S[0], self._pump)
 
     def _next_batch(self, origin: TopicPartition) -> _Batch:
-        """Records for one request, out of the partition's queue."""
+        """Take the records of one request from the queue of a partition."""
         queue = self._queues[origin]
         expires_s = queue[0][1] + self._timeout_s
         records: list[Record] = []
@@ -371,7 +375,7 @@ class FakeProducer:
         )
 
     def _refused(self, origin: TopicPartition, code: Code) -> None:
-        """A request was refused for good."""
+        """Fail because a request was refused permanently."""
         what = f"deliver a record to topic {origin.topic}: {code.value}"
         if code in _FENCING:
             what = f"write: it was fenced ({code.value}), another producer took the id"
@@ -382,7 +386,7 @@ class FakeProducer:
         self._failed(f"deliver a record to topic {origin.topic}: _MSG_TIMED_OUT")
 
     def _failed(self, what: str, kind: type[TidegateError] = TransactionError) -> None:
-        """Note the first failure, and send nothing more."""
+        """Keep the first failure, and send nothing more."""
         if self._failure is None:
             text = f"{self._what} could not {what}."
             self._failure = kind(text[0].upper() + text[1:])
@@ -395,6 +399,6 @@ class FakeProducer:
         raise AssertionError
 
     def _check(self) -> None:
-        """Raise what was noted: a new error each time, as its traceback is its own."""
+        """Raise the failure, if any. Each call raises a new error, so tracebacks stay separate."""
         if self._failure is not None:
             raise type(self._failure)(*self._failure.args)

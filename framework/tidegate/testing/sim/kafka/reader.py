@@ -1,11 +1,12 @@
-"""`PartitionReader` on the fake brokers, with what librdkafka shows to its caller.
+"""The `PartitionReader` on the fake brokers, with the behavior that librdkafka shows its caller.
 
-It fetches when it is polled; nothing is read ahead. A fetch that the hook of faults delays or loses
-holds back its own partition only, because librdkafka fetches behind its caller's back. A call
-while another thread waits for records is an error here; the real client lets it wait for as long as
-anybody waits for records, again and again. Ends of
-partitions are told as librdkafka tells them: once for each position at which the reader meets the
-end, and only where asked for; so a position behind trailing markers is seen there and nowhere else.
+The reader fetches when it is polled, and does not read ahead. A fetch that the hook of faults
+delays or loses holds back only its own partition, because librdkafka fetches in its own threads. A
+call while another thread waits for records is an error in this fake. The real client blocks such a
+call for as long as other threads keep waiting for records.
+
+The reader reports ends of partitions as librdkafka does, and only if asked for: once for each
+position at which it reaches the end. Only such a report shows a position after trailing markers.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from tidegate.testing.sim.kafka.faults import PROCEED, Api, BrokerError, Call, C
 from tidegate.testing.sim.kafka.timeline import ROUNDING_S
 
 POLL_SLICE_S: Final = 0.05
-"""While it waits it looks so often: nobody wakes it when something arrives."""
+"""Interval at which a waiting reader checks for records. An arriving record does not wake it."""
 REFETCH_S: Final = 0.1
-"""After a fetch without an answer."""
+"""Time before the next fetch after a fetch without an answer."""
 IDLE_CHECK_S: Final = 30.0
-"""Silence after which it is found that a topic is gone."""
+"""Time without records after which the reader checks whether its topics still exist."""
 
 
 class _Assigned:
-    """A partition that is read: where, and what was told of it."""
+    """An assigned partition: its position, and the end that was reported."""
 
     __slots__ = ("asked", "end_told", "epoch", "fetch_s", "high", "paused", "position", "start")
 
@@ -41,7 +42,7 @@ class _Assigned:
         self.high: int | None = None
         self.paused = False
         self.asked = False
-        """Whether a fetch is on its way, until `fetch_s`."""
+        """Whether a fetch is in flight, until `fetch_s`."""
         self.fetch_s = 0.0
 
 
@@ -66,11 +67,14 @@ class FakeReader:
         self.commit_failures = 0
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions from these offsets on."""
+        """Read exactly these partitions, starting at these offsets."""
         self._assigned = {origin: _Assigned(at) for origin, at in positions.items()}
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
-        """What has arrived, waiting up to `timeout_s` for the first of it; KafkaError."""
+        """Return the arrived records. Wait up to `timeout_s` for the first of them.
+
+        Raise KafkaError if a partition cannot be read.
+        """
         timeline = self._connection.timeline
         timeline.run_due()
         end_s = timeline.now_s() + timeout_s
@@ -88,8 +92,9 @@ class FakeReader:
             self._waits = False
 
     def positions(self) -> dict[TopicPartition, Position]:
-        """The positions, behind what was passed over; without partitions that nothing was read
-        of.
+        """Return the positions, which are after skipped records and markers.
+
+        Partitions whose position has not moved are left out.
         """
         self._check_alone()
         return {
@@ -100,7 +105,7 @@ class FakeReader:
 
     @property
     def passed(self) -> dict[TopicPartition, int]:
-        """The same of all partitions. For checkers: while it is waited for, too."""
+        """Positions of all partitions, for checkers. They may read it while a thread waits."""
         return {origin: each.position for origin, each in self._assigned.items()}
 
     def pause(self, origins: Sequence[TopicPartition]) -> None:
@@ -110,7 +115,7 @@ class FakeReader:
             self._assigned[origin].paused = True
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
-        """The newest known end offsets; without partitions that nothing was fetched from yet."""
+        """Return the newest known end offsets of the partitions that were fetched from."""
         self._check_alone()
         return {
             origin: each.high for origin, each in self._assigned.items() if each.high is not None
@@ -130,11 +135,11 @@ class FakeReader:
         self._connection.send(call, act, self._committed)
 
     def connection_error(self) -> str:
-        """Nothing: what a simulated client cannot reach it asks again."""
+        """Return an empty text: a simulated client only retries requests that fail."""
         return ""
 
     def close(self) -> None:
-        """Leave."""
+        """Drop the assignment."""
         self._check_alone()
         self._assigned = {}
 
@@ -150,7 +155,7 @@ class FakeReader:
             self.commit_failures += 1
 
     def _arrived(self, records_max: int) -> list[PartitionBatch]:
-        """Runs of the partitions in turn, so that none starves."""
+        """Return batches of the partitions in rotating order, so that no partition starves."""
         order = list(self._assigned)
         self._turn = (self._turn + 1) % max(1, len(order))
         runs: list[PartitionBatch] = []
@@ -175,7 +180,7 @@ class FakeReader:
             fetched = self._brokers.fetch(self._user, origin, each.position, records_max)
         except BrokerError as error:
             if error.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
-                return []  # librdkafka goes on asking, and says nothing
+                return []  # librdkafka keeps asking and reports nothing
             raise self._error(origin, each, error.code) from None
         each.high, each.asked = fetched.end, False
         each.position, each.epoch = fetched.position, fetched.leader_epoch
@@ -189,8 +194,10 @@ class FakeReader:
         return runs
 
     def _may_fetch(self, origin: TopicPartition, each: _Assigned) -> bool:
-        """Whether an answer is there. Only a fetch that brings something is shown to the hook:
-        brokers keep others waiting until it does.
+        """Return whether the answer to a fetch has arrived.
+
+        The hook sees only a fetch that returns something, because brokers hold back other fetches
+        until they can.
         """
         now_s = self._connection.timeline.now_s()
         if each.asked:
