@@ -105,6 +105,9 @@ class UncleanCluster:
     def elect_unclean(self, topics: Collection[str]) -> None:
         """Kill `LEADER`, and make `LAGGING` lead these topics. It lacks the new records."""
         wanted = {topic: list(self._partitions(topic)) for topic in topics}
+        # Only these topics may lose their leader. On a slow machine the witness can have left the
+        # replicas in sync of another topic, which then would have no leader until `mend`.
+        self._until(lambda: self._witness_replaces_leader(topics), "the witness is in sync")
         self.kafka.kill(LEADER)
         # `restart` returns when the broker finds coordinators, and these topics may hold theirs.
         with ThreadPoolExecutor(1) as beside:
@@ -118,6 +121,19 @@ class UncleanCluster:
     def mend(self) -> None:
         """Restart `LEADER`. It adopts the log of the present leader."""
         self.kafka.restart(LEADER)
+
+    def _witness_replaces_leader(self, lost: Collection[str]) -> bool:
+        """Return whether `WITNESS` is in sync in every partition of every topic but the lost ones
+        and those that it does not hold.
+        """
+        asked = AdminClient({"bootstrap.servers": self._address(WITNESS), "log_level": 0})
+        return all(
+            WITNESS + 1 in each.isrs
+            for name, topic in asked.list_topics(timeout=TIMEOUT_S).topics.items()
+            if name not in lost
+            for each in topic.partitions.values()
+            if WITNESS + 1 in each.replicas
+        )
 
     def _elected(self, admin: KafkaAdminClient, wanted: Mapping[str, list[int]]) -> bool:
         try:

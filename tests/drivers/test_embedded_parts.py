@@ -196,7 +196,9 @@ def test_a_probe_gives_up_when_there_is_nothing_left_to_wait_for() -> None:
 
     with pytest.raises(RuntimeError, match="has ended"):
         wait_ready([port.client], warm=True, timeout_s=60, still_alive=dead)
-    assert not wait_ready([port.client], warm=False, timeout_s=0.0, still_alive=lambda: None)
+    ports = [port.client, port.controller]
+    unready = wait_ready(ports, warm=False, timeout_s=0.0, still_alive=lambda: None)
+    assert unready == (port.client, "did not answer, or did not list 2 nodes,")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +209,8 @@ def test_a_server_that_is_no_broker_is_not_ready(answer: bytes) -> None:
         thread = threading.Thread(target=_answer_once, args=(server, answer))
         thread.start()
         port = server.getsockname()[1]
-        assert not wait_ready([port], warm=False, timeout_s=0.0, still_alive=lambda: None)
+        unready = wait_ready([port], warm=False, timeout_s=0.0, still_alive=lambda: None)
+        assert unready == (port, "did not answer")
         thread.join()
 
 

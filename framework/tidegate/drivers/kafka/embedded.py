@@ -328,8 +328,10 @@ class EmbeddedKafka:
 
         # If some nodes are dead, the running ones do not list all nodes, so only they are expected.
         asked = [ports[node] for node in waiting]
-        if not wait_ready(asked, warm=True, timeout_s=timeout_s, still_alive=still_alive):
-            raise self._not_started(0, f"it gave no answer in {timeout_s:.0f} s")
+        unready = wait_ready(asked, warm=True, timeout_s=timeout_s, still_alive=still_alive)
+        if unready is not None:
+            reason = f"it {unready.what} in {timeout_s:.0f} s"
+            raise self._not_started(ports.index(unready.port), reason)
 
     def _not_started(self, node: int, reason: str) -> KafkaError:
         which = f", node {node + 1}," if len(self._processes) > 1 else ""

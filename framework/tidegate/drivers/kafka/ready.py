@@ -12,7 +12,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from tidegate.drivers.kafka.broker_config import HOST
 
@@ -23,36 +25,51 @@ REQUEST_TIMEOUT_S = 5.0
 RESPONSE_BYTES_MAX = 1 << 20  # a probe's answer has some hundred bytes
 KEY = "tidegate-ready"
 
+_Question = Callable[[], bool]
+
+
+class Unready(NamedTuple):
+    """The first question that a broker did not answer in time."""
+
+    port: int
+    """The client port of the broker."""
+    what: str
+    """The end of a sentence whose subject is the broker."""
+
 
 def wait_ready(
     ports: Sequence[int], *, warm: bool, timeout_s: float, still_alive: Callable[[], None]
-) -> bool:
-    """Wait until the brokers on `ports` are ready. Return False after `timeout_s` seconds.
+) -> Unready | None:
+    """Wait until the brokers on `ports` are ready. Return None then, or after `timeout_s` seconds
+    the question that was still open.
 
     With `warm`, the coordinators must answer too. `still_alive` is called between questions and
     raises an error if a further wait is useless.
     """
-    questions: list[Callable[[], bool]] = [
-        lambda port=port: _knows_nodes(port, len(ports))  # type: ignore[misc]
-        for port in ports
-    ]
-    if warm:
-        questions += [
-            lambda: _coordinator_answers(ports[0], TRANSACTION),
-            lambda: _coordinator_answers(ports[0], GROUP),
-            lambda: _gives_producer_ids(ports[0]),
-        ]
     deadline = time.monotonic() + timeout_s
-    for question in questions:
-        while not _yes(question):
+    for port, what, ask in _questions(ports, warm=warm):
+        while not _yes(ask):
             still_alive()
             if time.monotonic() > deadline:
-                return False
+                return Unready(port, what)
             time.sleep(POLL_S)
-    return True
+    return None
 
 
-def _yes(question: Callable[[], bool]) -> bool:
+def _questions(ports: Sequence[int], *, warm: bool) -> Iterator[tuple[int, str, _Question]]:
+    alone = "did not answer"
+    known = alone if len(ports) == 1 else f"{alone}, or did not list {len(ports)} nodes,"
+    for port in ports:
+        yield port, known, partial(_knows_nodes, port, len(ports))
+    if warm:
+        first = ports[0]
+        for what, kind in (("transactions", TRANSACTION), ("groups", GROUP)):
+            found = partial(_coordinator_answers, first, kind)
+            yield first, f"did not find the coordinator of {what}", found
+        yield first, "did not give a producer id", partial(_gives_producer_ids, first)
+
+
+def _yes(question: _Question) -> bool:
     try:
         return question()
     except (OSError, struct.error):
