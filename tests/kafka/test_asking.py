@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tidegate.drivers.kafka import asking
+from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.asking import AdminClients, Question
 
 
@@ -63,6 +64,36 @@ def test_a_client_goes_after_its_last_answer_without_another_question() -> None:
     assert client() is not None, "one question is open"
     futures[1].set_exception(TimeoutError())
     assert wait_until_gone(client)
+
+
+def test_a_closed_admin_leaves_no_client_for_the_garbage_collector() -> None:
+    """A client has threads and files. The collector may run hours later in a JobMaster."""
+    admin = KafkaClusterAdmin({"bootstrap.servers": "localhost:1"})
+    client = weakref.ref(admin._clients.current)
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        admin.close()
+        del admin
+        assert client() is None
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def test_closed_clients_let_go_of_a_client_whose_questions_are_answered() -> None:
+    clients = AdminClients(lambda: cast("Any", Client()))
+    client: weakref.ref[Any] = weakref.ref(clients.current)
+
+    def ask(_client: Any, about: list[str], _left_s: float) -> dict[str, Future[Any]]:
+        answered: dict[str, Future[Any]] = {each: Future() for each in about}
+        for future in answered.values():
+            future.set_result(1)
+        return answered
+
+    assert Question(clients, ask, lambda _: True).answer(["a"], 1.0)
+    clients.close()
+    assert client() is None, "the next question may come hours later"
 
 
 def test_a_client_that_was_replaced_goes_although_all_answers_came_in_time(

@@ -102,13 +102,28 @@ _DENIED: Final = frozenset(
 _UNKNOWN_PRINCIPAL: Final = frozenset({Code._AUTHENTICATION, Code.SASL_AUTHENTICATION_FAILED})
 
 
+class _Denials:
+    """The refusals that a client reports by its error callback.
+
+    To a caller that waits for an answer, refused credentials look like an unreachable broker.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Code | None = None
+
+    def note(self, event: Code) -> None:
+        if event.code() in _DENIED:
+            self.newest = event
+
+
 class KafkaClusterAdmin:
     """An admin client of one cluster. It connects at the first question."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._servers = bootstrap_servers(settings)
-        self._denied: Code | None = None
-        ours: dict[str, object] = {"error_cb": self._on_error, "logger": CLIENT_LOG}
+        self._denials = _Denials()
+        # A bound method of this object would make a reference cycle with the client (`asking.py`).
+        ours: dict[str, object] = {"error_cb": self._denials.note, "logger": CLIENT_LOG}
         config = librdkafka(_for_admin(settings), ours)
         try:
             self._clients = AdminClients(lambda: AdminClient(config))
@@ -257,7 +272,8 @@ class KafkaClusterAdmin:
         }
 
     def close(self) -> None:
-        """Do nothing: dropping the client closes all that it has open."""
+        """End the client with its threads and connections. No other method may be called then."""
+        self._clients.close()
 
     def _described(self, topic: str) -> Any:
         # Unlike a metadata request of the client, this request never creates the topic.
@@ -284,7 +300,7 @@ class KafkaClusterAdmin:
                 cause = error.args[0]
                 # `poll` runs the callback for refused credentials.
                 self._clients.current.poll(0)
-                hopeless = self._denied is not None or cause.code() not in _UNREACHABLE
+                hopeless = self._denials.newest is not None or cause.code() not in _UNREACHABLE
                 if hopeless or time.monotonic() >= end_s:
                     raise self._translated("describe the cluster", cause) from None
 
@@ -357,13 +373,15 @@ class KafkaClusterAdmin:
             return self._translated(what, error.args[0])
         return (
             self._unreachable(what)
-            if self._denied is None
-            else self._translated(what, self._denied)
+            if self._denials.newest is None
+            else self._translated(what, self._denials.newest)
         )
 
     def _translated(self, what: str, cause: Any) -> TidegateError:
         code = cause.code()
-        denied = self._denied if code in _UNREACHABLE else cause if code in _DENIED else None
+        denied = (
+            self._denials.newest if code in _UNREACHABLE else cause if code in _DENIED else None
+        )
         if denied is not None:
             if denied.code() in _UNKNOWN_PRINCIPAL:
                 return NotAllowedError(
@@ -395,11 +413,6 @@ class KafkaClusterAdmin:
             "advertise addresses that this machine can reach, and that security.protocol in "
             "kafka.properties is theirs."
         )
-
-    def _on_error(self, event: Code) -> None:
-        # To a caller that waits for an answer, refused credentials look like an unreachable broker.
-        if event.code() in _DENIED:
-            self._denied = event
 
 
 def _passes(cause: Any) -> bool:

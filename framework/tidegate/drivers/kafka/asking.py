@@ -11,7 +11,8 @@ question does no harm, so the first answer counts. This module does not interpre
 
 Invariant: a client is kept until all of its questions are answered or have timed out. When they
 are, the client's own thread runs Python and may collect garbage. If the client were garbage, this
-thread would ask librdkafka to end the thread itself, and librdkafka would abort the process.
+thread would ask librdkafka to end the thread itself, and librdkafka would abort the process. So no
+client is part of a reference cycle either: only the collector would end it, whenever that comes.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ class AdminClients:
     def renew(self) -> None:
         """Use a new client from now on. The old client lives as long as it is referenced."""
         self.current = self._make()
+
+    def close(self) -> None:
+        """Drop the current client. It ends now, or when its open questions have timed out."""
+        del self.current
+        _let_go()
 
 
 class Question(Generic[K]):
