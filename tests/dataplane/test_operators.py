@@ -14,7 +14,7 @@ from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.errors import BadRecordError, UserCodeError
-from tidegate.graph.stream_graph import MAIN, Edge, Kind, Node
+from tidegate.graph.stream_graph import MAIN, Edge, Node
 from tidegate.protocol.snapshots import KeyedSnapshot
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
@@ -25,7 +25,7 @@ def batch(*values: object, keys: list[bytes | None] | None = None) -> RecordBatc
     return RecordBatch(list(values), list(range(100, 100 + len(values))), ORIGIN, keys)
 
 
-def step(kind: Kind, function: object, number: int = 1, **fields: Any) -> Node:
+def step(kind: str, function: object, number: int = 1, **fields: Any) -> Node:
     return Node(
         id=f"{kind}-{number}",
         kind=kind,
@@ -147,7 +147,7 @@ def test_a_failing_step_is_named_with_its_place_and_the_record(failing: int) -> 
 
         return function
 
-    kinds: list[Kind] = ["map", "filter", "flat_map"]
+    kinds = ["map", "filter", "flat_map"]
     steps = [step(kind, maybe(i), i) for i, kind in enumerate(kinds)]
     with pytest.raises(UserCodeError) as caught:
         FusedSteps("Totals", steps, Collected().append).process(batch(10, 11, 12, 13))

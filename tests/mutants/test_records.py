@@ -32,7 +32,7 @@ from tidegate.errors import StorageError
 BRANCHES_SHARE = (Edit(fan_out, "if not targets or immutable(of):", "if True:"),)
 SHARED_WITH_KEY_BY = (
     Edit(
-        OperatorChain._outputs,
+        OperatorChain.outputs,
         'shared = maker is not None and any(edge.partitioning == "key" for _, _, edge in readers)',
         "shared = False",
     ),

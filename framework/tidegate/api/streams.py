@@ -29,7 +29,7 @@ from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
 from tidegate.api.values import counts_as
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, Kind, Node, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, Node, StreamGraph
 
 if TYPE_CHECKING:
     from tidegate.api.kafka import KafkaSink
@@ -169,7 +169,7 @@ class Stream(Generic[T]):
             "broadcast", "key both streams, and join them by union and a KeyedProcess"
         )
 
-    def _step(self, kind: Kind, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
+    def _step(self, kind: str, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
         place = user_location()
         on_error = error_policy(f"{place}: {kind}", place, options)
         node = self.graph.add(

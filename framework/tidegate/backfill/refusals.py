@@ -6,10 +6,10 @@ every guarantee. A sink that is written `at_least_once` or with the guarantee `n
 the end of each wave, because the barrier of a wave is a final one. What the API refuses (timers,
 windows, async steps, state that expires) is refused when the pipeline is built, here too.
 
-So two things are left. The first is what the API does not have yet: a kind of step or an exchange
-that nobody has taught to waves is refused by its uid, and a test compares both lists with those of
-the graph. The second is a source that begins at the end of its topic: a live job reads what comes,
-and a backfill would read nothing of it and say nothing.
+So two things are left. The first is what the API does not have yet: a step is refused by its uid
+if its kind does not run in waves (`graph/operator_kinds.py`), or if waves do not have its exchange.
+The second is a source that begins at the end of its topic: a live job reads what comes, and a
+backfill would read nothing of it and say nothing.
 
 `open` and `close` of a function are called once in each wave for each subtask. What an object keeps
 between two records beside its state lasts for one wave at most, as it lasts for one attempt of a
@@ -23,12 +23,9 @@ from typing import Final, cast
 
 from tidegate.api.kafka import KafkaSource
 from tidegate.errors import RefusedError
-from tidegate.graph.stream_graph import Exchange, Kind, StreamGraph
+from tidegate.graph.operator_kinds import operator_kind
+from tidegate.graph.stream_graph import Exchange, StreamGraph
 
-KINDS: Final[frozenset[Kind]] = frozenset(
-    {"source", "map", "flat_map", "filter", "process", "keyed_process", "sink"}
-)
-"""The kinds of steps that waves run."""
 EXCHANGES: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
 """The exchanges that waves carry rows along."""
 
@@ -36,7 +33,9 @@ EXCHANGES: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
 def refuse_unknown_steps(graph: StreamGraph) -> None:
     """RefusedError for the first step, or way into a step, that waves do not run."""
     for node in graph:
-        what = None if node.kind in KINDS else f"a step of the kind {node.kind!r}"
+        what = (
+            None if operator_kind(node.kind).runs_in_waves else f"a step of the kind {node.kind!r}"
+        )
         for edge in node.inputs:
             if edge.partitioning not in EXCHANGES:
                 what = f"reached by an exchange of the kind {edge.partitioning!r}"

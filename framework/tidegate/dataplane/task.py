@@ -147,8 +147,8 @@ class _Subtask:
         )
         for sink in self.chain.sinks.values():
             sink.prepare(barrier.checkpoint, gathering.transactions_prepared, final=barrier.final)
-        for keyed in self.chain.keyed.values():
-            keyed.state.snapshot(
+        for state in self.chain.keyed.values():
+            state.snapshot(
                 gathering.state_stored,
                 lambda reason: self._coordination.decline(barrier.checkpoint, self.subtask, reason),
             )

@@ -28,7 +28,6 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.operators.stateless import STATELESS
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.shared_view import SlotView, check_view
@@ -38,6 +37,7 @@ from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import CheckpointResponder, InputTask, SourceTask, Task
+from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex, plan
 from tidegate.graph.stream_graph import MAIN, Node, StreamGraph
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid, VertexId
@@ -237,8 +237,7 @@ class TaskBuilder:
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
-    """Return whether records of this step reach a sink without `key_by` through stateless steps
-    only.
+    """Return whether records of this step reach a sink without `key_by` through fused steps only.
 
     Such a sink writes each record with the key that the record was read with.
     """
@@ -247,7 +246,7 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
             continue  # dead letters carry their own keys
         if consumer.kind == "sink" and consumer.function is None:
             return True
-        if consumer.kind in STATELESS and source_keys_wanted(graph, consumer.id):
+        if operator_kind(consumer.kind).fused and source_keys_wanted(graph, consumer.id):
             return True
     return False
 

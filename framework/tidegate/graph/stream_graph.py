@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from tidegate.errors import PipelineError
+from tidegate.graph.operator_kinds import operator_kind
 
 Exchange = Literal["forward", "key"]
-Kind = Literal["source", "map", "flat_map", "filter", "process", "keyed_process", "sink"]
 
 MAIN: Final = "main"
 """The port of a step's main results. Each side output has a port with its name."""
@@ -83,7 +83,7 @@ class Node:
     """
 
     id: str
-    kind: Kind
+    kind: str
     inputs: tuple[Edge, ...]
     uid: str | None
     options: Mapping[str, object]
@@ -102,7 +102,7 @@ class StreamGraph:
 
     def add(
         self,
-        kind: Kind,
+        kind: str,
         inputs: tuple[Edge, ...],
         *,
         place: str,
@@ -115,8 +115,10 @@ class StreamGraph:
         """Add a step and return it. The id is the uid, or the kind and a number for a stateless
         step.
 
-        `place` is the user's file and line. PipelineError if the uid is malformed or used already.
+        `kind` is one of `OPERATOR_KINDS`, and `place` is the user's file and line. PipelineError if
+        the uid is malformed or used already.
         """
+        operator_kind(kind)
         if uid is not None:
             self._check_uid(uid, place)
         number = 1 + sum(node.kind == kind for node in self.nodes.values())

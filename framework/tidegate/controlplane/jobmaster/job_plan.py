@@ -21,6 +21,7 @@ from tidegate.api.stored import key_text, state_text
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign
+from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
@@ -120,7 +121,7 @@ def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> St
     return StateMetadata(
         parallelism=laid_out.parallelism,
         max_parallelism=laid_out.max_parallelism,
-        steps=tuple(_step(node) for node in graph if node.kind == "keyed_process"),
+        steps=tuple(_step(node) for node in graph if operator_kind(node.kind).keyed),
         sources=tuple(
             SourceMetadata(uid=Uid(node.id), topic=topic_of(config, node))
             for node in graph

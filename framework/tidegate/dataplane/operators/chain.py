@@ -28,12 +28,13 @@ from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
-from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
-from tidegate.dataplane.operators.process import ProcessOperator
-from tidegate.dataplane.operators.stateless import STATELESS, Emit, FusedSteps
+from tidegate.dataplane.operators.keyed import KeyedStateLike
+from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
+from tidegate.dataplane.operators.stateless import Emit, FusedSteps
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
 from tidegate.errors import InternalError, UserCodeError
+from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex
 from tidegate.graph.stream_graph import (
     DEAD_LETTERS,
@@ -110,18 +111,19 @@ class OperatorChain:
         sample.
         """
         self._checks = Checks(pipeline, every_field)
-        self._pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
+        self.pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
         self.sinks: dict[str, Sink] = {}
-        self.keyed: dict[str, KeyedOperator] = {}
-        self.fused: list[FusedSteps] = []
-        self._processes: list[ProcessOperator] = []
+        self.keyed: dict[str, KeyedStateLike] = {}
+        """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
+        self._operators: list[Operator] = []
+        """The operators, those behind a step before that step."""
         self._letters: dict[tuple[str, str], Emit] = {}
         self.outlets = [outlet for _, outlet in leaves.outlets]
         head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
             {
-                MAIN: self._outputs(head, MAIN, maker=None),
+                MAIN: self.outputs(head, MAIN, maker=None),
                 DEAD_LETTERS: self._letters_of(head, DEAD_LETTERS),
             }
             if head.kind == "source"
@@ -146,13 +148,13 @@ class OperatorChain:
         )
 
     def open(self) -> None:
-        """Open sinks and user functions, before the first record."""
+        """Open sinks and user functions, before the first record. A step opens after the steps
+        behind it.
+        """
         for sink in self.sinks.values():
             sink.open()
-        for process in self._processes:
-            process.open()
-        for keyed in self.keyed.values():
-            keyed.open()
+        for operator in self._operators:
+            operator.open()
 
     def close(self) -> None:
         """Close user functions, after the last record or when the attempt ends.
@@ -160,53 +162,52 @@ class OperatorChain:
         If one function raises, the other functions and the state are closed nevertheless.
         """
         with ExitStack() as closing:  # calls in reverse order, and raises at the end
-            for keyed in reversed(self.keyed.values()):
-                closing.callback(keyed.close)
-            for process in reversed(self._processes):
-                closing.callback(process.close)
+            for operator in self._operators:
+                closing.callback(operator.close)
+
+    @property
+    def fused(self) -> list[FusedSteps]:
+        """The runs of fused steps."""
+        return [each for each in self._operators if isinstance(each, FusedSteps)]
 
     def _operator(self, node: Node) -> Emit:
         """Return the function that takes the input of `node`, and build the operators behind it."""
-        if node.kind in STATELESS:
-            run = [node]
-            while (following := self._only_stateless_consumer(run[-1])) is not None:
-                run.append(following)
-            maker = next((step for step in reversed(run) if step.kind != "filter"), None)
-            emit = self._outputs(run[-1], MAIN, maker=maker)
-            refusals = [self._refusals(step) for step in run]
-            fused = FusedSteps(self._pipeline, run, emit, refusals)
-            self.fused.append(fused)
-            return fused.process
         if node.kind == "sink":
-            sink = self.sinks[node.id] = self._leaves.make_sink(node, self._refusals(node))
+            sink = self.sinks[node.id] = self._leaves.make_sink(node, self.refusals(node))
             return sink.write
-        if node.kind == "process":
-            process = ProcessOperator(self._pipeline, node, self._ports(node), self._refusals(node))
-            self._processes.append(process)
-            return process.process
-        if node.kind == "keyed_process":
-            state = self._leaves.make_state(node)
-            keyed = self.keyed[node.id] = KeyedOperator(
-                self._pipeline,
-                node,
-                state,
-                self._ports(node),
-                self._refusals(node),
-                self._key_refusals(node, node.inputs[0]) if self._is_chained(node) else None,
-            )
-            return keyed.process
-        message = f"step {node.id!r} is a {node.kind}, which has no input"
-        raise InternalError(message)
+        operator = operator_entry(node).build(self, node)
+        self._operators.append(operator)
+        if operator_kind(node.kind).keyed:
+            self.keyed[node.id] = cast("StatefulOperator", operator).state
+        return operator.process
 
-    def _only_stateless_consumer(self, node: Node) -> Node | None:
-        """Return the stateless step of this vertex that is the only reader of `node`'s results, to
-        fuse both.
+    def state(self, node: Node) -> KeyedStateLike:
+        """Return the restored state of a keyed step."""
+        return self._leaves.make_state(node)
+
+    def key_refusals(self, node: Node) -> Refusals | None:
+        """Return the policy of the step's key_by, if a call hands the records to the step.
+
+        None if a record that has no key ends the attempt, or if a record writer in front of the
+        step applies the policy.
         """
+        return self._key_refusals(node, node.inputs[0]) if self._is_chained(node) else None
+
+    def fused_run(self, node: Node) -> list[Node]:
+        """Return the node and the fused steps behind it, as far as each is the only reader of the
+        results before it.
+        """
+        run = [node]
+        while (following := self._only_fused_consumer(run[-1])) is not None:
+            run.append(following)
+        return run
+
+    def _only_fused_consumer(self, node: Node) -> Node | None:
         chained = self._chained(node, MAIN)
         alone = len(chained) == 1 and not self._edges(node, MAIN)
-        return chained[0][0] if alone and chained[0][0].kind in STATELESS else None
+        return chained[0][0] if alone and operator_kind(chained[0][0].kind).fused else None
 
-    def _outputs(self, node: Node, port: str, *, maker: Node | None) -> Emit:
+    def outputs(self, node: Node, port: str, *, maker: Node | None) -> Emit:
         """Return the function that takes the records of a port.
 
         `maker` is the step whose code made the records. It is None if they only come from the
@@ -232,8 +233,8 @@ class OperatorChain:
         # function before it may keep a result, or give it twice. Records that go to another slot
         # are copies already.
         shared = maker is not None and any(edge.partitioning == "key" for _, _, edge in readers)
-        if node.kind == "keyed_process":
-            shared = shared and port not in copied_ports(type(cast("Any", node.function)))
+        if shared and node.kind != "source":
+            shared = port not in operator_entry(node).copied_ports(node)
         # A type that only the single reader declares is sufficient: the reader's check refuses
         # other types.
         of = readers[0][2].record_type if given is UNKNOWN and len(readers) == 1 else given
@@ -242,7 +243,7 @@ class OperatorChain:
             return emit
         validate_all = any(self._validates_all(reader) for _, reader, _ in readers)
         return self._checks.of_step(
-            maker, given, self._refusals(maker), emit, validate_all=validate_all
+            maker, given, self.refusals(maker), emit, validate_all=validate_all
         )
 
     def _checked_for(
@@ -256,7 +257,7 @@ class OperatorChain:
         if wanted == given or wanted is UNKNOWN:
             return emit
         by_key = edge.partitioning == "key"
-        refusals = self._key_refusals(reader, edge) if by_key else self._refusals(reader)
+        refusals = self._key_refusals(reader, edge) if by_key else self.refusals(reader)
         return self._checks.for_reader(
             maker, reader, wanted, refusals, emit, validate_all=self._validates_all(reader)
         )
@@ -266,7 +267,7 @@ class OperatorChain:
 
         Filters make no records, so a sink behind filters counts too.
         """
-        if reader.kind == "filter":
+        if not operator_kind(reader.kind).makes_records:
             return any(self._validates_all(node) for node, _ in self._graph.consumers(reader.id))
         if reader.kind != "sink":
             return False
@@ -297,7 +298,7 @@ class OperatorChain:
             f"({type(error).__name__}: {error}), and several steps read it"
         )
         remedy = "Give each of them a type that cannot change (frozen), or map it to plain values."
-        return result_error(self._pipeline, node, batch, index, what, remedy)
+        return result_error(self.pipeline, node, batch, index, what, remedy)
 
     def _sending(self, target: Node, edge: Edge, outlet: Outlet) -> Emit:
         """Return the function that sends a batch along an edge."""
@@ -305,10 +306,10 @@ class OperatorChain:
         if refusals is None:
             return outlet.emit
         outlet.refuse_with(refusals)
-        keying = Keying(self._pipeline, target, edge, refusals)
+        keying = Keying(self.pipeline, target, edge, refusals)
         return lambda batch: outlet.emit(keying.keys(batch)[0])
 
-    def _refusals(self, node: Node) -> Refusals:
+    def refusals(self, node: Node) -> Refusals:
         """Return the policy of a step or a sink."""
         where = f"{node.id} ({node.place})"
         return self._policy(where, policy_of(node), node, DEAD_LETTERS)
@@ -323,7 +324,11 @@ class OperatorChain:
         if edge.on_error is not None:
             policy = edge.on_error
         else:
-            while maker.kind == "filter" and policy_of(maker) == "fail" and _one_input(maker):
+            while (
+                not operator_kind(maker.kind).makes_records
+                and policy_of(maker) == "fail"
+                and _one_input(maker)
+            ):
                 maker = self._graph.nodes[maker.inputs[0].node]
             policy = policy_of(maker)
         if policy == "fail":
@@ -344,14 +349,14 @@ class OperatorChain:
         one port.
         """
         if (node.id, port) not in self._letters:
-            self._letters[node.id, port] = self._outputs(node, port, maker=None)
+            self._letters[node.id, port] = self.outputs(node, port, maker=None)
         return self._letters[node.id, port]
 
-    def _ports(self, node: Node) -> dict[str, Emit]:
+    def ports(self, node: Node) -> dict[str, Emit]:
         """Return the outputs of the main port and of each side output that has a reader."""
         consumers = self._graph.consumers(node.id)
         ports = {edge.port for _, edge in consumers if not self._graph.leads_to_letters(edge)}
-        return {port: self._outputs(node, port, maker=node) for port in sorted({MAIN, *ports})}
+        return {port: self.outputs(node, port, maker=node) for port in sorted({MAIN, *ports})}
 
     def _chained(self, node: Node, port: str) -> list[tuple[Node, Edge]]:
         return [

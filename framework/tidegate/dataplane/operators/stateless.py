@@ -16,7 +16,7 @@ from __future__ import annotations
 import linecache
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.operators.returned import results_guard
@@ -26,8 +26,6 @@ from tidegate.graph.stream_graph import Node, function_name
 from tidegate.stream_elements import RecordBatch
 
 Emit = Callable[[RecordBatch], None]
-
-STATELESS: Final = frozenset({"map", "filter", "flat_map"})
 
 
 class FusedSteps:
@@ -55,6 +53,12 @@ class FusedSteps:
         scope |= {f"g{i}": results_guard(node.record_type) for i, node in enumerate(self._nodes)}
         exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own text
         self._run: Callable[..., None] = scope["run"]
+
+    def open(self) -> None:
+        """Do nothing: a plain function has no `open`."""
+
+    def close(self) -> None:
+        """Do nothing: a plain function has no `close`."""
 
     def process(self, batch: RecordBatch) -> None:
         """Run the steps over a batch, and emit the remaining values, if any."""

@@ -1,0 +1,131 @@
+"""The operator of each kind of step: one entry for each, which builds it for a chain.
+
+`chain.py` asks this table for the operator of a node and gives itself as the `ChainBuilder`. A new
+kind adds an entry here and in `graph/operator_kinds.py`. Sources and sinks are not in the table:
+they are connectors, and their declarations choose their readers and writers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, cast
+
+from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
+from tidegate.dataplane.operators.process import ProcessOperator
+from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.refusals import Refusals
+from tidegate.errors import InternalError
+from tidegate.graph.operator_kinds import operator_kind
+from tidegate.graph.stream_graph import MAIN, Node
+from tidegate.stream_elements import RecordBatch
+
+
+class Operator(Protocol):
+    """One step of a subtask, or a run of fused steps.
+
+    Between two calls of `process` an operator keeps no records, so that a barrier between two
+    batches separates exactly the records before it from those behind it.
+    """
+
+    def open(self) -> None:
+        """Prepare the user's function, before the first record."""
+        ...
+
+    def process(self, batch: RecordBatch) -> None:
+        """Process a batch, and emit all of its results before the return."""
+        ...
+
+    def close(self) -> None:
+        """Release the user's function, after the last record or when the attempt ends."""
+        ...
+
+
+class StatefulOperator(Operator, Protocol):
+    """The operator of a kind that is `keyed`."""
+
+    state: KeyedStateLike
+
+
+class ChainBuilder(Protocol):
+    """The methods of a chain that a builder may call. All of them build what is behind the step."""
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline, for error messages."""
+        ...
+
+    def outputs(self, node: Node, port: str, *, maker: Node | None) -> Emit:
+        """Return the function that takes the records of one port."""
+        ...
+
+    def ports(self, node: Node) -> dict[str, Emit]:
+        """Return the outputs of the main port and of each side output that has a reader."""
+        ...
+
+    def refusals(self, node: Node) -> Refusals:
+        """Return the policy of a step."""
+        ...
+
+    def key_refusals(self, node: Node) -> Refusals | None:
+        """Return the policy of the step's key_by, if the step itself applies it."""
+        ...
+
+    def state(self, node: Node) -> KeyedStateLike:
+        """Return the restored state of a keyed step."""
+        ...
+
+    def fused_run(self, node: Node) -> list[Node]:
+        """Return the node, and the fused steps behind it that run in the same loop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorEntry:
+    """The builder of one kind, and the ports on which its operators give copies of their results.
+
+    The chain does not copy the results of such a port again.
+    """
+
+    build: Callable[[ChainBuilder, Node], Operator]
+    copied_ports: Callable[[Node], Collection[str]] = lambda _: ()
+
+
+def _fused(chain: ChainBuilder, node: Node) -> FusedSteps:
+    run = chain.fused_run(node)
+    makers = (step for step in reversed(run) if operator_kind(step.kind).makes_records)
+    emit = chain.outputs(run[-1], MAIN, maker=next(makers, None))
+    return FusedSteps(chain.pipeline, run, emit, [chain.refusals(step) for step in run])
+
+
+def _process(chain: ChainBuilder, node: Node) -> ProcessOperator:
+    return ProcessOperator(chain.pipeline, node, chain.ports(node), chain.refusals(node))
+
+
+def _keyed(chain: ChainBuilder, node: Node) -> KeyedOperator:
+    return KeyedOperator(
+        chain.pipeline,
+        node,
+        chain.state(node),
+        chain.ports(node),
+        chain.refusals(node),
+        chain.key_refusals(node),
+    )
+
+
+OPERATORS: Final[dict[str, OperatorEntry]] = {
+    **dict.fromkeys(("map", "flat_map", "filter"), OperatorEntry(build=_fused)),
+    "process": OperatorEntry(build=_process),
+    "keyed_process": OperatorEntry(
+        build=_keyed, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
+    ),
+}
+"""The operators by kind of step."""
+
+
+def operator_entry(node: Node) -> OperatorEntry:
+    """Return the entry of a node's kind. InternalError if the kind has no operator."""
+    entry = OPERATORS.get(node.kind)
+    if entry is None:
+        raise InternalError(f"step {node.id!r} is of the kind {node.kind!r}, which has no operator")
+    return entry

@@ -1,0 +1,54 @@
+"""The kinds of steps: one entry for each, with the facts that the rooms ask about a kind.
+
+The graph, the plan of a job, a backfill and the data plane ask this table. They never compare the
+name of a kind with a string, except for `source` and `sink`, which are the ends of every graph and
+no operators. The code that runs a kind is in the data plane (`dataplane/operators/registry.py`).
+
+Invariant: every node of a graph has a kind of this table. `StreamGraph.add` refuses another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorKind:
+    """The facts of one kind of step. The defaults are those of a step without state."""
+
+    runs_in_waves: bool
+    """Whether a backfill can run the step. Each kind decides, so there is no default."""
+    keyed: bool = False
+    """Whether the step has keyed state. A checkpoint then stores its key type and its state
+    declarations, and a restore compares them with the code.
+    """
+    fused: bool = False
+    """Whether the step is one function without state. Such neighbours run in one loop, which keeps
+    the source keys of the records.
+    """
+    makes_records: bool = True
+    """Whether the results are new records. A filter passes on the records that it gets."""
+
+
+OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
+    "source": OperatorKind(runs_in_waves=True),
+    "map": OperatorKind(runs_in_waves=True, fused=True),
+    "flat_map": OperatorKind(runs_in_waves=True, fused=True),
+    "filter": OperatorKind(runs_in_waves=True, fused=True, makes_records=False),
+    "process": OperatorKind(runs_in_waves=True),
+    "keyed_process": OperatorKind(runs_in_waves=True, keyed=True),
+    "sink": OperatorKind(runs_in_waves=True),
+}
+"""Every kind, by the name that the fingerprint of a graph contains."""
+
+
+def operator_kind(name: str) -> OperatorKind:
+    """Return the facts of a kind. InternalError if no kind has this name."""
+    try:
+        return OPERATOR_KINDS[name]
+    except KeyError:
+        known = ", ".join(OPERATOR_KINDS)
+        raise InternalError(f"no kind of step is named {name!r}; the kinds are {known}") from None
