@@ -18,7 +18,7 @@ import msgspec
 
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Raw
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.delivery import TransactionalDelivery
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

@@ -19,7 +19,7 @@ from integration.test_kafka_drivers import under_test
 from tests.contracts.kafka import KafkaUnderTest, eventually
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Raw
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

@@ -11,7 +11,8 @@ from integration.test_kafka_drivers import prepared, under_test
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, eventually
 from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Utf8
-from tidegate.api.kafka import ConsumerRecord, KafkaSource
+from tidegate.api.kafka_records import ConsumerRecord
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.config import Config, KafkaSettings
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

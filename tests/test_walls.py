@@ -7,13 +7,16 @@ copies of it with one forbidden import each: a contract that lets those pass gua
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -85,6 +88,26 @@ def test_what_judges_imports_nothing_of_ours(name: str) -> None:
     text = (ROOT / "integration" / name).read_text(encoding="utf-8")
     foreign = imported(text) - sys.stdlib_module_names
     assert foreign <= {"confluent_kafka"}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = grimp.build_graph("tidegate", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    assert len(imports) > 100
+    assert cycle(imports) == []
+    assert "tidegate.api.streams" in cycle(
+        {**imports, "tidegate.api.sink": {"tidegate.api.streams"}}
+    )
+
+
+def cycle(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the modules of a cycle of imports; empty if no cycle exists."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
 
 
 PURE = re.compile(r"\bpure\b", re.IGNORECASE)

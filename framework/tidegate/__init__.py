@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidegate.api.formats import Avro, Json, Raw, Utf8
     from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
-    from tidegate.api.kafka import ConsumerRecord, KafkaSink, KafkaSource, ProducerRecord
-    from tidegate.api.keyed import KeyedStream
+    from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
+    from tidegate.api.kafka_sink import KafkaSink
+    from tidegate.api.kafka_source import KafkaSource
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
-    from tidegate.api.streams import Stream
+    from tidegate.api.streams import KeyedStream, Stream
     from tidegate.errors import PipelineError
 
 __all__ = [
@@ -48,11 +49,12 @@ __all__ = [
 _HOMES = {
     "api.formats": ("Avro", "Json", "Raw", "Utf8"),
     "api.functions": ("Context", "KeyedProcess", "Process", "ProcessContext", "SideOutput"),
-    "api.kafka": ("ConsumerRecord", "KafkaSink", "KafkaSource", "ProducerRecord"),
-    "api.keyed": ("KeyedStream",),
+    "api.kafka_records": ("ConsumerRecord", "ProducerRecord"),
+    "api.kafka_sink": ("KafkaSink",),
+    "api.kafka_source": ("KafkaSource",),
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
-    "api.streams": ("Stream",),
+    "api.streams": ("KeyedStream", "Stream"),
     "errors": ("PipelineError",),
 }
 UNSUPPORTED = {

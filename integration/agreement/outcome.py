@@ -22,7 +22,8 @@ from confluent_kafka import Message
 
 from integration.agreement.cases import Case
 from integration.brokers import read_all
-from tidegate.api.kafka import STEP, KafkaSink
+from tidegate.api.kafka_records import STEP
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import restore

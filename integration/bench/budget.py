@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from integration.bench.cost import Rig
     from integration.bench.page import Table
     from tidegate.api.functions import KeyedProcess
-    from tidegate.api.kafka import KafkaSink, KafkaSource
+    from tidegate.api.kafka_sink import KafkaSink
+    from tidegate.api.kafka_source import KafkaSource
     from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
 
 ROOT: Final = Path(__file__).parents[2]
@@ -115,11 +116,10 @@ def _run(
     """One run in a process of its own; what it prints last."""
     words = [kind, workload, rig.bootstrap, sink, str(rig.count), json.dumps(properties or {})]
     done = subprocess.run(
-        [sys.executable, __file__, *words],
-        check=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, __file__, *words], check=False, capture_output=True, text=True
     )
+    if done.returncode:
+        raise RuntimeError(f"the {kind} of {workload} failed: {done.stderr[-2000:]}")
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
@@ -179,7 +179,7 @@ def clock_parts(clocks: Clocks) -> None:
         (KafkaProducer, "send", "produce"),
         (KafkaSinkWriter, "write", "sink"),
         (SourceTask, "step", "task"),
-        (KeyedStateBackend, "advance", "snapshot: what to save"),
+        (KeyedStateBackend, "save_next", "snapshot: what to save"),
         (KeyedStateBackend, "_save", "snapshot: encode what changed"),
         (RocksDBStore, "write", "snapshot: keep what changed"),
         (RocksDBStore, "checkpoint", "checkpoint: freeze the store"),

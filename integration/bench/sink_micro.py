@@ -130,7 +130,8 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
     from tests.kafka.surroundings import Surroundings
     from tidegate.api.formats import Raw
-    from tidegate.api.kafka import KafkaSink, KafkaSource
+    from tidegate.api.kafka_sink import KafkaSink
+    from tidegate.api.kafka_source import KafkaSource
     from tidegate.config import Config, KafkaSettings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tests.channels.parts import Network, no_loss
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.keys import key_encoder
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.wire import column_codec

@@ -10,11 +10,13 @@ import pytest
 from tests.dataplane.test_operators import Collected, Dict, keyed, step
 from tidegate.api.formats import Json
 from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext
-from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.state import ValueState
-from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain, Sink
+from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.process import ProcessOperator
+from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.errors import UserCodeError
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import MAIN
@@ -89,7 +91,7 @@ def test_a_function_that_fails_to_close_does_not_keep_the_others_open() -> None:
     vertex = plan(graph, 1, 128).vertices[0]
     leaves = ChainOutputs(
         outlets=(),
-        make_sink=lambda *_: cast("Sink", NotWritten()),
+        make_sink=lambda *_: cast("SinkWriter", NotWritten()),
         make_state=lambda _: Dict(Unreachable()),
     )
     chain = OperatorChain("Twice", graph, vertex, leaves)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
-from tidegate.api.kafka import ERROR, ORIGIN_OFFSET, ProducerRecord
+from tidegate.api.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,
     DEFAULT_MAX_BYTES,

@@ -10,7 +10,8 @@ import pytest
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
 from tidegate.api.formats import Json, Raw
-from tidegate.api.kafka import KafkaSink, ProducerRecord
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter

@@ -10,7 +10,7 @@ import pytest
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
 from tidegate.api.formats import Raw
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sizes import CLIENT_MAX_BYTES

@@ -9,7 +9,8 @@ import pytest
 from tests.kafka.surroundings import Surroundings
 from tests.sinks.doubles import Broker
 from tidegate.api.formats import Json, Raw, Utf8
-from tidegate.api.kafka import KafkaSink, ProducerRecord
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.dataplane.sinks import kafka as writer_module
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.errors import TransactionError, UserCodeError

@@ -15,7 +15,8 @@ import pytest
 
 from tests.channels.parts import edge
 from tidegate.api.formats import Raw
-from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.config import Config
 from tidegate.dataplane.channels.input_gate import InputChannel

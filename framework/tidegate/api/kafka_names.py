@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from typing import cast
 
-from tidegate.api.kafka import Connector
+from tidegate.api.kafka_connector import KafkaConnector
 from tidegate.config import Config
-from tidegate.graph.stream_graph import Node
+from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import JobName
 
 
+def kafka_nodes(graph: StreamGraph) -> list[Node]:
+    """Return the sources and sinks of a graph that read or write a Kafka topic."""
+    return [node for node in graph if isinstance(node.declaration, KafkaConnector)]
+
+
 def topic_of(config: Config, node: Node) -> str:
-    """Return the topic that a source or sink node reads or writes."""
+    """Return the topic that a node of `kafka_nodes` reads or writes."""
     overrides = config.sources if node.kind == "source" else config.sinks
     override = overrides.get(node.id)
     if override is not None and override.topic is not None:
         return override.topic
-    return cast("Connector", node.declaration).topic
+    return cast("KafkaConnector", node.declaration).topic
 
 
 def consumer_group(job: JobName, source: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from tidegate.api.kafka import Connector
+from tidegate.api.connector import Connector
 from tidegate.api.location import NOT_THE_USERS, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.times import Duration, to_ms

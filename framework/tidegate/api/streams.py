@@ -4,36 +4,36 @@ A method adds a step to the graph and returns the typed stream of the step's res
 that keeps state takes `uid` as a required keyword, so a type checker finds a missing one before the
 first run. A stream also has its record type at run time (`of`). The type must be known only where
 records are stored or sent between slots.
+
+A `KeyedStream` is not a `Stream`: a step that uses the key must follow `key_by`. So the question
+whether a map keeps the key does not arise. The records and keys of its steps are sent between slots
+and stored, so both types must be known there. Otherwise the build fails, and the error says how to
+state them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Generic,
-    Never,
-    TypeGuard,
-    TypeVar,
-    Unpack,
-    get_args,
-    is_typeddict,
-)
+from typing import Any, Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
-from tidegate.api.functions import Function, Process, SideOutput
+from tidegate.api.functions import Function, KeyedProcess, Process, SideOutput
+from tidegate.api.kafka_sink import connect_dead_letters, connect_step_letters
+from tidegate.api.keys import normalised_key
 from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.record_fields import type_name
+from tidegate.api.sink import Sink
+from tidegate.api.step_checks import (
+    check_function,
+    check_outputs,
+    check_record_type,
+    check_sink_type,
+)
 from tidegate.api.type_inference import item_type, result_type
-from tidegate.api.types import KeyLike
-from tidegate.api.values import counts_as
+from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, Node, StreamGraph
-
-if TYPE_CHECKING:
-    from tidegate.api.kafka import KafkaSink
-    from tidegate.api.keyed import KeyedStream
+from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, StreamGraph
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -132,23 +132,19 @@ class Stream(Generic[T]):
         policy of the previous step (`on_bad_record` of a source) covers records that cannot be
         encoded or sent, and an exception of the key function ends the attempt.
         """
-        from tidegate.api.keyed import KeyedStream  # built on streams, and key_by is the way to it
-
         error_policy(f"{user_location()}: key_by", user_location(), options)
         of = result_type(key, self.of, returns)
         return KeyedStream(self.graph, self.edges, self.of, key, of, options)
 
-    def to(self, sink: KafkaSink[T]) -> None:
+    def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
 
         Several chains of a pipeline may end at one sink. PipelineError if the object is not a
-        KafkaSink, or if the record types do not fit.
+        sink, or if the record types do not fit.
         """
-        from tidegate.api.kafka import KafkaSink  # its sources are streams
-
-        if not isinstance(sink, KafkaSink):
+        if not isinstance(sink, Sink):
             raise PipelineError(f"{user_location()}: .to() takes a KafkaSink, not {sink!r}")
-        check_sink_type(sink.record_type(), self.of, sink.topic)
+        check_sink_type(sink.record_type(), self.of, sink.target)
         sink.connect(self.graph, self.edges)
 
     def map_batch(self, *_args: object, **_options: object) -> Never:
@@ -207,71 +203,133 @@ class ProcessedStream(Stream[T]):
         return Stream(self.graph, edges, tag.of)
 
 
-def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
-    """Write the dead letters of a step to its dead-letter topic, if it has one."""
-    from tidegate.api.kafka import connect_dead_letters, letters_name  # its sources are streams
+class KeyedStream(Generic[K, T]):
+    """Records of type T, partitioned by a key of type K."""
 
-    if "dead_letters" in options:
-        name, topic = letters_name(node.id), options["dead_letters"]
-        connect_dead_letters(graph, name, topic, node.place, [(node.id, DEAD_LETTERS)])
+    def __init__(
+        self,
+        graph: StreamGraph,
+        edges: tuple[Edge, ...],
+        of: object,
+        key: Callable[[T], K],
+        key_of: object,
+        key_options: ErrorOptions,
+    ) -> None:
+        self.graph, self.edges, self.of, self.key, self.key_of = graph, edges, of, key, key_of
+        self.key_options = key_options
 
+    def process(
+        self, function: KeyedProcess[K, T, U], *, uid: str, **options: Unpack[ErrorOptions]
+    ) -> ProcessedStream[U]:
+        """Add a step that calls a function object with state per key.
 
-def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
-    """Refuse a side output whose port the step needs for its dead letters."""
-    if DEAD_LETTERS in function.declared_outputs and "dead_letters" in options:
-        raise PipelineError(
-            f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
-            "on_error='dead_letter'; give the side output another name"
-        )
+        `uid` names the state in checkpoints and must never change. `on_error` is as in
+        `Stream.map`. If it skips or dead-letters a record, the failed call's changes to the key's
+        state are undone and its results are dropped.
 
-
-def check_function(graph: StreamGraph, function: object, base: type[Function], place: str) -> None:
-    """Refuse an object that is not a `base`, or that already belongs to another step.
-
-    Two steps cannot share an object, because its state cells are attributes of the object.
-    """
-    if not isinstance(function, base):
-        given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
-        raise PipelineError(
-            f"{place}: process() takes an object of a class derived from {base.__name__} here, not "
-            f"{given}"
-        )
-    for node in graph:
-        if node.function is function:
-            raise PipelineError(
-                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} "
-                f"at {node.place}; make one for each step"
+        PipelineError, with file and line, if the types do not fit or are not known, if the key's
+        type cannot be a key, or if a keyword is wrong.
+        """
+        place = user_location()
+        check_function(self.graph, function, KeyedProcess, place)
+        check_record_type(function, self.of, f"step {uid!r}", place)
+        of = function.record_type() if self.of is UNKNOWN else self.of
+        key_of = self._key_type(function, uid, place)
+        on_error = error_policy(f"{place}: step {uid!r}", place, options)
+        check_outputs(function, options, place)
+        described = {
+            "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", place),
+            "record": _schema(of, f"step {uid!r} sends its records to other slots", "map", place),
+            "state": {name: s.describe() for name, s in function.declared_states.items()},
+            **policy_options(on_error),
+        }
+        why_not = type_info(key_of).why_not_key
+        if why_not:
+            raise PipelineError(f"{place}: step {uid!r}: {why_not}")
+        key = normalised_key(self.key, key_of)
+        edges = tuple(
+            dataclasses.replace(
+                edge,
+                partitioning="key",
+                key=key,
+                key_type=key_of,
+                record_type=of,
+                on_error=self.key_options.get("on_error"),
+                letters=f"{uid}{KEY_LETTERS}" if "on_error" in self.key_options else DEAD_LETTERS,
             )
-
-
-def check_sink_type(declared: object, of: object, topic: str) -> None:
-    """Refuse a sink whose records the stream cannot have.
-
-    This is so if the stream's class is neither encoded as the sink's class nor a base class of it.
-    Types that are not plain classes are left to type checkers.
-    """
-    if not (_is_plain_class(declared) and _is_plain_class(of)):
-        return
-    if not counts_as(of, declared) and not issubclass(declared, of):
-        raise PipelineError(
-            f"{user_location()}: the sink for topic {topic!r} takes records of "
-            f"{type_name(declared)}"
-            f", the stream has {type_name(of)}; map them"
+            for edge in self.edges
+        )
+        result = function.result_type()
+        node = self.graph.add(
+            "keyed_process",
+            edges,
+            place=place,
+            uid=uid,
+            options=described,
+            function=function,
+            record_type=result,
+        )
+        connect_step_letters(self.graph, node, options)
+        if "dead_letters" in self.key_options:
+            name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letters"]
+            ports = [(edge.node, name) for edge in self.edges]
+            connect_dead_letters(self.graph, name, topic, place, ports)
+        return ProcessedStream(
+            self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
         )
 
+    def reduce(self, *_args: object, **_options: object) -> Never:
+        """Reduce the records of a key. Not supported in this version: PipelineError."""
+        refuse_unsupported("reduce", "use .process() with a KeyedProcess and a ValueState")
 
-def _is_plain_class(of: object) -> TypeGuard[type]:
-    """Check that `issubclass` can decide: false for aliases, protocols and TypedDicts."""
-    special = of is Any or is_typeddict(of) or getattr(of, "_is_protocol", False)
-    return isinstance(of, type) and not get_args(of) and not special
-
-
-def check_record_type(function: Function, of: object, step: str, place: str) -> None:
-    """Refuse a function with another record type than the stream's, if both types are known."""
-    declared = function.record_type()
-    narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
-    if UNKNOWN not in (declared, of) and declared != of and not narrower:
-        raise PipelineError(
-            f"{place}: {step}: {type(function).__name__} declares records of {type_name(declared)}"
-            f", the stream has {type_name(of)}"
+    def window(self, *_args: object, **_options: object) -> Never:
+        """Group the records of a key by time. Not supported in this version: PipelineError."""
+        refuse_unsupported(
+            "window", "use .process() with a KeyedProcess and a MapState by window start"
         )
+
+    def interval_join(self, *_args: object, **_options: object) -> Never:
+        """Join records by key and time interval. Not supported in this version: PipelineError."""
+        refuse_unsupported("interval_join", _JOIN)
+
+    def as_of_join(self, *_args: object, **_options: object) -> Never:
+        """Join with the latest earlier record. Not supported in this version: PipelineError."""
+        refuse_unsupported("as_of_join", _JOIN)
+
+    def connect(self, *_args: object, **_options: object) -> Never:
+        """Process two keyed streams together. Not supported in this version: PipelineError."""
+        refuse_unsupported("connect", _JOIN)
+
+    def connect_broadcast(self, *_args: object, **_options: object) -> Never:
+        """Process with a broadcast stream. Not supported in this version: PipelineError."""
+        refuse_unsupported("connect_broadcast", _JOIN)
+
+    def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
+        """Return the key's type, from `key_by` or else from the function class.
+
+        PipelineError if the two types differ.
+        """
+        declared = function.key_type()
+        of = declared if self.key_of is UNKNOWN else self.key_of
+        if declared not in (UNKNOWN, of):
+            raise PipelineError(
+                f"{place}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
+                f"{type_name(of)}"
+            )
+        return of
+
+
+_JOIN = (
+    "map both streams to one union type, unite them, and key them by the same key into a "
+    "KeyedProcess "
+    "that keeps what waits for its partner in state"
+)
+
+
+def _schema(of: object, why: str, step: str, place: str) -> object:
+    if of is UNKNOWN:
+        raise PipelineError(
+            f"{place}: {why}, and the type is not known: say it with .{step}(..., returns=Type), "
+            "or give a def with a return annotation instead of the lambda"
+        )
+    return type_info(of).avro

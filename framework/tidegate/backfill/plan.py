@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.sink import Sink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.journal_state import JournalState
@@ -278,6 +278,5 @@ def _at_least_once(graph: StreamGraph) -> list[str]:
     return [
         node.id
         for node in graph
-        if node.kind == "sink"
-        and cast("KafkaSink[Any]", node.declaration).guarantee != "exactly_once"
+        if isinstance(node.declaration, Sink) and node.declaration.guarantee != "exactly_once"
     ]

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, cast
 
-from tidegate.api.kafka import KafkaSource
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.errors import RefusedError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import Exchange, StreamGraph

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.api.declaration_checks import OnError
-from tidegate.api.kafka import (
+from tidegate.api.kafka_records import (
     ERROR,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,

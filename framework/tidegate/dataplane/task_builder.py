@@ -18,7 +18,8 @@ from typing import Any, Protocol, cast
 
 from tidegate.api.archive import cache_of, install
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.rebuild import rebuild
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
@@ -28,10 +29,9 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.shared_control import SharedControl
 from tidegate.dataplane.shared_view import SlotView, check_view
-from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
@@ -147,7 +147,7 @@ class TaskBuilder:
             vertex,
             ChainOutputs(
                 outlets=outlets,
-                make_sink=lambda node, refusals: self._sink(node, runtime, refusals),
+                make_sink=lambda node, refusals: make_sink_writer(node, runtime, refusals),
                 make_state=lambda node: self._state(node, runtime),
                 counters=runtime.counters,
                 letter_bytes_max=lambda node: runtime.record_bytes_max(
@@ -175,10 +175,6 @@ class TaskBuilder:
         return SourceTask(
             runtime, chain, around.coordination, reader, splits, ends_input=around.ends_input
         )
-
-    def _sink(self, node: Node, runtime: SubtaskContext, refusals: Refusals) -> KafkaSinkWriter:
-        sink = cast("KafkaSink[object]", node.declaration)
-        return KafkaSinkWriter(sink, Uid(node.id), runtime, refusals)
 
     def _state(self, node: Node, runtime: SubtaskContext) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))

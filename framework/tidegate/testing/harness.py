@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from tidegate.api.declaration_checks import OnError
 from tidegate.api.functions import KeyedProcess, SideOutput
-from tidegate.api.kafka import ProducerRecord
+from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.keys import key_normaliser
 from tidegate.api.location import user_location
 from tidegate.api.state import ListState, MapState, State, ValueState

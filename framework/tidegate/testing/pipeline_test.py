@@ -17,19 +17,15 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar, cast
 
+from tidegate.api.connector import Connector
 from tidegate.api.copying import copy_value
 from tidegate.api.formats import Raw
 from tidegate.api.functions import KeyedProcess
-from tidegate.api.kafka import (
-    Connector,
-    Headers,
-    KafkaSink,
-    KafkaSource,
-    ProducerRecord,
-    letters_name,
-)
+from tidegate.api.kafka_records import Headers, ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink, letters_name
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.values import fault
+from tidegate.api.sink import Sink
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.refusals import Refusals, reason_of
@@ -103,7 +99,7 @@ class PipelineTest:
         self._check_ours(source)
         return PipelineSource(self, source)
 
-    def sink(self, sink: KafkaSink[T]) -> PipelineSink[T]:
+    def sink(self, sink: Sink[T]) -> PipelineSink[T]:
         """Return the object that reads the records written to a sink.
 
         Raise PipelineError if the sink does not belong to the pipeline.
@@ -111,9 +107,7 @@ class PipelineTest:
         self._check_ours(sink)
         return PipelineSink(self._written[sink.name])
 
-    def dead_letters(
-        self, of: KafkaSource[Any] | KafkaSink[Any] | str
-    ) -> list[ProducerRecord[bytes, bytes]]:
+    def dead_letters(self, of: Connector | str) -> list[ProducerRecord[bytes, bytes]]:
         """Return the dead letters written since they were last read.
 
         `of` is a source or a sink. If it is the name of a topic, return the dead letters of all
@@ -171,7 +165,7 @@ class PipelineTest:
             raise PipelineError(f"{connector.name!r} is not of {self._pipeline.__name__}")
 
     def _make_sink(self, node: Node, refusals: Refusals) -> _Sink:
-        sink = cast("KafkaSink[Any]", node.declaration)
+        sink = cast("Sink[Any]", node.declaration)
         return _Sink(sink, self._written.setdefault(node.id, []), refusals)
 
     def _make_state(self, node: Node) -> CellsByKey:
@@ -312,9 +306,9 @@ class _Sink:
     Because it keeps copies, a later change of a record by another step does not change the output.
     """
 
-    def __init__(self, sink: KafkaSink[Any], written: list[Any], refusals: Refusals) -> None:
+    def __init__(self, sink: Sink[Any], written: list[Any], refusals: Refusals) -> None:
         self._written, self._refusals = written, refusals
-        self._encode = _encoder(sink)
+        self._encode = sink.encoder()
 
     def open(self) -> None:
         """Do nothing: there is no producer to open."""
@@ -352,36 +346,3 @@ class _Sink:
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
         """Do nothing: a pipeline test prepares no transaction."""
-
-
-def _encoder(sink: KafkaSink[Any]) -> Callable[[Any], None]:
-    """Return a function that encodes the value and the key of a record and drops the bytes."""
-    encode = sink.value.encoder()
-    encode_key = None if sink.key is None else sink.key.encoder()
-    key_by = sink.key_by
-
-    def whole(record: Any) -> None:
-        if record.value is not None:
-            encode(record.value)
-        if record.key is not None and encode_key is not None:
-            encode_key(record.key)
-
-    def plain(record: Any) -> None:
-        encode(record)
-        if key_by is not None and sink.key is not None and encode_key is not None:
-            key = key_by(record)
-            if wrong := fault(key, sink.key.of):
-                raise PipelineError(
-                    f"sink {sink.name!r} ({sink.place}): key_by gave {key!r}, of which {wrong}"
-                )
-            encode_key(key)
-        elif key_by is not None:
-            key = key_by(record)
-            if not isinstance(key, str | bytes):
-                raise PipelineError(
-                    f"sink {sink.name!r} ({sink.place}): key_by gave {key!r}; a key is text or "
-                    "bytes, or "
-                    "has its format in key="
-                )
-
-    return whole if sink.full_record else plain

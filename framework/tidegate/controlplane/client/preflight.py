@@ -21,8 +21,8 @@ from tidegate.api.archive import CodeArchive, pack
 from tidegate.api.code import load_pipeline
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.api.formats import Avro
-from tidegate.api.kafka import KafkaSink
-from tidegate.api.kafka_names import topic_of
+from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.checkpoint.timeouts import check_against_broker
 from tidegate.checkpoint.transactional_ids import job_prefix
@@ -152,9 +152,8 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
     admin = drivers.kafka_admin(kafka)
     try:
         admin.cluster_id()
-        for node in graph:
-            if node.kind in {"source", "sink"}:
-                _check_topic(node, topic_of(config, node), admin)
+        for node in kafka_nodes(graph):
+            _check_topic(node, topic_of(config, node), admin)
         limit_ms = admin.transaction_max_timeout_ms()
     finally:
         admin.close()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate.api.kafka_names import topic_of
+from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.lost_tail import Place, read_again
 from tidegate.checkpoint.manifest import Manifest
@@ -280,7 +280,7 @@ class JobJournal:
         """Return `max.message.bytes` of each sink topic. Each attempt asks Kafka again, because a
         user may have raised the limit after the job failed.
         """
-        nodes = [node for node in self._required_plan().graph if node.kind == "sink"]
+        nodes = [n for n in kafka_nodes(self._required_plan().graph) if n.kind == "sink"]
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         try:
             return admin.max_message_bytes({topic_of(self._config, node) for node in nodes})

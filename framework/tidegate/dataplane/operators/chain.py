@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from tidegate.api.copying import copy_value, copy_values
 from tidegate.api.declaration_checks import OnError
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.sink import Sink
 from tidegate.api.type_inference import only_reads
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import Keying
@@ -32,6 +32,7 @@ from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.operator_kinds import operator_kind
@@ -45,8 +46,6 @@ from tidegate.graph.stream_graph import (
     StreamGraph,
     policy_of,
 )
-from tidegate.ids import CheckpointId, TransactionalId
-from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 
@@ -62,31 +61,12 @@ class Outlet(Protocol):
         ...
 
 
-class Sink(Protocol):
-    """An output that writes to an external system, in transactions that checkpoints list."""
-
-    def open(self) -> None: ...
-    def write(self, batch: RecordBatch) -> None: ...
-    def writable(self) -> bool: ...
-    def prepare(
-        self,
-        checkpoint: CheckpointId,
-        done: Callable[[tuple[PreparedTransaction, ...]], None],
-        *,
-        final: bool,
-    ) -> None: ...
-    def ended(
-        self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None
-    ) -> None: ...
-    def freed(self, ids: Sequence[TransactionalId]) -> None: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainOutputs:
     """The outside parts of a chain: record writers by plan edge, makers of sinks and state."""
 
     outlets: Sequence[tuple[PlanEdge, Outlet]]
-    make_sink: Callable[[Node, Refusals], Sink]
+    make_sink: Callable[[Node, Refusals], SinkWriter]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
     letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
@@ -112,7 +92,7 @@ class OperatorChain:
         """
         self._checks = Checks(pipeline, every_field)
         self.pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
-        self.sinks: dict[str, Sink] = {}
+        self.sinks: dict[str, SinkWriter] = {}
         self.keyed: dict[str, KeyedStateLike] = {}
         """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
         self._operators: list[Operator] = []
@@ -250,8 +230,8 @@ class OperatorChain:
         self, reader: Node, edge: Edge, given: object, maker: Node, emit: Emit
     ) -> Emit:
         """Return `emit`, with a check if the reader declares another type than the step."""
-        if reader.kind == "sink":
-            wanted = cast("KafkaSink[Any]", reader.declaration).record_type()
+        if isinstance(reader.declaration, Sink):
+            wanted = reader.declaration.record_type()
         else:
             wanted = edge.record_type if edge.partitioning == "key" else UNKNOWN
         if wanted == given or wanted is UNKNOWN:
@@ -269,9 +249,7 @@ class OperatorChain:
         """
         if not operator_kind(reader.kind).makes_records:
             return any(self._validates_all(node) for node, _ in self._graph.consumers(reader.id))
-        if reader.kind != "sink":
-            return False
-        return cast("KafkaSink[Any]", reader.declaration).value.validate == "all"
+        return isinstance(reader.declaration, Sink) and reader.declaration.checks_all_fields
 
     def _copies(self, node: Node) -> CopyBatch:
         def copies(batch: RecordBatch) -> RecordBatch:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidegate.api.formats import Format, Raw
-from tidegate.api.kafka import KafkaSink, ProducerRecord
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.values import ClassCheck, article, class_check, declared_name
 from tidegate.dataplane.channels.frames import slice_batch
 from tidegate.dataplane.refusals import Refusals, reason_of, without

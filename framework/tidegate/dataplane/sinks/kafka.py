@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from tidegate.api.kafka import KafkaSink
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.checkpoint.transactional_ids import format_transactional_id
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.refusals import Refusals

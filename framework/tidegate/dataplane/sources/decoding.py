@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from tidegate.api.formats import Raw
-from tidegate.api.kafka import (
+from tidegate.api.kafka_records import (
     ERROR,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,
     ORIGIN_TIMESTAMP,
     ORIGIN_TOPIC,
     ConsumerRecord,
-    KafkaSource,
     ProducerRecord,
 )
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource

@@ -16,7 +16,8 @@ import msgspec
 
 from tidegate.api.formats import Json
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.kafka import KafkaSink, KafkaSource
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.state import ListState, MapState, ValueState
 

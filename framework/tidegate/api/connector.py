@@ -1,0 +1,45 @@
+"""The base of all sources and sinks: the name and the place of a declaration.
+
+Sources and sinks are declared as class attributes of a pipeline. A declaration holds no graph, so
+two builds or two pipelines in one process do not affect each other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from tidegate.api.location import user_location
+from tidegate.errors import PipelineError
+
+
+class Connector(ABC):
+    """A declaration of an external system that a pipeline reads or writes.
+
+    Its name is the name of the class attribute. The name is its uid and, for an exactly-once sink,
+    part of transactional ids.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.place = user_location()
+        """File and line of the declaration."""
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """The external system in words, for error messages: "topic 'orders'"."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        # An error raised here would reach the user wrapped in a RuntimeError (Python 3.11);
+        # Pipeline.__init_subclass__ raises it.
+        self.names.append(name)
+
+    @property
+    def name(self) -> str:
+        """Name of the class attribute; PipelineError if the connector is not such an attribute."""
+        if not self.names:
+            raise PipelineError(
+                f"{self.place}: the declaration for {self.target} is not a class attribute of a "
+                "pipeline"
+            )
+        return self.names[0]

@@ -1,0 +1,43 @@
+"""The common part of Kafka sources and sinks: a topic, and settings of librdkafka.
+
+A declaration opens no connection. The data plane's sources and sinks read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidegate.api.connector import Connector
+from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
+from tidegate.config import foreign_code
+from tidegate.errors import PipelineError
+
+KafkaOverrides = Mapping[str, str | int | float | bool]
+"""librdkafka settings by name."""
+
+
+class KafkaConnector(Connector):
+    """A connector that has a topic and its own librdkafka settings."""
+
+    def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
+        super().__init__()
+        self.topic = topic
+        check_topic(self.place, topic)
+        self.kafka = dict(kafka or {})
+        for key in self.kafka.keys() & RESERVED_PROPERTIES.keys():
+            raise PipelineError(
+                f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
+                f"{RESERVED_PROPERTIES[key]}"
+            )
+        for key in self.kafka:
+            how = foreign_code(key)
+            if how is not None:
+                raise PipelineError(
+                    f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is not allowed: "
+                    f"{how}. Remove it."
+                )
+
+    @property
+    def target(self) -> str:
+        """The topic in words, for error messages."""
+        return f"topic {self.topic!r}"

@@ -1,0 +1,234 @@
+"""Kafka sinks, declared as class attributes of a pipeline, and the sinks of dead letters.
+
+A declaration opens no connection: `dataplane/sinks/kafka.py` writes the topic. Sources, steps and
+sinks with `on_error="dead_letter"` add a sink for their dead letters to the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
+
+from tidegate.api.declaration_checks import (
+    ErrorOptions,
+    OnError,
+    check_choice,
+    error_policy,
+    policy_options,
+    refuse_unknown,
+)
+from tidegate.api.formats import Format, Raw
+from tidegate.api.kafka_connector import KafkaConnector, KafkaOverrides
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.sink import Guarantee, Sink
+from tidegate.api.times import Duration, to_ms
+from tidegate.api.values import fault
+from tidegate.errors import PipelineError
+from tidegate.graph.stream_graph import DEAD_LETTERS, Edge, Node, StreamGraph
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def connect_dead_letters(
+    graph: StreamGraph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
+) -> None:
+    """Add a sink that writes the dead letters of these nodes' ports to `topic`."""
+    letters = KafkaSink.records(topic, key=Raw(), value=Raw())
+    letters.names.append(name)
+    letters.place = place
+    of = letters.record_type()
+    letters.connect(graph, tuple(Edge(node=node, port=at, record_type=of) for node, at in ports))
+
+
+def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
+    """Write the dead letters of a step to its dead-letter topic, if it has one."""
+    if "dead_letters" in options:
+        name, topic = letters_name(node.id), options["dead_letters"]
+        connect_dead_letters(graph, name, topic, node.place, [(node.id, DEAD_LETTERS)])
+
+
+def letters_name(node: str) -> str:
+    """Return the name of the sink that writes the dead letters of a source, a step or a sink."""
+    return f"{node}-dead-letters"
+
+
+class SinkOptions(TypedDict, total=False):
+    """Keywords of a sink other than its formats and key."""
+
+    guarantee: Guarantee
+    compression: Compression
+    linger: Duration
+    kafka: KafkaOverrides
+    on_error: OnError
+    dead_letters: str
+
+
+class KafkaSink(KafkaConnector, Sink[T]):
+    """A topic that the pipeline writes.
+
+    `key_by` takes the record's key from the value. The key is text or bytes, or any other type with
+    its format in `key`. Without `key_by`, a record keeps its source key if only map, filter and
+    flat_map are between source and sink. After other steps it has no key.
+    `guarantee` is one of these:
+
+    - "exactly_once" (the default): records become visible to read_committed readers together with
+      their checkpoint;
+    - "at_least_once": records become visible at once, and those since the last checkpoint are
+      repeated after a failure;
+    - "none": the sink does not wait for acknowledgements of the brokers at a barrier, so records
+      may be lost or repeated.
+
+    `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
+    for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
+    linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
+    `kafka`: librdkafka settings of its producers. Two examples are the limits of the records that
+    wait in one producer, "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes"
+    (65536). Settings that tidegate sets itself are refused.
+    `on_error`: the action for a record that cannot be encoded or is larger than the topic allows.
+    It is "fail" (the default), "skip", or "dead_letter" with the topic `dead_letters`, as in a
+    step.
+
+    The constructor raises PipelineError, with file and line, for a value that is not allowed.
+    """
+
+    @overload
+    def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SinkOptions]) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key_by: Callable[[T], str | bytes],
+        **options: Unpack[SinkOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key: Format[K],
+        key_by: Callable[[T], K],
+        **options: Unpack[SinkOptions],
+    ) -> None: ...
+    def __init__(
+        self,
+        topic: str,
+        *,
+        value: Format[T],
+        key: Format[Any] | None = None,
+        key_by: Callable[[T], Any] | None = None,
+        **options: Unpack[SinkOptions],
+    ) -> None:
+        super().__init__(topic, options.get("kafka"))
+        where = f"{self.place}: sink for topic {topic!r}"
+        refuse_unknown(where, options, SinkOptions.__optional_keys__)
+        if key is not None and key_by is None:
+            raise PipelineError(f"{where}: key is a format; key_by must say what the key is")
+        if key_by is not None and not callable(key_by):
+            raise PipelineError(
+                f"{where}: key_by={key_by!r} must be a function of the value, as in "
+                "key_by=lambda total: total.customer"
+            )
+        self.value, self.key, self.key_by = value, key, key_by
+        self.full_record = False
+        self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
+        check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
+        self.errors: ErrorOptions = {}
+        if "on_error" in options:
+            self.errors["on_error"] = options["on_error"]
+        if "dead_letters" in options:
+            self.errors["dead_letters"] = options["dead_letters"]
+        self.on_error = error_policy(where, self.place, self.errors)
+        if "compression" in options:
+            check_choice(where, "compression", options["compression"], get_args(Compression))
+            self._set(where, "compression", "compression.type", options["compression"])
+        if "linger" in options:
+            self._set(where, "linger", "linger.ms", to_ms(options["linger"], f"{where}: linger"))
+
+    @staticmethod
+    def records(
+        topic: str, *, key: Format[K], value: Format[V], **options: Unpack[SinkOptions]
+    ) -> KafkaSink[ProducerRecord[K, V]]:
+        """Declare a sink for records with key, headers, timestamp, or no value (a tombstone)."""
+        whole: Format[Any] = value
+        sink: KafkaSink[ProducerRecord[K, V]] = KafkaSink(topic, value=whole, **options)
+        sink.key, sink.full_record = key, True
+        return sink
+
+    def _set(self, where: str, keyword: str, setting: str, value: str | int) -> None:
+        """Apply a keyword that is also a setting of librdkafka; PipelineError if both are given."""
+        if setting in self.kafka:
+            raise PipelineError(
+                f"{where}: {keyword}= and kafka={{{setting!r}: ...}} say the same; write one only"
+            )
+        self.kafka[setting] = value
+
+    def record_type(self) -> object:
+        """Return the type of the records that the sink takes."""
+        if not self.full_record or self.key is None:
+            return self.value.of
+        key: Any = self.key.of
+        value: Any = self.value.of
+        return ProducerRecord[key, value]
+
+    @property
+    def checks_all_fields(self) -> bool:
+        """Whether the format of the values has `validate="all"`."""
+        return self.value.validate == "all"
+
+    def encoder(self) -> Callable[[Any], None]:
+        """Return a function that encodes the value and the key of a record, and drops the bytes."""
+        encode = self.value.encoder()
+        encode_key = None if self.key is None else self.key.encoder()
+        key_by = self.key_by
+
+        def whole(record: Any) -> None:
+            if record.value is not None:
+                encode(record.value)
+            if record.key is not None and encode_key is not None:
+                encode_key(record.key)
+
+        def plain(record: Any) -> None:
+            encode(record)
+            if key_by is not None and self.key is not None and encode_key is not None:
+                key = key_by(record)
+                if wrong := fault(key, self.key.of):
+                    raise PipelineError(
+                        f"sink {self.name!r} ({self.place}): key_by gave {key!r}, of which {wrong}"
+                    )
+                encode_key(key)
+            elif key_by is not None:
+                key = key_by(record)
+                if not isinstance(key, str | bytes):
+                    raise PipelineError(
+                        f"sink {self.name!r} ({self.place}): key_by gave {key!r}; a key is text or "
+                        "bytes, or has its format in key="
+                    )
+
+        return whole if self.full_record else plain
+
+    def describe(self) -> dict[str, object]:
+        """Return the options of the sink, for the graph's fingerprint."""
+        return {
+            "topic": self.topic,
+            "key": None if self.key is None else self.key.describe(),
+            "value": self.value.describe(),
+            "whole": self.full_record,
+            "guarantee": self.guarantee,
+            **policy_options(self.on_error),
+        }
+
+    def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
+        """End a chain at this sink, and add the sink of its dead letters if it has one."""
+        if self.name in graph.nodes and graph.nodes[self.name].declaration is self:
+            graph.remove(letters_name(self.name))
+        super().connect(graph, edges)
+        if "dead_letters" in self.errors:
+            name, topic = letters_name(self.name), self.errors["dead_letters"]
+            connect_dead_letters(graph, name, topic, self.place, [(self.name, DEAD_LETTERS)])

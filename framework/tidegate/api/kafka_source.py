@@ -1,0 +1,195 @@
+"""Kafka sources, declared as class attributes of a pipeline.
+
+A declaration opens no connection: `dataplane/sources/kafka.py` reads the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
+
+from tidegate.api.declaration_checks import (
+    OnError,
+    check_choice,
+    check_topic,
+    is_start,
+    refuse_unknown,
+)
+from tidegate.api.formats import Format
+from tidegate.api.kafka_connector import KafkaConnector, KafkaOverrides
+from tidegate.api.kafka_records import ConsumerRecord
+from tidegate.api.kafka_sink import connect_dead_letters, letters_name
+from tidegate.api.location import refuse_unsupported
+from tidegate.api.source import Source
+from tidegate.errors import PipelineError
+from tidegate.graph.stream_graph import DEAD_LETTERS, StreamGraph
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
+"""Start position of a source without a checkpoint. An int is a timestamp in ms since the epoch.
+
+A mapping gives offsets by partition; other partitions begin at the earliest offset.
+"""
+OnBadRecord = OnError
+
+
+class SourceOptions(TypedDict, total=False):
+    """Keywords of a source other than its formats."""
+
+    start: Start
+    on_bad_record: OnBadRecord
+    dead_letters: str | None
+    kafka: KafkaOverrides
+    event_time: object
+    watermarks: object
+
+
+class KafkaSource(KafkaConnector, Source[T]):
+    """A topic that the pipeline reads. `value` is the format, and with it the type of the stream.
+
+    `start`: the start position without a checkpoint. It is one of these:
+
+    - "earliest" (the default) or "latest";
+    - "group": the committed offsets of the group `tidegate.<job>.<source>`, or else the earliest;
+    - an int: the first record of that time or later, in ms since the epoch;
+    - a dict of offsets by partition; partitions that are not in it begin at the earliest.
+
+    `on_bad_record`: the action for a record that the format cannot decode. "fail" fails the job
+    (the default), "skip" skips and counts the record, and "dead_letter" sends its raw bytes to the
+    topic `dead_letters`.
+    `kafka`: librdkafka settings of its consumer. Two examples are "fetch.queue.backoff.ms" (5 here;
+    with the default of 1000, a full queue costs a factor 4) and "queued.min.messages" (50000
+    records read ahead in each partition). Settings that tidegate sets itself are refused.
+
+    A record without a value (a tombstone) counts as a bad record; `records` can accept it.
+
+    The constructor raises PipelineError, with file and line, for a value that is not allowed.
+    """
+
+    def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
+        super().__init__(topic, options.get("kafka"))
+        where = f"{self.place}: source of topic {topic!r}"
+        refuse_unknown(where, options, SourceOptions.__optional_keys__)
+        for keyword in ("event_time", "watermarks"):
+            if options.get(keyword) is not None:
+                refuse_unsupported(f"{keyword}=", "remove it")
+        self.value = value
+        self.key: Format[Any] | None = None
+        self.full_record = False
+        self.tombstones = False
+        self.start: Start = options.get("start", "earliest")
+        self.on_bad_record: OnBadRecord = options.get("on_bad_record", "fail")
+        self.dead_letters = options.get("dead_letters")
+        self._check()
+
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        key: Format[K],
+        value: Format[V],
+        tombstones: Literal[False] = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[ConsumerRecord[K, V]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        key: Format[K],
+        value: Format[V],
+        tombstones: Literal[True],
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[ConsumerRecord[K, V | None]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[V],
+        tombstones: Literal[False] = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[ConsumerRecord[bytes | None, V]]: ...
+    @overload
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[V],
+        tombstones: Literal[True],
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[ConsumerRecord[bytes | None, V | None]]: ...
+    @staticmethod
+    def records(
+        topic: str,
+        *,
+        value: Format[Any],
+        key: Format[Any] | None = None,
+        tombstones: bool = False,
+        **options: Unpack[SourceOptions],
+    ) -> KafkaSource[Any]:
+        """Declare a source whose records have their key, headers, topic, partition and offset.
+
+        Without `key`, keys are raw bytes or None. With `key`, a record without a key is a bad
+        record. With `tombstones=True`, a record without a value has the value None.
+        """
+        source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
+        source.key, source.full_record, source.tombstones = key, True, tombstones
+        return source
+
+    def record_type(self) -> object:
+        """Return the type of the stream's records."""
+        if not self.full_record:
+            return self.value.of
+        key: Any = bytes | None if self.key is None else self.key.of
+        value: Any = self.value.of
+        value = value | None if self.tombstones else value
+        return ConsumerRecord[key, value]
+
+    def connect(self, graph: StreamGraph) -> None:
+        """Add the source to the graph, and a sink for its dead letters if it has one."""
+        options = {
+            "topic": self.topic,
+            "key": None if self.key is None else self.key.describe(),
+            "value": self.value.describe(),
+            "whole": self.full_record,
+            "on_bad_record": self.on_bad_record,
+        }
+        graph.add(
+            "source",
+            (),
+            place=self.place,
+            uid=self.name,
+            options=options,
+            declaration=self,
+            record_type=self.record_type(),
+        )
+        if self.dead_letters is not None:
+            name = letters_name(self.name)
+            ports = [(self.name, DEAD_LETTERS)]
+            connect_dead_letters(graph, name, self.dead_letters, self.place, ports)
+
+    def _check(self) -> None:
+        where = f"{self.place}: source of topic {self.topic!r}"
+        start: object = self.start
+        if not is_start(start):
+            raise PipelineError(
+                f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in "
+                "ms or a dict of offsets by partition"
+            )
+        if isinstance(start, int) and start < 0:
+            raise PipelineError(f"{where}: start={start} is no timestamp in ms since the epoch")
+        if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
+            raise PipelineError(f"{where}: start={dict(start)} has a negative partition or offset")
+        check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
+        if (self.on_bad_record == "dead_letter") != (self.dead_letters is not None):
+            raise PipelineError(
+                f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together "
+                "or not at all"
+            )
+        if self.dead_letters is not None:
+            check_topic(self.place, self.dead_letters)

@@ -1,0 +1,72 @@
+"""The abstract sink: the part of a sink's declaration that the engine uses.
+
+`Stream.to` takes any sink. `dataplane/sinks/registry.py` names the writer of each class of sinks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, Literal, TypeVar
+
+from tidegate.api.connector import Connector
+from tidegate.graph.stream_graph import Edge, StreamGraph
+
+T = TypeVar("T")
+
+Guarantee = Literal["exactly_once", "at_least_once", "none"]
+
+
+class Sink(Connector, Generic[T]):
+    """A declaration of an external system that the pipeline writes."""
+
+    guarantee: Guarantee
+    """The guarantee that a reader of the external system has after a failure of the job:
+
+    - "exactly_once": records become visible together with their checkpoint, each once;
+    - "at_least_once": records since the last checkpoint may come twice, and none is lost;
+    - "none": records may be lost or come twice.
+    """
+
+    key_by: Callable[[T], Any] | None = None
+    """The user's function from a record to its key. Without it, a sink directly behind a source
+    gets the keys that the records were read with.
+    """
+
+    @property
+    def checks_all_fields(self) -> bool:
+        """Whether all fields of every record are checked against the type, not only a sample."""
+        return False
+
+    def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
+        """End a chain at this sink; a second chain adds its edges to the same node."""
+        before = graph.nodes.get(self.name)
+        if before is not None and before.declaration is self:
+            graph.remove(self.name)
+            edges = before.inputs + edges
+        graph.add(
+            "sink",
+            edges,
+            place=self.place,
+            uid=self.name,
+            options=self.describe(),
+            function=self.key_by,
+            declaration=self,
+            record_type=self.record_type(),
+        )
+
+    @abstractmethod
+    def record_type(self) -> object:
+        """Return the type of the records that the sink takes."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, object]:
+        """Return the options of the sink as plain JSON, for the graph's fingerprint."""
+
+    @abstractmethod
+    def encoder(self) -> Callable[[Any], None]:
+        """Return a function that encodes a record as the writer does, and drops the result.
+
+        `PipelineTest` calls it. The function raises PipelineError, or the encoder's exception, for
+        a record that cannot be written.
+        """

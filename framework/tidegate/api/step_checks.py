@@ -1,0 +1,77 @@
+"""Checks that `streams.py` makes when `define` adds a step or a sink.
+
+Each raises PipelineError with the user's file and line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard, get_args, is_typeddict
+
+from tidegate.api.declaration_checks import ErrorOptions
+from tidegate.api.functions import Function
+from tidegate.api.location import user_location
+from tidegate.api.record_fields import type_name
+from tidegate.api.values import counts_as
+from tidegate.errors import PipelineError
+from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, StreamGraph
+
+
+def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
+    """Refuse a side output whose port the step needs for its dead letters."""
+    if DEAD_LETTERS in function.declared_outputs and "dead_letters" in options:
+        raise PipelineError(
+            f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
+            "on_error='dead_letter'; give the side output another name"
+        )
+
+
+def check_function(graph: StreamGraph, function: object, base: type[Function], place: str) -> None:
+    """Refuse an object that is not a `base`, or that already belongs to another step.
+
+    Two steps cannot share an object, because its state cells are attributes of the object.
+    """
+    if not isinstance(function, base):
+        given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        raise PipelineError(
+            f"{place}: process() takes an object of a class derived from {base.__name__} here, not "
+            f"{given}"
+        )
+    for node in graph:
+        if node.function is function:
+            raise PipelineError(
+                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} "
+                f"at {node.place}; make one for each step"
+            )
+
+
+def check_sink_type(declared: object, of: object, target: str) -> None:
+    """Refuse a sink whose records the stream cannot have.
+
+    This is so if the stream's class is neither encoded as the sink's class nor a base class of it.
+    Types that are not plain classes are left to type checkers.
+    """
+    if not (_is_plain_class(declared) and _is_plain_class(of)):
+        return
+    if not counts_as(of, declared) and not issubclass(declared, of):
+        raise PipelineError(
+            f"{user_location()}: the sink for {target} takes records of "
+            f"{type_name(declared)}"
+            f", the stream has {type_name(of)}; map them"
+        )
+
+
+def _is_plain_class(of: object) -> TypeGuard[type]:
+    """Check that `issubclass` can decide: false for aliases, protocols and TypedDicts."""
+    special = of is Any or is_typeddict(of) or getattr(of, "_is_protocol", False)
+    return isinstance(of, type) and not get_args(of) and not special
+
+
+def check_record_type(function: Function, of: object, step: str, place: str) -> None:
+    """Refuse a function with another record type than the stream's, if both types are known."""
+    declared = function.record_type()
+    narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
+    if UNKNOWN not in (declared, of) and declared != of and not narrower:
+        raise PipelineError(
+            f"{place}: {step}: {type(function).__name__} declares records of {type_name(declared)}"
+            f", the stream has {type_name(of)}"
+        )
