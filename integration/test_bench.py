@@ -28,3 +28,19 @@ def test_a_small_bench_measures_loop_and_job_and_writes_no_page() -> None:
     assert re.search(r"^took \d+ s$", done.stdout, re.MULTILINE), done.stdout
     assert PAGE.name not in done.stdout
     assert PAGE.read_bytes() == before
+
+
+@pytest.mark.timeout(180)
+def test_a_small_budget_has_the_parts_of_a_slot_and_checks_the_outputs() -> None:
+    words = ["--records", "5000", "--only", "budget"]
+    done = subprocess.run(
+        [*BENCH, *words], check=False, capture_output=True, text=True, cwd=ROOT, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tables = done.stdout.split("Budget: ")[1:]
+    assert [table.split()[0] for table in tables] == ["passthrough", "transform", "total"]
+    for table in tables:
+        assert {"consume", "produce", "checkpoint: sink"} <= set(
+            re.findall(r"^(\w.*?)  +\d+\.\d{3} +\d", table, re.MULTILINE)
+        )
+    assert "snapshot: what to save" in tables[2]

@@ -162,20 +162,22 @@ class _ValueColumn:
 
     def save(self, cells: Iterable[StoredValue], puts: Pairs, deletes: list[bytes]) -> None:
         encode, put = self._encode, puts.append
-        changed: list[StoredValue] = []
         if self._mutable:
-            for cell in cells:
-                data = encode(cell.value)
+            # The check of all values comes first. Then the encoder finds them in the processor's
+            # cache, which is cheaper than to list the changed values after it.
+            cells = list(cells)
+            values = [cell.value for cell in cells]
+            self._storable.check(values, cells)
+            for cell, data in zip(cells, map(encode, values), strict=True):
                 if data != cell.saved:
-                    changed.append(cell)
                     if cell.saved is CLEARED:
                         self._put_or_delete(cell, data, puts, deletes)
                     else:
                         put((cell.store_key, data))
                         cell.stored = True
                     cell.saved = data
-            self._storable.check([cell.value for cell in changed], changed)
             return
+        changed: list[StoredValue] = []
         for cell in cells:
             value = cell.value
             if value is not cell.saved:
