@@ -43,7 +43,8 @@ class WrongType(Pipeline, name="wrong-type"):
     lines = FileSink("lines", value=Json(Order))
 
     def define(self) -> None:
-        self.orders.map(lambda order: order.amount, returns=int).to(self.lines)  # type: ignore[arg-type]
+        amounts = self.orders.map(lambda order: order.amount, returns=int)
+        amounts.to(self.lines)  # type: ignore[arg-type]
 
 
 class WrongField(Pipeline, name="wrong-field"):
