@@ -24,6 +24,7 @@ from tidegate.errors import (
     KafkaNotAuthorisedError,
     NotAllowedError,
     RefusedError,
+    SourceChangedError,
     TidegateError,
     is_recoverable,
 )
@@ -303,6 +304,43 @@ def test_rights_that_stay_away_end_the_attempt_and_not_the_job(
     with pytest.raises(KafkaNotAuthorisedError, match="has repeated this for 180 s") as ended:
         world.restoring.resolve(None)
     assert is_recoverable(ended.value)
+
+
+def script(world: World, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[float, str]]) -> None:
+    """Let Kafka answer as the list says, each answer until its time in seconds, then truly."""
+    resolve_once = Restoring._resolve_once
+
+    def scripted(self: Restoring, *arguments: Any, **named: Any) -> Any:
+        answer = next((each for until_s, each in answers if world.waited_s() < until_s), "")
+        if answer == "denied":
+            raise NotAllowedError("Grant the job's principal the right.")
+        if answer:
+            raise SourceChangedError("topic t seems to be gone", finding=answer)
+        return resolve_once(self, *arguments, **named)
+
+    monkeypatch.setattr(Restoring, "_resolve_once", scripted)
+
+
+def test_a_finding_is_not_repeated_by_refusals_between_two_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An earlier version failed the job permanently at the second finding, 10 s later."""
+    world = World()
+    world.create(100)
+    script(world, monkeypatch, [(1.0, "gone"), (11.0, "denied"), (13.0, "gone")])
+    assert world.offset() == 0
+    assert world.waited_s() >= 13.0
+
+
+def test_refusals_are_not_repeated_if_kafka_answers_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An earlier version counted the time of the answers: refusals of 180 s end the attempt."""
+    world = World()
+    world.create(100)
+    script(world, monkeypatch, [(100.0, "denied"), (105.0, "gone"), (200.0, "denied")])
+    assert world.offset() == 0
+    assert world.waited_s() >= 200.0
 
 
 def end_of(partition: int, offset: int) -> PartitionEnd:
