@@ -16,8 +16,6 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, StopJob, Submission
 
-"""States of a terminal report."""
-
 
 class Phase(enum.Enum):
     """The phases of a job in the Dispatcher."""
@@ -82,7 +80,6 @@ class JobRecord:
     """Requests that wait: SubmitJob in STORING, the terminal ReportJob in ENDING."""
     history: JobHistory = field(default_factory=JobHistory)
     """Sums of the JobMasters that died."""
-    result_stored: bool = False
     result_under_way: bool = False
     claim_stored: bool = False
     """Whether the submission's claim on a journal is stored, or is being stored."""

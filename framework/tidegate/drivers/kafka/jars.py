@@ -174,7 +174,7 @@ def _fetch(context: Any, jar: Jar, into: Path) -> None:
         return
     message = (
         f"The jar {jar.coordinates} could not be downloaded: {failure}. Check that this machine"
-        " reaches a Maven registry, and try again: what is complete is kept."
+        " reaches a Maven registry, and try again."
     )
     raise ExternalError(message) from failure
 
