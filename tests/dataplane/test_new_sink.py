@@ -101,7 +101,7 @@ def test_a_wrong_field_does_not_reach_a_new_sink_that_checks_all_fields() -> Non
         test.source(WrongField.orders).push(Order("ann", 1))
 
 
-def test_only_the_nodes_with_a_topic_are_asked_of_kafka() -> None:
+def test_the_kafka_nodes_are_the_nodes_with_a_topic() -> None:
     assert [node.id for node in kafka_nodes(build(Both))] == ["orders", "more", "copies"]
 
 

@@ -307,7 +307,10 @@ def test_rights_that_stay_away_end_the_attempt_and_not_the_job(
 
 
 def script(world: World, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[float, str]]) -> None:
-    """Let Kafka answer as the list says, each answer until its time in seconds, then truly."""
+    """Let Kafka answer as the list says, each answer until its time in seconds.
+
+    After the last time, the fake Kafka answers by itself.
+    """
     resolve_once = Restoring._resolve_once
 
     def scripted(self: Restoring, *arguments: Any, **named: Any) -> Any:

@@ -84,12 +84,12 @@ class Restoring:
                 try:
                     return self._resolve_once(manifest, admin, on_other_cluster=on_other_cluster)
                 except SourceChangedError as error:
-                    refusals.heard("", clock.monotonic())  # Kafka has answered
+                    refusals.heard("", clock.monotonic())  # an answer ends a series of refusals
                     if confirmation.heard(error.finding, clock.monotonic()):
                         raise RefusedError(str(error)) from error
                     asked_again: TidegateError = error
                 except (KafkaNotAuthorisedError, NotAllowedError, TopicAbsentError) as error:
-                    confirmation.heard("", clock.monotonic())  # a refusal repeats no finding
+                    confirmation.heard("", clock.monotonic())  # a refusal ends a series of findings
                     if refusals.heard("refused", clock.monotonic()):
                         raise _repeated(error, tolerated_s) from error
                     asked_again = error
