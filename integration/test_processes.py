@@ -205,6 +205,7 @@ def test_slots_are_clean_forks(running: Running) -> None:
     for slot in report.slots:
         process = psutil.Process(slot.pid)
         assert os.getsid(slot.pid) == slot.pid
+        assert process.environ()["MALLOC_ARENA_MAX"] == "64"
         # It has only its own gRPC: no socket of the fork server, and nothing of other slots.
         kept = {Path(file.path).name for file in process.open_files()}
         assert kept <= {f"slot-{slot.slot.task_manager}-{slot.slot.index}.log"}

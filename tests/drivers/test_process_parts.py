@@ -15,6 +15,7 @@ import pytest
 
 from tidegate.drivers import logs
 from tidegate.drivers.process import frames, parent_watch
+from tidegate.drivers.process.prestart import environment
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.protocol.messages import StartSlot
@@ -29,6 +30,17 @@ START = StartSlot(
     working_folder="/work",
     settings={"text": "x" * 300_000, "nested": {"number": 1}},
 )
+
+
+class TestEnvironment:
+    def test_of_slots_takes_the_users_arenas_before_the_default(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+        assert environment("zygote")["MALLOC_ARENA_MAX"] == "64"
+        assert "MALLOC_ARENA_MAX" not in environment("jobmaster")
+        monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+        assert environment("zygote")["MALLOC_ARENA_MAX"] == "2"
 
 
 class TestFrames:

@@ -29,6 +29,16 @@ CHILD_ENVIRONMENT: Final = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # before anything can import grpc: see drivers/rpc
     "GRPC_VERBOSITY": "NONE",
 }
+SLOT_DEFAULTS: Final = {"MALLOC_ARENA_MAX": "64"}
+"""Environment variables of the fork server, and so of the slots. The user may override them.
+
+A slot has about 40 threads, most of them librdkafka's. glibc makes at most 8 arenas per core, so
+with two cores some threads share the arena of the thread that processes the records. Then `malloc`
+and `free` of records take twice as long, and a running total costs 4 to 10 % more CPU. Profiles
+with `perf` showed such sharing in 6 of 9 runs with glibc's own limit, in both runs with one arena,
+and in none of 10 runs with 64 arenas. The arenas cost 12 MB more memory of 340. Other C libraries
+ignore the variable.
+"""
 
 
 def command(role: str) -> list[str]:
@@ -36,6 +46,12 @@ def command(role: str) -> list[str]:
     # -P: the working folder may contain the user's modules, so it must not come before tidegate's
     # own on the module path. Only processes that run the user's code add it to their path.
     return [sys.executable, "-P", "-m", MODULE, role]
+
+
+def environment(role: str) -> dict[str, str]:
+    """Return the environment of a process of a role."""
+    defaults = SLOT_DEFAULTS if role == "zygote" else {}
+    return {**defaults, **os.environ, **CHILD_ENVIRONMENT}
 
 
 class Prestarted:
@@ -58,7 +74,7 @@ class Prestarted:
                     stdin=theirs.fileno(),
                     stdout=subprocess.PIPE if announces else subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={**os.environ, **CHILD_ENVIRONMENT},
+                    env=environment(role),
                     start_new_session=True,  # only the command line may receive Ctrl-C
                 )
         except BaseException:

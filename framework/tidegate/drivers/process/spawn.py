@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import threading
@@ -22,7 +21,7 @@ from typing import IO, Any
 
 from tidegate.drivers.process import frames
 from tidegate.drivers.process.parent_watch import encode_arguments
-from tidegate.drivers.process.prestart import CHILD_ENVIRONMENT, Prestarted, command
+from tidegate.drivers.process.prestart import Prestarted, command, environment
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
@@ -121,7 +120,7 @@ class OsProcesses:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if announces else output,
                     stderr=output,
-                    env={**os.environ, **CHILD_ENVIRONMENT},
+                    env=environment(role),
                     pass_fds=pass_fds,
                     start_new_session=True,  # only the command line may receive Ctrl-C
                 )
