@@ -18,7 +18,7 @@ from typing import Final, Self
 import psutil
 
 from integration.running import TidegateRun
-from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL
+from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import KafkaError
 from tidegate.ports.kafka import TransactionState

@@ -10,7 +10,7 @@ import pytest
 
 from integration.brokers import Kafka
 from integration.mistakes import TOTALS, Folder
-from tidegate.checkpoint.lost_tail import parse_commit_metadata
+from tidegate.commit.lost_tail import parse_commit_metadata
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]

@@ -17,7 +17,7 @@ import pytest
 
 from integration.killing.runs import Job
 from integration.taking import take
-from tidegate.checkpoint.transactional_ids import format_transactional_id
+from tidegate.commit.transactional_ids import format_transactional_id
 from tidegate.drivers.kafka.coordinator_connection import raise_for
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin

@@ -17,7 +17,7 @@ import pytest
 from integration import checker
 from integration.killing.runs import Job, Run
 from integration.killing.traps import Trap
-from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]

@@ -14,7 +14,7 @@ import pytest
 from integration.brokers import create_topic, unique
 from integration.mistakes import Folder, assert_golden
 from integration.txn_command import Txn, in_folder, normalised, opened
-from tidegate.checkpoint.journal import (
+from tidegate.commit.journal.entries import (
     AnyEntry,
     Claim,
     Publication,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.checkpoint import journal
+from tidegate.commit.journal import entries
 from tidegate.protocol import codec, messages
 
-KINDS = [*codec._KINDS, *journal.AnyEntry.__args__]
+KINDS = [*codec._KINDS, *entries.AnyEntry.__args__]
 
 
-@pytest.mark.parametrize("module", [messages, journal], ids=["messages", "journal"])
+@pytest.mark.parametrize("module", [messages, entries], ids=["messages", "journal"])
 def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
     """Else a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ BREACHES = [
         "Inside the data plane",
     ),
     (
-        "framework/tidegate/controlplane/dispatcher/__init__.py",
+        "framework/tidegate/controlplane/jobmanager/__init__.py",
         "import tidegate.dataplane",
         "knows nothing of the data plane",
     ),

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
 TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
-JOBMANAGER_MAIN = "tidegate.controlplane.dispatcher.service:run_jobmanager"
+JOBMANAGER_MAIN = "tidegate.controlplane.jobmanager.service:run_jobmanager"
 WAVE_TASK = "tidegate.bootstrap:run_wave_task"
 JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
 
@@ -244,7 +244,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
             storage=identity,
         )
 
-    from tidegate.controlplane.dispatcher.service import run_jobmanager
+    from tidegate.controlplane.jobmanager.service import run_jobmanager
 
     _run_server("jobmanager", config, serve)
 

@@ -29,7 +29,7 @@ from integration.bench.page import Table
 from integration.bench.spark_cost import judged, write_module
 from tidegate.backfill.driver import Backfill, WaveDone
 from tidegate.backfill.executor import InProcessExecutor
-from tidegate.checkpoint.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

@@ -18,7 +18,7 @@ from integration.chaos.switchboard import ADDRESS, LaidExchange, LaidRpc
 from integration.killing import mains as killing
 from integration.killing.traps import Plan, Traps
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
+from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.exchange.sockets import SocketExchange

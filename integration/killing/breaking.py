@@ -23,7 +23,7 @@ from integration.killing.mains import (
     journal_entry,
 )
 from integration.killing.traps import Plan, Traps
-from tidegate.checkpoint.journal import Publication
+from tidegate.commit.journal.entries import Publication
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.drivers.system import SystemDrivers

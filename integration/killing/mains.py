@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from integration.killing.traps import Plan, Traps
-from tidegate.checkpoint.journal import (
+from tidegate.commit.claim import claim
+from tidegate.commit.journal.entries import (
     AnyEntry,
     Claim,
     Closed,
@@ -25,10 +26,9 @@ from tidegate.checkpoint.journal import (
     decode_entry,
     entry_number,
 )
-from tidegate.checkpoint.procedures import claim
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher import backoff
-from tidegate.controlplane.dispatcher.service import run_jobmanager as run_real_jobmanager
+from tidegate.controlplane.jobmanager import backoff
+from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_jobmanager
 from tidegate.controlplane.jobmaster import job_journal, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tidegate.backfill.progress import commit_to_groups
-from tidegate.checkpoint.lost_tail import parse_commit_metadata
+from tidegate.commit.lost_tail import parse_commit_metadata
 from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.ports.drivers import KafkaAdmin

@@ -14,7 +14,7 @@ import pytest
 from tests.controlplane.dispatching import submission as any_submission
 from tidegate.api.archive import CodeArchive
 from tidegate.backfill.record import BackfillRecords, continued
-from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import Uid

@@ -1,4 +1,4 @@
-"""Fixtures of the checkpoint room's tests."""
+"""Fixtures for tests of the commit protocol."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.checkpoint.mutants import Patch, patching
 
 @pytest.fixture
 def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
-    """Replace a function of the room, or of its procedures, by its module and name."""
+    """Replace a function of the room `commit`, by its module and name."""
     return patching(monkeypatch)

@@ -25,23 +25,20 @@ from tests.checkpoint.world import (
     Violation,
     World,
 )
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect, Procedure
-from tidegate.checkpoint.journal import SNAPSHOT_INTERVAL, Lost
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    claim,
-    close,
-    commit,
-    fence_zombies,
-    load_manifest,
-    publish,
-    settle,
-    truncate,
-)
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
-from tidegate.checkpoint.transactional_ids import format_transactional_id, parse_transactional_id
+from tidegate.commit import effects
+from tidegate.commit.claim import claim
+from tidegate.commit.committer import commit
+from tidegate.commit.effects import Effect, Procedure
+from tidegate.commit.fencing import fence_zombies
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL, Lost
+from tidegate.commit.publish import load_manifest, publish
+from tidegate.commit.recover import close
+from tidegate.commit.settle import settle
+from tidegate.commit.transactional_ids import format_transactional_id, parse_transactional_id
+from tidegate.commit.truncation import truncate
 from tidegate.errors import (
     DataLossError,
     FencedError,

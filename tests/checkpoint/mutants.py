@@ -11,12 +11,12 @@ import pytest
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.world import Rules, Violation
 
-ROOM = "tidegate.checkpoint"
+ROOM = "tidegate.commit"
 MUTANT_SEEDS = 1_500
 """Within so many runs each mutant is caught; most need a few."""
 
 Patch = Callable[[str, object], None]
-"""Replaces a function of the checkpoint room, by the name of its module and its own."""
+"""Replaces a function of the room `commit`, by the name of its module and its own."""
 
 
 def caught(run: Callable[[int], object], *, saying: str = "") -> Violation:
@@ -36,10 +36,8 @@ def patching(monkeypatch: pytest.MonkeyPatch) -> Patch:
     """A `Patch` that lasts as long as pytest's own."""
 
     def set_(name: str, mutant: object) -> None:
-        module, function = name.split(".")
-        homes = [f"{ROOM}.procedures.{module}", f"{ROOM}.{module}"]
-        home = next(sys.modules[full] for full in homes if full in sys.modules)
-        monkeypatch.setattr(home, function, mutant)
+        module, _, function = name.rpartition(".")
+        monkeypatch.setattr(sys.modules[f"{ROOM}.{module}"], function, mutant)
 
     return set_
 

@@ -8,19 +8,16 @@ from typing import Any, TypeVar
 
 from tests.checkpoint.masters import Tasks
 from tests.checkpoint.world import JOB, PATIENCE, Faults, Rules, World
-from tidegate.checkpoint.effects import Effect, Gather, Procedure
-from tidegate.checkpoint.journal import AnyEntry
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    claim,
-    close,
-    commit,
-    publish,
-    recover,
-    settle,
-)
 from tidegate.checkpoint.state_metadata import StateMetadata
+from tidegate.commit.claim import claim
+from tidegate.commit.committer import commit
+from tidegate.commit.effects import Effect, Gather, Procedure
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import AnyEntry
+from tidegate.commit.publish import publish
+from tidegate.commit.recover import close, recover
+from tidegate.commit.settle import settle
 from tidegate.errors import (
     TidegateError,
 )

@@ -9,22 +9,19 @@ import pytest
 
 from tests.checkpoint.quiet import Quiet, manifest
 from tests.checkpoint.world import JOB, PATIENCE
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import (
+from tidegate.commit import effects
+from tidegate.commit.claim import claim, claim_to_close
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import (
     SNAPSHOT_INTERVAL,
     encode_entry,
     entry_path,
     hint_path,
 )
-from tidegate.checkpoint.journal_state import decode_hint, encode_hint
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    claim,
-    claim_to_close,
-    publish,
-    read_journal,
-)
+from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.commit.publish import publish
 from tidegate.errors import (
     CorruptCheckpointError,
     JobClosedError,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.checkpoint.procedures import ClaimedJournal, claim
+from tidegate.commit.claim import claim
+from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.entropy import SystemEntropy

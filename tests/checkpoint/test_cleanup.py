@@ -9,18 +9,15 @@ import pytest
 
 from tests.checkpoint.quiet import Answer, Quiet, manifest
 from tests.checkpoint.world import JOB
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import (
+from tidegate.checkpoint.manifest import manifest_path
+from tidegate.commit import effects
+from tidegate.commit.cleanup import CheckpointCleanup, clean_up
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.entries import (
     encode_entry,
     entry_path,
 )
-from tidegate.checkpoint.manifest import manifest_path
-from tidegate.checkpoint.procedures import (
-    CheckpointCleanup,
-    clean_up,
-    load_manifest,
-)
+from tidegate.commit.publish import load_manifest
 from tidegate.errors import (
     CorruptCheckpointError,
     StorageError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.checkpoint.confirmation import REPEATED_S, Confirmation
+from tidegate.commit.confirmation import REPEATED_S, Confirmation
 
 ANSWERS = st.lists(
     st.tuples(st.sampled_from(["", "absent", "recreated"]), st.floats(0, REPEATED_S)), max_size=30

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidegate.checkpoint.diagnosis import (
+from tidegate.commit.diagnosis import (
     ENDING,
     MAX_TIMEOUT_MS,
     OPEN,
@@ -22,8 +22,8 @@ from tidegate.checkpoint.diagnosis import (
     selected,
     standing,
 )
-from tidegate.checkpoint.journal import Closed, Publication
-from tidegate.checkpoint.journal_state import JournalState
+from tidegate.commit.journal.entries import Closed, Publication
+from tidegate.commit.journal.state import JournalState
 from tidegate.ids import Attempt, CheckpointId, JournalNumber, TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from tests.checkpoint.quiet import Quiet
-from tidegate.checkpoint import effects
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_events import (
     Acknowledged,
@@ -17,9 +16,11 @@ from tidegate.checkpoint.coordinator_events import (
     TriggerBarriers,
 )
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal_state import RECENT_MAX
-from tidegate.checkpoint.procedures import CheckpointCleanup, clean_up, truncate
+from tidegate.commit import effects
+from tidegate.commit.cleanup import CheckpointCleanup, clean_up
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.state import RECENT_MAX
+from tidegate.commit.truncation import truncate
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import SubtaskSnapshot
 

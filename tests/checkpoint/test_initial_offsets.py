@@ -11,17 +11,17 @@ import pytest
 
 from tests.checkpoint.quiet import Quiet
 from tests.checkpoint.world import JOB, PATIENCE
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
 from tidegate.checkpoint.envelope import decode_file, encode_file
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
-from tidegate.checkpoint.procedures.initial_offsets import (
+from tidegate.checkpoint.restore import restore
+from tidegate.checkpoint.state_metadata import StateMetadata
+from tidegate.commit import effects
+from tidegate.commit.effects import Effect
+from tidegate.commit.initial_offsets import (
     beginnings_path,
     read_beginnings,
     record_initial_offsets,
 )
-from tidegate.checkpoint.restore import restore
-from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import (
     CorruptCheckpointError,
     RefusedError,

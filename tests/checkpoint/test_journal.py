@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.examples import txn
 from tidegate.checkpoint.envelope import encode_file
-from tidegate.checkpoint.journal import (
+from tidegate.commit.journal.entries import (
     AnyEntry,
     Claim,
     Closed,
@@ -26,7 +26,7 @@ from tidegate.checkpoint.journal import (
     hint_number,
     hint_path,
 )
-from tidegate.checkpoint.journal_state import (
+from tidegate.commit.journal.state import (
     EARLIER_MAX,
     RECENT_MAX,
     JournalState,

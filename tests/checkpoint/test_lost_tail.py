@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.checkpoint.quiet import Quiet
-from tidegate.checkpoint.journal import Claim
-from tidegate.checkpoint.journal_state import decode_hint, encode_hint
-from tidegate.checkpoint.lost_tail import (
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import Claim
+from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.commit.lost_tail import (
     SHOWN_MAX,
     GroupCommits,
     commit_metadata,
     parse_commit_metadata,
     read_again,
 )
-from tidegate.checkpoint.procedures import ClaimedJournal
 from tidegate.errors import JournalLostError, RefusedError
 from tidegate.ids import CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit, TransactionState

@@ -6,12 +6,12 @@ import pytest
 
 from tests.checkpoint.quiet import Quiet, manifest
 from tests.checkpoint.world import CLUSTER, JOB, PATIENCE
-from tidegate.checkpoint.journal import Claim, Lost
-from tidegate.checkpoint.journal_state import decode_hint, encode_hint
 from tidegate.checkpoint.manifest import manifest_path
-from tidegate.checkpoint.procedures import ClaimedJournal
-from tidegate.checkpoint.procedures.claim import claim_to_close
-from tidegate.checkpoint.procedures.cluster_check import is_other_cluster, refuse_manifest
+from tidegate.commit.claim import claim_to_close
+from tidegate.commit.cluster_check import is_other_cluster, refuse_manifest
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import Claim, Lost
+from tidegate.commit.journal.state import decode_hint, encode_hint
 from tidegate.errors import ClusterMismatchError, JournalLostError, RefusedError
 from tidegate.ids import CheckpointId, JournalNumber
 

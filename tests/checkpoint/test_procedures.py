@@ -10,21 +10,19 @@ import pytest
 from tests.checkpoint.masters import Tasks
 from tests.checkpoint.quiet import Quiet, manifest
 from tests.checkpoint.world import JOB, PATIENCE
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.confirmation import REPEATED_S
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import (
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.commit import effects
+from tidegate.commit.committer import commit
+from tidegate.commit.confirmation import REPEATED_S
+from tidegate.commit.effects import Effect
+from tidegate.commit.fencing import fence_zombies
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import (
     SNAPSHOT_INTERVAL,
     hint_path,
 )
-from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    commit,
-    fence_zombies,
-    publish,
-    settle,
-)
+from tidegate.commit.publish import publish
+from tidegate.commit.settle import settle
 from tidegate.errors import (
     DataLossError,
     FencedError,

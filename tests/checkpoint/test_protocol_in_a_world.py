@@ -16,16 +16,14 @@ import pytest
 
 from tests.checkpoint.masters import calm, simulate
 from tests.checkpoint.mutants import Patch, caught, under
-from tidegate.checkpoint.effects import MonotonicTime, Procedure, create_entry, list_transactions
-from tidegate.checkpoint.journal import AnyEntry, Claim, encode_entry, entry_path
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    RetryPolicy,
-    fence_older_attempts,
-    recover,
-)
-from tidegate.checkpoint.procedures.ending import end_transactions
-from tidegate.checkpoint.recovery import Decision, decide, may_fence
+from tidegate.commit.committer import end_transactions
+from tidegate.commit.decisions import Decision, decide, may_fence
+from tidegate.commit.effects import MonotonicTime, Procedure, create_entry, list_transactions
+from tidegate.commit.fencing import fence_older_attempts
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import AnyEntry, Claim, encode_entry, entry_path
+from tidegate.commit.recover import recover
+from tidegate.commit.retry import RetryPolicy
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, JobName
 from tidegate.ports.blobs import CreateResult
@@ -74,7 +72,7 @@ def _place_without_looking(
 
 
 def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> None:
-    patch("claimed_journal.write_entry", _place_without_looking)
+    patch("journal.claimed.write_entry", _place_without_looking)
     caught(simulate)
 
 
@@ -148,7 +146,7 @@ def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
             raise StorageError("not created, it seems")
         return entry
 
-    patch("claimed_journal.write_entry", place)
+    patch("journal.claimed.write_entry", place)
     found = caught(under(keep_transactions_of_unknown_publications=False))
     assert "false alarm" in str(found)
 
@@ -172,7 +170,7 @@ def test_mutant_a_loss_is_taken_for_done(patch: Patch) -> None:
         found = decide(named, **facts)
         return Decision(end=found.end, done=(*found.done, *found.lost), lost=())
 
-    for module in ("ending", "recover"):
+    for module in ("committer", "recover"):
         patch(f"{module}.decide", silent)
         patch(f"{module}.is_complete", lambda txn, said: said is None or said.epoch != txn.epoch)
     found = caught(partial(simulate, timeouts=2))

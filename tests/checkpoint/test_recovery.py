@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.examples import facts, txn
-from tidegate.checkpoint.recovery import (
+from tidegate.commit.decisions import (
     decide,
     is_as_prepared,
     is_complete,
@@ -15,7 +15,7 @@ from tidegate.checkpoint.recovery import (
     may_roll_back,
     was_aborted,
 )
-from tidegate.checkpoint.transactional_ids import TransactionalIdParts
+from tidegate.commit.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionDescription, TransactionState
 from tidegate.protocol.snapshots import PreparedTransaction

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.quiet import Quiet
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import RolledBack
-from tidegate.checkpoint.procedures import ClaimedJournal
+from tidegate.commit import effects
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import RolledBack
 from tidegate.errors import DataLossError, KafkaUnavailableError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, TransactionState

@@ -16,11 +16,11 @@ import pytest
 
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.mutants import Patch, caught
-from tidegate.checkpoint.effects import Procedure, fence
-from tidegate.checkpoint.journal import Lost, RolledBack
-from tidegate.checkpoint.journal_state import JournalState, _taken_back
-from tidegate.checkpoint.procedures import ClaimedJournal
-from tidegate.checkpoint.recovery import is_complete
+from tidegate.commit.decisions import is_complete
+from tidegate.commit.effects import Procedure, fence
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import Lost, RolledBack
+from tidegate.commit.journal.state import JournalState, _taken_back
 from tidegate.ports.kafka import TransactionDescription
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -100,7 +100,7 @@ def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patc
     def names_all(state: JournalState) -> JournalState:
         return msgspec.structs.replace(_taken_back(state), carried=None, settled=False)
 
-    patch("journal_state._taken_back", names_all)
+    patch("journal.state._taken_back", names_all)
     caught(aborting)
 
 

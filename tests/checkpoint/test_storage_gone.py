@@ -20,7 +20,7 @@ from tidegate.checkpoint.coordinator_events import (
     TriggerBarriers,
     WakeAt,
 )
-from tidegate.checkpoint.journal import entry_path
+from tidegate.commit.journal.entries import entry_path
 from tidegate.errors import FencedError, StorageGoneError
 
 OUTAGE = msgspec.structs.replace(SETTINGS, tolerated_outage_s=180)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.checkpoint.timeouts import check_against_broker, required_transaction_timeout_ms
+from tidegate.commit.timeouts import check_against_broker, required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
 from tidegate.errors import RefusedError
 

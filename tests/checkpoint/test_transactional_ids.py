@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.checkpoint.transactional_ids import (
+from tidegate.commit.transactional_ids import (
     format_transactional_id,
     job_prefix,
     parse_transactional_id,

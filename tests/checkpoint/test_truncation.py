@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.quiet import Quiet, manifest
 from tests.checkpoint.world import JOB, PATIENCE
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import (
+from tidegate.commit import effects
+from tidegate.commit.claim import claim
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import (
     encode_entry,
     entry_number,
     entry_path,
     hint_number,
     hint_path,
 )
-from tidegate.checkpoint.journal_state import JournalState, PublicationRef
-from tidegate.checkpoint.procedures import ClaimedJournal, claim, publish, read_journal, truncate
-from tidegate.checkpoint.retention import log_start
+from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import JournalState, PublicationRef
+from tidegate.commit.publish import publish
+from tidegate.commit.retention import log_start
+from tidegate.commit.truncation import truncate
 from tidegate.errors import CorruptCheckpointError, FencedError, OutcomeUnknownError, StorageError
 from tidegate.ids import Attempt, CheckpointId, JournalNumber
 from tidegate.ports.blobs import CreateResult

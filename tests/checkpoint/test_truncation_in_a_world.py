@@ -14,11 +14,11 @@ from functools import partial
 from tests.checkpoint.masters import simulate
 from tests.checkpoint.mutants import Patch, caught
 from tests.checkpoint.world import World
-from tidegate.checkpoint.effects import MonotonicTime, Procedure
-from tidegate.checkpoint.journal import entry_number
-from tidegate.checkpoint.journal_state import JournalState
-from tidegate.checkpoint.procedures.reading import JournalListing, list_journal
-from tidegate.checkpoint.retention import log_start
+from tidegate.commit.effects import MonotonicTime, Procedure
+from tidegate.commit.journal.entries import entry_number
+from tidegate.commit.journal.reading import JournalListing, list_journal
+from tidegate.commit.journal.state import JournalState
+from tidegate.commit.retention import log_start
 from tidegate.ids import JobName
 
 trimming = partial(simulate, hint_interval=2)
@@ -72,5 +72,5 @@ def test_mutant_a_create_counts_wherever_it_lands(patch: Patch) -> None:
         yield MonotonicTime()
         return False
 
-    patch("claimed_journal._is_superseded", never)
+    patch("journal.claimed._is_superseded", never)
     caught(trimming)

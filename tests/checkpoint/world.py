@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect
-from tidegate.checkpoint.journal import (
+from tidegate.commit import effects
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.entries import (
     SNAPSHOT_INTERVAL,
     AnyEntry,
     LossAccepted,
@@ -36,10 +36,8 @@ from tidegate.checkpoint.journal import (
     decode_entry,
     entry_number,
 )
-from tidegate.checkpoint.procedures import (
-    RetryPolicy,
-    recover,
-)
+from tidegate.commit.recover import recover
+from tidegate.commit.retry import RetryPolicy
 from tidegate.errors import (
     KafkaUnavailableError,
     StorageError,

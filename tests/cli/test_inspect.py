@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.checkpoint.journal import Claim, Closed, encode_entry, entry_path
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.cli.main import app
+from tidegate.commit.journal.entries import Claim, Closed, encode_entry, entry_path
 from tidegate.controlplane.jobmaster import effect_runner
 from tidegate.drivers.storage import open_store
 from tidegate.errors import RefusedError

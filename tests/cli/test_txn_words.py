@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tidegate.checkpoint.diagnosis import (
+from tidegate.cli import txn_output as output
+from tidegate.cli import txn_text as words
+from tidegate.cli.txn_session import Place, Session, duration_ms, place
+from tidegate.commit.diagnosis import (
     AbortOutcome,
     JournalStatus,
     OpenReason,
     OpenTransaction,
     PartitionStatus,
 )
-from tidegate.cli import txn_output as output
-from tidegate.cli import txn_text as words
-from tidegate.cli.txn_session import Place, Session, duration_ms, place
 from tidegate.errors import ConfigError
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction

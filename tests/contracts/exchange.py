@@ -100,7 +100,7 @@ class ExchangeContract:
     @pytest.fixture
     def long_farewell(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whoever waits for it is found out, however slow the machine is."""
-        for driver in ("tidegate.drivers.exchange.sockets", "tidegate.testing.sim.exchange"):
+        for driver in ("tidegate.drivers.exchange.sockets", "tidegate.sim.exchange"):
             monkeypatch.setattr(f"{driver}.CLOSE_TIMEOUT_S", 6 * SOON_S)
 
     # --- frames ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.controlplane.dispatching import A, Shell, submission
-from tidegate.controlplane.dispatcher import dispatcher_events as j
+from tidegate.controlplane.jobmanager import dispatcher_events as j
 from tidegate.protocol.messages import SubmitJob
 
 

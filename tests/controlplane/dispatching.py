@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.controlplane.parts import registration
-from tidegate.controlplane.dispatcher import dispatcher_events as j
-from tidegate.controlplane.dispatcher.machine import Dispatcher
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.dispatcher import Dispatcher
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (

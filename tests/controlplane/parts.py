@@ -8,8 +8,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidegate.controlplane.dispatcher import resource_manager_events as r
-from tidegate.controlplane.dispatcher.resource_manager import ResourceManager
+from tidegate.controlplane.jobmanager import resource_manager_events as r
+from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
 from tidegate.controlplane.taskmanager import machine as t
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.messages import (

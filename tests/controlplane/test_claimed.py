@@ -6,8 +6,8 @@ import pytest
 
 from tests.controlplane.dispatching import A, Shell, submission
 from tests.controlplane.test_store import Blobs, leader_of, store_of, submit
-from tidegate.controlplane.dispatcher import dispatcher_events as j
-from tidegate.controlplane.dispatcher.backoff import LONGEST_MS
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.backoff import LONGEST_MS
 from tidegate.errors import InternalError
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobMasterAccepted, JobReport, SubmitJob

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidegate.checkpoint.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, OpenReason
+from tidegate.commit.diagnosis import MAX_TIMEOUT_MS, AbortOutcome, OpenReason
 from tidegate.controlplane.client import transactions as tool
 from tidegate.errors import RefusedError
 from tidegate.ids import TransactionalId

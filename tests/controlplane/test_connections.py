@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tidegate.controlplane.dispatcher import connections as module
-from tidegate.controlplane.dispatcher.connections import Connections
+from tidegate.controlplane.jobmanager import connections as module
+from tidegate.controlplane.jobmanager.connections import Connections
 from tidegate.drivers.threads import SystemThreads
 from tidegate.protocol.messages import Acknowledge, Message
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.controlplane.dispatching import EPOCH, SILENCE_MS, A, Shell, submission
-from tidegate.controlplane.dispatcher import dispatcher_events as j
-from tidegate.controlplane.dispatcher.job_record import Phase
-from tidegate.controlplane.dispatcher.machine import (
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.dispatcher import (
     ENDED_MAX,
     EXIT_TIMEOUT_MS,
     START_MS_MAX,
 )
+from tidegate.controlplane.jobmanager.job_record import Phase
 from tidegate.errors import StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.errors import ErrorReport

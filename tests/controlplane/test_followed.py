@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.controlplane.dispatcher.leadership import LOOK_INTERVAL_MS, Leadership
+from tidegate.controlplane.jobmanager.leadership import LOOK_INTERVAL_MS, Leadership
 from tidegate.errors import StorageError
 from tidegate.ids import LeaderEpoch
 

@@ -6,7 +6,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.dispatcher.cluster_settings import apply_cluster_settings, missing_secret
+from tidegate.controlplane.jobmanager.cluster_settings import apply_cluster_settings, missing_secret
 from tidegate.ids import JobName
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE

@@ -22,7 +22,7 @@ import pytest
 from tests.controlplane.dispatching import A
 from tests.controlplane.test_leadership import CLUSTER, HERE, ByHand
 from tests.controlplane.test_store import Blobs
-from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Acknowledge, JobReport, StoredCode

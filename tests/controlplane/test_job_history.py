@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.controlplane.dispatcher.job_history import COUNTERS, HISTORY_MAX, JobHistory
+from tidegate.controlplane.jobmanager.job_history import COUNTERS, HISTORY_MAX, JobHistory
 from tidegate.errors import ExternalError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport

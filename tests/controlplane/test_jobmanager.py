@@ -17,11 +17,11 @@ from tests.controlplane.test_connections import Rpc
 from tests.controlplane.test_imposing import submission
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.dispatcher import dispatcher_events as jobs
-from tidegate.controlplane.dispatcher.connections import Connections
-from tidegate.controlplane.dispatcher.machine import Dispatcher
-from tidegate.controlplane.dispatcher.resource_manager import ResourceManager
-from tidegate.controlplane.dispatcher.service import JobManager
+from tidegate.controlplane.jobmanager import dispatcher_events as jobs
+from tidegate.controlplane.jobmanager.connections import Connections
+from tidegate.controlplane.jobmanager.dispatcher import Dispatcher
+from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
+from tidegate.controlplane.jobmanager.service import JobManager
 from tidegate.controlplane.loop import PendingRequest
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId

@@ -7,9 +7,9 @@ import pytest
 
 from tests.controlplane.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
-from tidegate.controlplane.dispatcher import dispatcher_events as j
-from tidegate.controlplane.dispatcher.job_record import Phase
-from tidegate.controlplane.dispatcher.machine import FAILED_STARTS_MAX, HELD_UP_MS, START_MS_MAX
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.dispatcher import FAILED_STARTS_MAX, HELD_UP_MS, START_MS_MAX
+from tidegate.controlplane.jobmanager.job_record import Phase
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import Acknowledge, Refused, StopJob, SubmitJob

@@ -20,13 +20,13 @@ from tests.controlplane.dispatching import A, submission
 from tests.controlplane.parts import registration
 from tests.controlplane.test_connections import Rpc
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher import dispatcher_events as j
-from tidegate.controlplane.dispatcher.connections import Connections
-from tidegate.controlplane.dispatcher.job_record import Phase
-from tidegate.controlplane.dispatcher.job_store import JobStore
-from tidegate.controlplane.dispatcher.machine import Dispatcher
-from tidegate.controlplane.dispatcher.resource_manager import ResourceManager
-from tidegate.controlplane.dispatcher.service import JobManager, run_jobmanager
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.connections import Connections
+from tidegate.controlplane.jobmanager.dispatcher import Dispatcher
+from tidegate.controlplane.jobmanager.job_record import Phase
+from tidegate.controlplane.jobmanager.job_store import JobStore
+from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
+from tidegate.controlplane.jobmanager.service import JobManager, run_jobmanager
 from tidegate.controlplane.loop import PendingRequest
 from tidegate.drivers.entropy import SystemEntropy
 from tidegate.drivers.storage import open_store

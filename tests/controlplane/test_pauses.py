@@ -3,7 +3,7 @@ worked for a second at most.
 """
 
 from tests.controlplane.dispatching import A, Shell
-from tidegate.controlplane.dispatcher import dispatcher_events as j
+from tidegate.controlplane.jobmanager import dispatcher_events as j
 
 
 def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: Shell) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.controlplane.parts import EPOCH, Cluster
-from tidegate.controlplane.dispatcher import resource_manager_events as r
-from tidegate.controlplane.dispatcher.backoff import RESET_AFTER_MS
-from tidegate.controlplane.dispatcher.resource_manager import REGISTRATION_MS_MAX, ResourceManager
+from tidegate.controlplane.jobmanager import resource_manager_events as r
+from tidegate.controlplane.jobmanager.backoff import RESET_AFTER_MS
+from tidegate.controlplane.jobmanager.resource_manager import REGISTRATION_MS_MAX, ResourceManager
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (

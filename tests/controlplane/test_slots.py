@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.controlplane.parts import FATES, Cluster
-from tidegate.controlplane.dispatcher import resource_manager_events as r
+from tidegate.controlplane.jobmanager import resource_manager_events as r
 from tidegate.controlplane.taskmanager import machine as t
 from tidegate.controlplane.taskmanager.machine import TaskManagerMachine
 from tidegate.errors import InternalError

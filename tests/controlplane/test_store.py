@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.controlplane.dispatching import A, submission
-from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.blobs import BlobStore, CreateResult

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.checkpoint.journal import Claim, encode_entry, entry_path
+from tidegate.commit.journal.entries import Claim, encode_entry, entry_path
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.shared_view import SlotView, check_view

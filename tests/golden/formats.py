@@ -13,11 +13,11 @@ from typing import Any, Final
 from msgspec import inspect
 
 from tidegate.checkpoint import envelope
-from tidegate.checkpoint.journal import AnyEntry
-from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures.initial_offsets import InitialOffsets
-from tidegate.controlplane.dispatcher.job_store import VERSION, _Decision
+from tidegate.commit.initial_offsets import InitialOffsets
+from tidegate.commit.journal.entries import AnyEntry
+from tidegate.commit.journal.state import JournalState
+from tidegate.controlplane.jobmanager.job_store import VERSION, _Decision
 from tidegate.protocol.messages import JobReport, Submission
 
 FORMATS: Final = "formats.txt"

@@ -24,7 +24,7 @@ from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, c
 from tidegate import build
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.config import Config
-from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.drivers.system import SystemDrivers
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid

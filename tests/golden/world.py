@@ -17,10 +17,10 @@ import msgspec
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
+from tidegate.sim.kafka.cluster import FakeKafka, FakeProcess
+from tidegate.sim.kafka.coordinator import _Transaction
+from tidegate.sim.kafka.log import Record
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
-from tidegate.testing.sim.kafka.coordinator import _Transaction
-from tidegate.testing.sim.kafka.log import Record
 
 STORAGES: Final = Path(__file__).parent / "storages"
 WORLD: Final = "world.json"

@@ -12,9 +12,9 @@ from typing import Any, cast, get_args
 import msgspec
 import pytest
 
-from tidegate.checkpoint import effects
-from tidegate.checkpoint.effects import Effect, Procedure
-from tidegate.checkpoint.procedures import claim
+from tidegate.commit import effects
+from tidegate.commit.claim import claim
+from tidegate.commit.effects import Effect, Procedure
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads

@@ -16,7 +16,7 @@ import pytest
 
 from tests.checkpoint.quiet import manifest
 from tests.jobmaster.test_journal_work import at_offset, closed, entries, work
-from tidegate.checkpoint.effects import (
+from tidegate.commit.effects import (
     CreateEntry,
     Effect,
     ListObjects,

@@ -12,7 +12,9 @@ import pytest
 
 from tests.checkpoint.quiet import manifest
 from tests.jobmaster.test_effects import Clock, Log
-from tidegate.checkpoint.effects import (
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.restore import RestorePlan
+from tidegate.commit.effects import (
     CreateEntry,
     DeleteObject,
     ListObjects,
@@ -20,11 +22,10 @@ from tidegate.checkpoint.effects import (
     Procedure,
     TopicIds,
 )
-from tidegate.checkpoint.lost_tail import commit_metadata
-from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import claimed_journal, publish, read_journal
-from tidegate.checkpoint.procedures.reading import read_entry
-from tidegate.checkpoint.restore import RestorePlan
+from tidegate.commit.journal import claimed
+from tidegate.commit.journal.reading import read_entry, read_journal
+from tidegate.commit.lost_tail import commit_metadata
+from tidegate.commit.publish import publish
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster import restoring as restoring_module
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
@@ -133,7 +134,7 @@ def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.Mon
         yield from ()
         return True
 
-    monkeypatch.setattr(claimed_journal, "_is_superseded", overtaken)
+    monkeypatch.setattr(claimed, "_is_superseded", overtaken)
     outcomes: list[object] = []
     made.check_ownership(outcomes.append)
     posted.get(timeout=10)()

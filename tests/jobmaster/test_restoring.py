@@ -12,9 +12,9 @@ import pytest
 
 from tests.kafka.clocks import SleepingClock
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
-from tidegate.checkpoint.confirmation import REPEATED_S
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
+from tidegate.commit.confirmation import REPEATED_S
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.restoring import Restoring
@@ -31,9 +31,9 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.protocol.messages import PartitionEnd
 from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.sim.kafka.cluster import FakeKafka
+from tidegate.sim.kafka.log import Record
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.cluster import FakeKafka
-from tidegate.testing.sim.kafka.log import Record
 
 BEGAN_S = 1000.0
 OUTAGE_S = Config().checkpoint.tolerated_outage / 1000

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.jobmaster.shell import JOB, Shell
-from tidegate.checkpoint.effects import ReadObject
+from tidegate.commit.effects import ReadObject
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls

@@ -12,7 +12,7 @@ from tests.contracts.kafka_topics import TopicContract
 from tests.contracts.kafka_transactions import TransactionContract
 from tests.contracts.kafka_visibility import VisibilityContract
 from tests.kafka.clocks import SleepingClock
-from tidegate.testing.sim.kafka.cluster import FakeKafka
+from tidegate.sim.kafka.cluster import FakeKafka
 
 
 def under_test(

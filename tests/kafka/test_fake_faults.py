@@ -20,10 +20,9 @@ from tidegate.errors import (
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, Producer, TransactionDescription, TransactionState
-from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.cluster import FakeKafka, FakeProcess
-from tidegate.testing.sim.kafka.coordinator import EPOCH_LAST
-from tidegate.testing.sim.kafka.faults import (
+from tidegate.sim.kafka.cluster import FakeKafka, FakeProcess
+from tidegate.sim.kafka.coordinator import EPOCH_LAST
+from tidegate.sim.kafka.faults import (
     PROCEED,
     Api,
     Call,
@@ -34,7 +33,8 @@ from tidegate.testing.sim.kafka.faults import (
     refused,
     unreachable,
 )
-from tidegate.testing.sim.kafka.log import Marker
+from tidegate.sim.kafka.log import Marker
+from tidegate.stream_elements import TopicPartition
 
 NAME = TransactionalId("tidegate.job.0")
 ORIGIN = TopicPartition("out", 0)

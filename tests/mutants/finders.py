@@ -17,9 +17,9 @@ from tests.mutants.planting import COSTLY, Detector
 from tests.sinks.test_writer import Bench
 from tests.state.job import Step, declare
 from tidegate.api.state import ValueState
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import plan_of as plan
-from tidegate.testing.sim.run import run_seed
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import plan_of as plan
+from tidegate.sim.run import run_seed
 
 MISTAKES = ("NameError", "AttributeError", "ImportError", "SyntaxError")
 

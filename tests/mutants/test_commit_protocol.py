@@ -15,15 +15,15 @@ from tests.checkpoint import test_restore as restore_tests
 from tests.checkpoint.masters import JobMaster, Tasks
 from tests.mutants.finders import aborting_world, once, quiet, simulator, world
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
-from tidegate.checkpoint.confirmation import Confirmation
-from tidegate.checkpoint.journal_state import _published
-from tidegate.checkpoint.procedures.claim import claim
-from tidegate.checkpoint.procedures.claimed_journal import write_entry
-from tidegate.checkpoint.procedures.fencing import fence_zombies
-from tidegate.checkpoint.procedures.publish import _check_prepared, publish
-from tidegate.checkpoint.procedures.recover import recover
-from tidegate.checkpoint.recovery import may_fence
 from tidegate.checkpoint.source_changes import changed_log
+from tidegate.commit.claim import claim
+from tidegate.commit.confirmation import Confirmation
+from tidegate.commit.decisions import may_fence
+from tidegate.commit.fencing import fence_zombies
+from tidegate.commit.journal.claimed import write_entry
+from tidegate.commit.journal.state import _published
+from tidegate.commit.publish import _check_prepared, publish
+from tidegate.commit.recover import recover
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 
 NO_CLAIM = (

@@ -7,8 +7,8 @@ import pytest
 from tests.controlplane import test_interrupted_submits as submit_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
-from tidegate.controlplane.dispatcher.job_store import JobStore
-from tidegate.controlplane.dispatcher.leadership import Leadership
+from tidegate.controlplane.jobmanager.job_store import JobStore
+from tidegate.controlplane.jobmanager.leadership import Leadership
 
 COUNTS_WHEN_WRITTEN = (
     Edit(JobStore._counts, "    if submission.epoch == _OLD:\n", "    if True:\n"),

@@ -16,15 +16,15 @@ from tests.jobmaster import test_journal_work as journal_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
-from tidegate.checkpoint.lost_tail import find_lost_tail
-from tidegate.checkpoint.procedures.claim import _refuse, _refuse_used_name
-from tidegate.checkpoint.procedures.cluster_check import refuse_manifest, refuse_other_cluster
-from tidegate.checkpoint.procedures.fencing import fence_older_attempts
+from tidegate.commit.claim import _refuse, _refuse_used_name
+from tidegate.commit.cluster_check import refuse_manifest, refuse_other_cluster
+from tidegate.commit.fencing import fence_older_attempts
+from tidegate.commit.lost_tail import find_lost_tail
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.dataplane.shared_view import _check_storage, check_view
-from tidegate.testing.sim import mishaps, swaps
+from tidegate.sim import mishaps, swaps
 
 
 def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:

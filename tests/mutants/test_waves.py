@@ -22,8 +22,8 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader
 from tidegate.dataplane.waves.level_task import LevelTask
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.testing.sim.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless
-from tidegate.testing.sim.plan import Plan
+from tidegate.sim.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless
+from tidegate.sim.plan import Plan
 
 DISORDER = 0.3
 SEEDS = 2000

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.contracts.surroundings import Surroundings
-from tidegate.testing.sim.network import Network
-from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
-from tidegate.testing.sim.scheduler import Scheduler
-from tidegate.testing.sim.threads import SimClock, SimThreads
+from tidegate.sim.network import Network
+from tidegate.sim.network_conditions import MessageFaults, NetworkConditions
+from tidegate.sim.scheduler import Scheduler
+from tidegate.sim.threads import SimClock, SimThreads
 
 SEEDS = range(5)
 VIRTUAL_S_MAX = 3_600.0

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 
 from tests.kafka.clocks import SleepingClock
-from tidegate.checkpoint.journal import (
+from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
+from tidegate.checkpoint.state_metadata import StateMetadata
+from tidegate.commit.journal.entries import (
     AnyEntry,
     Claim,
     Lost,
@@ -22,9 +24,7 @@ from tidegate.checkpoint.journal import (
     encode_entry,
     entry_path,
 )
-from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
-from tidegate.checkpoint.state_metadata import StateMetadata
-from tidegate.checkpoint.transactional_ids import format_transactional_id
+from tidegate.commit.transactional_ids import format_transactional_id
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -42,15 +42,15 @@ from tidegate.protocol.snapshots import (
     StateFile,
     SubtaskSnapshot,
 )
+from tidegate.sim.blobs import MemoryBlobs
+from tidegate.sim.invariants import ProtocolChecker
+from tidegate.sim.kafka.cluster import FakeKafka
+from tidegate.sim.kafka.faults import PROCEED, Call, Verdict
+from tidegate.sim.kafka.log import PartitionLog
+from tidegate.sim.oracle import Oracle
+from tidegate.sim.pipelines import IN_A, OUT_A, SHAPES, Event, Result
+from tidegate.sim.scheduler import Scheduler, SimProcess
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.blobs import MemoryBlobs
-from tidegate.testing.sim.invariants import ProtocolChecker
-from tidegate.testing.sim.kafka.cluster import FakeKafka
-from tidegate.testing.sim.kafka.faults import PROCEED, Call, Verdict
-from tidegate.testing.sim.kafka.log import PartitionLog
-from tidegate.testing.sim.oracle import Oracle
-from tidegate.testing.sim.pipelines import IN_A, OUT_A, SHAPES, Event, Result
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
 
 JOB = JobName("stateless")
 TIMEOUT_MS = 60_000

@@ -12,12 +12,12 @@ from random import Random
 import pytest
 
 from tidegate.errors import FencedError
-from tidegate.testing.sim.backfill_plan import with_backfills
-from tidegate.testing.sim.pipelines import SCATTERED
-from tidegate.testing.sim.plan import TOLERATED_OUTAGE_MS, Plan
-from tidegate.testing.sim.run import plan_of, run_seed
-from tidegate.testing.sim.seed_runner import Summary, Verdict, simulate
-from tidegate.testing.sim.trace import TraceEvent
+from tidegate.sim.backfill_plan import with_backfills
+from tidegate.sim.pipelines import SCATTERED
+from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Plan
+from tidegate.sim.run import plan_of, run_seed
+from tidegate.sim.seed_runner import Summary, Verdict, simulate
+from tidegate.sim.trace import TraceEvent
 
 SAMPLE = range(12)
 SEEDS = range(1_000)
@@ -134,7 +134,7 @@ def test_inputs_stay_in_their_order_of_time() -> None:
 
 REPLAY = """
 import sys
-from tidegate.testing.sim.run import run_seed
+from tidegate.sim.run import run_seed
 for seed in sys.argv[1:]:
     outcome = run_seed(int(seed), digest=True, backfills=True)
     print(outcome.waves, outcome.story.events, outcome.story.digest())

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.mutants.planting import Edit, Mutant, planted
-from tidegate.checkpoint.procedures.settle import state_loss
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import Outcome, run_seed
-from tidegate.testing.sim.trace import TraceEvent
+from tidegate.commit.settle import state_loss
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import Outcome, run_seed
+from tidegate.sim.trace import TraceEvent
 
 pytestmark = pytest.mark.seeds
 

@@ -11,8 +11,8 @@ from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.errors import StorageError
 from tidegate.ports.blobs import CreateResult
-from tidegate.testing.sim.blobs import MemoryBlobs, SimBlobStore, StorageVerdict
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.blobs import MemoryBlobs, SimBlobStore, StorageVerdict
+from tidegate.sim.scheduler import Scheduler, SimProcess
 
 
 class Slow:

@@ -10,9 +10,9 @@ import pytest
 
 from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.history import History
-from tidegate.checkpoint.procedures.claimed_journal import restore_point
-from tidegate.testing.sim.plan import RETAINED_MAX, Plan
-from tidegate.testing.sim.run import run_seed
+from tidegate.commit.journal.claimed import restore_point
+from tidegate.sim.plan import RETAINED_MAX, Plan
+from tidegate.sim.run import run_seed
 
 SEEDS = range(400)
 RUNS = 30

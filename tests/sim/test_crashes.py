@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.trace import TraceEvent
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import run_seed
+from tidegate.sim.trace import TraceEvent
 
 SEEDS = range(400)
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.contracts.exchange import ExchangeContract, Slot
 from tests.sim.contracts import Simulated, World, simulated
-from tidegate.testing.sim.exchange import SimExchange
-from tidegate.testing.sim.scheduler import SimProcess
+from tidegate.sim.exchange import SimExchange
+from tidegate.sim.scheduler import SimProcess
 
 
 class SimSlots:

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from tests.sim.history import JOB, TIMEOUT_MS, History
-from tidegate.checkpoint.journal import Claim, Closed, LossAccepted
+from tidegate.commit.journal.entries import Claim, Closed, LossAccepted
 from tidegate.protocol.snapshots import PreparedTransaction
-from tidegate.testing.sim.invariants import STALL_S
-from tidegate.testing.sim.journal_view import JournalPosition
-from tidegate.testing.sim.pipelines import IN_A, Event
+from tidegate.sim.invariants import STALL_S
+from tidegate.sim.journal_view import JournalPosition
+from tidegate.sim.pipelines import IN_A, Event
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from tidegate.dataplane.channels.record_writer import RemoteOutputChannel
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.task import SourceTask
-from tidegate.testing.sim.load import LIMITS, SMALL, Load
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import run_seed
+from tidegate.sim.load import LIMITS, SMALL, Load
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import run_seed
 
 SEEDS = range(90)
 

@@ -13,15 +13,15 @@ import pytest
 from tests.mutants.finders import befallen
 from tests.sim.contracts import World
 from tests.sim.test_blobs import Always
-from tidegate.checkpoint.journal import entry_path
+from tidegate.commit.journal.entries import entry_path
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ids import JobName, JournalNumber
 from tidegate.ports.blobs import CreateResult
-from tidegate.testing.sim import mishaps
-from tidegate.testing.sim.blobs import AT_ONCE, MemoryBlobs, SimBlobStore
-from tidegate.testing.sim.kafka.faults import Api, Call
-from tidegate.testing.sim.mounts import (
+from tidegate.sim import mishaps
+from tidegate.sim.blobs import AT_ONCE, MemoryBlobs, SimBlobStore
+from tidegate.sim.kafka.faults import Api, Call
+from tidegate.sim.mounts import (
     ANOTHER,
     Elsewhere,
     Mounts,
@@ -29,9 +29,9 @@ from tidegate.testing.sim.mounts import (
     nothing,
     older_copy,
 )
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.trace import TraceEvent
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import run_seed
+from tidegate.sim.trace import TraceEvent
 
 SEEDS = range(400)
 

@@ -17,12 +17,12 @@ from tests.sim.contracts import VIRTUAL_S_MAX
 from tidegate.errors import ExchangeError, RpcError
 from tidegate.ports.exchange import Frame
 from tidegate.protocol.messages import Acknowledge, ListJobs, Message, Refused
-from tidegate.testing.sim.exchange import SimExchange
-from tidegate.testing.sim.network import CALM_S, Copies, Network
-from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
-from tidegate.testing.sim.rpc import Calling
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.trace import Trace
+from tidegate.sim.exchange import SimExchange
+from tidegate.sim.network import CALM_S, Copies, Network
+from tidegate.sim.network_conditions import MessageFaults, NetworkConditions
+from tidegate.sim.rpc import Calling
+from tidegate.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.trace import Trace
 
 
 class Calls:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.log import PartitionLog, Record
-from tidegate.testing.sim.oracle import Oracle
-from tidegate.testing.sim.pipelines import (
+from tidegate.sim.kafka.log import PartitionLog, Record
+from tidegate.sim.oracle import Oracle
+from tidegate.sim.pipelines import (
     IN_A,
     OUT_A,
     OUT_B,
@@ -24,7 +23,8 @@ from tidegate.testing.sim.pipelines import (
     Totals,
     TwoSinks,
 )
-from tidegate.testing.sim.result_groups import Violation
+from tidegate.sim.result_groups import Violation
+from tidegate.stream_elements import TopicPartition
 
 BY_PIPELINE = {shape.pipeline: shape for shape in SHAPES}
 

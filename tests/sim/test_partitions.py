@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.sim.test_network import Calls
-from tidegate.testing.sim.network import Network
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.network import Network
+from tidegate.sim.scheduler import Scheduler, SimProcess
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.test_oracle import BY_PIPELINE, SOURCE, events, sided, totals
 from tidegate.dataplane.sinks.delivery import NonTransactionalDelivery
+from tidegate.sim.kafka.log import PartitionLog, Record
+from tidegate.sim.oracle import Oracle
+from tidegate.sim.pipelines import OUT_A, OUT_B, Result, Sided, Totals
+from tidegate.sim.plan import Plan
+from tidegate.sim.result_groups import Violation
+from tidegate.sim.run import run_seed
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.log import PartitionLog, Record
-from tidegate.testing.sim.oracle import Oracle
-from tidegate.testing.sim.pipelines import OUT_A, OUT_B, Result, Sided, Totals
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.result_groups import Violation
-from tidegate.testing.sim.run import run_seed
 
 SEEDS = range(400)
 RUNS = 24

@@ -13,8 +13,8 @@ from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.ports.processes import ExitStatus, ZygoteEvent
 from tidegate.protocol.messages import StartSlot
-from tidegate.testing.sim.processes import Announce, SimChild, SimForkServer, SimProcesses
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.processes import Announce, SimChild, SimForkServer, SimProcesses
+from tidegate.sim.scheduler import Scheduler, SimProcess
 
 
 class SimStarter:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from tidegate.sim.kafka.log import PartitionLog
+from tidegate.sim.plan import Plan
+from tidegate.sim.retention import Retention
+from tidegate.sim.run import run_seed
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim.kafka.log import PartitionLog
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.retention import Retention
-from tidegate.testing.sim.run import run_seed
 
 ORIGIN = TopicPartition("in", 0)
 

@@ -8,7 +8,7 @@ from tests.contracts.clock import ClockContract
 from tests.contracts.rpc import RpcContract
 from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
-from tidegate.testing.sim.rpc import Calling, SimRpc
+from tidegate.sim.rpc import Calling, SimRpc
 
 
 @simulated

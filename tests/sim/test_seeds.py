@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.seed_runner import Summary, Verdict, simulate
+from tidegate.sim.run import run_seed
+from tidegate.sim.seed_runner import Summary, Verdict, simulate
 
 SAMPLE = range(16)
 ONCE_VIOLATED = (579, 883, 1470, 1621)
@@ -60,7 +60,7 @@ def test_two_thousand_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> Non
 
 REPLAY = """
 import sys
-from tidegate.testing.sim.run import run_seed
+from tidegate.sim.run import run_seed
 for seed in sys.argv[1:]:
     outcome = run_seed(int(seed), digest=True)
     print(outcome.story.events, outcome.story.digest())

@@ -7,13 +7,13 @@ import random
 import pytest
 
 from tidegate.protocol.messages import Acknowledge, ListJobs
-from tidegate.testing.sim.cluster import host_of
-from tidegate.testing.sim.network import Network
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.rpc import Calling, service_address
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.scheduler import Scheduler
-from tidegate.testing.sim.trace import TraceEvent
+from tidegate.sim.cluster import host_of
+from tidegate.sim.network import Network
+from tidegate.sim.plan import Plan
+from tidegate.sim.rpc import Calling, service_address
+from tidegate.sim.run import run_seed
+from tidegate.sim.scheduler import Scheduler
+from tidegate.sim.trace import TraceEvent
 
 RUNS = 24
 

@@ -15,7 +15,7 @@ import pytest
 from tests.contracts.behaviour import start_slot
 from tests.mutants.planting import Edit, Mutant, planted
 from tests.sim.test_processes import Behaving
-from tidegate.controlplane.dispatcher.service import JobManager
+from tidegate.controlplane.jobmanager.service import JobManager
 from tidegate.errors import ExternalError
 from tidegate.ports.processes import (
     SlotEnded,
@@ -25,11 +25,11 @@ from tidegate.ports.processes import (
     ZygoteEvent,
     ZygoteReady,
 )
-from tidegate.testing.sim.faults import FaultRates, RequestFaults
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.processes import FAILED, SimProcesses, StartOutcome
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.scheduler import Scheduler
+from tidegate.sim.faults import FaultRates, RequestFaults
+from tidegate.sim.plan import Plan
+from tidegate.sim.processes import FAILED, SimProcesses, StartOutcome
+from tidegate.sim.run import run_seed
+from tidegate.sim.scheduler import Scheduler
 
 STARTS = 2_000
 SEEDS = range(400)

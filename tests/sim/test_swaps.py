@@ -12,14 +12,14 @@ import pytest
 from tests.kafka.clocks import SleepingClock
 from tests.mutants.finders import befallen
 from tests.sim.history import History
+from tidegate.sim import swaps
+from tidegate.sim.kafka.cluster import FakeKafka
+from tidegate.sim.kafka.log import Record
+from tidegate.sim.pipelines import IN_A, Event
+from tidegate.sim.plan import Plan
+from tidegate.sim.run import run_seed
+from tidegate.sim.trace import TraceEvent
 from tidegate.stream_elements import TopicPartition
-from tidegate.testing.sim import swaps
-from tidegate.testing.sim.kafka.cluster import FakeKafka
-from tidegate.testing.sim.kafka.log import Record
-from tidegate.testing.sim.pipelines import IN_A, Event
-from tidegate.testing.sim.plan import Plan
-from tidegate.testing.sim.run import run_seed
-from tidegate.testing.sim.trace import TraceEvent
 
 SEEDS = range(400)
 ORIGIN = TopicPartition(IN_A, 0)

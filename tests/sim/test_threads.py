@@ -9,9 +9,9 @@ import pytest
 from tests.contracts.threads import RULES
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ports.threads import Threads
-from tidegate.testing.sim.scheduler import KILLED, Scheduler
-from tidegate.testing.sim.threads import SimClock, SimSelf, SimThreads
-from tidegate.testing.sim.trace import Trace
+from tidegate.sim.scheduler import KILLED, Scheduler
+from tidegate.sim.threads import SimClock, SimSelf, SimThreads
+from tidegate.sim.trace import Trace
 
 Rule = Callable[[Threads], None]
 

@@ -31,12 +31,12 @@ from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
 from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.sim.exchange import SimExchange
+from tidegate.sim.network import Network
+from tidegate.sim.network_conditions import MessageFaults, NetworkConditions
+from tidegate.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.threads import SimClock, SimQueue
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
-from tidegate.testing.sim.exchange import SimExchange
-from tidegate.testing.sim.network import Network
-from tidegate.testing.sim.network_conditions import MessageFaults, NetworkConditions
-from tidegate.testing.sim.scheduler import Scheduler, SimProcess
-from tidegate.testing.sim.threads import SimClock, SimQueue
 
 MAX_PARALLELISM: Final = 128
 KEYS: Final = 40

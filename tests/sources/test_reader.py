@@ -13,7 +13,7 @@ from tests.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Raw, Utf8
 from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
 from tidegate.api.kafka_source import KafkaSource
-from tidegate.checkpoint.lost_tail import parse_commit_metadata
+from tidegate.commit.lost_tail import parse_commit_metadata
 from tidegate.config import Config
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, KafkaSourceReader
 from tidegate.errors import BadRecordError, InternalError

@@ -15,11 +15,13 @@ from typing import Final
 from tidegate.api.sink import Sink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
-from tidegate.checkpoint.journal_state import JournalState
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
-from tidegate.checkpoint.procedures import load_manifest, read_beginnings, read_journal
-from tidegate.checkpoint.procedures.claimed_journal import restore_point
-from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.commit.initial_offsets import read_beginnings
+from tidegate.commit.journal.claimed import restore_point
+from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import JournalState
+from tidegate.commit.publish import load_manifest
+from tidegate.commit.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.controlplane.jobmaster.job_plan import kafka_of

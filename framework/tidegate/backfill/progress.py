@@ -2,7 +2,7 @@
 
 A live job commits the offsets of each completed checkpoint to these groups. A wave is a completed
 checkpoint, so it does the same. The offsets decide nothing: the journal knows where the job is, and
-compares the groups with itself only to find that it lacks its end (`checkpoint/lost_tail.py`).
+compares the groups with itself only to find that it lacks its end (`commit/lost_tail.py`).
 
 Invariant: a group is told of a wave after the wave is published.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tidegate.api.kafka_names import consumer_group
-from tidegate.checkpoint.lost_tail import commit_metadata
+from tidegate.commit.lost_tail import commit_metadata
 from tidegate.errors import KafkaError, RefusedError
 from tidegate.ids import CheckpointId, JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin

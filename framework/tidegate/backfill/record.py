@@ -2,7 +2,7 @@
 
 The same command must find a backfill again after a crash, with the ends that it began with. A
 cluster must see that the job is a backfill's, and a backfill must see that the job is live. The
-store of submissions (`controlplane/dispatcher/job_store.py`) decides this already: the newest
+store of submissions (`controlplane/jobmanager/job_store.py`) decides this already: the newest
 submission that counts has the job. So a backfill is a submission of a cluster `_backfill-JOB`,
 which no JobManager can have. Its id is that of its attempts in the journal. It holds the ends, the
 parameters and the code. It is created before the first claim, and has a result when its journal is
@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.api.archive import CodeArchive, contents
-from tidegate.controlplane.dispatcher.job_store import JobStore
+from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import JobName
 from tidegate.ports.blobs import BlobStore

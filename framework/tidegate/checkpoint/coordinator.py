@@ -1,7 +1,7 @@
 """The checkpoint coordinator of one attempt: it triggers, completes and aborts checkpoints.
 
 This is a pure state machine. The JobMaster's shell passes events that carry the time, and executes
-the returned instructions. The coordinator does not publish (`procedures/publish.py`), does not know
+the returned instructions. The coordinator does not publish (`commit/publish.py`), does not know
 the journal, and sends no message. It lives as long as the attempt, so a checkpoint id (attempt and
 counter) is never used twice.
 

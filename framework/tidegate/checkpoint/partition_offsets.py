@@ -1,7 +1,7 @@
 """Kafka's data about the partitions of a job's sources when an attempt starts.
 
 The JobMaster collects the data (`controlplane/jobmaster/split_enumeration`). `restore` compares it
-with a checkpoint, and `procedures/initial_offsets` with the offsets that the submission has stored.
+with a checkpoint, and `commit/initial_offsets.py` with the offsets that the submission has stored.
 """
 
 from __future__ import annotations

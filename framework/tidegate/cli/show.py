@@ -22,7 +22,7 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     Example: tidegate checkpoints order-totals -c checkpoint.storage=s3://bucket/checkpoints
     """
     from tidegate.checkpoint.manifest import manifest_folder
-    from tidegate.checkpoint.procedures import read_journal
+    from tidegate.commit.journal.reading import read_journal
     from tidegate.config_load import load
     from tidegate.controlplane.jobmaster.effect_runner import run_read_only
     from tidegate.drivers.system import SystemDrivers

@@ -1,6 +1,6 @@
 """`tidegate sim`: simulates clusters under faults, one for each seed, or prints the events of one.
 
-This module only parses and prints; the simulator is `testing/sim`.
+This module only parses and prints; the simulator is the package `sim`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tidegate.testing.sim.seed_runner import Summary, Verdict
-    from tidegate.testing.sim.trace import TraceEvent
+    from tidegate.sim.seed_runner import Summary, Verdict
+    from tidegate.sim.trace import TraceEvent
 
 VIOLATED = 1
 
@@ -73,7 +73,7 @@ def _range(text: str) -> Iterable[int]:
 
 
 def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
-    from tidegate.testing.sim.run import run_seed
+    from tidegate.sim.run import run_seed
 
     def show(told: TraceEvent) -> None:
         print(told, flush=True)
@@ -104,7 +104,7 @@ def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
 
 
 def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool) -> bool:
-    from tidegate.testing.sim.seed_runner import simulate
+    from tidegate.sim.seed_runner import simulate
 
     last: list[Summary] = []
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.checkpoint.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
-from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.cli import txn_text as words
+from tidegate.commit.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
+from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.ports.inspection import PartitionEndOffsets, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition

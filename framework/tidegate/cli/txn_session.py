@@ -1,7 +1,7 @@
 """The work of `tidegate txn` after its arguments are parsed: connect, ask, print, confirm, abort.
 
 It is separate from `txn.py`, so that help does not import what this module needs. The requests are
-in `controlplane/client/transactions.py`, and the conclusions in `checkpoint/diagnosis.py`.
+in `controlplane/client/transactions.py`, and the conclusions in `commit/diagnosis.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, Self
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tidegate.checkpoint.diagnosis import OPEN, AbortOutcome, JournalStatus, selected, standing
-from tidegate.checkpoint.journal_state import JournalState
-from tidegate.checkpoint.procedures import read_journal
-from tidegate.checkpoint.transactional_ids import parse_transactional_id
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_text as words
 from tidegate.cli.options import parse_pairs
+from tidegate.commit.diagnosis import OPEN, AbortOutcome, JournalStatus, selected, standing
+from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import JournalState
+from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.config import DurationMs
 from tidegate.config_load import load
 from tidegate.controlplane.client import transactions as ask

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from tidegate.checkpoint.diagnosis import (
+from tidegate.commit.diagnosis import (
     ENDING,
     MAX_TIMEOUT_MS,
     AbortOutcome,
@@ -18,7 +18,7 @@ from tidegate.checkpoint.diagnosis import (
     OpenTransaction,
     PartitionStatus,
 )
-from tidegate.checkpoint.transactional_ids import parse_transactional_id
+from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.checkpoint.journal import Claim, decode_entry, entry_path
+from tidegate.commit.journal.entries import Claim, decode_entry, entry_path
 from tidegate.errors import ClusterMismatchError, StorageMismatchError
 from tidegate.ids import JournalNumber
 from tidegate.ports.blobs import BlobStore

@@ -24,8 +24,8 @@ from tidegate.api.formats import Avro
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
-from tidegate.checkpoint.timeouts import check_against_broker
-from tidegate.checkpoint.transactional_ids import job_prefix
+from tidegate.commit.timeouts import check_against_broker
+from tidegate.commit.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
 from tidegate.graph.plan import plan

@@ -3,7 +3,7 @@
 The order of the requests makes a conclusion possible. The module asks the leaders of partitions
 first, and then the coordinators. It asks the leaders again about transactions that no coordinator
 lists. A transaction that was only ending during the first request is gone at the last one.
-`checkpoint/diagnosis.py` draws the conclusions. The callers read the journals of jobs.
+`commit/diagnosis.py` draws the conclusions. The callers read the journals of jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.checkpoint.diagnosis import (
+from tidegate.commit.diagnosis import (
     ENDING,
     MAX_TIMEOUT_MS,
     AbortOutcome,

@@ -1,6 +1,6 @@
-"""The runner that carries out the effects of the checkpoint procedures with real drivers.
+"""The runner that carries out the effects of the commit procedures with real drivers.
 
-This is the only place where `checkpoint/procedures` meet storage and Kafka. `EffectRunner.run`
+This is the only place where the procedures of `commit` meet storage and Kafka. `EffectRunner.run`
 blocks, so the JobMaster calls it in a worker thread. One runner may run several procedures in
 several threads at once, as far as `ClaimedJournal` allows. It does not know what a procedure means.
 """
@@ -12,7 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from tidegate.checkpoint.effects import (
+from tidegate.commit.effects import (
     ClusterId,
     CreateEntry,
     DeleteObject,

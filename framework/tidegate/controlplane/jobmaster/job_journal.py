@@ -1,6 +1,6 @@
 """A job's journal with the operations of a running job: recover, publish, commit, sweep, close.
 
-The procedures (`checkpoint/procedures`) decide. This module gives them drivers, and reads the data
+The procedures (`commit`) decide. This module gives them drivers, and reads the data
 that a restore needs. Every method blocks until its work is complete. The methods compete for the
 journal's next number, so one thread calls all of them except `fence_zombies`, which writes nothing.
 In a JobMaster this is the journal thread (`journal_worker.py`), in a backfill the driver's thread.
@@ -17,30 +17,24 @@ from typing import Final
 
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.checkpoint.coordinator_events import PublishCheckpoint
-from tidegate.checkpoint.lost_tail import Place, read_again
 from tidegate.checkpoint.manifest import Manifest
-from tidegate.checkpoint.procedures import (
-    ClaimedJournal,
-    check_ownership,
-    claim,
-    claim_to_close,
-    close,
-    commit,
-    fence_zombies,
-    load_manifest,
-    publish,
-    recover,
-    settle,
-    truncate,
-)
-from tidegate.checkpoint.procedures.cleanup import CheckpointCleanup, clean_up
-from tidegate.checkpoint.procedures.cluster_check import (
+from tidegate.checkpoint.restore import RestorePlan
+from tidegate.commit.claim import claim, claim_to_close
+from tidegate.commit.cleanup import CheckpointCleanup, clean_up
+from tidegate.commit.cluster_check import (
     is_other_cluster,
     manifest_if_whole,
     refuse_manifest,
 )
-from tidegate.checkpoint.restore import RestorePlan
-from tidegate.checkpoint.timeouts import required_transaction_timeout_ms
+from tidegate.commit.committer import commit
+from tidegate.commit.fencing import fence_zombies
+from tidegate.commit.journal.claimed import ClaimedJournal, check_ownership
+from tidegate.commit.lost_tail import Place, read_again
+from tidegate.commit.publish import load_manifest, publish
+from tidegate.commit.recover import close, recover
+from tidegate.commit.settle import settle
+from tidegate.commit.timeouts import required_transaction_timeout_ms
+from tidegate.commit.truncation import truncate
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
 from tidegate.controlplane.jobmaster.job_plan import (

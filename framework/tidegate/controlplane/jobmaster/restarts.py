@@ -25,7 +25,7 @@ from tidegate.config import RestartSettings
 
 RAN_S: Final = 20.0
 """The time in seconds after which a failure of an attempt is not blamed on its start.
-`dispatcher/backoff.py` has the same rule for processes."""
+`jobmanager/backoff.py` has the same rule for processes."""
 SHARE: Final = 0.05
 """The longest delay after such an attempt, as a share of the time since it was due to start."""
 

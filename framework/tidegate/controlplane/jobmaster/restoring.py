@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tidegate.api.evolution import same_key_type, state_conflict
-from tidegate.checkpoint.confirmation import ASK_AGAIN_S, Confirmation
-from tidegate.checkpoint.effects import epoch_ends, topic_ids
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
-from tidegate.checkpoint.procedures import read_beginnings, record_initial_offsets
 from tidegate.checkpoint.restore import RestorePlan, restore
 from tidegate.checkpoint.source_changes import gone_topic
 from tidegate.checkpoint.state_changes import SchemaRules
+from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
+from tidegate.commit.effects import epoch_ends, topic_ids
+from tidegate.commit.initial_offsets import read_beginnings, record_initial_offsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, kafka_of

@@ -17,9 +17,9 @@ from typing import cast
 
 from tidegate.api.kafka_names import consumer_group, topic_of
 from tidegate.api.kafka_source import KafkaSource
-from tidegate.checkpoint.lost_tail import Place
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
 from tidegate.checkpoint.source_changes import beyond_log
+from tidegate.commit.lost_tail import Place
 from tidegate.config import Config
 from tidegate.errors import RefusedError
 from tidegate.graph.stream_graph import StreamGraph

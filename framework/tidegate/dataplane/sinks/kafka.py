@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final
 
 from tidegate.api.kafka_sink import KafkaSink
-from tidegate.checkpoint.transactional_ids import format_transactional_id
+from tidegate.commit.transactional_ids import format_transactional_id
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.delivery import (

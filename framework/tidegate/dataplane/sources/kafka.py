@@ -20,7 +20,7 @@ from typing import Any, Final
 from tidegate.api.kafka_names import consumer_group
 from tidegate.api.kafka_sink import letters_name
 from tidegate.api.kafka_source import KafkaSource
-from tidegate.checkpoint.lost_tail import commit_metadata
+from tidegate.commit.lost_tail import commit_metadata
 from tidegate.config import ConnectorSettings
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
 from tidegate.dataplane.subtask_context import SubtaskContext

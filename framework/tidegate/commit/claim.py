@@ -1,0 +1,346 @@
+"""Claiming a job's journal: the start of an attempt.
+
+The number of the claim is the number of the attempt. Everything before the claim is read and
+decided, and every entry that an older attempt writes later finds the claim in its place. Only a
+fresh start or a restart makes a claim, and a fenced attempt never does: two processes would fence
+each other forever.
+
+Every check runs before the claim is created, so a refused submit changes nothing. The claim is
+refused for a closed journal, an unaccepted loss, or an unknown or deleted checkpoint. It is also
+refused for a checkpoint of another Kafka cluster, or for a name whose transactional ids in Kafka
+come from another journal. The last case is a journal that lacks its newest entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from tidegate.checkpoint.manifest import manifest_folder
+from tidegate.commit.cluster_check import manifest_if_whole, refuse_other_cluster
+from tidegate.commit.effects import (
+    Procedure,
+    cluster_id,
+    list_objects,
+    list_transactions,
+    nonce,
+)
+from tidegate.commit.journal.claimed import (
+    ClaimedJournal,
+    header_after,
+    restore_point,
+    write_entry,
+    write_missing_snapshot,
+)
+from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL, Claim, LossAccepted, entry_path
+from tidegate.commit.journal.reading import read_entry, read_journal
+from tidegate.commit.journal.state import JournalState, PublicationRef
+from tidegate.commit.lost_tail import GroupCommits, LostTail, find_lost_tail, read_again
+from tidegate.commit.retry import (
+    FENCE_RETRY,
+    STORAGE_RETRY,
+    RetryPolicy,
+    retry_kafka,
+)
+from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.errors import (
+    CorruptCheckpointError,
+    DataLossError,
+    FencedError,
+    JobClosedError,
+    JournalLostError,
+    RefusedError,
+    StorageError,
+)
+from tidegate.ids import Attempt, JobName, TransactionalId
+
+COMPETITIONS_MAX: Final = 1_000
+"""The most entries that other processes may add while one claim is being made. More of them are a
+fault, not a race.
+"""
+
+NO_COMMITS: Final[GroupCommits] = MappingProxyType({})
+
+
+def claim(
+    job: JobName,
+    *,
+    submission: str,
+    restore: str = "latest",
+    accept_loss: bool = False,
+    take_over: bool = False,
+    restore_to_other_cluster: bool = False,
+    claimant: str = "",
+    again: bool = False,
+    claimed_attempt: int = 0,
+    commits: GroupCommits = NO_COMMITS,
+    restores: bool = True,
+    hint_interval: int = SNAPSHOT_INTERVAL,
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[ClaimedJournal]:
+    """Begin an attempt of the submit with the id `submission`.
+
+    JobClosedError if the job has ended for it. DataLossError if a loss was stated and is not
+    accepted. ClusterMismatchError if its first claim was on another Kafka cluster. RefusedError if
+    the name is used, or if `restore` is unknown or a checkpoint of another Kafka cluster. Also if
+    the ids that Kafka lists, or `commits` of consumer groups, show that the newest entries are
+    missing; JournalLostError at a later claim. OutcomeUnknownError if the storage does not confirm.
+
+    `claimed_attempt` is an attempt whose claim is known to have been written, or 0. If the journal
+    does not reach it: JournalLostError. So `take_over` begins only one journal per submission.
+    With `restores=False`, `restore`, the listed ids and a checkpoint's cluster are not checked.
+    The consents `accept_loss` and `restore_to_other_cluster` count for the first claim only.
+    `again`: this process, `claimant`, has claimed before. FencedError if the newest claim is not
+    its own, because another process has replaced it.
+    """
+    asked = _Asked(
+        job=job,
+        submission=submission,
+        restore=restore,
+        accept_loss=accept_loss,
+        take_over=take_over,
+        restore_to_other_cluster=restore_to_other_cluster,
+        claimant=claimant,
+        again=again,
+        claimed_attempt=claimed_attempt,
+        cluster=(yield from retry_kafka(cluster_id, FENCE_RETRY)),
+        listed=(yield from _listed(job)) if restores and not again else (),
+        commits=commits,
+        restores=restores,
+    )
+    state = yield from read_journal(job)
+    for _ in range(COMPETITIONS_MAX):
+        yield from _refuse(asked, state)
+        entry = yield from _next_entry(asked, state)
+        found = yield from write_entry(job, entry, patience)
+        if found is None or found.nonce != entry.nonce:
+            state = yield from read_journal(job)  # other processes were faster
+            continue
+        if isinstance(found, Claim):
+            yield from _read_back(job, found)
+            journal = ClaimedJournal(
+                job=job,
+                submission=submission,
+                attempt=Attempt(found.number),
+                before=state,
+                claim_nonce=found.nonce,
+                state=state.after(found),
+                hint_interval=hint_interval,
+            )
+            yield from write_missing_snapshot(journal)
+            return journal
+        state = state.after(found)
+    message = f"job {job!r}: others have added {COMPETITIONS_MAX} journal entries during one claim"
+    raise StorageError(message)
+
+
+def claim_to_close(
+    job: JobName,
+    *,
+    submission: str,
+    claimant: str = "",
+    again: bool = False,
+    claimed_attempt: int = 0,
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[ClaimedJournal | None]:
+    """Claim the journal only to settle, fence and close it. This needs no user code and no restore.
+
+    Return None if the newest claim is of another submission, or if the journal has no claim. Then
+    no attempt of this submission has run, and a job that is refused before it runs changes nothing.
+    Reasons to refuse a restore are ignored. JournalLostError and ClusterMismatchError as for
+    `claim`: another journal, or another cluster, cannot settle the transactions.
+    """
+    state = yield from read_journal(job)
+    if state.attempt >= claimed_attempt and state.submission != submission:
+        return None
+    return (
+        yield from claim(
+            job,
+            submission=submission,
+            claimant=claimant,
+            again=again,
+            claimed_attempt=claimed_attempt,
+            restores=False,
+            patience=patience,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The arguments of `claim`, and the Kafka cluster on which the attempt would run."""
+
+    job: JobName
+    submission: str
+    restore: str
+    accept_loss: bool
+    take_over: bool
+    restore_to_other_cluster: bool
+    claimant: str
+    again: bool
+    claimed_attempt: int
+    cluster: str
+    listed: tuple[TransactionalId, ...]
+    """The ids under the job's prefix. Empty if the process claims again."""
+    commits: GroupCommits
+    restores: bool
+
+    def lost_tail(self, state: JournalState) -> LostTail | None:
+        """Return what the journal lacks. `_refuse_used_name` checks a journal without entries
+        instead.
+        """
+        if not state.number:
+            return None
+        return find_lost_tail(self.job, state, self.listed, self.commits)
+
+    def is_fresh(self, state: JournalState) -> bool:
+        """Return whether the claim is the first of its submission. Consents count only then."""
+        return state.submission != self.submission
+
+
+def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAccepted]:
+    """Return the entry to write next: the claim, or before it the acceptance of a loss."""
+    header = yield from header_after(state)
+    if state.lost is not None and not state.accepted:
+        return LossAccepted(**header, lost=state.lost.number, submission=asked.submission)
+    if not state.number:
+        header["journal"] = yield from nonce()
+    tail = asked.lost_tail(state)
+    return Claim(
+        **header,
+        submission=asked.submission,
+        restore=asked.restore,
+        took_over=asked.take_over and not state.number,
+        claimant=asked.claimant,
+        kafka_cluster=asked.cluster,
+        restore_to_other_cluster=asked.restore_to_other_cluster and asked.is_fresh(state),
+        lost_attempt=0 if tail is None else tail.attempt,
+    )
+
+
+def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
+    """Refuse every claim that must not be made."""
+    job, fresh = asked.job, asked.is_fresh(state)
+    if state.attempt < asked.claimed_attempt:
+        raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
+    if asked.again and state.claimant != asked.claimant:
+        raise FencedError(
+            f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
+            "exits and claims nothing any more"
+        )
+    _refuse_ended(asked, state)
+    point = restore_point(state, asked.submission, asked.restore) if asked.restores else None
+    yield from _refuse_deleted(asked, state, point)
+    yield from refuse_other_cluster(
+        job,
+        state,
+        point,
+        asked.cluster,
+        fresh=fresh,
+        consent=asked.restore_to_other_cluster,
+        accept_loss=asked.accept_loss,
+    )
+    if not state.number and not asked.take_over:
+        _refuse_used_name(job, asked.listed)
+    tail = asked.lost_tail(state)
+    if tail is not None and not (fresh and asked.restore != "latest"):
+        restored = None if point is None else (yield from manifest_if_whole(point))
+        again = read_again(
+            state.name, () if restored is None else restored.splits, (), asked.commits
+        )
+        message = _lost_tail(job, state, tail, again)
+        raise RefusedError(message) if fresh else JournalLostError(message)
+
+
+def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
+    """Return the ids under the job's prefix; to be called before the journal is read. An attempt
+    whose claim is written in between would otherwise look like one of another journal, or like one
+    whose entries are lost.
+    """
+    return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
+
+
+def _lost_tail(job: JobName, state: JournalState, tail: LostTail, again: str) -> str:
+    last = state.publication
+    ends = "has no checkpoint" if last is None else f"ends with checkpoint {last.checkpoint}"
+    found = "" if tail.checkpoint is None else f", and offsets of checkpoint {tail.checkpoint}"
+    remedy = "none" if last is None else last.checkpoint
+    records = f": {again}" if again else ""
+    return (
+        f"The journal of job {job!r} {ends} and attempt {state.attempt}, but Kafka knows attempt "
+        f"{tail.attempt} of this journal{found}. Its newest entries are missing: the checkpoint "
+        "storage is an older copy, such as a backup. Make the newest copy available again. To "
+        f"continue from this one, add --restore {remedy}: records after that checkpoint are read "
+        f"again and their output is written again{records}. What is open under ids of the missing "
+        "attempts is then aborted."
+    )
+
+
+def _lost_journal(job: JobName, state: JournalState, claimed_attempt: int) -> str:
+    found = f"ends with attempt {state.attempt}" if state.number else "is not there"
+    return (
+        f"The journal of job {job!r} {found} in checkpoint.storage, but attempt {claimed_attempt} "
+        "has been written to it: the storage is lost, is not mounted, or is an older copy. Make "
+        "the same storage available again, and the job continues. If that storage no longer "
+        "exists, stop the job and submit it again."
+    )
+
+
+def _refuse_ended(asked: _Asked, state: JournalState) -> None:
+    fresh = asked.is_fresh(state)
+    if state.closed is not None and not fresh:
+        message = (
+            f"job {asked.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
+            "only a new submit may begin it again"
+        )
+        raise JobClosedError(message, state.closed.outcome, state.closed.stopped)
+    if state.lost is not None and not state.accepted and not (fresh and asked.accept_loss):
+        raise DataLossError(state.lost.statement)
+
+
+def _refuse_deleted(
+    asked: _Asked, state: JournalState, point: PublicationRef | None
+) -> Procedure[None]:
+    """Refuse a checkpoint that was requested by its id and that the journal lists, but whose
+    manifest is deleted.
+    """
+    if point is None or str(point.checkpoint) != asked.restore:
+        return
+    there = set((yield from list_objects(manifest_folder(asked.job))))
+    if point.manifest in there:
+        return
+    kept = [str(ref.checkpoint) for ref in state.recent if ref.manifest in there]
+    raise RefusedError(
+        f"the files of checkpoint {asked.restore!r} are not in the checkpoint storage any more; "
+        f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
+        "checkpoint.num_retained if more are to be kept"
+    )
+
+
+def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
+    """Refuse a name of which Kafka knows transactional ids, while its journal has no entries."""
+    parsed = [parse_transactional_id(tid) for tid in listed]
+    others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
+    if others:
+        message = (
+            f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
+            f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "
+            "or the checkpoint storage is not the one that the job was run with. Set "
+            "checkpoint.storage to that one, choose another name, or, if nothing of that name "
+            "runs any more, submit with --take-over: its open transactions are then aborted"
+        )
+        raise RefusedError(message)
+
+
+def _read_back(job: JobName, own: Claim) -> Procedure[None]:
+    """Check that the created claim can be read. If not, the creates of this storage
+    order nothing.
+    """
+    found = yield from read_entry(job, own.number)
+    if found != own:
+        message = (
+            f"journal entry {entry_path(job, own.number)} was created, but reads back as "
+            f"{'nothing' if found is None else 'another'}: this storage can not hold a journal"
+        )
+        raise CorruptCheckpointError(message)

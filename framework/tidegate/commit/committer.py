@@ -1,0 +1,146 @@
+"""The transaction committer: it ends the transactions that a publication lists.
+
+The normal case and recovery use the same code. EndTxn(commit) of a *listed* transaction is always
+correct and may be repeated. Its answer proves nothing: a transaction counts as committed only when
+it was seen CompleteCommit. EndTxn(commit) is never sent for a transaction that no publication lists
+(invariant 2). Only `rollback.py` sends EndTxn(abort). The requests of one round run in parallel:
+the model allows any order, and each transaction is decided alone.
+
+`commit` does not write to the journal, so it may run in parallel with the next checkpoint. `settle`
+takes its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tidegate.commit.decisions import decide, is_complete
+from tidegate.commit.effects import Procedure, describe, end_transaction, gather, pause
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.retry import (
+    COMMIT_RETRY,
+    RetryLoop,
+    RetryPolicy,
+    retry_kafka,
+)
+from tidegate.errors import KafkaError, KafkaUnavailableError
+from tidegate.ports.kafka import EndTxnResult, TransactionDescription
+from tidegate.protocol.snapshots import PreparedTransaction
+
+Facts = dict[PreparedTransaction, TransactionDescription | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitResult:
+    """The outcome of listed transactions, to be passed to `settle`."""
+
+    ended: tuple[PreparedTransaction, ...]
+    """Transactions that were seen CompleteCommit: subtasks need not acknowledge them again."""
+    lost: tuple[PreparedTransaction, ...]
+    """Transactions that the broker has aborted: `settle` states the loss and fails the job."""
+
+
+def commit(
+    journal: ClaimedJournal, *, patience: RetryPolicy = COMMIT_RETRY
+) -> Procedure[CommitResult]:
+    """Commit every listed transaction that was not yet seen committed, in the order of the
+    publication.
+
+    To be called after a publication, one call at a time; a call covers all publications up to now.
+    When the time of `patience` is over, Kafka's last error is raised. The attempt must then end,
+    and its restart tries again.
+    """
+    return (yield from end_transactions(journal.uncommitted, settled=False, patience=patience))
+
+
+def describe_all(
+    transactions: Sequence[PreparedTransaction], patience: RetryPolicy
+) -> Procedure[Facts]:
+    """Return what the broker knows of each transaction. A request that fails is repeated within
+    `patience`.
+    """
+    said = yield from gather(
+        [retry_kafka(partial(describe, transaction), patience) for transaction in transactions]
+    )
+    return dict(zip(transactions, said, strict=True))
+
+
+def end_transactions(
+    transactions: Sequence[PreparedTransaction], *, settled: bool, patience: RetryPolicy
+) -> Procedure[CommitResult]:
+    """Send EndTxn for each transaction and describe each; repeat both for those that are still
+    open.
+
+    A describe directly after the EndTxn finds PrepareCommit, because the markers take some
+    milliseconds. So there is a pause in between.
+    """
+    remaining = to_end = tuple(transactions)
+    ended: list[PreparedTransaction] = []
+    lost: list[PreparedTransaction] = []
+    waiting = RetryLoop(patience)
+    while remaining:
+        trouble = yield from send_end_txn(to_end)
+        if to_end:
+            yield from pause(patience.pause_s)
+        said = yield from gather([_describe_or_error(transaction) for transaction in remaining])
+        facts: Facts = {}
+        for transaction, seen in zip(remaining, said, strict=True):
+            if isinstance(seen, KafkaError):  # not decided before its coordinator answers
+                trouble = seen
+            else:
+                facts[transaction] = seen
+        asked = [transaction for transaction in remaining if transaction in facts]
+        decision = decide(asked, settled=settled, facts=facts)
+        complete = [txn for txn in decision.done if settled or is_complete(txn, facts[txn])]
+        ended += complete
+        lost += decision.lost
+        gone = {*complete, *decision.lost}
+        remaining = tuple(txn for txn in remaining if txn not in gone)
+        to_end = tuple(txn for txn in remaining if txn not in facts or txn in decision.end)
+        if remaining and not (yield from waiting.wait()):
+            raise trouble or KafkaUnavailableError(_stuck(remaining, patience))
+    in_order = tuple(txn for txn in transactions if txn in set(ended))
+    return CommitResult(ended=in_order, lost=tuple(lost))
+
+
+def send_end_txn(
+    to_end: Sequence[PreparedTransaction], *, commit: bool = True
+) -> Procedure[KafkaError | None]:
+    """Send one EndTxn for each transaction. Return the error of the last one that
+    failed, or None.
+    """
+    troubles = yield from gather([_sent_end(transaction, commit=commit) for transaction in to_end])
+    return next((trouble for trouble in reversed(troubles) if trouble is not None), None)
+
+
+def _sent_end(transaction: PreparedTransaction, *, commit: bool) -> Procedure[KafkaError | None]:
+    try:
+        outcome = yield from end_transaction(transaction, commit=commit)
+    except KafkaError as error:
+        return error
+    if outcome is EndTxnResult.NOT_AUTHORISED:
+        return KafkaError(
+            f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
+            "the job's principal the rights Describe and Write on its transactional ids, within "
+            "the transaction timeout"
+        )
+    return None
+
+
+def _describe_or_error(
+    transaction: PreparedTransaction,
+) -> Procedure[TransactionDescription | KafkaError | None]:
+    try:
+        return (yield from describe(transaction))
+    except KafkaError as error:
+        return error
+
+
+def _stuck(remaining: Sequence[PreparedTransaction], patience: RetryPolicy) -> str:
+    ids = ", ".join(txn.transactional_id for txn in remaining[:5])
+    return (
+        f"{len(remaining)} published transactions were not completed by Kafka in "
+        f"{patience.timeout_s:g} s, among them {ids}; the job restarts and tries again"
+    )

@@ -1,0 +1,124 @@
+"""Fencing: no transaction of a dead attempt stays open, and none that a zombie opens stays open
+long.
+
+Exactly-once relies on the claim and the publication. Fencing frees the readers of the output, which
+wait behind an open transaction; for exactly-once it is a second protection. To fence an id means to
+initialise it: that aborts its open transaction and locks out older producers. So an id that a
+publication lists is never fenced, nor an id of a newer attempt (`recovery.may_fence`).
+
+Ids with a complete transaction are not even listed. A producer writes one transaction, so no
+transaction follows under such an id. A backfill of a thousand waves leaves hundreds of thousands of
+them, and the brokers keep them for a week. All ids are listed if another journal, or an earlier
+copy of this journal, has used the name. Then nothing is known of their producers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from tidegate.commit.decisions import may_fence
+from tidegate.commit.effects import Procedure, fence, gather, list_transactions
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.retry import FENCE_RETRY, RetryPolicy, retry_kafka
+from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.ids import Attempt, TransactionalId
+from tidegate.ports.kafka import TransactionState
+
+Listed = dict[TransactionalId, TransactionState]
+
+
+def fence_older_attempts(
+    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY, own_too: bool = False
+) -> Procedure[tuple[TransactionalId, ...]]:
+    """Fence every id of older attempts except the complete ones, before the sources start. Return
+    the fenced ids.
+
+    With `own_too`, at the job's end, ids of this attempt are fenced too. A request that fails is
+    repeated until the time of `patience` is over.
+    """
+    state = journal.state
+    taken_over = state.took_over and state.publication is None
+    strange = taken_over or state.lost_attempt > 0
+    listed = yield from _listed(journal, patience, unfinished=not strange)
+    allowed = _fenceable(journal, listed, swept=journal.fenced_before(), own_too=own_too)
+    if taken_over:
+        allowed += _of_other_journals(journal, listed)
+    allowed += _of_lost_attempts(journal, listed)
+    yield from _fence_all(allowed, patience)
+    return tuple(allowed)
+
+
+def fence_zombies(
+    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY
+) -> Procedure[tuple[TransactionalId, ...]]:
+    """Fence ids of older attempts that are open again, and return them. This does not write to the
+    journal.
+
+    To be repeated as long as the attempt lives, because a zombie may open an id that was not known
+    before. It cannot commit anything.
+    """
+    listed = yield from _listed(journal, patience, unfinished=True)
+    fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)
+    yield from _fence_all(fenced, patience)
+    return tuple(fenced)
+
+
+def _listed(
+    journal: ClaimedJournal, patience: RetryPolicy, *, unfinished: bool
+) -> Procedure[Listed]:
+    prefix = job_prefix(journal.job)
+    asked = partial(list_transactions, prefix, unfinished=unfinished)
+    return (yield from retry_kafka(asked, patience))
+
+
+def _fence_all(ids: Sequence[TransactionalId], patience: RetryPolicy) -> Procedure[None]:
+    yield from gather([retry_kafka(partial(fence, each), patience) for each in ids])
+
+
+def _fenceable(
+    journal: ClaimedJournal, listed: Listed, *, swept: Attempt, own_too: bool
+) -> list[TransactionalId]:
+    return [
+        transactional_id
+        for transactional_id, state in sorted(listed.items())
+        if may_fence(
+            parse_transactional_id(transactional_id),
+            state,
+            job=journal.job,
+            journal=journal.name,
+            attempt=journal.attempt,
+            named=journal.named_ids(),
+            swept=swept,
+            own_too=own_too,
+        )
+    ]
+
+
+def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
+    """Return the ids of attempts whose entries the journal has lost. The journal will use their
+    attempt numbers again, and may have used one for this attempt, which has not opened an id yet.
+    """
+    found = []
+    for transactional_id in sorted(listed):
+        parts = parse_transactional_id(transactional_id)
+        if (
+            parts is not None
+            and (parts.job, parts.journal) == (journal.job, journal.name)
+            and journal.attempt <= parts.attempt <= journal.state.lost_attempt
+            and transactional_id not in journal.named_ids()
+        ):
+            found.append(transactional_id)
+    return found
+
+
+def _of_other_journals(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
+    """Return the ids of other journals under the job's name, which the operator has taken over.
+    They are fenced until the first publication.
+    """
+    parsed = [(tid, parse_transactional_id(tid)) for tid in sorted(listed)]
+    return [
+        transactional_id
+        for transactional_id, parts in parsed
+        if parts is not None and parts.job == journal.job and parts.journal != journal.name
+    ]

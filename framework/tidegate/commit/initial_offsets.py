@@ -1,0 +1,183 @@
+"""The offsets at which a submission begins. They are decided once: the first result counts.
+
+"latest" and the ends of a bounded run depend on the time at which Kafka is asked. An attempt that
+ends before its first publication leaves no manifest with these offsets. If the next attempt asked
+again, it would skip the records that were read meanwhile and never published. So the first result
+is written with create-if-absent before anything is deployed. Every attempt of the submission uses
+that file, until a publication has its positions.
+
+The JobMaster's recovery calls this module after the claim. Positions in a manifest are handled by
+`checkpoint/restore`, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from tidegate.checkpoint.envelope import decode_file, encode_file
+from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
+from tidegate.checkpoint.source_changes import changed_log, gone_partition
+from tidegate.commit.effects import Procedure, create_entry, read_object
+from tidegate.commit.retry import STORAGE_RETRY, RetryLoop, RetryPolicy
+from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
+from tidegate.ids import JobName, Uid
+from tidegate.ports.blobs import CreateResult
+from tidegate.protocol.snapshots import SourceSplit
+
+
+class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+    """The offsets of one partition, as Kafka first reported them."""
+
+    source: Uid
+    topic: str
+    partition: int
+    start: int
+    end: int | None
+    start_kind: StartKind | None = None
+    """The choice that gave `start`; None in files of earlier versions."""
+    topic_id: str = ""
+    """Kafka's id of the topic; empty in files of earlier versions."""
+    hidden: int = 0
+    """The number of offsets behind `end` that an open transaction hid when `end` was recorded."""
+
+    @property
+    def split(self) -> SourceSplit:
+        """The recorded start, as a position."""
+        return SourceSplit(
+            source=self.source,
+            topic=self.topic,
+            partition=self.partition,
+            offset=self.start,
+            topic_id=self.topic_id,
+        )
+
+
+class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a submission's file."""
+
+    partitions: tuple[Beginning, ...]
+
+
+def beginnings_path(job: JobName, submission: str) -> str:
+    """Return the path of a submission's file. Like the journal, it is never deleted in this
+    version.
+    """
+    return f"{job}/beginnings/{submission}.json"
+
+
+def record_initial_offsets(
+    job: JobName,
+    submission: str,
+    found: Sequence[PartitionOffsets],
+    *,
+    checkpointed: Collection[tuple[Uid, str, int]] = (),
+    patience: RetryPolicy = STORAGE_RETRY,
+) -> Procedure[tuple[PartitionOffsets, ...]]:
+    """Return `found`, with the starts and ends that the submission has recorded first. Partitions
+    in `checkpointed` do not begin there: the restore compares their topics with the checkpoint.
+
+    StorageError if the offsets cannot be written or read, CorruptCheckpointError if the file is
+    torn, SourceChangedError if a topic was created again since they were recorded.
+    """
+    path = beginnings_path(job, submission)
+    data = yield from read_object(path)
+    if data is None:
+        data = yield from _written(path, _first_look(found), patience)
+    first = _decoded(data, path)
+    for change in _changes(found, {k: v for k, v in first.items() if k not in checkpointed}):
+        raise change
+    return tuple(_as_first_found(facts, first) for facts in found)
+
+
+def _changes(
+    found: Sequence[PartitionOffsets], first: Mapping[tuple[Uid, str, int], Beginning]
+) -> Iterator[SourceChangedError]:
+    """Return the errors for topics that were created again since the offsets were recorded."""
+    now = {(facts.source, facts.topic, facts.partition): facts for facts in found}
+    topic_ids = {facts.topic: facts.topic_id for facts in found}
+    for key, known in first.items():
+        if key not in now:
+            yield gone_partition(known.split, topic_ids.get(known.topic, ""))
+        elif (change := changed_log(known.split, now[key], reads_on=False)) is not None:
+            yield change
+
+
+def read_beginnings(job: JobName, submission: str) -> Procedure[tuple[SourceSplit, ...]]:
+    """Return the position at which the submission began in each partition; empty before they are
+    recorded.
+    """
+    path = beginnings_path(job, submission)
+    data = yield from read_object(path)
+    first = {} if data is None else _decoded(data, path)
+    return tuple(known.split for known in first.values())
+
+
+def _first_look(found: Sequence[PartitionOffsets]) -> bytes:
+    return encode_file(
+        InitialOffsets(
+            partitions=tuple(
+                Beginning(
+                    source=facts.source,
+                    topic=facts.topic,
+                    partition=facts.partition,
+                    start=facts.start,
+                    end=facts.end,
+                    start_kind=facts.start_kind,
+                    topic_id=facts.topic_id,
+                    hidden=facts.hidden,
+                )
+                for facts in found
+            )
+        )
+    )
+
+
+def _written(path: str, data: bytes, patience: RetryPolicy) -> Procedure[bytes]:
+    """Create the file and return its content: this one, or that of another JobMaster that was
+    first.
+    """
+    waiting = RetryLoop(patience)
+    while (yield from create_entry(path, data)) is CreateResult.UNKNOWN:
+        if not (yield from waiting.wait()):
+            raise StorageError(
+                f"the checkpoint storage did not say in {patience.timeout_s:g} s whether {path} "
+                "was written; the attempt ends, and the next one reads it"
+            )
+    stands = yield from read_object(path)
+    if stands is None:
+        raise StorageError(f"{path} was written to the checkpoint storage and is not there")
+    return stands
+
+
+def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
+    what = f"checkpoint file {path}"
+    remedy = "Remove it to let the job look again: it holds only where the job began"
+    try:
+        body = msgspec.json.decode(decode_file(data, what=what), type=InitialOffsets)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{error}. {remedy}") from error
+    except msgspec.MsgspecError as error:
+        message = f"{what} does not read as beginnings ({error}). {remedy}"
+        raise CorruptCheckpointError(message) from error
+    return {(one.source, one.topic, one.partition): one for one in body.partitions}
+
+
+def _as_first_found(
+    facts: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
+) -> PartitionOffsets:
+    """Return `facts` with the recorded start and end.
+
+    A partition that is not in the file was added to the topic after the submit. A source with start
+    "latest" reads such a partition completely. A recorded start does not move when retention passes
+    it, and the restore then refuses it. Only "earliest" follows the log.
+    """
+    known = first.get((facts.source, facts.topic, facts.partition))
+    if known is None:
+        added_to_latest = facts.start_kind == "latest"
+        return replace(facts, start=facts.earliest) if added_to_latest else facts
+    kind = known.start_kind or facts.start_kind
+    start = max(known.start, facts.earliest) if kind == "earliest" else known.start
+    return replace(facts, start=start, end=known.end, start_kind=kind, hidden=known.hidden)

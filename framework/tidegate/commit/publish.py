@@ -1,0 +1,166 @@
+"""The publication of a checkpoint: the manifest, a check of its transactions, and the journal
+entry.
+
+The creation of the entry is the commit point of the whole job. Before it, nothing is decided, and a
+failure only fails the checkpoint. After it, every transaction that the entry lists will be
+committed.
+
+A publication lists the transactions of the last one that were not seen committed, and every
+transaction that was prepared since. So a transaction is in every publication from its first one
+until it is committed. A transaction that was seen committed is never listed again, even if an
+acknowledgement still contains it: its id may be in use for another transaction.
+
+Procedures that write to the journal run one at a time; the caller guarantees this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tidegate.checkpoint.manifest import (
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    file_digest,
+    manifest_path,
+)
+from tidegate.commit.decisions import is_as_prepared
+from tidegate.commit.effects import (
+    Procedure,
+    describe,
+    gather,
+    read_object,
+    write_object,
+)
+from tidegate.commit.journal.claimed import (
+    ClaimedJournal,
+    append_entry,
+    header_after,
+)
+from tidegate.commit.journal.entries import Publication
+from tidegate.commit.journal.state import PublicationRef
+from tidegate.commit.retry import (
+    DESCRIBE_RETRY,
+    STORAGE_RETRY,
+    RetryPolicy,
+    never,
+    retry_kafka,
+)
+from tidegate.commit.topic_check import ask_topic_ids, check_topics
+from tidegate.errors import TransactionError, check
+from tidegate.ids import CheckpointId, JournalNumber
+from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedCheckpoint:
+    """A checkpoint that is in the journal."""
+
+    number: JournalNumber
+    checkpoint: CheckpointId
+    named: tuple[PreparedTransaction, ...]
+    """The listed transactions, which `commit` has to end."""
+    freed: tuple[PreparedTransaction, ...]
+    """Transactions that the publication before listed and this one does not: their ids may be used
+    again.
+    """
+
+
+def publish(
+    journal: ClaimedJournal,
+    manifest: Manifest,
+    transactions: Sequence[PreparedTransaction],
+    *,
+    stopped: bool = False,
+    checking: RetryPolicy = DESCRIBE_RETRY,
+    storing: RetryPolicy = STORAGE_RETRY,
+    given_up: Callable[[], bool] = never,
+) -> Procedure[PublishedCheckpoint]:
+    """Publish a checkpoint. `transactions` are all transactions that subtasks have prepared and
+    that were not reported to them as committed. `stopped` tells that a user's stop asked for this
+    final checkpoint. `given_up` tells whether the attempt is over. A request that Kafka does not
+    answer is then not repeated, and the checkpoint fails. The next recovery waits until this call
+    returns, perhaps for the same answer.
+
+    StorageError, KafkaError: nothing was published, and the checkpoint has failed.
+    TransactionError: a prepared transaction is gone; the attempt must end, and loses nothing.
+    SourceChangedError: a topic is not the one that was read; nothing was published, and the job
+    must end. OutcomeUnknownError: the attempt must end and must not touch its transactions.
+    FencedError: the process must exit.
+    """
+    check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
+    path, data = manifest_path(journal.job, manifest.checkpoint), encode_manifest(manifest)
+    yield from write_object(path, data)
+    before = journal.state.named
+    named = names(journal, transactions)
+    first_named = tuple(txn for txn in named if txn not in before)
+    yield from _check_prepared(first_named, manifest.splits, checking, given_up)
+    header = yield from header_after(journal.state)
+    entry = Publication(
+        **header,
+        attempt=journal.attempt,
+        checkpoint=manifest.checkpoint,
+        submission=journal.submission,
+        manifest=path,
+        sha256=file_digest(data),
+        transactions=named,
+        final=manifest.final,
+        stopped=stopped,
+    )
+    yield from append_entry(journal, entry, storing)
+    # A subtask that acknowledges without a transaction knows that it is committed, and never
+    # acknowledges it again.
+    journal.ended &= set(transactions)
+    return PublishedCheckpoint(
+        number=entry.number,
+        checkpoint=manifest.checkpoint,
+        named=named,
+        freed=tuple(txn for txn in before if txn not in named),
+    )
+
+
+def names(
+    journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
+) -> tuple[PreparedTransaction, ...]:
+    """Return the transactions that the next publication lists, those of earlier
+    publications first.
+    """
+    both = dict.fromkeys((*journal.uncommitted, *transactions))
+    return tuple(txn for txn in both if txn not in journal.ended)
+
+
+def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
+    """Return the manifest of a publication; CorruptCheckpointError if it is not the
+    recorded file.
+    """
+    data = yield from read_object(ref.manifest)
+    return decode_manifest(data, ref.manifest, ref.sha256)
+
+
+def _check_prepared(
+    transactions: Sequence[PreparedTransaction],
+    splits: Sequence[SourceSplit],
+    patience: RetryPolicy,
+    given_up: Callable[[], bool],
+) -> Procedure[None]:
+    """Check that every transaction that is listed for the first time is open as it was prepared,
+    and that every topic is the one that was read. Both requests go out at the same time.
+    """
+    asked: list[Procedure[Any]] = [
+        retry_kafka(partial(describe, transaction), patience, given_up)
+        for transaction in transactions
+    ]
+    facts: list[Any] = yield from gather([*asked, ask_topic_ids(splits, patience, given_up)])
+    yield from check_topics(splits, facts.pop(), patience)
+    for transaction, said in zip(transactions, facts, strict=True):
+        if not is_as_prepared(transaction, said):
+            state = "it does not know the id" if said is None else f"it says {said}"
+            message = (
+                f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
+                f"epoch {transaction.epoch}) was prepared, but is not open any more at Kafka: "
+                f"{state}. Nothing is lost: the job restarts from its last published checkpoint"
+            )
+            raise TransactionError(message)

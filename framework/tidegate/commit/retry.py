@@ -1,0 +1,87 @@
+"""Retries of a procedure: pauses that double up to a limit, and the time after which it stops.
+
+To stop is always safe and never silent. The error that prevented the call is raised and the attempt
+ends. The next claim then decides from the journal and from the broker's answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from tidegate.commit.effects import Procedure, now, pause
+from tidegate.errors import KafkaError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """The first pause, the longest pause, and the time after which the retries stop, in seconds."""
+
+    pause_s: float = 0.005
+    pause_max_s: float = 1.0
+    timeout_s: float
+
+
+COMMIT_RETRY: Final = RetryPolicy(timeout_s=660.0)
+"""The retries to end listed transactions. Their time is the default transaction timeout (11 min),
+after which the transactions are lost anyway.
+"""
+
+FENCE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=300.0)
+"""The retries to list and fence. Sources must not start before this is done, and a broker restarts
+within this time.
+"""
+
+DESCRIBE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=30.0)
+"""The retries to describe before a publication. Their end only fails the checkpoint."""
+
+STORAGE_RETRY: Final = RetryPolicy(pause_s=0.05, timeout_s=120.0)
+"""The retries of a create whose outcome is unknown: one checkpoint timeout, then the
+attempt ends.
+"""
+
+
+class RetryLoop:
+    """A series of tries. Its time starts with the first `wait`."""
+
+    __slots__ = ("_patience", "_pause_s", "_started_s")
+
+    def __init__(self, patience: RetryPolicy) -> None:
+        self._patience = patience
+        self._pause_s = patience.pause_s
+        self._started_s: float | None = None
+
+    def wait(self) -> Procedure[bool]:
+        """Pause and return True; return False, without a pause, when the time is over."""
+        now_s = yield from now()
+        if self._started_s is None:
+            self._started_s = now_s
+        if now_s - self._started_s >= self._patience.timeout_s:
+            return False
+        yield from pause(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, self._patience.pause_max_s)
+        return True
+
+
+def never() -> bool:
+    """Return False: the answer is still needed."""
+    return False
+
+
+def retry_kafka(
+    call: Callable[[], Procedure[T]], patience: RetryPolicy, given_up: Callable[[], bool] = never
+) -> Procedure[T]:
+    """Repeat a call after any Kafka error and return its result. The last error is raised when the
+    time of `patience` is over, or when `given_up` returns True because the answer is no longer
+    needed.
+    """
+    waiting = RetryLoop(patience)
+    while True:
+        try:
+            return (yield from call())
+        except KafkaError:
+            if given_up() or not (yield from waiting.wait()):
+                raise

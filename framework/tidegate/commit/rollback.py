@@ -1,0 +1,101 @@
+"""The rollback of a publication that cannot be completed, while none of its output is visible.
+
+The broker has aborted a transaction that the last publication lists. If every transaction that this
+publication was the first to list is open or proven to be aborted, no reader has seen any of their
+records. Then the open ones are aborted and a `RolledBack` entry is written. The job continues from
+the publication before it and writes the output after it again. Otherwise the loss is stated
+(`settle.py`).
+
+EndTxn aborts the transactions, never a fence. EndTxn(abort) cannot change a transaction that a late
+EndTxn(commit) has committed meanwhile, and the broker still shows which of the two it was. A fence
+would hide it. So the check is repeated after each round, and if a commit was faster, the loss is
+stated.
+
+Only `recover` and `close` run this. An attempt with tasks does not roll back its own publication:
+it ends, and the next attempt decides. Procedures that write to the journal run one at a time; the
+caller guarantees this.
+"""
+
+from __future__ import annotations
+
+from tidegate.commit.committer import Facts, describe_all, send_end_txn
+from tidegate.commit.decisions import decide, is_as_prepared, may_roll_back
+from tidegate.commit.effects import Procedure
+from tidegate.commit.journal.claimed import (
+    ClaimedJournal,
+    append_entry,
+    header_after,
+)
+from tidegate.commit.journal.entries import RolledBack
+from tidegate.commit.retry import RetryLoop, RetryPolicy
+from tidegate.errors import KafkaUnavailableError
+from tidegate.ids import CheckpointId
+
+
+def roll_back(
+    journal: ClaimedJournal, *, ending: RetryPolicy, storing: RetryPolicy
+) -> Procedure[tuple[CheckpointId, ...]]:
+    """Roll back the last publication, then the one before it, and so on, while one of the listed
+    transactions is lost and a rollback is allowed. Return their checkpoints, newest first.
+
+    KafkaError if a coordinator does not answer in time. FencedError, StorageError and
+    OutcomeUnknownError as for any procedure that writes to the journal.
+    """
+    retracted: list[CheckpointId] = []
+    while (last := journal.state.publication) is not None:
+        if not (yield from _abort_own(journal, ending)):
+            break
+        header = yield from header_after(journal.state)
+        entry = RolledBack(
+            **header,
+            attempt=journal.attempt,
+            publication=last.number,
+            aborted=journal.state.own,
+        )
+        yield from append_entry(journal, entry, storing)
+        retracted.append(last.checkpoint)
+    return tuple(retracted)
+
+
+def can_still_roll_back(journal: ClaimedJournal) -> bool:
+    """Return whether the next attempt may find that the last publication can be rolled back. This
+    is so while none of the transactions that it was the first to list is known to be committed.
+    """
+    state = journal.state
+    return not state.firm and not any(txn in journal.ended for txn in state.own)
+
+
+def _abort_own(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[bool]:
+    """Abort the transactions that the last publication was the first to list.
+
+    Return False if the publication stays: no transaction is lost, or not all of these transactions
+    are certain to be aborted.
+    """
+    own, waiting = journal.state.own, RetryLoop(patience)
+    while True:
+        facts = yield from describe_all(journal.state.named, patience)
+        if not _may_retract(journal, facts):
+            return False
+        open_ = [txn for txn in own if is_as_prepared(txn, facts[txn])]
+        if not open_:
+            return True
+        trouble = yield from send_end_txn(open_, commit=False)
+        if not (yield from waiting.wait()):
+            message = (
+                f"{len(open_)} transactions of a checkpoint that is to be taken back were not "
+                f"aborted by Kafka in {patience.timeout_s:g} s, among them "
+                f"{open_[0].transactional_id}; the job restarts and tries again"
+            )
+            raise trouble or KafkaUnavailableError(message)
+
+
+def _may_retract(journal: ClaimedJournal, facts: Facts) -> bool:
+    state = journal.state
+    decision = decide(state.named, settled=state.settled, facts=facts)
+    return may_roll_back(
+        state.own,
+        lost=any(txn not in journal.ended for txn in decision.lost),
+        firm=state.firm,
+        ended=journal.ended,
+        facts=facts,
+    )

@@ -1,0 +1,41 @@
+"""The check before a publication: the topics of its positions are those that the sources have read.
+
+A topic may be created again while the job runs, and grow beyond the old positions before a reader
+learns of it. The reader then continues in the middle of another log, and nothing fails. Topic ids
+are never used twice. So the check runs when all subtasks have acknowledged. If Kafka still has the
+id with which the job began, everything up to the barrier was read from that topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tidegate.checkpoint.source_changes import changed_topic
+from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
+from tidegate.commit.effects import Procedure, now, pause, topic_ids
+from tidegate.commit.retry import RetryPolicy, never, retry_kafka
+from tidegate.protocol.snapshots import SourceSplit
+
+
+def ask_topic_ids(
+    splits: Sequence[SourceSplit], patience: RetryPolicy, given_up: Callable[[], bool] = never
+) -> Procedure[dict[str, str]]:
+    """Return the present ids of those topics whose ids were stored."""
+    topics = frozenset(split.topic for split in splits if split.topic_id)
+    return (yield from retry_kafka(partial(topic_ids, topics), patience, given_up))
+
+
+def check_topics(
+    splits: Sequence[SourceSplit], now_have: Mapping[str, str], patience: RetryPolicy
+) -> Procedure[None]:
+    """Compare stored ids with present ones. SourceChangedError for a difference that the brokers
+    repeat for ten seconds.
+    """
+    confirmation = Confirmation()
+    while (change := changed_topic(splits, now_have)) is not None:
+        now_s = yield from now()
+        if confirmation.heard(change.finding, now_s):
+            raise change
+        yield from pause(ASK_AGAIN_S)
+        now_have = yield from ask_topic_ids(splits, patience)

@@ -1,0 +1,103 @@
+"""The Dispatcher's record of one job, with the job's phase and the report that clients see.
+
+The module holds pure data and its views. `dispatcher.py` decides how events change the data.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidegate.controlplane.jobmanager.backoff import Backoff
+from tidegate.controlplane.jobmanager.job_history import JobHistory
+from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
+from tidegate.protocol.messages import JobReport, StopJob, Submission
+
+
+class Phase(enum.Enum):
+    """The phases of a job in the Dispatcher."""
+
+    STORING = "storing"
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+TRANSITIONS = frozenset(
+    {
+        (Phase.STORING, Phase.STARTING),  # the submission is durable
+        (Phase.STARTING, Phase.RUNNING),  # registered
+        (Phase.STARTING, Phase.WAITING),  # died, or could not be started
+        (Phase.STARTING, Phase.ENDING),  # died, although it only had to close the job
+        (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
+        (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
+        (Phase.WAITING, Phase.STARTING),  # the pause is over
+        (Phase.ENDING, Phase.ENDED),  # the result is durable
+        (Phase.ENDING, Phase.WAITING),  # fenced, but not by another cluster
+    }
+)
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """The record of one job. Only the Dispatcher changes it."""
+
+    submission: Submission
+    phase: Phase
+    start: int = 0
+    """Number of the current or last start of its JobMaster."""
+    pid: int = 0
+    """Pid of the JobMaster; 0 if no JobMaster runs."""
+    address: str = ""
+    since_ms: int = 0
+    """Monotonic time in ms at which the phase began. In STARTING, the time at which the process
+    started, as soon as it has; that may be later."""
+    last_heartbeat_ms: int = 0
+    worked: bool = False
+    """Whether the current or last JobMaster has completed a checkpoint."""
+    reported: bool = False
+    """Whether the current JobMaster has sent a report after its import of the user's module. From
+    then on it reports at intervals."""
+    report: JobReport | None = None
+    stop: StopJob | None = None
+    """Stop request of a client. It is sent to every JobMaster until the job ends."""
+    stop_told: bool = False
+    """Whether the stop was sent to the current JobMaster, or is being sent."""
+    failed_starts: int = 0
+    put_off_since_ms: int = 0
+    """Wall-clock time in ms of the first start in a row that was postponed; 0 if none was."""
+    other_version: str = ""
+    """Reason why the current JobMaster was refused, if its tidegate or Python version differs."""
+    close_only: ErrorReport | None = None
+    """Error by which the job has failed. Its next JobMasters only close the job."""
+    backoff: Backoff = field(default_factory=Backoff)
+    asks: list[int] = field(default_factory=list)
+    """Requests that wait: SubmitJob in STORING, the terminal ReportJob in ENDING."""
+    history: JobHistory = field(default_factory=JobHistory)
+    """Sums of the JobMasters that died."""
+    result_under_way: bool = False
+    claim_stored: bool = False
+    """Whether the submission's claim on a journal is stored, or is being stored."""
+
+
+def view(job: JobRecord) -> JobReport:
+    """Return the report that clients see.
+
+    A job that was fenced is shown as recovering until another cluster is known to own it.
+    """
+    report = report_of(job)
+    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED:
+        return msgspec.structs.replace(report, state=JobState.RECOVERING)
+    return report
+
+
+def report_of(job: JobRecord) -> JobReport:
+    """Return the last report, with the sums of earlier JobMasters added."""
+    if job.report is None:
+        return JobReport(job=job.submission.job, state=JobState.CREATED, jobmaster_pid=job.pid)
+    return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)

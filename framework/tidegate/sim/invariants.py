@@ -1,0 +1,483 @@
+"""The protocol checker: it checks the rules of the commit protocol at every step of a run.
+
+The checker observes from outside: which journal entries are created, which requests go to the
+coordinators, when a source starts, and which transactions stay open. It builds the state of the
+journal itself, and shares no decision with the code that it checks. It reads the decision on a
+transaction from the coordinator, not from the answers that clients got. It keeps a violation in
+`found`, which ends the run. It does not raise it, because the process under test would handle the
+exception as one of its own errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Final
+
+from tidegate.checkpoint.manifest import Manifest, decode_manifest
+from tidegate.commit.journal.entries import (
+    AnyEntry,
+    Claim,
+    Closed,
+    LossAccepted,
+    Lost,
+    Publication,
+    RolledBack,
+    Settled,
+    decode_entry,
+    entry_number,
+)
+from tidegate.commit.transactional_ids import parse_transactional_id
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.sim.blobs import MemoryBlobs
+from tidegate.sim.journal_view import JournalPosition, JournalView, short
+from tidegate.sim.kafka.cluster import FakeKafka
+from tidegate.sim.kafka.coordinator import Decision
+from tidegate.sim.kafka.faults import Api, Call
+from tidegate.sim.kafka.log import PartitionLog
+from tidegate.sim.oracle import Oracle
+from tidegate.sim.result_groups import Violation
+from tidegate.sim.scheduler import Scheduler, SimProcess
+from tidegate.stream_elements import TopicPartition
+
+STALL_S: Final = 45.0
+"""Longest time in seconds that a transaction of a dead attempt may hold readers back after the end
+of all faults. It covers the 10 s between two sweeps of zombie fencing, and the time that the
+brokers take to answer a sweep.
+"""
+
+
+class ProtocolChecker:
+    """The checker of one job in one simulated cluster."""
+
+    def __init__(
+        self, scheduler: Scheduler, blobs: MemoryBlobs, kafka: FakeKafka, oracle: Oracle
+    ) -> None:
+        self._scheduler, self._blobs, self._kafka, self._oracle = scheduler, blobs, kafka, oracle
+        self.journal = JournalView()
+        self.found: Violation | None = None
+        self.steps = 0
+        """Number of steps of the commit protocol so far: created journal entries and EndTxn."""
+        self.ends = 0
+        """Number of EndTxn among the steps."""
+        self.waves = 0
+        """Number of completed waves of backfills."""
+        self._closed_ms = self._kafka.now_ms()
+        """Time at which the journal was last closed, by the clock of the brokers, in ms."""
+        self._attempts: dict[int, int] = {}
+        """Attempt of each process by pid: the last claim of a JobMaster, or the one of a slot."""
+        self._slots: set[int] = set()
+        """Pids of the slots."""
+        self._workers: dict[int, set[int]] = {}
+        """Attempts whose tasks a backfill worker has run, by pid of the worker."""
+        self._worker_of_id: dict[TransactionalId, int] = {}
+        """Pid of the worker that has initialised a transactional id."""
+        self._flaws: dict[int, str] = {}
+        """Reason why the wave of a backfill attempt must not be published, by attempt."""
+        self._owed: set[PreparedTransaction] = set()
+        """Transactions whose loss must still be stated."""
+        self.may_lose = False
+        """Whether the brokers may be unreachable for longer than a transaction may stay open."""
+        self.accepting = False
+        """Whether the user has said that a loss is accepted."""
+        self.must_refuse = ""
+        """Reason why no checkpoint may be published now and no attempt may begin; empty if both
+        are allowed.
+        """
+        self.may_claim = False
+        """Whether an attempt may begin nevertheless: topics are compared only after the claim."""
+        self.claimed: Callable[[int], None] | None = None
+        """A callback for each attempt that has claimed."""
+        self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
+        blobs.watch = self._created
+
+    def slot_is(self, process: SimProcess, attempt: int) -> None:
+        """Record that a slot process of an attempt has begun."""
+        self._attempts[process.pid] = attempt
+        self._slots.add(process.pid)
+
+    def worker_is(self, process: SimProcess, attempt: int) -> None:
+        """Record that a worker of a backfill begins a task of an attempt."""
+        self.slot_is(process, attempt)
+        self._workers.setdefault(process.pid, set()).add(attempt)
+
+    def wave_ran(self, attempt: int, flaw: str) -> None:
+        """Record the end of the tasks of a wave.
+
+        `flaw` says why its reports must not be published. It is empty if they may be.
+        """
+        self._flaws[attempt] = flaw
+
+    def attempt_of(self, process: SimProcess) -> int | None:
+        """Return the attempt of a slot, or the last attempt that a JobMaster has claimed."""
+        return self._attempts.get(process.pid)
+
+    def violated(self, message: str) -> None:
+        """Record a violation. Only the first one is kept."""
+        if self.found is None:
+            self.found = Violation(message)
+            self._scheduler.tell("VIOLATION: %s", message)
+
+    # --- the journal ----------------------------------------------------------------------------
+
+    def _created(self, process: SimProcess, path: str, data: bytes) -> None:
+        number = entry_number(path)
+        if number is None:
+            return
+        self.steps += 1
+        entry = decode_entry(data, path)
+        journal = self.journal
+        self._scheduler.story.record(
+            self._scheduler.now, process.name, "journal %d: %s", number, short(entry)
+        )
+        if number != len(journal.entries) + 1:
+            self.violated(f"journal entry {number} was created after {len(journal.entries)}")
+        journal.entries[number] = entry
+        if isinstance(entry, Claim):
+            journal.attempt, journal.submission = number, entry.submission
+            journal.claimed_ms = self._kafka.now_ms()
+            self._attempts[process.pid] = number
+            if self.must_refuse and not self.may_claim:
+                self.violated(f"attempt {number} has begun, although {self.must_refuse}")
+            self._begins(entry)
+            if self.claimed is not None:
+                self.claimed(number)
+        else:
+            self._decided(entry)
+
+    def _begins(self, claim: Claim) -> None:
+        """Set the start offsets of an attempt.
+
+        If the user has chosen other offsets than those of the last publication, rewind the oracle.
+        """
+        journal = self.journal
+        base = journal.restored(claim).offsets
+        if base != journal.base:
+            journal.base = base
+            self._oracle.rewind(_by_origin(journal.last.offsets), _by_origin(base))
+        self._oracle.plain.begins(journal.attempt, _by_origin(base))
+
+    def _decided(self, entry: AnyEntry) -> None:
+        match entry:
+            case Claim():
+                pass  # `_created` handles it, because it knows the process
+            case Publication():
+                self._published(entry)
+            case Settled():
+                self._settled(entry)
+            case Lost():
+                self._lost(entry)
+            case RolledBack():
+                self._retracted(entry)
+            case LossAccepted():
+                self._accepted()
+            case Closed():
+                self._of_newest("closed", entry.attempt)
+                self._closed_ms = self._kafka.now_ms()
+
+    def _published(self, entry: Publication) -> None:
+        journal = self.journal
+        self._of_newest("published", entry.attempt)
+        if self.must_refuse:
+            self.violated(f"{entry.checkpoint} is published, although {self.must_refuse}")
+        flaw = self._flaws.get(entry.attempt, "")
+        if flaw:
+            self.violated(f"{entry.checkpoint} is published, although {flaw}")
+        if journal.lost is not None:
+            self.violated(f"{entry.checkpoint} is published after a loss that is not accepted")
+        if entry.checkpoint in journal.checkpoints:
+            self.violated(f"checkpoint id {entry.checkpoint} was used twice")
+        journal.checkpoints.add(entry.checkpoint)
+        for each in entry.transactions:
+            parts = parse_transactional_id(each.transactional_id)
+            if parts is None or parts.attempt > entry.attempt:
+                self.violated(f"{entry.checkpoint} names {each.transactional_id}")
+        journal.named.update(map(_identity, entry.transactions))
+        for each in entry.transactions:
+            journal.first_named.setdefault(each, entry.number)
+        journal.earlier.append(journal.last)
+        journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
+        journal.base = journal.last.offsets
+        self._cut()
+
+    def _cut(self) -> None:
+        """Check that the new publication covers all results written before it, and no others."""
+        self.look_at_plain_sinks()
+        last, coordinator = self.journal.last, self._kafka.coordinator
+        offsets = _by_origin(last.offsets)
+        ended = {
+            (producer_id, epoch)
+            for (_, producer_id, epoch), became in coordinator.decided.items()
+            if became is Decision.COMMITTED
+        }
+        named = {(each.producer_id, each.epoch) for each in last.named}
+        try:
+            self._oracle.cut(self._kafka.logs(), offsets, named | ended)
+            self._oracle.plain.cut(self.journal.attempt, offsets)
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def _settled(self, entry: Settled) -> None:
+        """Check that all transactions named by the last publication are committed."""
+        self._is_about_the_last("settled", entry.publication)
+        for each in self.journal.last.named:
+            became = self._became(each)
+            if became is not Decision.COMMITTED:
+                self.violated(f"settled, and {each.transactional_id} is {_said(became)}")
+        self.journal.last = replace(self.journal.last, named=frozenset())
+
+    def _lost(self, entry: Lost) -> None:
+        """Check that a stated loss is expected.
+
+        At least one lost transaction must have timed out at the brokers. All other transactions
+        that the publication names must be committed.
+        """
+        journal = self.journal
+        self._is_about_the_last("lost", entry.publication)
+        if not self.may_lose:
+            self.violated(f"output is lost: {entry.statement}")
+        for each in journal.last.named:
+            became = self._became(each)
+            stated = each in entry.transactions
+            if stated is (became is Decision.COMMITTED) or became is Decision.FENCED:
+                what = "is stated to be lost" if stated else "is not stated to be lost"
+                self.violated(f"{each.transactional_id} {what}, and is {_said(became)}")
+        self._one_has_timed_out("stated a loss", entry.transactions)
+        journal.lost = entry
+        self._forgive(set(entry.transactions) - self._owed)
+        self._owed -= set(entry.transactions)
+
+    def _forgive(self, gone: AbstractSet[PreparedTransaction]) -> None:
+        producers = {(each.producer_id, each.epoch) for each in gone}
+        try:
+            self._oracle.forgive(self._kafka.logs(), producers)
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def _look_for_losses(self) -> None:
+        """Find transactions that are lost already, although no process has stated the loss yet.
+
+        Such a transaction has timed out and cannot be rolled back, because a transaction of its
+        publication or of a later one is committed. The loss must be stated later.
+        """
+        first = self.journal.first_named
+        became = {each: self._became(each) for each in first}
+        committed = [first[each] for each in first if became[each] is Decision.COMMITTED]
+        doomed = {
+            each
+            for each in self.journal.last.named - self._owed
+            if became[each] is Decision.TIMED_OUT and committed and first[each] <= max(committed)
+        }
+        if doomed and self.journal.lost is None:
+            self._owed |= doomed
+            self._forgive(doomed)
+
+    def _accepted(self) -> None:
+        self.journal.lost = None
+        self.journal.last = replace(self.journal.last, named=frozenset())
+        if not self.accepting:
+            self.violated("a loss is accepted, and the user has not said so")
+
+    def _retracted(self, entry: RolledBack) -> None:
+        """Check that no transaction introduced by the rolled back publication is or will be
+        committed.
+        """
+        journal = self.journal
+        self._is_about_the_last("retracted", entry.publication)
+        before, carried = journal.earlier.pop(), journal.last.named
+        first = carried - before.named
+        if first != frozenset(entry.aborted):
+            self.violated("a retraction names other transactions than its publication did first")
+        for each in first:
+            became = self._became(each)
+            if became in {None, Decision.COMMITTED, Decision.FENCED}:
+                self.violated(f"retracted, and {each.transactional_id} is {_said(became)}")
+        self._one_has_timed_out("retracted", tuple(carried))
+        journal.last = replace(before, named=before.named & carried)
+        journal.base = before.offsets
+        self._oracle.plain.begins(journal.attempt, _by_origin(journal.base))
+
+    def _became(self, each: PreparedTransaction) -> Decision | None:
+        """Return the decision of the coordinator on a transaction; None if it is still open."""
+        return self._kafka.coordinator.decided.get(_identity(each))
+
+    def _is_about_the_last(self, what: str, number: int) -> None:
+        last = self.journal.last.publication
+        if last is None or last.number != number:
+            self.violated(f"{what} is publication {number}, which is not the last")
+
+    def _one_has_timed_out(self, what: str, of: Sequence[PreparedTransaction]) -> None:
+        if not any(self._became(each) is Decision.TIMED_OUT for each in of):
+            self.violated(f"{what}, and no transaction of it has timed out")
+
+    def _of_newest(self, what: str, attempt: int) -> None:
+        if attempt != self.journal.attempt:
+            self.violated(f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed")
+
+    def _offsets(self, entry: Publication) -> dict[tuple[str, str, int], int]:
+        """Return the offsets in the manifest of a publication.
+
+        Check that they are not before the offsets of the previous publication, or of the restore.
+        """
+        data = self._blobs.objects.get(entry.manifest)
+        manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
+        known = self.journal.base
+        for path in sorted(manifest.files):
+            if f"{manifest.job}/{path}" not in self._blobs.objects:
+                self.violated(f"checkpoint {entry.checkpoint} names {path}, which is not stored")
+        offsets: dict[tuple[str, str, int], int] = {
+            (each.source, each.topic, each.partition): each.offset for each in manifest.splits
+        }
+        for place, offset in offsets.items():
+            if offset < known.get(place, 0):
+                _, topic, partition = place
+                self.violated(
+                    f"checkpoint {entry.checkpoint} goes back in {topic}-{partition}: "
+                    f"from offset {known[place]} to {offset}"
+                )
+        if not known.keys() <= offsets.keys():
+            self.violated(f"checkpoint {entry.checkpoint} has lost a partition")
+        return offsets
+
+    # --- brokers --------------------------------------------------------------------------------
+
+    def asked(self, call: Call, process: SimProcess | None) -> None:
+        """Check a request that is sent to a coordinator."""
+        name = call.transactional_id
+        if name is None or process is None:
+            return
+        if call.api is Api.END_TXN:
+            self.steps += 1
+            self.ends += 1
+            if (name, *(call.producer or ())) not in self.journal.named:
+                self.violated(f"{name} is ended as {call.producer}, and no publication names it")
+        elif call.api is Api.INIT_PRODUCER_ID:
+            self._initialised(name, process)
+
+    def _initialised(self, name: TransactionalId, process: SimProcess) -> None:
+        parts = parse_transactional_id(name)
+        own = self._attempts.get(process.pid)
+        if parts is None or own is None:
+            self.violated(f"{process.name} initialises {name}")
+            return
+        if parts.attempt > own:
+            self.violated(f"{process.name} of attempt {own} fences {name} of a newer attempt")
+        if process.pid in self._slots:
+            # An I/O thread of a worker may repeat a request of an earlier task of the worker.
+            if parts.attempt not in self._workers.get(process.pid, {own}):
+                self.violated(f"a slot of attempt {own} initialises {name}")
+            if self._kafka.coordinator.list().get(name) is TransactionState.ONGOING:
+                self.violated(f"{process.name} initialises {name}, whose transaction is open")
+        is_worker = process.pid in self._workers
+        if is_worker and self._worker_of_id.setdefault(name, process.pid) != process.pid:
+            self.violated(f"{process.name} initialises {name}, as another worker has done")
+        if name in self.journal.unsettled:
+            self.violated(
+                f"{process.name} initialises {name}, which an unsettled publication names"
+            )
+
+    def marked(self, log: PartitionLog) -> None:
+        """Check a partition in which a transaction has ended."""
+        if self.may_lose:
+            self._look_for_losses()
+        try:
+            self._oracle.look(log)
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def plain_producer(self, producer: tuple[int, int], process: SimProcess) -> None:
+        """Record that a slot has made a producer without transactions."""
+        self._oracle.plain.writes(producer, self._attempts[process.pid])
+
+    def look_at_plain_sinks(self) -> None:
+        """Check the at-least-once sinks.
+
+        Writes to them cause no event, so callers must call this before they use the result.
+        """
+        try:
+            self._oracle.look_at_plain_sinks(self._kafka.logs())
+        except Violation as violation:
+            self.violated(str(violation))
+
+    def source_starts(self, process: SimProcess) -> None:
+        """Check that a slot that begins to read finds no open transaction of a dead attempt."""
+        own = self._attempts.get(process.pid, 0)
+        if own != self.journal.attempt:
+            return  # the slot is a zombie
+        for name, state in self._kafka.coordinator.list().items():
+            parts = parse_transactional_id(name)
+            if parts is None or parts.attempt >= own or state is not TransactionState.ONGOING:
+                continue
+            began_ms = self._kafka.coordinator.describe(name).start_ms
+            if began_ms < self.journal.claimed_ms:
+                self.violated(f"a source of attempt {own} starts, and {name} is not fenced")
+
+    # --- transactions that stay open ------------------------------------------------------------
+
+    def look_for_stalls(self, *, quiet_since_s: float | None) -> None:
+        """Check that transactions of dead attempts do not hold readers back for too long.
+
+        The run calls it at regular intervals.
+        """
+        now_s = self._scheduler.now
+        open_now: dict[tuple[TransactionalId, int], float] = {}
+        for name, state in self._kafka.coordinator.list().items():
+            if state is not TransactionState.ONGOING:
+                continue
+            parts = parse_transactional_id(name)
+            if parts is None or parts.attempt >= self.journal.attempt:
+                continue
+            which = (name, self._kafka.coordinator.describe(name).start_ms)
+            open_now[which] = self._open_since_s.get(which, now_s)
+            if quiet_since_s is not None:
+                since_s = max(open_now[which], quiet_since_s)
+                if now_s - since_s > STALL_S:
+                    self.violated(f"{name} of a dead attempt is open for {now_s - since_s:.0f} s")
+        self._open_since_s = open_now
+
+    def ended(self, submission: str, state: str) -> None:
+        """Check that the journal of a job that is reported as ended says the same.
+
+        A submission that has not claimed has no entries, so there is nothing to check.
+        """
+        journal = self.journal
+        if journal.submission != submission or journal.lost is not None:
+            return
+        last = journal.entries[len(journal.entries)]
+        if not isinstance(last, Closed) or last.outcome.upper() != state:
+            self.violated(f"the job is {state.lower()}, and its journal ends with {short(last)}")
+
+    def nothing_open(self) -> None:
+        """Check that at the end of a job no transaction is open and all losses were stated."""
+        for each in self._owed:
+            self.violated(f"{each.transactional_id} has timed out, and nobody has stated the loss")
+        for name, state in self._kafka.coordinator.list().items():
+            if state is TransactionState.ONGOING and not self._of_a_late_worker(name):
+                self.violated(f"{name} is open after the end of the job")
+
+    def _of_a_late_worker(self, name: TransactionalId) -> bool:
+        """Return whether a task of a dead backfill opened a transaction after the journal closed.
+
+        No process of the job is left to end it, so it is never committed. Readers wait for the next
+        claim or for the timeout of the transaction.
+        """
+        parts = parse_transactional_id(name)
+        if parts is None or name not in self._worker_of_id:
+            return False
+        is_late = self._kafka.coordinator.describe(name).start_ms > self._closed_ms
+        return is_late and parts.attempt < self.journal.attempt
+
+
+def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, partition): at for (_, topic, partition), at in offsets.items()}
+
+
+def _identity(each: PreparedTransaction) -> tuple[TransactionalId, int, int]:
+    return each.transactional_id, each.producer_id, each.epoch
+
+
+def _said(became: Decision | None) -> str:
+    return "open" if became is None else became.value

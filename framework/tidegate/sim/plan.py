@@ -1,0 +1,321 @@
+"""The plan that a seed draws for a run: the pipeline, its input, the cluster and the job runs.
+
+A job is run once or several times, as a user does. Each *job run* is one `tidegate run` with its
+own parallelism. It ends by a stop with a final checkpoint, by a cancel, or by the death of all its
+processes at once. The last job run ends when all input is read.
+
+Parts that were added later are drawn last, so that seeds without them keep their trace.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+from tidegate.commit.retention import RETAINED_MIN
+from tidegate.commit.timeouts import required_transaction_timeout_ms
+from tidegate.config import CheckpointSettings
+from tidegate.sim import mishaps, swaps
+from tidegate.sim.faults import FaultRates
+from tidegate.sim.load import Load
+from tidegate.sim.mishaps import Mishap
+from tidegate.sim.network_conditions import NetworkConditions
+from tidegate.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
+from tidegate.sim.swaps import Swap
+from tidegate.sim.wave_faults import WaveFaults
+
+TOLERATED_OUTAGE_MS: Final = 400_000
+"""Tolerated outage of the job in ms. All faults of a run together last less, so they must not lose
+output.
+"""
+BY_HAND: Final = 0.3
+"""Share of the runs with several job runs in which the later ones restore an older checkpoint."""
+RETAINED_MAX: Final = 4
+PLAIN: Final = 0.2
+"""Share of the runs with sinks that are written at least once."""
+RETENTION: Final = 0.4
+"""Share of the runs with retention, among those that never go back to an older checkpoint."""
+STANDING: Final = 0.3
+"""Share of the runs on a session cluster."""
+BRANCHES: Final = 0.5
+"""Share of the `TwoSinks` runs that use two branches instead, one of which changes records that
+both share.
+"""
+FAILING_OPENS: Final = 0.2
+"""Share of the runs whose user code cannot connect for a while when it opens."""
+FAILING_OPEN_S: Final = (1.0, 8.0)
+CRASHING: Final = 0.12
+"""Share of the runs whose user code raises at many records for a while. In half of these it begins
+at the start, so that one attempt after the other opens transactions and publishes nothing.
+"""
+CRASHING_S: Final = (1.0, 6.0)
+IMPATIENT_OUTAGE_MS: Final = 5_000
+"""Tolerated outage in ms in runs with a blackout, so that a short blackout is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """One `tidegate run`."""
+
+    parallelism: int
+    task_managers: int
+    slots: int
+    ends: str
+    """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
+    ends_at_share: float
+    """Time of the end: a share of the time of faults, or of the visible results after all input is
+    written. For a crash it is a share of the remaining time of faults.
+    """
+    restore_back: int | None = None
+    """Number of checkpoints before the last that the user goes back. None means that the job run
+    continues from the last checkpoint.
+    """
+    wave_offsets: int | None = None
+    """Number of offsets that a wave of a backfill reads. None means a live job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One record of a source, or the abort of a transaction that wrote some."""
+
+    at_s: float
+    topic: str
+    partition: int
+    event: Event
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of a run. The time and target of each fault are drawn later, during the run."""
+
+    shape: Shape
+    weights: FaultRates
+    weather: NetworkConditions
+    job_runs: tuple[JobRun, ...]
+    inputs: tuple[Input, ...]
+    partitions: dict[str, int]
+    settings: dict[str, Any]
+    load: Load
+    retention: bool
+    """Whether inputs are written in transactions, and deleted when all checkpoints are past them.
+    """
+    standing: bool
+    """Whether each job run uses a session cluster instead of a local cluster."""
+    failing_open: tuple[float, float] | None
+    """Begin and end of the time in which user code raises when it opens. Attempts then fail one
+    after the other, and none of them publishes a checkpoint.
+    """
+    mishaps: tuple[Mishap, ...]
+    """Mishaps of the storage, and of hosts that see another storage or cluster."""
+    swaps: tuple[Swap | None, ...]
+    """The swap before each job run, or None."""
+    crashing: tuple[float, float] | None
+    """Begin and end of the time in which user code raises at many records."""
+    waves: WaveFaults | None = None
+    """Faults of the tasks of waves, in runs with backfills."""
+
+    @property
+    def blackout_s(self) -> float:
+        """Duration of the one blackout in seconds; 0 without a blackout."""
+        checkpoint = CheckpointSettings.model_validate(self.settings["checkpoint"])
+        return self.weights.blackout * required_transaction_timeout_ms(checkpoint) / 1000
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Plan:
+        """Draw the plan of a seed."""
+        shape = chance.choice(SHAPES)
+        weights = FaultRates.drawn(chance)
+        bounded = chance.random() < 0.2
+        until_s = 0.0 if bounded else weights.wild_s
+        partitions = {topic: chance.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
+        weather = NetworkConditions.drawn(chance) if weights.any() else NetworkConditions()
+        lives = _lives(chance, bounded=bounded)
+        events = _Events(chance, shape, partitions)
+        trickle = events.trickle(until_s)
+        settings = _settings(chance)
+        load = Load.drawn(chance, trickle=len(trickle), wild_s=weights.wild_s)
+        weights = weights.with_rare_ones(
+            chance, busy=bool(load.work_s), hasty=load.hasty_ms is not None
+        )
+        weights = weights.with_failing_starts(chance)
+        lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
+        settings["checkpoint"]["num_retained"] = retained
+        shape = _promising_less(chance, shape)
+        goes_back = bool(weights.blackout) or any(life.restore_back is not None for life in lives)
+        inputs = _numbered(trickle + events.bursts(load, until_s))
+        retention = chance.random() < RETENTION and not goes_back
+        standing = chance.random() < STANDING
+        shape = _branching(chance, shape)
+        return cls(
+            shape=shape,
+            weights=weights,
+            weather=weather,
+            job_runs=lives,
+            inputs=inputs,
+            partitions=partitions,
+            settings=_impatient(load.settled(settings))
+            if weights.blackout
+            else load.settled(settings),
+            load=load,
+            retention=retention,
+            standing=standing,
+            failing_open=_failing_open(chance, weights),
+            mishaps=mishaps.drawn(chance, weights, standing=standing),
+            swaps=swaps.drawn(
+                chance, lives, shape, losing=bool(weights.blackout), retention=retention
+            ),
+            crashing=_crashing(chance, weights),
+        )
+
+
+def _impatient(settings: dict[str, Any]) -> dict[str, Any]:
+    """Reduce the tolerated outage, so that a short outage is longer than transactions may stay
+    open.
+    """
+    checkpoint = {**settings["checkpoint"], "tolerated_outage": IMPATIENT_OUTAGE_MS}
+    return {**settings, "checkpoint": checkpoint}
+
+
+def _lives(chance: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
+    count = chance.choice((1, 1, 1, 2, 2, 3))
+    ends = [chance.choice(("stop", "cancel", "crash")) for _ in range(count - 1)]
+    ends.append("bounded" if bounded else "finished")
+    lives = []
+    for end in ends:
+        parallelism = chance.choice((1, 2, 2, 3))
+        managers = chance.randint(1, parallelism)
+        slots = -(-parallelism // managers) + chance.choice((0, 0, 1))
+        lives.append(JobRun(parallelism, managers, slots, end, chance.random()))
+    return tuple(lives)
+
+
+def _promising_less(chance: random.Random, shape: Shape) -> Shape:
+    """Make some sinks of some runs at least once. Sinks that share a count are changed together."""
+    sinks = sorted(shape.sinks)
+    plain = (
+        sinks if shape.pipeline is Sided else chance.sample(sinks, chance.randint(1, len(sinks)))
+    )
+    return replace(shape, plain=frozenset(plain)) if chance.random() < PLAIN else shape
+
+
+def _branching(chance: random.Random, shape: Shape) -> Shape:
+    """Replace `TwoSinks` by the branched pipeline in some runs."""
+    branches = shape.pipeline is TwoSinks and chance.random() < BRANCHES
+    return replace(BRANCHED, plain=shape.plain) if branches else shape
+
+
+def _failing_open(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
+    """Draw a time within the time of faults, in some runs."""
+    if chance.random() >= FAILING_OPENS:
+        return None
+    begin_s = chance.uniform(0.0, weights.wild_s)
+    return begin_s, min(begin_s + chance.uniform(*FAILING_OPEN_S), weights.wild_s)
+
+
+def _crashing(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
+    """Draw a time within the time of faults, in some runs."""
+    if chance.random() >= CRASHING:
+        return None
+    begin_s = chance.choice((0.0, chance.uniform(0.0, weights.wild_s)))
+    return begin_s, min(begin_s + chance.uniform(*CRASHING_S), weights.wild_s)
+
+
+def _by_hand(
+    chance: random.Random, lives: tuple[JobRun, ...], *, losing: bool
+) -> tuple[tuple[JobRun, ...], int]:
+    """Let some job runs restore an older checkpoint. Also return the number of retained ones.
+
+    Runs in which a checkpoint may be rolled back are left out, because a rollback changes which
+    checkpoints are left to restore.
+    """
+    retained, some = chance.randint(RETAINED_MIN, RETAINED_MAX), chance.random() < BY_HAND
+    backs = [chance.randrange(retained) for _ in lives]
+    if losing or not some or len(lives) == 1:
+        return lives, RETAINED_MIN
+    later = zip(lives[1:], backs, strict=False)
+    return (lives[0], *(replace(life, restore_back=back) for life, back in later)), retained
+
+
+class _Draft(NamedTuple):
+    """An input whose position in its partition is not known yet."""
+
+    at_s: float
+    topic: str
+    partition: int
+    key: str
+    amount: int
+    committed: bool
+
+
+class _Events:
+    """The random input of the sources of a run."""
+
+    def __init__(self, chance: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
+        self._chance, self._shape, self._partitions = chance, shape, partitions
+        self._aborts = 0.0
+
+    def trickle(self, until_s: float) -> list[_Draft]:
+        """Draw records at random times."""
+        chance = self._chance
+        self._aborts = chance.choice((0.0, 0.0, 0.1))
+        times_s = sorted(until_s * chance.random() for _ in range(chance.randint(20, 120)))
+        return [self._draft(at_s) for at_s in times_s]
+
+    def bursts(self, load: Load, until_s: float) -> list[_Draft]:
+        """Draw bursts: many records at one time, in all partitions, with the keys of the others."""
+        return [
+            self._draft(burst.at * until_s) for burst in load.bursts for _ in range(burst.records)
+        ]
+
+    def _draft(self, at_s: float) -> _Draft:
+        chance = self._chance
+        topic = chance.choice(self._shape.sources)
+        partition = chance.randrange(self._partitions[topic])
+        key, amount = chance.choice(KEYS), chance.randint(1, 100)
+        return _Draft(at_s, topic, partition, key, amount, chance.random() >= self._aborts)
+
+
+def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
+    """Sort the inputs by time, and name each by its position in its partition."""
+    counts: Counter[tuple[str, int]] = Counter()
+    inputs = []
+    for each in sorted(drafts, key=lambda draft: draft.at_s):
+        place = each.topic, each.partition
+        event = Event(f"{each.topic}-{each.partition}:{counts[place]}", each.key, each.amount)
+        counts[place] += 1
+        inputs.append(Input(each.at_s, *place, event, each.committed))
+    return tuple(inputs)
+
+
+def _settings(chance: random.Random) -> dict[str, Any]:
+    """Draw the settings. Their times are short, so that little virtual time passes. Only the order
+    of the times matters.
+    """
+    heartbeat_ms = chance.choice((200, 300, 500))
+    return {
+        "job": {"max_parallelism": chance.choice((4, 8, 128))},
+        "checkpoint": {
+            "interval": chance.choice((200, 300, 500, 1000)),
+            "timeout": chance.choice((1500, 3000, 6000)),
+            "min_pause": chance.choice((0, 0, 100)),
+            "tolerable_failed_checkpoints": chance.randint(0, 3),
+            "tolerated_outage": TOLERATED_OUTAGE_MS,
+            "storage": "sim://checkpoints",
+        },
+        "state": {"backend": "memory", "directory": "state"},
+        "cluster": {
+            "heartbeat_interval": heartbeat_ms,
+            "heartbeat_timeout": heartbeat_ms * chance.choice((5, 8)),
+            "slot_request_timeout": 30_000,
+        },
+        "restart": {
+            "strategy": chance.choice(("fixed_delay", "exponential_delay")),
+            "delay": chance.choice((0, 100, 500)),
+            "initial_delay": 50,
+            "max_delay": 1_000,
+        },
+        "exchange": {"credits": chance.choice((2, 2, 4, 8))},
+    }

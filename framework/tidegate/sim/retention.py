@@ -1,0 +1,70 @@
+"""Retention of the input topics of a run.
+
+A topic keeps its records longer than a running job needs them. So retention deletes only records
+that no checkpoint can read any more: those that the readers of an attempt had passed before a
+checkpoint began that is published now. This includes aborted records and the markers after the
+last record, which a reader never receives.
+
+Runs that go back to an older checkpoint, by the user or by a rollback, have no retention. A record
+that is missing for such a restore would be an expected loss.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Final, NamedTuple
+
+from tidegate.sim.cluster import SimCluster
+from tidegate.stream_elements import TopicPartition
+
+LOOK_S: Final = 0.1
+LATER: Final = 2
+"""Number of checkpoints published after a look until its offsets may expire. Only one checkpoint
+is in progress at a time, so the second one has begun after the look.
+"""
+
+
+class _Look(NamedTuple):
+    attempt: int
+    published: int
+    """Number of published checkpoints of the job."""
+    passed: dict[TopicPartition, int]
+
+
+class Retention:
+    """The retention of one run. `chance` decides at each due look whether records are deleted."""
+
+    def __init__(self, world: SimCluster, chance: random.Random) -> None:
+        self._world, self._chance = world, chance
+        self._looks: deque[_Look] = deque()
+        self.expired = 0
+        """Number of deleted offsets."""
+
+    def begin(self) -> None:
+        """Look at the readers' positions at intervals from now on."""
+        self._world.scheduler.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self.begin()
+        journal = self._world.watch.journal
+        attempt, published = journal.attempt, len(journal.checkpoints)
+        looks = self._looks
+        if looks and looks[-1].attempt != attempt:
+            looks.clear()
+        if not looks or looks[-1].published < published:
+            looks.append(_Look(attempt, published, self._world.passed(attempt)))
+        if looks[0].published + LATER <= published:
+            passed = looks.popleft().passed
+            if self._chance.random() < 0.5:
+                self._take(passed)
+
+    def _take(self, passed: dict[TopicPartition, int]) -> None:
+        for origin, position in passed.items():
+            log = self._world.kafka.log(origin)
+            if position > log.start:
+                self.expired += position - log.start
+                log.start = position
+                self._world.scheduler.tell(
+                    "retention: %s-%d begins at %d", origin.topic, origin.partition, position
+                )

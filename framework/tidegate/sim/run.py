@@ -1,0 +1,529 @@
+"""One run of the simulator: it takes a seed and returns a verdict.
+
+The seed draws a plan (`plan.py`) and all faults of the run. The faults end at a given time. After
+that the job must reach its end, and its output must be exact. The oracle and the protocol checker
+check the whole run. The verdict is the first violation, the first exception that left a thread, or
+a job that does not reach its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.api.pipeline import build
+from tidegate.commit.journal.entries import Claim, Lost, Publication, RolledBack
+from tidegate.config import Config
+from tidegate.controlplane.client.client import Client
+from tidegate.controlplane.client.local import LocalCluster
+from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
+from tidegate.ids import JobName
+from tidegate.protocol.errors import kind_of
+from tidegate.protocol.job_state import ENDED
+from tidegate.protocol.messages import JobReport, Submission
+from tidegate.protocol.versions import TIDEGATE
+from tidegate.sim.backfill_plan import with_backfills
+from tidegate.sim.backfill_user import BackfillUser
+from tidegate.sim.cluster import STORAGE, SimCluster
+from tidegate.sim.fault_injector import FaultInjector
+from tidegate.sim.faults import RequestFaults
+from tidegate.sim.kafka.log import PartitionLog, Record
+from tidegate.sim.mishaps import Mishaps
+from tidegate.sim.network_conditions import MessageFaults
+from tidegate.sim.oracle import Oracle
+from tidegate.sim.patches import (
+    CODE_DIGEST,
+    declared,
+    loaded,
+    opening,
+    scattering,
+    surroundings,
+)
+from tidegate.sim.pipelines import Event
+from tidegate.sim.plan import Input, JobRun, Plan
+from tidegate.sim.result_groups import Violation
+from tidegate.sim.retention import Retention
+from tidegate.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.session_cluster import SessionCluster
+from tidegate.sim.swaps import Swaps
+from tidegate.sim.trace import Trace, TraceEvent
+from tidegate.stream_elements import TopicPartition
+
+QUIET_S: Final = 400.0
+"""Longest time in seconds from the last fault to the end of the job. The longest wait in this time
+is 30 s for slots, after restart delays that have grown to 30 s.
+"""
+LOOK_S: Final = 5.0
+AGAIN_S: Final = 1.0
+"""Time in seconds until the user runs a job again."""
+LOSS_TOLD: Final = 2
+"""Number of reports of a loss before the user accepts it. Until then the job must stay failed."""
+INPUT_PRODUCER: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a seed."""
+
+    seed: int
+    violation: str | None
+    """Text of the violation. None means that the run was exact."""
+    story: Trace
+    plan: Plan
+    virtual_s: float
+    turns: int
+    kills: int
+    freezes: int
+    attempts: int
+    publications: int
+    waves: int
+    """Number of completed waves of backfills."""
+    retractions: int
+    losses: int
+    """Number of losses that the journal states. They were expected, and then accepted."""
+    visible: int
+    """Number of results that readers saw."""
+    expired: int
+    """Number of input offsets that retention deleted."""
+
+
+def run_seed(
+    seed: int,
+    *,
+    listen: Callable[[TraceEvent], None] | None = None,
+    digest: bool = False,
+    backfills: bool = False,
+) -> Outcome:
+    """Simulate one seed to its end. Exceptions of the simulated processes are not raised.
+
+    With `backfills`, some job runs are backfills.
+    """
+    story = Trace(listen=listen)
+    if digest:
+        story.with_digest()
+    scheduler = Scheduler(seed, story=story)
+    with surroundings(scheduler) as folder:
+        plan = plan_of(seed, backfills=backfills)
+        run = Run(seed, plan, scheduler, folder)
+        with (
+            loaded(scheduler, plan.load, plan.crashing),
+            opening(scheduler, plan.failing_open),
+            declared(plan.shape),
+            scattering(run.world.salts),
+        ):
+            try:
+                run.to_the_end()
+            finally:
+                scheduler.close()
+    return run.outcome()
+
+
+def plan_of(seed: int, *, backfills: bool = False) -> Plan:
+    """Return the plan that a seed draws."""
+    plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
+    if not backfills:
+        return plan
+    return with_backfills(plan, random.Random(f"{seed}/backfills"))  # noqa: S311 - as above
+
+
+class Run:
+    """The execution of a plan."""
+
+    def __init__(self, seed: int, plan: Plan, scheduler: Scheduler, folder: Path) -> None:
+        self._seed, self._scheduler, self._folder = seed, scheduler, folder
+        self.plan = plan
+        self._oracle = Oracle(plan.shape)
+        self._trouble = RequestFaults(scheduler, plan.weights)
+        self.world = SimCluster(scheduler, self._trouble, self._oracle)
+        self.world.network.fate = MessageFaults(plan.weather, scheduler.random_for("weather"))
+        self._striker = FaultInjector(self.world, plan.weights)
+        self._watch = self.world.watch
+        self._watch.may_lose = bool(plan.weights.blackout)
+        self._mishaps = Mishaps(self.world, plan.mishaps, self._has_begun)
+        self._swaps = Swaps(self.world, self._oracle, plan.swaps, self._append)
+        self._life_number = 0
+        self._present = ""
+        """Id of the last submission."""
+        self._retention = Retention(self.world, scheduler.random_for("retention"))
+        self._lives = list(plan.job_runs)
+        self._tries = self._life_tries = 0
+        self._by_hand: str | None = None
+        """Id of the last submission if it does not restore the latest checkpoint, else None."""
+        self._losses_told = 0
+        self._written = 0
+        self._done = False
+        self._quiet_since_s: float | None = None
+        self._stuck: str | None = None
+        for topic, partitions in plan.partitions.items():
+            self.world.kafka.create_topic(topic, partitions)
+            self.world.elsewhere.create_topic(topic, partitions)
+        self._sequences: dict[PartitionLog, int] = {}
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def to_the_end(self) -> None:
+        """Run until the verdict is known."""
+        scheduler, weights = self._scheduler, self.plan.weights
+        scheduler.story.record(0.0, "plan", "%s", self._described())
+        for each in self.plan.inputs:
+            if each.at_s:
+                scheduler.call_later(each.at_s, partial(self._write, each))
+            else:
+                self._write(each)
+        if self.plan.retention:
+            self._retention.begin()
+        self._run_life()
+        self._striker.begin()
+        self._mishaps.begin()
+        blackout_s = self.plan.blackout_s
+        if blackout_s:
+            when_s = scheduler.random_for("blackout").uniform(0.1, 0.6) * weights.wild_s
+            scheduler.call_later(when_s, partial(self._striker.black_out, blackout_s))
+        scheduler.call_later(weights.wild_s, self._calm_down)
+        scheduler.call_later(LOOK_S, self._look)
+        scheduler.between = self._striker.between
+        until_s = weights.wild_s + blackout_s + QUIET_S
+        scheduler.run(until_s, self._is_over)
+        if not self._is_over():
+            self._stuck = (
+                f"{QUIET_S:g} s after the last fault the job has not come to its end: "
+                f"{self._oracle.missing} results are missing, the newest attempt is "
+                f"{self._watch.journal.attempt}"
+            )
+        elif self._done and self._watch.found is None and not scheduler.bugs:
+            self._judge_the_end()
+
+    def outcome(self) -> Outcome:
+        """Return the verdict and some figures."""
+        kinds = Counter(map(type, self._watch.journal.entries.values()))
+        return Outcome(
+            seed=self._seed,
+            violation=self._violation(),
+            story=self._scheduler.story,
+            plan=self.plan,
+            virtual_s=self._scheduler.now,
+            turns=self._scheduler.turns,
+            kills=self._striker.kills,
+            freezes=self._striker.freezes,
+            attempts=kinds[Claim],
+            publications=kinds[Publication],
+            waves=self._watch.waves,
+            retractions=kinds[RolledBack],
+            losses=kinds[Lost],
+            visible=self._oracle.visible,
+            expired=self._retention.expired,
+        )
+
+    def _violation(self) -> str | None:
+        if self._watch.found is not None:
+            return str(self._watch.found)
+        for thread, error in self._scheduler.bugs:
+            told = "".join(traceback.format_exception(error))
+            return f"{thread.process.name}, thread {thread.name}: {told}"
+        return self._stuck
+
+    def _is_over(self) -> bool:
+        return self._done or self._watch.found is not None or bool(self._scheduler.bugs)
+
+    def _judge_the_end(self) -> None:
+        self.world.kafka.run_due()
+        self._watch.look_at_plain_sinks()
+        try:
+            self._oracle.complete()
+        except Violation as violation:
+            self._watch.violated(str(violation))
+        self._watch.nothing_open()
+
+    def _calm_down(self) -> None:
+        """End all faults, after the end of a blackout that has begun."""
+        left_s = self._striker.blackout_ends_s - self._scheduler.now
+        if left_s > 0:
+            self._scheduler.call_later(left_s, self._calm_down)
+            return
+        self._scheduler.story.record(self._scheduler.now, "world", "all faults are over")
+        self._striker.stop()
+        self._mishaps.stop()
+        self._quiet_since_s = self._scheduler.now
+
+    def _look(self) -> None:
+        self.world.kafka.run_due()
+        self._watch.look_for_stalls(quiet_since_s=self._quiet_since_s)
+        self._scheduler.call_later(LOOK_S, self._look)
+
+    def _described(self) -> str:
+        plan = self.plan
+        lives = ", ".join(
+            f"{each.ends} at p={each.parallelism}"
+            + f" in waves of {each.wave_offsets}" * (each.wave_offsets is not None)
+            + f" from {each.restore_back} back" * (each.restore_back is not None)
+            for each in plan.job_runs
+        )
+        return (
+            f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
+            f"{len(plan.inputs)} records; "
+            f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
+            f"{'retention; ' if plan.retention else ''}"
+            f"{'a standing cluster; ' if plan.standing else ''}"
+            f"{'user code cannot open; ' if plan.failing_open else ''}"
+            f"{'user code crashes; ' if plan.crashing else ''}"
+            f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
+            f"{f'{plan.waves}; ' if plan.waves else ''}"
+            f"{plan.settings}"
+        )
+
+    # --- input ----------------------------------------------------------------------------------
+
+    def _write(self, each: Input) -> None:
+        """Append a record, or a transaction with one record that ends at once."""
+        origin = TopicPartition(each.topic, each.partition)
+        if each.committed and not self.plan.retention:
+            self._append(origin, each.event)
+        else:
+            log = self.world.kafka.log(origin)
+            producer, epoch, at = INPUT_PRODUCER + 1, self._written, log.end
+            log.append(producer, epoch, 0, [_record(each.event)], is_open=lambda: True)
+            log.mark(producer, epoch, 0, commit=each.committed)
+            if each.committed:
+                self._oracle.expect(origin, each.event, at)
+        self._written += 1
+
+    def _append(self, origin: TopicPartition, event: Event) -> None:
+        """Append a record without a transaction."""
+        log = self.world.kafka.log(origin)
+        sequence, at = self._sequences.get(log, 0), log.end
+        log.append(INPUT_PRODUCER, 0, sequence, [_record(event)], is_open=None)
+        self._sequences[log] = sequence + 1
+        self._oracle.expect(origin, event, at)
+
+    # --- the user -------------------------------------------------------------------------------
+
+    def _run_life(self) -> None:
+        """Start `tidegate run` once more, for the current job run."""
+        life = self._lives[0]
+        self._mishaps.correct()
+        self._tries += 1
+        self._life_tries += 1
+        if self._life_tries == 1:
+            self._swaps.before(self._life_number)
+        self._watch.accepting = self._losses_told >= LOSS_TOLD
+        process = self._scheduler.process(f"run-{self._tries}")
+        user = self._user(life, process)
+        process.on_exit.append(lambda _status: self._life_ended(life, user))
+        process.run_main(user.main)
+        if life.ends == "crash":
+            when_s = life.ends_at_share * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
+            self._scheduler.call_later(when_s, user.crash)
+
+    def _user(self, life: JobRun, process: SimProcess) -> _User | BackfillUser:
+        if life.wave_offsets is None or self.plan.waves is None:
+            return _User(self, life, process, f"c{self._tries}")
+        config = self.config(life)
+        return BackfillUser(
+            self.world,
+            process,
+            self.submission(life, config, f"c{self._tries}"),
+            config,
+            life,
+            self.plan,
+        )
+
+    def _life_ended(self, life: JobRun, user: _User | BackfillUser) -> None:
+        report = user.report
+        self._scheduler.story.record(
+            self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
+        )
+        if report is not None:
+            self._ended(report)
+        if user.over:
+            del self._lives[0]
+            self._life_tries = 0
+            self._life_number += 1
+        if not self._lives:
+            self._done = True
+            return
+        self._scheduler.call_later(AGAIN_S, self._run_life)
+
+    def _ended(self, report: JobReport) -> None:
+        """Check the report of an ended job.
+
+        A job may fail only if a loss is stated and not accepted, or because of a swap.
+        """
+        self._watch.ended(self._present, report.state)
+        if self._swaps.refused(report):
+            return
+        if self._swaps.in_force:
+            self._watch.violated(
+                f"the job is {report.state.lower()}, and must be refused: "
+                f"{self._swaps.in_force.kind}"
+            )
+        lost = self._watch.journal.lost is not None
+        error = report.error
+        if report.state == "FAILED" and lost and error and error.kind == kind_of(DataLossError):
+            self._losses_told += 1
+        elif report.state in {"FAILED", "DEPOSED"}:  # no other cluster has the name
+            self._watch.violated(
+                f"the job is {report.state.lower()}: {error and f'{error.kind}: {error.message}'}"
+            )
+        elif lost and report.state == "FINISHED":
+            self._watch.violated("the job has finished after a loss that is not accepted")
+        if not lost:
+            self._losses_told = 0
+
+    def may_end(self, life: JobRun) -> bool:
+        """Return whether the time to stop a job run has come."""
+        self._watch.look_at_plain_sinks()
+        if self._swaps.in_force:
+            return False
+        if self._written < len(self.plan.inputs):
+            share = self._scheduler.now / self.plan.weights.wild_s
+        else:
+            share = self._oracle.visible / max(1, self._oracle.visible + self._oracle.missing)
+        match life.ends:
+            case "finished":
+                if self._by_hand not in {None, self._watch.journal.submission}:
+                    return False  # results that must appear again are counted from the claim on
+                return self._written == len(self.plan.inputs) and not self._oracle.missing
+            case "stop" | "cancel":
+                return share >= life.ends_at_share
+            case _:
+                return False
+
+    def submission(self, life: JobRun, config: Config, number: str) -> Submission:
+        """Return the submission of the user."""
+        graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
+        restore = self._restore(life)
+        self._by_hand = None if restore == "latest" else id_
+        self._present = id_
+        return Submission(
+            job=JobName(graph.name),
+            reference=self.plan.shape.reference,
+            working_folder=str(self._folder),
+            params={},
+            parallelism=life.parallelism,
+            max_parallelism=config.job.max_parallelism,
+            settings=config.to_dict(),
+            fingerprint=graph.fingerprint(),
+            code_digest=CODE_DIGEST,
+            python_version=platform.python_version(),
+            tidegate_version=TIDEGATE,
+            bounded=life.ends == "bounded" or life.wave_offsets is not None,
+            restore=restore,
+            accept_loss=self._watch.accepting,
+            take_over=False,
+            restore_to_other_cluster=self._swaps.consents,
+            id=id_,
+        )
+
+    def _has_begun(self) -> bool:
+        """Return whether the job of the current submission has claimed."""
+        return bool(self._present) and self._watch.journal.submission == self._present
+
+    def _restore(self, life: JobRun) -> str:
+        """Return the restore option of the user.
+
+        A job run that is started again after a failure continues from the last checkpoint.
+        """
+        known = self._watch.journal.known(self.plan.settings["checkpoint"]["num_retained"])
+        if life.restore_back is None or not known or self._life_tries > 1:
+            return self._swaps.restore
+        return known[min(life.restore_back, len(known) - 1)]
+
+    def config(self, life: JobRun) -> Config:
+        """Return the configuration of a job run."""
+        settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
+        settings["job"]["parallelism"] = life.parallelism
+        if self._swaps.bootstrap:
+            settings["kafka"] = {"bootstrap": self._swaps.bootstrap}
+        settings["taskmanager"] = {"slots": life.slots}
+        settings["cluster"]["task_managers"] = life.task_managers
+        return Config.from_dict(settings)
+
+
+def _record(event: Event) -> Record:
+    return Record(msgspec.json.encode(event), event.key.encode(), (), 0)
+
+
+class _User:
+    """The user process: it starts a cluster, submits the job, waits for it and stops it.
+
+    It is a `tidegate run`, which supervises a local JobManager, or the operator and client of a
+    session cluster.
+    """
+
+    def __init__(self, run: Run, life: JobRun, process: SimProcess, cluster: str) -> None:
+        self._run, self._life, self._process, self._cluster_name = run, life, process, cluster
+        self.report: JobReport | None = None
+        self.crashed = False
+        self._told: int | None = None
+        """Leader epoch of the JobManager that got the stop request."""
+        self._submitted = self._refused = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the job run has ended and is not started again."""
+        ended = self.report is not None and self.report.state in {"FINISHED", "CANCELED"}
+        return self.crashed or ended
+
+    def crash(self) -> None:
+        """Kill all processes of this job run."""
+        if self._process.alive:
+            self.crashed = True
+            self._process.kill()
+
+    def main(self) -> int:
+        """Submit the job and wait for it, as `cli/local_run.py` does."""
+        run, config = self._run, self._run.config(self._life)
+        submission = run.submission(self._life, config, self._cluster_name)
+        with contextlib.ExitStack() as ending:
+            try:
+                client = self._client(config, ending)
+                client.submit(submission)
+                self._submitted = True
+                self.report = client.wait(
+                    submission.job, lambda report: self._reported(report, client)
+                )
+            except (ExternalError, RefusedError) as error:
+                self._process.scheduler.tell("gives up: %s", error)
+                if self._submitted and isinstance(error, RefusedError):
+                    run.world.watch.violated(f"a job that was accepted is gone: {error}")
+                return 1
+        return 0
+
+    def _client(self, config: Config, ending: contextlib.ExitStack) -> Client:
+        """Start a cluster and return its client. The cluster ends with this process, or before."""
+        world, standing = self._run.world, self._run.plan.standing
+        drivers = world.drivers(self._process)
+        storage = "" if standing else drivers.blob_store(STORAGE).identify()
+        processes = world.processes(
+            self._process, self._cluster_name, config, standing=standing, storage=storage
+        )
+        if standing:
+            parts = drivers.rpc, drivers.clock, drivers.threads
+            return SessionCluster(processes, *parts, config).client()
+        local = LocalCluster(processes, drivers.rpc, drivers.clock, drivers.threads)
+        ending.callback(local.close)
+        return local.client()
+
+    def _reported(self, report: JobReport, client: Client) -> None:
+        if self._refused and report.state not in ENDED:
+            self._run.world.watch.violated("a stop was refused, and the job goes on")
+        told = self._told == report.epoch
+        if told or report.state in ENDED or not self._run.may_end(self._life):
+            return
+        try:
+            client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
+            self._told = report.epoch
+        except RefusedError:
+            self._refused = True  # the job has ended meanwhile
+        except RpcError as error:
+            self._process.scheduler.tell("the stop could not be delivered: %s", error)
