@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from tests.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import Surroundings
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings

@@ -17,7 +17,7 @@ import pytest
 from integration.sink_process import numbered
 from integration.test_kafka_drivers import under_test
 from tests.contracts.kafka import KafkaUnderTest, eventually
-from tests.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import Surroundings
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings

@@ -9,7 +9,7 @@ import pytest
 
 from integration.test_kafka_drivers import prepared, under_test
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, eventually
-from tests.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import Surroundings
 from tidegate.api.formats import Json, Utf8
 from tidegate.api.kafka_records import ConsumerRecord
 from tidegate.api.kafka_source import KafkaSource

@@ -2,8 +2,8 @@
 
 Goal: each key of librdkafka's configuration, wherever it may be given, is either shown or masked,
 and the masked ones are exactly the listed ones.
-Method: `kafka/librdkafka_keys.txt` has the names of all documented settings of librdkafka 2.16;
-values are drawn, and looked for in everything that is printed.
+Method: `drivers/kafka/librdkafka_keys.txt` has the names of all documented settings of librdkafka
+2.16. The tests draw values, and look for them in everything that is printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidegate.errors import ConfigError, InternalError, KafkaError, PipelineErro
 from tidegate.masking import MASK, is_secret, masked, masked_text
 from tidegate.protocol.errors import ErrorReport
 
-KEYS = (Path(__file__).parent / "kafka/librdkafka_keys.txt").read_text().split()
+KEYS = (Path(__file__).parent / "drivers/kafka/librdkafka_keys.txt").read_text().split()
 SECRETS = {
     "sasl.oauthbearer.assertion.private.key.passphrase",
     "sasl.oauthbearer.assertion.private.key.pem",

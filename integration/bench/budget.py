@@ -264,7 +264,7 @@ class BareSlot:
         self, pipeline: str, bootstrap: str, sink: str, folder: Path, properties: dict[str, str]
     ) -> None:
         from integration.bench import pipelines
-        from tests.kafka.surroundings import Surroundings
+        from tests.drivers.kafka.surroundings import Surroundings
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
         from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.kafka.surroundings import Surroundings
+    from tests.drivers.kafka.surroundings import Surroundings
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
     from tidegate.stream_elements import RecordBatch
@@ -128,7 +128,7 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 
 
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
-    from tests.kafka.surroundings import Surroundings
+    from tests.drivers.kafka.surroundings import Surroundings
     from tidegate.api.formats import Raw
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource

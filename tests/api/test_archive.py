@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.controlplane.test_store import Blobs
+from tests.controlplane.jobmanager.test_job_store import Blobs
 from tidegate.api.archive import (
     INSTALLED_KEPT,
     CodeArchive,

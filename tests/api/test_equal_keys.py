@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from tests.state.job import Step, declare
+from tests.dataplane.state.job import Step, declare
 from tidegate import (
     Context,
     Json,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.controlplane.dispatching import submission as any_submission
+from tests.controlplane.jobmanager.dispatching import submission as any_submission
 from tidegate.api.archive import CodeArchive
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.controlplane.jobmanager.job_store import JobStore

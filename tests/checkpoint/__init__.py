@@ -1,1 +1,1 @@
-"""The pure rules of checkpoints, and the commit protocol under zombies and lost answers."""
+"""Tests of the pure rules of checkpoints: alignment, triggers, restore."""

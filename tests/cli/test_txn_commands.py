@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tests.controlplane.test_client_transactions import (
+from tests.controlplane.client.test_client_transactions import (
     HERE,
     THERE,
     StillClock,

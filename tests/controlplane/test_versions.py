@@ -8,9 +8,9 @@ from importlib.metadata import version
 import msgspec
 import pytest
 
-from tests.controlplane.dispatching import submission
-from tests.controlplane.test_jobmanager import Shell
-from tests.jobmaster.shell import Shell as JobMasterShell
+from tests.controlplane.jobmanager.dispatching import submission
+from tests.controlplane.jobmanager.test_jobmanager import Shell
+from tests.controlplane.jobmaster.shell import Shell as JobMasterShell
 from tidegate.config import Config
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.job_state import JobState

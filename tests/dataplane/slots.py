@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, cast
 
-from tests.channels.parts import Network, no_loss
+from tests.dataplane.channels.parts import Network, no_loss
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.keys import key_encoder

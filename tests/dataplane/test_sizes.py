@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kafka.surroundings import Surroundings
-from tests.sinks.doubles import Broker
+from tests.dataplane.sinks.doubles import Broker
+from tests.drivers.kafka.surroundings import Surroundings
 from tidegate.api.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,

@@ -14,8 +14,8 @@ from typing import Any, Self, cast
 import msgspec
 import pytest
 
+from tests.dataplane.sinks.test_refused import Kept, batch
 from tests.dataplane.slots import RunningSlots
-from tests.sinks.test_refused import Kept, batch
 from tidegate import (
     Context,
     Json,

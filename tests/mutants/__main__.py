@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.checkpoint.mutants import MUTANT_SEEDS, patching
-from tests.checkpoint.world import Violation
+from tests.commit.mutants import MUTANT_SEEDS, patching
+from tests.commit.world import Violation
 from tests.mutants.planting import Mutant, found_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
@@ -39,7 +39,7 @@ IN_A_WORLD = {
         "a_loss_is_taken_for_done": "loss ignored",
         "nothing_is_fenced": "no fencing",
     },
-    "test_retraction_in_a_world": {
+    "test_rollback_in_a_world": {
         "a_publication_is_taken_back_after_a_commit": "retract after a commit",
     },
     "test_truncation_in_a_world": {
@@ -51,7 +51,7 @@ IN_A_WORLD = {
 
 WORLDS = {
     "test_protocol_in_a_world": "",
-    "test_retraction_in_a_world": ", with timeouts",
+    "test_rollback_in_a_world": ", with timeouts",
     "test_truncation_in_a_world": ", trimming",
 }
 
@@ -88,7 +88,7 @@ def finder(mutant: Mutant) -> str:
 def world_mutants() -> Iterator[Row]:
     """Of the protocol's world."""
     for name, variants in IN_A_WORLD.items():
-        module = importlib.import_module(f"tests.checkpoint.{name}")
+        module = importlib.import_module(f"tests.commit.{name}")
         for test in [each for each in vars(module) if each.startswith("test_mutant_")]:
             short = test.removeprefix("test_mutant_")
             found, seeds = _found_in_world(module, getattr(module, test))

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.masters import simulate
-from tests.checkpoint.quiet import Quiet
+from tests.commit.masters import simulate
+from tests.commit.quiet import Quiet
+from tests.dataplane.sinks.test_writer import Bench
+from tests.dataplane.state.job import Step, declare
 from tests.dataplane.test_task import World as TaskWorld
 from tests.mutants.planting import COSTLY, Detector
-from tests.sinks.test_writer import Bench
-from tests.state.job import Step, declare
 from tidegate.api.state import ValueState
 from tidegate.sim.plan import Plan
 from tidegate.sim.run import plan_of as plan

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.channels.test_flow import Broken
+from tests.dataplane.channels.test_flow import Broken
 from tests.sim.traffic import Wrong
 from tidegate.errors import TidegateError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.channels import test_outlet as outlet_tests
-from tests.channels.test_flow import Flow
-from tests.exchange import test_wire as wire_tests
-from tests.jobmaster import test_machine as machine_tests
-from tests.jobmaster import test_stale as jobmaster_tests
+from tests.controlplane.jobmaster import test_machine as machine_tests
+from tests.controlplane.jobmaster import test_stale as jobmaster_tests
+from tests.dataplane.channels import test_outlet as outlet_tests
+from tests.dataplane.channels.test_flow import Flow
+from tests.drivers.exchange import test_wire as wire_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.sim import test_exchange as exchange_tests

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checkpoint import test_confirmation as confirmation_tests
-from tests.checkpoint import test_procedures as procedure_tests
-from tests.checkpoint import test_recovery as recovery_tests
 from tests.checkpoint import test_restore as restore_tests
-from tests.checkpoint.masters import JobMaster, Tasks
+from tests.commit import test_confirmation as confirmation_tests
+from tests.commit import test_decisions as recovery_tests
+from tests.commit import test_procedures as procedure_tests
+from tests.commit.masters import JobMaster, Tasks
 from tests.mutants.finders import aborting_world, once, quiet, simulator, world
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.checkpoint.source_changes import changed_log

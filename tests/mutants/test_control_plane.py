@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.controlplane import test_interrupted_submits as submit_tests
+from tests.controlplane.client import test_interrupted_submits as submit_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.controlplane.jobmanager.job_store import JobStore

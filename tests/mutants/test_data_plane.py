@@ -7,6 +7,10 @@ import pytest
 from tests.checkpoint import test_restore as restore_tests
 from tests.checkpoint import test_state_names as name_tests
 from tests.dataplane import test_task as task_tests
+from tests.dataplane.sinks import test_writer as writer_tests
+from tests.dataplane.state import test_renamed_states as renamed_tests
+from tests.dataplane.state import test_snapshots as state_tests
+from tests.dataplane.state.job import Step
 from tests.mutants.finders import (
     once,
     restored,
@@ -17,10 +21,6 @@ from tests.mutants.finders import (
 )
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_channels import traffic
-from tests.sinks import test_writer as writer_tests
-from tests.state import test_renamed_states as renamed_tests
-from tests.state import test_snapshots as state_tests
-from tests.state.job import Step
 from tidegate.checkpoint.restore import assign_splits
 from tidegate.checkpoint.state_changes import _refuse_unknown_states
 from tidegate.dataplane.sinks.delivery import TransactionalDelivery

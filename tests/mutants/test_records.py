@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.channels import test_outlet as outlet_tests
 from tests.dataplane import test_on_error as policy_tests
 from tests.dataplane import test_record_sharing as sharing_tests
 from tests.dataplane import test_result_types as type_tests
 from tests.dataplane import test_sizes as size_tests
 from tests.dataplane import test_stop_iteration as stop_tests
+from tests.dataplane.channels import test_outlet as outlet_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.api.field_check import FieldCheck

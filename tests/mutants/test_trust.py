@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint import test_lost_tail as tail_tests
-from tests.checkpoint import test_other_cluster as cluster_tests
+from tests.commit import test_lost_tail as tail_tests
+from tests.commit import test_other_cluster as cluster_tests
+from tests.controlplane.jobmaster import test_journal_work as journal_tests
 from tests.dataplane import test_shared_view as view_tests
-from tests.jobmaster import test_journal_work as journal_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_commit_protocol import NO_TOPIC_IDS

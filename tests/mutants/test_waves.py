@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
+from tests.dataplane.state import test_snapshots as snapshot_tests
+from tests.dataplane.waves import test_receiving as receiving_tests
+from tests.dataplane.waves.test_run_check import assert_whole, executed, passes
 from tests.mutants.finders import backfills, backfills_in, once
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tests.mutants.test_trust import in_a_folder
-from tests.state import test_snapshots as snapshot_tests
-from tests.waves import test_receiving as receiving_tests
-from tests.waves.test_run_check import assert_whole, executed, passes
 from tidegate.backfill.driver import Backfill, with_ends
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.dataplane.state.snapshots import SnapshotUploader

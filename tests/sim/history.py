@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tests.kafka.clocks import SleepingClock
+from tests.drivers.kafka.clocks import SleepingClock
 from tidegate.checkpoint.manifest import Manifest, encode_manifest, file_digest
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.commit.journal.entries import (

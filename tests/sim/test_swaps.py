@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from tests.kafka.clocks import SleepingClock
+from tests.drivers.kafka.clocks import SleepingClock
 from tests.mutants.finders import befallen
 from tests.sim.history import History
 from tidegate.sim import swaps

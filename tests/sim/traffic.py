@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
 
-from tests.channels.parts import PlainColumn
+from tests.dataplane.channels.parts import PlainColumn
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.channels.slot_channels import SlotChannels

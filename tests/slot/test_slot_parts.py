@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.channels.parts import edge
+from tests.dataplane.channels.parts import edge
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource

@@ -1,0 +1,474 @@
+"""JobMasters and their tasks, as processes of `world.py`, and the scheduler that runs them.
+
+A JobMaster is one attempt: a main thread that takes checkpoints, and a committer beside it. It
+keeps the `Rules` of its world, and ends as a process does that has failed: its successor must cope.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tests.commit.world import (
+    JOB,
+    PATIENCE,
+    RECORDS,
+    SINKS,
+    SLOTS,
+    Faults,
+    Rules,
+    Step,
+    Transaction,
+    Violation,
+    World,
+)
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
+from tidegate.commit import effects
+from tidegate.commit.claim import claim
+from tidegate.commit.committer import commit
+from tidegate.commit.effects import Effect, Procedure
+from tidegate.commit.fencing import fence_zombies
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL, Lost
+from tidegate.commit.publish import load_manifest, publish
+from tidegate.commit.recover import close
+from tidegate.commit.settle import settle
+from tidegate.commit.transactional_ids import format_transactional_id, parse_transactional_id
+from tidegate.commit.truncation import truncate
+from tidegate.errors import (
+    DataLossError,
+    FencedError,
+    JobClosedError,
+    KafkaError,
+    OutcomeUnknownError,
+    StorageError,
+    TidegateError,
+    TransactionError,
+)
+from tidegate.ids import (
+    Attempt,
+    CheckpointId,
+    SubtaskIndex,
+    TransactionalId,
+    Uid,
+    VertexId,
+)
+from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+
+
+@dataclass
+class Tasks:
+    """The subtasks of one attempt: one source position, and a sink subtask per stream."""
+
+    world: World
+    attempt: Attempt
+    journal: str
+    position: int
+    open: dict[int, tuple[TransactionalId, Transaction]] = field(default_factory=dict)
+    carry: list[PreparedTransaction] = field(default_factory=list)
+    taken: set[TransactionalId] = field(default_factory=set)
+    failed: bool = False
+
+    def write_one(self) -> None:
+        """Write the next record, if a slot is free for it."""
+        if self.failed or self.position >= RECORDS:
+            return
+        sink = self.position % SINKS
+        if sink not in self.open:
+            free = [tid for tid in self._slots(sink) if tid not in self.taken]
+            if not free:
+                return
+            self.taken.add(free[0])
+            self.open[sink] = (free[0], self.world.init(free[0]))
+        tid, mine = self.open[sink]
+        if self.world.write(tid, mine.epoch, self.position):
+            self.position += 1
+        else:
+            self.failed = True
+
+    def prepare(self) -> None:
+        """The sinks' part of a barrier: open as it must be, or the attempt fails."""
+        for sink, (tid, mine) in sorted(self.open.items()):
+            found = self.world.broker[tid]
+            if found.epoch != mine.epoch or found.state is TransactionState.COMPLETE_ABORT:
+                self.failed = True
+                return
+            if found.state is TransactionState.EMPTY:
+                continue  # nothing was written: the producer stays
+            txn = PreparedTransaction(
+                cluster_id=self.world.cluster,
+                transactional_id=tid,
+                producer_id=found.producer_id,
+                epoch=found.epoch,
+                start_ms=found.start_ms,
+            )
+            self.world.prepared[tid, found.epoch] = found.records
+            self.carry.append(txn)
+            del self.open[sink]
+
+    def told_ended(self, ended: tuple[PreparedTransaction, ...]) -> None:
+        self.carry = [txn for txn in self.carry if txn not in ended]
+        if not self.world.rules.free_slots_only_when_settled:
+            self.told_freed(ended)
+
+    def told_freed(self, freed: tuple[PreparedTransaction, ...]) -> None:
+        self.taken -= {txn.transactional_id for txn in freed}
+
+    def _slots(self, sink: int) -> list[TransactionalId]:
+        return [
+            format_transactional_id(
+                job=JOB,
+                journal=self.journal,
+                sink=Uid("totals"),
+                attempt=self.attempt,
+                subtask=SubtaskIndex(sink),
+                slot=slot,
+            )
+            for slot in range(SLOTS)
+        ]
+
+
+Thread = Generator["Effect | Step", Any, None]
+
+
+class JobMaster:
+    """One process: a main thread, a committer, and the attempt's tasks. It makes one attempt."""
+
+    def __init__(
+        self, world: World, number: int, *, final: bool = False, **claim_args: Any
+    ) -> None:
+        self.world = world
+        self.name = f"JM{number}"
+        self.claim_args = {"submission": "s1", **claim_args}
+        self.final = final
+        self.locked = False
+        self.journal: ClaimedJournal | None = None
+        self.tasks: Tasks | None = None
+        self.outcome: TidegateError | str | None = None
+        self.position = 0
+        self.threads: list[Thread] = [self._main()]
+        self.answers: dict[int, Any] = {}
+        self.after: dict[int, Callable[[], Thread]] = {}
+        """Who goes on when a thread has ended."""
+
+    def advance(self, thread: Thread) -> None:
+        """Run one thread up to its next effect, and carry that out: of another thread, where this
+        one ends or begins several.
+        """
+        try:
+            answer = self.answers.pop(id(thread), None)
+            failed = isinstance(answer, TidegateError)
+            effect = thread.throw(answer) if failed else thread.send(answer)
+        except StopIteration:
+            if id(thread) in self.after:
+                self.threads.remove(thread)
+                self.advance(self.after.pop(id(thread))())
+            return
+        except TidegateError as error:
+            self.stop(error)
+            return
+        if isinstance(effect, Step):
+            return
+        if isinstance(effect, effects.Gather):
+            self.advance(self._started_together(thread, effect))
+            return
+        try:
+            self.answers[id(thread)] = self.world.perform(effect)
+        except TidegateError as error:
+            self.answers[id(thread)] = error
+
+    def _started_together(self, parent: Thread, effect: effects.Gather) -> Thread:
+        """Threads of their own, which the scheduler interleaves; the parent stands until the last
+        has ended. Who goes on.
+        """
+        results: dict[int, Any] = {}
+        failures: dict[int, TidegateError] = {}
+        left: list[Thread] = []
+        self.threads.remove(parent)
+
+        def child(place: int, procedure: Procedure[Any]) -> Thread:
+            try:
+                results[place] = yield from procedure
+            except TidegateError as error:
+                failures[place] = error
+
+        def next_after(ended: Thread) -> Thread:
+            left.remove(ended)
+            if left:
+                return self.world.chance.choice(left)
+            in_order = [results[place] for place in sorted(results)]
+            self.answers[id(parent)] = failures[min(failures)] if failures else in_order
+            self.threads.append(parent)
+            return parent
+
+        left += [child(place, each) for place, each in enumerate(effect.procedures)]
+        self.threads += left
+        self.after |= {id(one): partial(next_after, one) for one in left}
+        return self.world.chance.choice(left)
+
+    def stop(self, outcome: TidegateError | str) -> None:
+        self.world.log.append(f"{self.name} ends: {outcome!r}"[:160])
+        self.outcome = outcome
+        self.threads.clear()
+
+    def _main(self) -> Thread:
+        rules = self.world.rules
+        every = self.world.hint_interval
+        self.journal = journal = yield from claim(
+            JOB, patience=PATIENCE, hint_interval=every, **self.claim_args
+        )
+        self.world.log.append(f"{self.name} claims {journal.attempt}")
+        yield from rules.recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        point = journal.restore_point("latest")
+        position = 0
+        if point is not None:
+            position = (yield from load_manifest(point)).splits[0].offset
+        self.world.log.append(f"{self.name} starts at {position}")
+        self.tasks = Tasks(self.world, journal.attempt, journal.name, position)
+        self.threads.append(self._committer())
+        counter = 0
+        self.position = position
+        while not (self.final and self.position >= RECORDS):
+            for _ in range(self.world.chance.randrange(4)):
+                yield Step()
+                self.tasks.write_one()
+            counter += 1
+            yield from self._checkpoint(journal, self.tasks, counter)
+            if self.world.chance.random() < 0.1:
+                yield from fence_zombies(journal, patience=PATIENCE)
+        while self.locked:
+            yield Step()
+        self.locked = True
+        yield from close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        self.stop("closed")  # the committer's generator ends with the process
+
+    def _checkpoint(self, journal: ClaimedJournal, tasks: Tasks, counter: int) -> Iterator[Any]:
+        rules = self.world.rules
+        tasks.prepare()
+        if tasks.failed:
+            raise TransactionError("a producer is gone")
+        acknowledged, position = tuple(tasks.carry), tasks.position
+        yield Step()
+        if self.world.chance.random() < 0.15:
+            if not rules.keep_prepared_of_failed_checkpoints:
+                tasks.carry.clear()
+            return
+        while self.locked:
+            yield Step()
+        self.locked = True
+        if not rules.end_only_after_publication:
+            for txn in acknowledged:
+                yield effects.EndTransaction(transaction=txn)
+        yield from self._publish(
+            journal, tasks, _manifest(journal, counter, position, acknowledged)
+        )
+        self.locked = False
+
+    def _publish(self, journal: ClaimedJournal, tasks: Tasks, manifest: Manifest) -> Iterator[Any]:
+        rules, acknowledged = self.world.rules, manifest.transactions
+        try:
+            published = yield from publish(
+                journal, manifest, acknowledged, checking=PATIENCE, storing=PATIENCE
+            )
+        except (StorageError, KafkaError):
+            if not rules.keep_transactions_of_unknown_publications:
+                for txn in acknowledged:
+                    self.world.init(txn.transactional_id)
+                raise
+            return
+        self.position = manifest.splits[0].offset
+        self.world.log.append(f"{self.name} publishes {self.position}")
+        if not rules.carry_until_told_ended:
+            tasks.carry = [txn for txn in tasks.carry if txn not in acknowledged]
+        yield Step()
+        tasks.told_freed(published.freed)
+
+    def _committer(self) -> Thread:
+        assert self.journal is not None
+        assert self.tasks is not None
+        while True:
+            yield Step()
+            if not self.journal.uncommitted:
+                continue
+            result = yield from commit(self.journal, patience=PATIENCE)
+            while self.locked:
+                yield Step()
+            self.locked = True
+            freed = yield from settle(self.journal, result, ending=PATIENCE, storing=PATIENCE)
+            self.locked = False
+            yield Step()
+            self.tasks.told_ended(result.ended)
+            yield Step()
+            self.tasks.told_freed(freed)
+            if freed:
+                yield from self._trim(self.journal)
+
+    def _trim(self, journal: ClaimedJournal) -> Iterator[Any]:
+        try:
+            yield from truncate(journal)
+        except StorageError:
+            return  # with the next checkpoint
+
+
+def _manifest(
+    journal: ClaimedJournal,
+    counter: int,
+    position: int,
+    transactions: tuple[PreparedTransaction, ...],
+) -> Manifest:
+    split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=position)
+    return Manifest(
+        job=JOB,
+        checkpoint=CheckpointId(journal.attempt, counter),
+        submission=journal.submission,
+        created_ms=0,
+        final=False,
+        kafka_cluster=journal.state.kafka_cluster,
+        fingerprint="f",
+        plan=StateMetadata(
+            parallelism=1,
+            max_parallelism=128,
+            sources=(SourceMetadata(uid=Uid("orders"), topic="orders"),),
+        ),
+        subtasks=(
+            SubtaskSnapshot(
+                vertex=VertexId("orders"),
+                index=SubtaskIndex(0),
+                splits=(split,),
+                transactions=transactions,
+            ),
+        ),
+    )
+
+
+EXPECTED = (
+    FencedError,
+    OutcomeUnknownError,
+    TransactionError,
+    StorageError,
+    KafkaError,
+    JobClosedError,
+)
+"""How a JobMaster may end: its successor goes on, and nothing is lost."""
+
+
+def chaos(world: World, *, attempts: int = 4, steps: int = 600) -> list[JobMaster]:
+    """Run JobMasters against each other and the faults."""
+    masters: list[JobMaster] = []
+    for _ in range(steps):
+        world.environment()
+        idle = not any(master.threads for master in masters)
+        if len(masters) < attempts and (idle or world.chance.random() < 0.01):
+            masters.append(JobMaster(world, len(masters)))
+        live = [master for master in masters if master.threads]
+        if not live:
+            return masters
+        # Mostly the newest runs; the others are zombies that wake up now and then.
+        master = live[-1] if world.chance.random() < 0.7 else world.chance.choice(live)
+        master.advance(world.chance.choice(master.threads))
+        check(master, world)
+    return masters
+
+
+def check(master: JobMaster, world: World) -> None:
+    """How a JobMaster ended must be one of the ways it may."""
+    outcome = master.outcome
+    if isinstance(outcome, DataLossError):
+        if not world.timed_out and not world.intruded:
+            raise Violation(f"false alarm: {outcome}")
+        if not world.intruded and not world.visible_of_the_last():
+            raise Violation(f"a loss although nothing of the publication is visible: {outcome}")
+    elif outcome is not None and outcome != "closed" and not isinstance(outcome, EXPECTED):
+        raise Violation(f"{master.name} ended by {outcome!r}") from (
+            outcome if isinstance(outcome, BaseException) else None
+        )
+
+
+def finish(world: World, masters: list[JobMaster]) -> None:
+    """No faults any more: a last JobMaster runs the job to its end, and the output is checked."""
+    world.faults = Faults()
+    submission = "s1"
+    for _ in range(20):
+        last = JobMaster(
+            world,
+            len(masters),
+            final=True,
+            submission=submission,
+            accept_loss=submission != "s1",
+        )
+        masters.append(last)
+        for _ in range(20_000):
+            if not last.threads:
+                break
+            world.environment()
+            last.advance(world.chance.choice(last.threads))
+        check(last, world)
+        if last.outcome == "closed":
+            break
+        if isinstance(last.outcome, DataLossError):
+            submission = "s2"
+    else:
+        raise Violation(f"stuck: {masters[-1].outcome!r}")
+    _check_output(world)
+
+
+def _check_output(world: World) -> None:
+    lost = set()
+    for entry in world.entries():
+        if isinstance(entry, Lost):
+            for txn in entry.transactions:
+                lost |= set(world.prepared[txn.transactional_id, txn.epoch])
+    want = {record for record in range(RECORDS) if record not in lost}
+    have = {record for record, count in world.output.items() if count}
+    if world.intruded:
+        have -= lost  # a fence hides that something was committed: then it is called lost
+    if have != want:
+        raise Violation(f"output {sorted(have)}, stated as lost {sorted(lost)}")
+    for tid, found in world.broker.items():
+        parts = parse_transactional_id(tid)
+        assert parts is not None
+        if found.state is TransactionState.ONGOING:
+            raise Violation(f"stall: {tid} stays open with {found.records}")
+
+
+def simulate(
+    seed: int,
+    rules: Rules | None = None,
+    *,
+    timeouts: int = 0,
+    intruders: int = 0,
+    attempts: int = 4,
+    hint_interval: int = SNAPSHOT_INTERVAL,
+) -> World:
+    """One whole run; Violation (with the log so far) if an invariant breaks."""
+    chance = random.Random(seed)
+    world = World(seed, rules or Rules(), Faults.draw(chance), chance)
+    world.hint_interval = hint_interval
+    world.faults.timeouts, world.faults.intruders = timeouts, intruders
+    masters: list[JobMaster] = []
+    try:
+        masters = chaos(world, attempts=attempts)
+        finish(world, masters)
+    except Violation as broken:
+        story = "\n  ".join(world.log[-40:])
+        raise Violation(f"seed {seed}: {broken}\n  {story}") from broken
+    return world
+
+
+def calm(seed: int) -> World:
+    """One JobMaster, no faults: the job must run to its end in one attempt."""
+    chance = random.Random(seed)
+    world = World(seed, Rules(), Faults(), chance)
+    only = JobMaster(world, 0, final=True)
+    for _ in range(20_000):
+        if only.threads:
+            only.advance(chance.choice(only.threads))
+    if only.outcome != "closed":
+        raise Violation(f"seed {seed}: {only.outcome!r}")
+    _check_output(world)
+    return world

@@ -1,0 +1,196 @@
+"""The state of the model of a live job: journal, brokers, JobMasters, their tasks, and the output.
+
+A state is one tuple of tuples. A JobMaster or task that takes no step any more is dead; one that
+takes a step late is a zombie. So every order of steps covers crash, freeze and waking up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tests.commit.model.broker import Broker, Records, Tid, Txn
+
+# What a JobMaster does next.
+UNBORN: Final = "-"
+CLAIM: Final = "claim"
+LATE_CLAIM: Final = "late claim"
+DECIDE: Final = "decide"
+LIST: Final = "list"
+FENCE: Final = "fence"
+DEPLOY: Final = "deploy"
+RUN: Final = "run"
+WAIT: Final = "wait"
+DEAD: Final = "dead"
+LOST: Final = "lost"
+
+# What a sink does next. `BARRIER`: it must prepare before it writes on.
+INIT: Final = "init"
+WRITE: Final = "write"
+BARRIER: Final = "barrier"
+FAILED: Final = "failed"
+
+# Kinds of journal entries.
+CLAIMED: Final = "C"
+PUBLISHED: Final = "P"
+SETTLED: Final = "S"
+RETRACTED: Final = "R"
+
+RULES: Final = frozenset({"resweep", "precheck"})
+"""Rules that are in force unless a run leaves them out: dead attempts are fenced again and again,
+and prepared transactions are described before a publication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of everything there is, and what is broken."""
+
+    attempts: int = 2
+    records: int = 2
+    sinks: int = 1
+    slots: int = 4
+    """Transactional ids of a sink's subtask."""
+    checkpoints: int = 2
+    """Of one attempt."""
+    timeouts: int = 0
+    aborts: int = 0
+    """Checkpoints that are aborted."""
+    broken: str = ""
+    """The rule that is broken, by its name in `cases.py`."""
+    rules: frozenset[str] = RULES
+
+
+class Entry(NamedTuple):
+    """Of the journal."""
+
+    kind: str
+    by: int
+    offset: int = 0
+    names: tuple[Txn, ...] = ()
+
+
+class End(NamedTuple):
+    """An EndTxn that was sent; `commit` is None for a late duplicate of an InitProducerId."""
+
+    tid: Tid
+    epoch: int
+    commit: bool | None
+
+
+class Create(NamedTuple):
+    """A journal entry on its way to the storage."""
+
+    number: int
+    entry: Entry
+
+
+class Master(NamedTuple):
+    """A JobMaster, which is an attempt."""
+
+    does: str = UNBORN
+    known: int = 0
+    """The index of its last own entry."""
+    offset: int = 0
+    """Of the publication that it stands on."""
+    txns: tuple[Txn, ...] = ()
+    """Transactions that are still to be decided."""
+    ids: tuple[Tid, ...] = ()
+    """Ids that are still to be fenced."""
+    sent: Create | None = None
+    """The publication whose outcome it awaits."""
+    named: tuple[Txn, ...] = ()
+    """By the publication that it stands on."""
+    unended: tuple[Txn, ...] = ()
+    """Those that are not known to be ended."""
+
+
+class Sink(NamedTuple):
+    """A sink of an attempt's tasks."""
+
+    slot: int = 0
+    epoch: int = 0
+    does: str = INIT
+
+
+class Tasks(NamedTuple):
+    """The tasks of an attempt."""
+
+    position: int
+    """The next record."""
+    barrier: int | None
+    """Offset of the barrier in flight."""
+    done: int
+    """Checkpoints."""
+    sinks: tuple[Sink, ...]
+    prepared: tuple[Txn, ...]
+
+
+class State(NamedTuple):
+    """Of everything."""
+
+    journal: tuple[Entry, ...]
+    creates: tuple[Create, ...]
+    broker: Broker
+    ends: frozenset[End]
+    masters: tuple[Master, ...]
+    tasks: tuple[Tasks | None, ...]
+    output: Records
+    """How often each record is visible."""
+    timeouts: tuple[str, ...]
+    """`early` or `late`: before or after the publication was sent."""
+    started: int
+    may_time_out: int
+    may_abort: int
+
+    def with_master(self, number: int, master: Master) -> State:
+        """With another JobMaster of this number."""
+        masters = (*self.masters[:number], master, *self.masters[number + 1 :])
+        return self._replace(masters=masters)
+
+    def with_tasks(self, number: int, tasks: Tasks) -> State:
+        """With other tasks of this attempt."""
+        return self._replace(tasks=(*self.tasks[:number], tasks, *self.tasks[number + 1 :]))
+
+    @property
+    def latest(self) -> int | None:
+        """The JobMaster that claimed last."""
+        before = (UNBORN, CLAIM, LATE_CLAIM)
+        claimed = [number for number, each in enumerate(self.masters) if each.does not in before]
+        return claimed[-1] if claimed else None
+
+
+class Standing(NamedTuple):
+    """What the journal adds up to."""
+
+    offset: int = 0
+    names: tuple[Txn, ...] = ()
+    own: tuple[Txn, ...] = ()
+    """What the publication was the first to name."""
+    firm: bool = False
+    """Whether one of these is known to be committed."""
+
+
+def standing(journal: tuple[Entry, ...]) -> Standing:
+    """The last publication that counts.
+
+    A settled entry empties the list. A retracted one leads to the publication before, of which only
+    those are open that the retracted one still carried: the ids of others may be in use again.
+    """
+    stack = [Standing()]
+    for entry in journal:
+        last = stack[-1]
+        if entry.kind == PUBLISHED:
+            own = tuple(txn for txn in entry.names if txn not in last.names)
+            stack.append(Standing(entry.offset, entry.names, own))
+        elif entry.kind == SETTLED:
+            stack[-1] = Standing(last.offset, firm=True)
+        elif entry.kind == RETRACTED:
+            carried = stack.pop().names
+            last = stack[-1]
+            stack[-1] = Standing(
+                last.offset,
+                tuple(txn for txn in last.names if txn in carried),
+                tuple(txn for txn in last.own if txn in carried),
+                last.firm or any(txn not in carried for txn in last.own),
+            )
+    return stack[-1]

@@ -1,0 +1,235 @@
+"""Manifests as files, and which files are deleted."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from tests.commit.quiet import Answer, Quiet, manifest
+from tests.commit.world import JOB
+from tidegate.checkpoint.manifest import manifest_path
+from tidegate.commit import effects
+from tidegate.commit.cleanup import CheckpointCleanup, clean_up
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.entries import (
+    encode_entry,
+    entry_path,
+)
+from tidegate.commit.publish import load_manifest
+from tidegate.errors import (
+    CorruptCheckpointError,
+    StorageError,
+)
+from tidegate.ids import CheckpointId
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def test_a_manifest_must_be_the_recorded_file(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    ref = journal.state.recent[-1]
+    assert quiet.run(load_manifest(ref)) == manifest(journal, 1)
+    objects, path = quiet.world.store.objects, manifest_path(JOB, ref.checkpoint)
+    whole = objects[path]
+    quiet.publish(journal, 2)
+    for data, why in (
+        (whole[:-30], "torn or was edited"),
+        (objects[manifest_path(JOB, CheckpointId(journal.attempt, 2))], "not the file that"),
+        (None, "is missing"),
+    ):
+        objects.pop(path)
+        if data is not None:
+            objects[path] = data
+        with pytest.raises(CorruptCheckpointError, match=rf"{path} .*{why}.*--restore ID"):
+            quiet.run(load_manifest(ref))
+        objects[path] = whole
+
+
+def put(quiet: Quiet, *paths: str) -> None:
+    for path in paths:
+        quiet.world.store.objects[f"job/{path}"] = b""
+
+
+def present(quiet: Quiet) -> list[str]:
+    return sorted(p for p in quiet.world.store.objects if "/files/" in p or "/manifests/" in p)
+
+
+def with_files(quiet: Quiet) -> Answer:
+    def answer(effect: Effect) -> Any:
+        objects = quiet.world.store.objects
+        if isinstance(effect, effects.ListObjects):
+            return sorted(path for path in objects if path.startswith(effect.prefix + "/"))
+        if isinstance(effect, effects.DeleteObject):
+            objects.pop(effect.path, None)
+            return None
+        return NotImplemented
+
+    return answer
+
+
+def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/v/0/total/a", "files/1/v/0/total/b", "files/1/v/0/total/orphan")
+    quiet.publish(older, 1, files=("files/1/v/0/total/a",))
+    quiet.publish(older, 2, files=("files/1/v/0/total/a", "files/1/v/0/total/b"))
+    journal = quiet.claim()
+    cleaning, answer = CheckpointCleanup(), with_files(quiet)
+
+    def clean() -> tuple[str, ...]:
+        return quiet.run(clean_up(journal, cleaning, retained=2), answer)
+
+    assert clean() == (), "nothing before a publication of its own"
+    put(quiet, "files/2/zombie", "files/4/v/0/total/c", "files/9/newer", "files/strange")
+    assert journal.attempt == 4
+    quiet.publish(journal, 1, files=("files/1/v/0/total/b", "files/4/v/0/total/c"))
+    assert clean() == (
+        "job/manifests/1-1.json",
+        "job/files/1/v/0/total/orphan",
+        "job/files/2/zombie",
+    )
+    put(quiet, "files/4/v/0/total/just-uploaded")
+    quiet.publish(journal, 2, files=("files/4/v/0/total/c",))
+    assert clean() == ("job/manifests/1-2.json", "job/files/1/v/0/total/a")
+    quiet.publish(journal, 3, files=())
+    assert clean() == ("job/manifests/4-1.json", "job/files/1/v/0/total/b")
+    assert clean() == ()
+    assert present(quiet) == [
+        "job/files/4/v/0/total/c",
+        "job/files/4/v/0/total/just-uploaded",
+        "job/files/9/newer",
+        "job/files/strange",
+        "job/manifests/4-2.json",
+        "job/manifests/4-3.json",
+    ]
+
+
+def test_what_a_retraction_may_need_is_kept(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/b", "files/1/orphan")
+    quiet.publish(older, 1, files=("files/1/a",))
+    quiet.publish(older, 2, files=("files/1/b",))
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
+    quiet.publish(journal, 1)
+    for record in range(2):
+        quiet.publish(journal, 2 + record, *quiet.prepared(journal, record))
+        assert quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet)) == ()
+    quiet.commit(journal)
+    assert len(quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))) == 6
+
+
+def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/b")
+    quiet.publish(older, 1, files=("files/1/a",))
+    named = quiet.prepared(older, 0)
+    quiet.publish(older, 2, *named, files=("files/1/a", "files/1/b"))
+    quiet.world.arrive(named[0], commit=False)
+    journal = quiet.claim()
+    quiet.recover(journal)
+    quiet.publish(journal, 1, files=("files/1/a",))
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == (
+        "job/manifests/1-2.json",
+        "job/files/1/b",
+    )
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+@pytest.mark.parametrize("deletions", range(7))
+def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
+    quiet: Quiet, deletions: int, *, restarts: bool
+) -> None:
+    """Or a restore of it by hand would claim the journal first and find it corrupt then."""
+    journal, cleaning, answer = quiet.claim(), CheckpointCleanup(), with_files(quiet)
+    files = {n: (f"files/1/shared-{(n + 1) // 2}", f"files/1/own-{n}") for n in range(1, 5)}
+    put(quiet, *(file for both in files.values() for file in both))
+    left = 0
+
+    def breaks_off(effect: Effect) -> Any:
+        nonlocal left
+        if isinstance(effect, effects.DeleteObject):
+            if left == 0:
+                raise StorageError("gone")
+            left -= 1
+        return answer(effect)
+
+    def clean(answer: Answer) -> None:
+        quiet.run(clean_up(journal, cleaning, retained=2), answer)
+
+    for counter, both in files.items():
+        quiet.publish(journal, counter, files=both)
+        with contextlib.suppress(StorageError):
+            clean(breaks_off)
+    if restarts:
+        journal, cleaning = quiet.claim(), CheckpointCleanup()
+    quiet.publish(journal, 5)
+    left = deletions
+    with pytest.raises(StorageError):
+        clean(breaks_off)
+    there = present(quiet)
+    for counter, both in files.items():
+        if f"job/manifests/1-{counter}.json" in there:
+            assert {f"job/{file}" for file in both} <= set(there), counter
+    quiet.publish(journal, 6)
+    clean(answer)
+    last = journal.attempt
+    assert present(quiet) == [f"job/manifests/{last}-{counter}.json" for counter in (5, 6)]
+
+
+def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    put(quiet, f"files/{journal.attempt}/v/0/total/of-the-next-checkpoint")
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
+
+
+def test_the_folder_is_listed_with_the_first_of_twenty_publications(quiet: Quiet) -> None:
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
+    listings = []
+    for counter in range(1, 42):
+        quiet.publish(journal, counter)
+        quiet.asked.clear()
+        quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))
+        listings.append(sum(isinstance(effect, effects.ListObjects) for effect in quiet.asked))
+    assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
+
+
+def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet) -> None:
+    """A file of an aborted checkpoint may be in a later one; what is in none by then, is in no
+    other.
+    """
+    journal, cleaning = quiet.claim(), CheckpointCleanup()
+    own = f"files/{journal.attempt}/v/0/total"
+    put(quiet, f"{own}/aborted", f"{own}/pending", f"manifests/{journal.attempt}-7.json")
+    deleted: list[str] = []
+    for counter in (1, *range(10, 30)):
+        files = (f"{own}/pending",) if counter > 10 else ()
+        quiet.publish(journal, counter, files=files)
+        put(quiet, f"{own}/uploaded-since-{counter}")
+        run = clean_up(journal, cleaning, retained=2)
+        deleted += [path for path in quiet.run(run, with_files(quiet)) if "since" not in path]
+    gone = {f"job/{own}/aborted", f"job/manifests/{journal.attempt}-7.json"}
+    assert {path for path in deleted if "manifests" not in path or path in gone} == gone
+    assert f"job/{own}/pending" in present(quiet)
+    assert f"job/{own}/uploaded-since-29" in present(quiet), "not seen before the last listing"
+
+
+def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Quiet) -> None:
+    older = quiet.claim()
+    put(quiet, "files/1/a", "files/1/orphan")
+    quiet.publish(older, 1, files=("files/1/a",))
+    quiet.world.store.objects["job/manifests/1-1.json"] = b"torn"
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
+
+
+def test_an_entry_file_is_what_the_store_holds(quiet: Quiet) -> None:
+    quiet.claim()
+    (entry,) = quiet.entries()
+    assert quiet.world.store.objects[entry_path(JOB, 1)] == encode_entry(entry)

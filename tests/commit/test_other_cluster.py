@@ -1,0 +1,238 @@
+"""A job whose brokers' addresses lead to another Kafka cluster than its checkpoints belong to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commit.quiet import Quiet, manifest
+from tests.commit.world import CLUSTER, JOB, PATIENCE
+from tidegate.checkpoint.manifest import manifest_path
+from tidegate.commit.claim import claim_to_close
+from tidegate.commit.cluster_check import is_other_cluster, refuse_manifest
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import Claim, Lost
+from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.errors import ClusterMismatchError, JournalLostError, RefusedError
+from tidegate.ids import CheckpointId, JournalNumber
+
+OTHER = "cluster-2"
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def published_and_settled(quiet: Quiet, submission: str = "s1") -> ClaimedJournal:
+    journal = quiet.claim(submission)
+    quiet.recover(journal)
+    quiet.publish(journal, 1, *quiet.prepared(journal, 0, 1))
+    quiet.commit(journal)
+    return journal
+
+
+def claims(quiet: Quiet) -> list[Claim]:
+    return [entry for entry in quiet.entries() if isinstance(entry, Claim)]
+
+
+def test_a_claim_stores_its_kafka_cluster(quiet: Quiet) -> None:
+    assert quiet.claim().state.kafka_cluster == CLUSTER
+    (claim,) = claims(quiet)
+    assert claim.kafka_cluster == CLUSTER
+    assert not claim.restore_to_other_cluster
+
+
+def test_a_checkpoint_of_another_cluster_is_refused_before_the_claim(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    before = quiet.kinds()
+    quiet.world.cluster = OTHER
+    with pytest.raises(RefusedError) as refused:
+        quiet.claim("s2")
+    for part in (CLUSTER, OTHER, "1-1", "'job'", "--restore none", "--restore-to-other-cluster"):
+        assert part in str(refused.value)
+    assert quiet.kinds() == before
+
+
+def test_an_older_checkpoint_that_is_asked_for_is_checked_too(quiet: Quiet) -> None:
+    """The newest publication is of this cluster, the older one is not."""
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s2", restore_to_other_cluster=True)
+    quiet.recover(moved)
+    quiet.publish(moved, 1)
+    with pytest.raises(RefusedError, match="Checkpoint 1-1 of job 'job' belongs to Kafka cluster"):
+        quiet.claim("s3", restore="1-1")
+    assert quiet.claim("s3").attempt == moved.attempt + 2
+
+
+def test_without_state_a_job_starts_on_any_cluster(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    journal = quiet.claim("s2", restore="none")
+    quiet.recover(journal)
+    assert journal.state.kafka_cluster == OTHER
+    assert not claims(quiet)[-1].restore_to_other_cluster
+
+
+def test_a_consent_is_stored_and_later_attempts_stand_on_it(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    first = quiet.claim("s2", restore_to_other_cluster=True)
+    assert claims(quiet)[-1].restore_to_other_cluster
+    quiet.recover(first)
+    second = quiet.claim("s2", restore_to_other_cluster=True)
+    assert not claims(quiet)[-1].restore_to_other_cluster, "it counts once, for this cluster"
+    assert second.state.moved_to == OTHER
+    assert quiet.claim("s3").state.moved_to == OTHER, "nothing is published there yet"
+    hint = decode_hint(encode_hint(second.state), "hint")
+    assert hint.moved_to == OTHER
+
+
+def test_a_consent_ends_with_a_publication_of_the_new_cluster(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s2", restore_to_other_cluster=True)
+    quiet.recover(moved)
+    quiet.publish(moved, 1)
+    assert moved.state.moved_to == ""
+    old = manifest(moved, 2)
+    assert not is_other_cluster(old, OTHER)
+    assert is_other_cluster(old, CLUSTER)
+    with pytest.raises(RefusedError, match=CLUSTER):
+        refuse_manifest(old, moved.state, CLUSTER)
+
+
+def test_a_consent_counts_again_where_that_publication_is_taken_back(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s2", restore_to_other_cluster=True)
+    quiet.recover(moved)
+    named = quiet.prepared(moved, 2, 3)
+    quiet.publish(moved, 1, *named)
+    quiet.world._abort_by_bumping(quiet.world.broker[named[1].transactional_id])
+    again = quiet.claim("s2")
+    assert quiet.recover(again).retracted == (CheckpointId(moved.attempt, 1),)
+    point = again.restore_point("latest")
+    assert point is not None
+    assert point.checkpoint == CheckpointId.parse("1-1")
+    assert again.state.moved_to == OTHER
+    assert quiet.claim("s2").attempt > again.attempt
+
+
+def test_a_consent_does_not_reach_a_third_cluster(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    quiet.claim("s2", restore_to_other_cluster=True)
+    quiet.world.cluster = "cluster-3"
+    with pytest.raises(ClusterMismatchError, match=r"cluster-2.*cluster-3"):
+        quiet.claim("s2", restore_to_other_cluster=True)
+    with pytest.raises(RefusedError, match=r"cluster-1.*cluster-3"):
+        quiet.claim("s3")
+
+
+def test_a_submission_stays_on_its_cluster_also_before_it_has_published(quiet: Quiet) -> None:
+    """Its first offsets are those of that cluster."""
+    quiet.claim()
+    quiet.world.cluster = OTHER
+    with pytest.raises(ClusterMismatchError, match=f"{CLUSTER}.*{OTHER}"):
+        quiet.claim()
+    assert quiet.kinds() == ["Claim"]
+    quiet.world.cluster = CLUSTER
+    assert quiet.claim().attempt == 2
+
+
+def test_a_consent_does_not_commit_transactions_of_the_other_cluster(quiet: Quiet) -> None:
+    refused_until_settled(quiet, "latest")
+
+
+def test_a_start_without_state_does_not_leave_them_behind(quiet: Quiet) -> None:
+    refused_until_settled(quiet, "none")
+
+
+def refused_until_settled(quiet: Quiet, restore: str) -> None:
+    journal = quiet.claim()
+    quiet.recover(journal)
+    named = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *named)
+    before = quiet.kinds()
+    quiet.world.cluster = OTHER
+    with pytest.raises(RefusedError) as refused:
+        quiet.claim("s2", restore=restore, restore_to_other_cluster=True)
+    for part in (named[0].transactional_id, CLUSTER, OTHER, "start the job once", "--accept-loss"):
+        assert part in str(refused.value)
+    assert quiet.kinds() == before
+
+    quiet.world.cluster = CLUSTER  # the remedy: start it there once, and stop it
+    settled = quiet.claim("s2")
+    assert set(quiet.recover(settled).ended) == set(named)
+    quiet.close(settled)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s3", restore=restore, restore_to_other_cluster=True)
+    assert quiet.recover(moved).given_up == ()
+
+
+@pytest.mark.parametrize("end", ["recover", "close"])
+def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, end: str) -> None:
+    journal = quiet.claim()
+    quiet.recover(journal)
+    named = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *named)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s2", restore_to_other_cluster=True, accept_loss=True)
+    if end == "recover":
+        assert quiet.recover(moved).given_up == named
+        assert quiet.kinds()[-2:] == ["Lost", "LossAccepted"]
+    else:
+        quiet.close(moved)
+        assert quiet.kinds()[-3:] == ["Lost", "LossAccepted", "Closed"]
+    lost = next(entry for entry in quiet.entries() if isinstance(entry, Lost))
+    assert lost.transactions == named
+    assert f"on Kafka cluster {CLUSTER}" in lost.statement
+    assert moved.state.named == ()
+    assert quiet.claim("s3", restore="latest").state.moved_to == OTHER
+
+
+def test_a_damaged_manifest_does_not_keep_transactions_from_being_committed(quiet: Quiet) -> None:
+    """The restore refuses it, after the recovery has committed what the journal names."""
+    journal = quiet.claim()
+    quiet.recover(journal)
+    named = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *named)
+    path = manifest_path(journal.job, CheckpointId(journal.attempt, 1))
+    quiet.world.store.objects[path] = b"torn"
+    assert set(quiet.recover(quiet.claim()).ended) == set(named)
+
+
+def test_a_claim_of_an_earlier_version_names_no_cluster_and_ends_a_consent(quiet: Quiet) -> None:
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    moved = quiet.claim("s2", restore_to_other_cluster=True)
+    old = Claim(
+        number=JournalNumber(moved.state.number + 1),
+        nonce="n",
+        previous=moved.state.nonce,
+        journal=moved.name,
+        created_ms=0,
+        submission="s2",
+        restore="latest",
+    )
+    state = moved.state.after(old)
+    assert (state.kafka_cluster, state.moved_to) == ("", "")
+
+
+def test_a_claim_that_only_settles_is_not_refused_for_a_restore(quiet: Quiet) -> None:
+    """Started without state on another cluster, then its code is broken: it must be closed."""
+    published_and_settled(quiet)
+    quiet.world.cluster = OTHER
+    started = quiet.claim("s2", restore="none")
+    journal = quiet.run(claim_to_close(JOB, submission="s2", patience=PATIENCE))
+    assert journal is not None
+    assert journal.attempt == started.attempt + 1
+    quiet.close(journal)
+
+
+def test_a_claim_that_only_settles_needs_the_journal_of_the_job(quiet: Quiet) -> None:
+    quiet.claim("s1")
+    with pytest.raises(JournalLostError, match="ends with attempt 1"):
+        quiet.run(claim_to_close(JOB, submission="s1", claimed_attempt=4, patience=PATIENCE))
+    assert quiet.run(claim_to_close(JOB, submission="s0", patience=PATIENCE)) is None

@@ -1,0 +1,191 @@
+"""The commit protocol under zombies, lost answers and late messages; and what breaks without a
+rule.
+
+Goal: exactly once whatever the interleaving. Method: `world.py` runs JobMasters against each other
+on one seed; a failure prints it, and `simulate(seed)` repeats it. Each mutant below lacks one rule
+of the protocol and must be caught: that is the proof that the checks can fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.commit.masters import calm, simulate
+from tests.commit.mutants import Patch, caught, under
+from tidegate.commit.committer import end_transactions
+from tidegate.commit.decisions import Decision, decide, may_fence
+from tidegate.commit.effects import MonotonicTime, Procedure, create_entry, list_transactions
+from tidegate.commit.fencing import fence_older_attempts
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import AnyEntry, Claim, encode_entry, entry_path
+from tidegate.commit.recover import recover
+from tidegate.commit.retry import RetryPolicy
+from tidegate.errors import StorageError
+from tidegate.ids import Attempt, JobName
+from tidegate.ports.blobs import CreateResult
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+def blocks(count: int) -> list[Any]:
+    """Ranges of seeds; `make check` runs the first one."""
+    return [
+        pytest.param(
+            range(first, first + 75), marks=pytest.mark.seeds if first else (), id=str(first)
+        )
+        for first in range(0, count, 75)
+    ]
+
+
+@pytest.mark.parametrize("seeds", blocks(600))
+def test_exactly_once_whatever_happens(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
+@pytest.mark.parametrize("seeds", blocks(150))
+def test_a_transaction_that_times_out_is_replayed_or_its_loss_is_stated(seeds: range) -> None:
+    losses = 0
+    for seed in seeds:
+        world = simulate(seed, timeouts=2)
+        losses += any("DataLossError" in line for line in world.log)
+    assert losses > 5, "the world must be rough enough to lose something"
+
+
+def test_without_faults_no_attempt_ever_fails() -> None:
+    for seed in range(100):
+        calm(seed)
+
+
+# --- mutants ------------------------------------------------------------------------------------
+
+
+def _place_without_looking(
+    job: JobName, entry: AnyEntry, patience: RetryPolicy
+) -> Procedure[AnyEntry]:
+    del patience
+    yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
+    return entry
+
+
+def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> None:
+    patch("journal.claimed.write_entry", _place_without_looking)
+    caught(simulate)
+
+
+def test_mutant_a_claim_does_not_compare_what_stands_there(patch: Patch) -> None:
+    def no_read_back(job: JobName, own: Claim) -> Procedure[None]:
+        del job, own
+        yield MonotonicTime()
+
+    patch("claim.write_entry", _place_without_looking)
+    patch("claim._read_back", no_read_back)
+    caught(simulate)
+
+
+def test_mutant_transactions_are_ended_before_the_publication() -> None:
+    found = caught(under(end_only_after_publication=False))
+    assert "committed before its publication" in str(found)
+
+
+def _fencing_everything_older(*args: Any, **kwargs: Any) -> bool:
+    return may_fence(*args, **{**kwargs, "named": (), "swept": Attempt(0)})
+
+
+def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) -> None:
+    def fence_first(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
+        yield from fence_older_attempts(journal, patience=patience["fencing"])
+        yield from recover(journal, **patience)
+
+    patch("fencing.may_fence", _fencing_everything_older)
+    assert "false alarm" in str(caught(under(recover=fence_first)))
+
+
+def test_mutant_recovery_fences_what_it_has_committed_but_not_settled(patch: Patch) -> None:
+    def unsettled(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
+        yield from end_transactions(journal.uncommitted, settled=False, patience=patience["ending"])
+        yield from fence_older_attempts(journal, patience=patience["fencing"])
+
+    patch("fencing.may_fence", _fencing_everything_older)
+    patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))
+    assert "false alarm" in str(caught(under(recover=unsettled)))
+
+
+def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
+    def older_and_newer(*args: Any, **kwargs: Any) -> bool:
+        return args[0].attempt != kwargs["attempt"] and may_fence(
+            *args, **{**kwargs, "attempt": Attempt(10**6)}
+        )
+
+    patch("fencing.may_fence", older_and_newer)
+    assert "false alarm" in str(caught(simulate))
+
+
+def test_mutant_what_is_published_and_not_ended_is_not_carried(patch: Patch) -> None:
+    def names(
+        journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
+    ) -> tuple[PreparedTransaction, ...]:
+        return tuple(txn for txn in transactions if txn not in journal.state.named)
+
+    patch("publish.names", names)
+    caught(under(carry_until_told_ended=False))
+
+
+def test_mutant_a_checkpoint_that_failed_drops_what_was_prepared() -> None:
+    assert "output" in str(caught(under(keep_prepared_of_failed_checkpoints=False)))
+
+
+def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
+    def place(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry]:
+        del patience
+        outcome = yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
+        if outcome is not CreateResult.CREATED:
+            raise StorageError("not created, it seems")
+        return entry
+
+    patch("journal.claimed.write_entry", place)
+    found = caught(under(keep_transactions_of_unknown_publications=False))
+    assert "false alarm" in str(found)
+
+
+def test_mutant_a_slot_is_free_once_committed() -> None:
+    assert "false alarm" in str(caught(under(free_slots_only_when_settled=False)))
+
+
+def test_mutant_what_was_seen_ended_is_named_again(patch: Patch) -> None:
+    def names(
+        journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
+    ) -> tuple[PreparedTransaction, ...]:
+        return tuple(dict.fromkeys((*journal.uncommitted, *transactions)))
+
+    patch("publish.names", names)
+    assert "TransactionError" in str(caught(calm))
+
+
+def test_mutant_a_loss_is_taken_for_done(patch: Patch) -> None:
+    def silent(named: Sequence[PreparedTransaction], **facts: Any) -> Decision:
+        found = decide(named, **facts)
+        return Decision(end=found.end, done=(*found.done, *found.lost), lost=())
+
+    for module in ("committer", "recover"):
+        patch(f"{module}.decide", silent)
+        patch(f"{module}.is_complete", lambda txn, said: said is None or said.epoch != txn.epoch)
+    found = caught(partial(simulate, timeouts=2))
+    assert "output" in str(found) or "stuck" in str(found)
+
+
+def test_mutant_nothing_is_fenced(patch: Patch) -> None:
+    patch("fencing.may_fence", lambda *args, **kwargs: False)
+    assert "stall" in str(caught(simulate))
+
+
+def test_the_journal_of_a_run_can_be_read_by_its_parts() -> None:
+    """The world's own checks stand on decoding the journal: see that there is something in it."""
+    world = simulate(3)
+    kinds = {path.split("/")[1] for path in world.store.objects}
+    assert kinds == {"journal", "manifests"}
+    assert sum(world.output.values()) == len(world.output)
+    assert partial(simulate, 3)().log == world.log, "one seed is one run"

@@ -1,0 +1,202 @@
+"""Taking a publication back, step by step in a quiet world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.commit.quiet import Quiet
+from tidegate.commit import effects
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import RolledBack
+from tidegate.errors import DataLossError, KafkaUnavailableError, TransactionError
+from tidegate.ids import TransactionalId
+from tidegate.ports.kafka import EndTxnResult, TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def time_out(quiet: Quiet, *transactions: PreparedTransaction) -> None:
+    """The broker aborts them, as after their timeout."""
+    for transaction in transactions:
+        found = quiet.world.broker[transaction.transactional_id]
+        found.state, found.epoch = TransactionState.COMPLETE_ABORT, found.epoch + 1
+
+
+def state_of(quiet: Quiet, transactional_id: TransactionalId) -> TransactionState:
+    return quiet.world.broker[transactional_id].state
+
+
+def published(quiet: Quiet, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
+    """Checkpoint 1 is settled; 2 names two transactions, which are open."""
+    quiet.publish(journal, 1, *quiet.prepared(journal, 0))
+    quiet.commit(journal)
+    named = quiet.prepared(journal, 2, 3)
+    quiet.publish(journal, 2, *named)
+    return named
+
+
+def test_what_is_not_visible_is_taken_back_and_nothing_is_lost(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+    slots = named[0].transactional_id.rpartition(".")[0]
+    waiting = TransactionalId(f"{slots}.9")  # of a producer that waits for its first record
+    quiet.world.init(waiting)
+    newer = quiet.claim()
+    quiet.asked.clear()
+    recovered = quiet.recover(newer)
+    assert recovered.fenced == (waiting,)
+    assert [str(checkpoint) for checkpoint in recovered.retracted] == ["1-2"]
+    assert recovered.ended == ()
+    sent = [e for e in quiet.asked if isinstance(e, effects.EndTransaction)]
+    assert [(e.transaction, e.commit) for e in sent] == [(named[1], False)]
+    order = [type(effect).__name__ for effect in quiet.asked]
+    assert order.index("EndTransaction") < order.index("CreateEntry") < order.index("Fence")
+    entry = quiet.entries()[-1]
+    assert isinstance(entry, RolledBack)
+    assert entry.aborted == named
+    point = newer.restore_point("latest")
+    assert point is not None
+    assert str(point.checkpoint) == "1-1"
+    assert quiet.world.output == {0: 1}
+
+
+def test_the_first_publication_of_a_job_is_taken_back_to_nothing(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *named, final=True)
+    time_out(quiet, *named)
+    assert quiet.claim().final_checkpoint_published
+    newer = quiet.claim()
+    quiet.recover(newer)
+    assert newer.restore_point("latest") is None
+    assert not newer.final_checkpoint_published, "its last part is done again"
+    again = quiet.prepared(newer, 0, 1)
+    quiet.publish(newer, 1, *again)
+    quiet.commit(newer)
+    assert quiet.world.output == {0: 1, 1: 1}
+
+
+def test_once_something_is_visible_the_loss_is_stated(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+    quiet.world.arrive(named[1], commit=True)
+    with pytest.raises(DataLossError, match="checkpoint 1-2"):
+        quiet.recover(quiet.claim())
+    assert quiet.kinds()[-1] == "Lost"
+
+
+def test_a_commit_that_is_faster_than_the_abort_makes_it_a_loss(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+
+    def late_commit(effect: Effect) -> Any:
+        if isinstance(effect, effects.EndTransaction):
+            quiet.world.arrive(named[1], commit=True)
+        return NotImplemented
+
+    with pytest.raises(DataLossError, match=named[0].transactional_id):
+        quiet.recover(quiet.claim(), late_commit)
+    assert quiet.world.output == {0: 1, 3: 1}
+    assert quiet.kinds()[-1] == "Lost"
+
+
+def test_what_a_whole_fence_hides_is_called_lost(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    quiet.world.init(named[0].transactional_id)
+    with pytest.raises(DataLossError, match=named[0].transactional_id):
+        quiet.recover(quiet.claim())
+
+
+def test_a_running_attempt_ends_and_the_next_one_takes_back(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = published(quiet, journal)
+    time_out(quiet, *named)
+    with pytest.raises(TransactionError, match="takes the checkpoint back"):
+        quiet.commit(journal)
+    assert quiet.kinds()[-1] == "Publication"
+    assert quiet.recover(quiet.claim()).retracted != ()
+
+
+def test_a_loss_in_the_publication_before_is_found_after_the_last_is_taken_back(
+    quiet: Quiet,
+) -> None:
+    journal = quiet.claim()
+    first = quiet.prepared(journal, 0, 1)
+    quiet.publish(journal, 1, *first)
+    quiet.publish(journal, 2, *quiet.prepared(journal, 2))
+    time_out(quiet, first[0])
+    quiet.world.arrive(first[1], commit=True)
+    with pytest.raises(DataLossError, match="checkpoint 1-1"):
+        quiet.recover(quiet.claim())
+    assert quiet.kinds()[-2:] == ["RolledBack", "Lost"]
+    assert quiet.world.output == {1: 1}, "2 is written again and not lost"
+
+
+def test_an_abort_that_is_answered_and_not_done_is_sent_again(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+    answers = [EndTxnResult.ACCEPTED, EndTxnResult.RETRY]
+
+    def without_effect(effect: Effect) -> Any:
+        return (
+            answers.pop()
+            if isinstance(effect, effects.EndTransaction) and answers
+            else NotImplemented
+        )
+
+    assert quiet.recover(quiet.claim(), without_effect).retracted != ()
+    assert state_of(quiet, named[1].transactional_id) is not TransactionState.ONGOING
+
+
+def test_what_can_not_be_aborted_in_time_is_left_to_the_next_attempt(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+
+    def useless(effect: Effect) -> Any:
+        return EndTxnResult.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
+
+    with pytest.raises(KafkaUnavailableError, match=named[1].transactional_id):
+        quiet.recover(quiet.claim(), useless)
+    assert quiet.kinds()[-1] == "Claim"
+    assert quiet.recover(quiet.claim()).retracted != ()
+
+
+def test_a_crash_between_the_abort_and_the_entry_is_made_good(quiet: Quiet) -> None:
+    named = published(quiet, quiet.claim())
+    time_out(quiet, named[0])
+    quiet.world.arrive(named[1], commit=False)
+    assert quiet.recover(quiet.claim()).retracted != ()
+
+
+def test_a_job_that_is_closed_takes_back_what_it_can_not_complete(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    named = published(quiet, journal)
+    time_out(quiet, *named)
+    quiet.close(journal)
+    assert quiet.kinds()[-2:] == ["RolledBack", "Closed"]
+    point = quiet.claim("s2").restore_point("latest")
+    assert point is not None
+    assert str(point.checkpoint) == "1-1"
+
+
+def test_a_submit_that_restored_an_older_checkpoint_goes_back_to_it(quiet: Quiet) -> None:
+    journal = quiet.claim()
+    quiet.publish(journal, 1)
+    quiet.publish(journal, 2)
+    by_hand = quiet.claim("s2", restore="1-1")
+    quiet.recover(by_hand)
+    named = quiet.prepared(by_hand, 0)
+    quiet.publish(by_hand, 1, *named)
+    time_out(quiet, *named)
+    again = quiet.claim("s2", restore="1-1")
+    assert len(quiet.recover(again).retracted) == 1
+    point = again.restore_point("1-1")
+    assert point is not None
+    assert str(point.checkpoint) == "1-1"

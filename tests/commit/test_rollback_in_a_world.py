@@ -1,0 +1,118 @@
+"""Retraction among zombies, late messages, timeouts and intruders; and what breaks without a rule.
+
+The world of `test_protocol_in_a_world.py`, with brokers that abort what is published. A loss may
+only be stated where something of the publication is visible, and nothing is ever visible twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.commit.masters import simulate
+from tests.commit.mutants import Patch, caught
+from tidegate.commit.decisions import is_complete
+from tidegate.commit.effects import Procedure, fence
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import Lost, RolledBack
+from tidegate.commit.journal.state import JournalState, _taken_back
+from tidegate.ports.kafka import TransactionDescription
+from tidegate.protocol.snapshots import PreparedTransaction
+
+pytestmark = pytest.mark.seeds
+aborting = partial(simulate, timeouts=4)
+intruded = partial(simulate, timeouts=1, intruders=2)
+
+Facts = Mapping[PreparedTransaction, TransactionDescription | None]
+
+
+def test_what_the_broker_aborts_is_replayed_or_its_loss_is_stated() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(200):
+        kinds = Counter(type(entry).__name__ for entry in aborting(seed).entries())
+        seen += Counter(kinds.keys())
+        seen["two in a run"] += kinds[RolledBack.__name__] > 1
+    assert seen[RolledBack.__name__] > 60, "the world must be rough enough"
+    assert seen[Lost.__name__] > 60
+    assert seen["two in a run"] > 20
+
+
+def test_an_intruder_costs_a_replay_or_a_stated_loss_and_never_doubles() -> None:
+    losses = sum(
+        any(isinstance(entry, Lost) for entry in intruded(seed).entries()) for seed in range(200)
+    )
+    assert losses > 50
+
+
+# --- mutants ------------------------------------------------------------------------------------
+
+
+def without_proof(
+    own: Sequence[PreparedTransaction], *, lost: bool, facts: Facts, **known: Any
+) -> bool:
+    """A mutant of `may_roll_back` that takes every transaction for aborted of which Kafka knows
+    nothing any more.
+    """
+    committed = any(is_complete(txn, facts[txn]) or txn in known["ended"] for txn in own)
+    return lost and not known["firm"] and not committed
+
+
+def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None:
+    def whatever(
+        own: Sequence[PreparedTransaction], *, lost: bool, facts: Facts, **known: Any
+    ) -> bool:
+        del own, facts
+        return lost and not known["firm"]
+
+    patch("rollback.may_roll_back", whatever)
+    assert "twice in the output" in str(caught(aborting))
+
+
+def test_mutant_what_is_taken_back_is_fenced_instead_of_ended(patch: Patch) -> None:
+    def fenced(open_: Sequence[PreparedTransaction], *, commit: bool) -> Procedure[None]:
+        assert not commit
+        for transaction in open_:
+            yield from fence(transaction.transactional_id)
+
+    patch("rollback.send_end_txn", fenced)
+    assert "nothing of the publication is visible" in str(caught(aborting))
+    # A fence also hides a commit. Where less is aborted, more is committed before the fence.
+    patch("rollback.may_roll_back", without_proof)
+    assert "twice in the output" in str(caught(partial(simulate, timeouts=2)))
+
+
+def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -> None:
+    patch("rollback.may_roll_back", without_proof)
+    assert "twice in the output" in str(caught(intruded))
+
+
+def test_mutant_what_is_open_is_not_aborted_before_it_is_taken_back(patch: Patch) -> None:
+    patch("rollback.is_as_prepared", lambda txn, said: False)
+    caught(aborting, saying="committed before its publication")
+
+
+def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patch: Patch) -> None:
+    def names_all(state: JournalState) -> JournalState:
+        return msgspec.structs.replace(_taken_back(state), carried=None, settled=False)
+
+    patch("journal.state._taken_back", names_all)
+    caught(aborting)
+
+
+def test_mutant_a_running_attempt_states_the_loss_at_once(patch: Patch) -> None:
+    def no(journal: ClaimedJournal) -> bool:
+        del journal
+        return False
+
+    patch("settle.can_still_roll_back", no)
+    assert "nothing of the publication is visible" in str(caught(aborting))
+
+
+def test_mutant_nothing_is_ever_taken_back(patch: Patch) -> None:
+    patch("rollback.may_roll_back", lambda *args, **kwargs: False)
+    assert "nothing of the publication is visible" in str(caught(aborting))

@@ -1,0 +1,106 @@
+"""A checkpoint storage that is gone: no checkpoint begins, and no entry without its predecessor."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.checkpoint.coordinated import SETTINGS, A, ack, cid, complete, started
+from tests.commit.quiet import Quiet
+from tests.commit.world import JOB
+from tidegate.checkpoint.coordinator import Phase
+from tidegate.checkpoint.coordinator_events import (
+    AbortCheckpoint,
+    CheckpointTick,
+    FailAttempt,
+    Published,
+    PublishFailed,
+    StopRequested,
+    StorageSeen,
+    TriggerBarriers,
+    WakeAt,
+)
+from tidegate.commit.journal.entries import entry_path
+from tidegate.errors import FencedError, StorageGoneError
+
+OUTAGE = msgspec.structs.replace(SETTINGS, tolerated_outage_s=180)
+
+
+class TestCoordinator:
+    def test_no_checkpoint_begins_until_the_storage_is_back(self) -> None:
+        coordinator = started(OUTAGE)
+        assert coordinator.handle(StorageSeen(gone="gone", now_s=105)) == [WakeAt(time_s=285)]
+        assert coordinator.handle(CheckpointTick(now_s=120)) == []
+        back = coordinator.handle(StorageSeen(gone="", now_s=130))
+        assert back[0] == TriggerBarriers(checkpoint=cid(1), final=False)
+
+    def test_the_checkpoint_under_way_is_aborted_and_not_counted(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(CheckpointTick(now_s=110))
+        gone = coordinator.handle(StorageSeen(gone="X is gone", now_s=111))
+        assert gone == [AbortCheckpoint(checkpoint=cid(1), reason="X is gone"), WakeAt(time_s=291)]
+        assert coordinator.counts.failed_in_a_row == 0
+        assert coordinator.phase is Phase.IDLE
+        coordinator.validate()
+        coordinator.handle(ack(1, A))  # late, and only remembered
+        assert coordinator.handle(StorageSeen(gone="", now_s=112)) == [WakeAt(time_s=120)]
+
+    def test_a_publication_that_fails_meanwhile_is_not_counted(self) -> None:
+        coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failed_checkpoints=0))
+        coordinator.handle(CheckpointTick(now_s=110))
+        complete(coordinator, 1)
+        coordinator.handle(StorageSeen(gone="gone", now_s=111))
+        failed = PublishFailed(checkpoint=cid(1), reason="gone", now_s=112)
+        assert isinstance(coordinator.handle(failed)[0], AbortCheckpoint)
+        assert coordinator.phase is Phase.IDLE
+
+    def test_a_publication_that_stands_is_none_the_worse(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(CheckpointTick(now_s=110))
+        complete(coordinator, 1)
+        coordinator.handle(StorageSeen(gone="gone", now_s=111))
+        coordinator.handle(Published(checkpoint=cid(1), now_s=112))
+        assert coordinator.counts.completed == 1
+
+    def test_a_stop_waits_for_the_storage(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(StorageSeen(gone="gone", now_s=105))
+        assert coordinator.handle(StopRequested(now_s=106)) == []
+        back = coordinator.handle(StorageSeen(gone="", now_s=107))
+        assert back[0] == TriggerBarriers(checkpoint=cid(1), final=True)
+
+    def test_the_attempt_ends_before_its_transactions_time_out(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(StorageSeen(gone="X is gone.", now_s=105))
+        coordinator.handle(StorageSeen(gone="X is another.", now_s=200))
+        assert coordinator.handle(CheckpointTick(now_s=284)) == []
+        (given_up,) = coordinator.handle(CheckpointTick(now_s=285))
+        assert isinstance(given_up, FailAttempt)
+        assert isinstance(given_up.error, StorageGoneError)
+        assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(given_up.error)
+
+
+class TestJournal:
+    @pytest.fixture
+    def quiet(self) -> Quiet:
+        return Quiet()
+
+    def test_an_entry_is_not_created_without_its_predecessor(self, quiet: Quiet) -> None:
+        journal = quiet.claim()
+        stored = dict(quiet.world.store.objects)
+        quiet.world.store.objects.clear()
+        with pytest.raises(StorageGoneError, match=r"Journal entry .* is not in the checkpoint"):
+            quiet.publish(journal, 1)
+        assert entry_path(JOB, 2) not in quiet.world.store.objects
+        assert not journal.last_write_unknown
+        quiet.world.store.objects.update(stored)
+        quiet.publish(journal, 2)
+        assert quiet.kinds() == ["Claim", "Publication"]
+
+    def test_who_was_trimmed_away_is_fenced_and_not_without_storage(self, quiet: Quiet) -> None:
+        journal = quiet.claim()
+        newer = quiet.claim("s2", hint_interval=1)
+        quiet.publish(newer, 1)
+        del quiet.world.store.objects[entry_path(JOB, 1)]
+        with pytest.raises(FencedError):
+            quiet.publish(journal, 1)

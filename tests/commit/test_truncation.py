@@ -1,0 +1,293 @@
+"""Trimming the journal step by step: what goes, what stays, and who comes too late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.commit.quiet import Quiet, manifest
+from tests.commit.world import JOB, PATIENCE
+from tidegate.commit import effects
+from tidegate.commit.claim import claim
+from tidegate.commit.effects import Effect
+from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.journal.entries import (
+    encode_entry,
+    entry_number,
+    entry_path,
+    hint_number,
+    hint_path,
+)
+from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import JournalState, PublicationRef
+from tidegate.commit.publish import publish
+from tidegate.commit.retention import log_start
+from tidegate.commit.truncation import truncate
+from tidegate.errors import CorruptCheckpointError, FencedError, OutcomeUnknownError, StorageError
+from tidegate.ids import Attempt, CheckpointId, JournalNumber
+from tidegate.ports.blobs import CreateResult
+
+EVERY = 4
+"""Entries between two hints here."""
+
+
+@pytest.fixture
+def quiet() -> Quiet:
+    return Quiet()
+
+
+def begun(quiet: Quiet, **more: Any) -> ClaimedJournal:
+    journal = quiet.claim(**more)
+    journal.hint_interval = EVERY
+    return journal
+
+
+def publish_up_to(quiet: Quiet, journal: ClaimedJournal, number: int) -> None:
+    while journal.state.number < number:
+        quiet.publish(journal, journal.state.number + 1)
+
+
+def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
+    """Of the entries and of the hints that are there."""
+    paths = sorted(quiet.world.store.objects)
+    return (
+        [n for path in paths if (n := entry_number(path)) is not None],
+        [n for path in paths if (n := hint_number(path)) is not None],
+    )
+
+
+def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
+    """A journal of 14 entries, hints at 4, 8 and 12, trimmed below 8."""
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, number)
+    quiet.run(truncate(journal))
+    return journal
+
+
+# --- what goes ----------------------------------------------------------------------------------
+
+
+def test_the_oldest_go_and_the_newest_two_hints_stay(quiet: Quiet) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 7)
+    assert quiet.run(truncate(journal)) == 0, "one hint is not enough"
+    publish_up_to(quiet, journal, 14)
+    assert quiet.run(truncate(journal)) == 7
+    assert numbers(quiet) == ([8, 9, 10, 11, 12, 13, 14], [8, 12])
+    deleted = [e.path for e in quiet.asked if isinstance(e, effects.DeleteObject)]
+    assert deleted == [*(entry_path(JOB, n) for n in range(1, 8)), hint_path(JOB, 4)]
+    quiet.asked.clear()
+    assert quiet.run(truncate(journal)) == 0
+    assert quiet.asked == [], "nothing is asked before the next hint"
+
+
+def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 3)
+    for _ in range(12):
+        journal = begun(quiet)
+    assert quiet.run(truncate(journal)) == 0, "claims alone trim nothing"
+    publish_up_to(quiet, journal, 20)
+    assert numbers(quiet)[1] == [16, 20]
+    last = begun(quiet)
+    last.trim_due = True
+    quiet.publish(last, 1)
+    assert quiet.run(truncate(last)) == 15
+
+
+def test_nothing_goes_while_the_last_publication_may_be_taken_back(quiet: Quiet) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 13)
+    quiet.publish(journal, 14, *quiet.prepared(journal, 0))
+    assert quiet.run(truncate(journal)) == 0
+    quiet.commit(journal)
+    assert quiet.run(truncate(journal)) == 7
+
+
+@pytest.mark.parametrize("number", [8, 12])
+def test_nothing_goes_that_only_a_torn_hint_could_replace(quiet: Quiet, number: int) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 14)
+    quiet.world.store.objects[hint_path(JOB, number)] = b"{torn"
+    assert quiet.run(truncate(journal)) == 0
+    publish_up_to(quiet, journal, 21)
+    assert quiet.run(truncate(journal)) == 15, "two newer ones can be read"
+
+
+@given(
+    hints=st.lists(st.integers(1, 300), unique=True).map(sorted),
+    publications=st.lists(st.integers(1, 300), unique=True).map(sorted),
+    tail=st.integers(0, 5),
+)
+def test_the_first_entry_to_keep(hints: list[int], publications: list[int], tail: int) -> None:
+    number = max([*hints, *publications, 1]) + tail
+    refs = tuple(
+        PublicationRef(
+            number=JournalNumber(n),
+            checkpoint=CheckpointId(Attempt(1), n),
+            submission="s",
+            manifest="m",
+            sha256="",
+            final=False,
+        )
+        for n in publications
+    )
+    state = JournalState(number=JournalNumber(number), recent=refs)
+    keep = log_start(state, hints)
+    assert 1 <= keep <= number, "never the tail"
+    assert sum(n >= keep for n in publications) >= min(2, len(publications))
+    assert sum(n >= keep for n in hints) >= min(2, len(hints))
+    if hints and hints[-1] > number - tail and keep > 1:
+        assert keep <= hints[-2]
+    deposed = JournalState(number=JournalNumber(1), recent=refs)
+    assert log_start(deposed, [*hints, 400, 500]) == 1
+
+
+# --- reading what is left -----------------------------------------------------------------------
+
+
+def test_a_trimmed_journal_is_read_and_claimed(quiet: Quiet) -> None:
+    whole = trimmed(quiet).state
+    assert quiet.run(read_journal(JOB)) == whole
+    assert quiet.claim().attempt == 15
+
+
+def test_a_trimmed_journal_is_read_without_its_newest_hint(quiet: Quiet) -> None:
+    whole = trimmed(quiet).state
+    quiet.world.store.objects[hint_path(JOB, 12)] = b"{torn"
+    assert quiet.run(read_journal(JOB)) == whole
+    del quiet.world.store.objects[hint_path(JOB, 12)]
+    assert quiet.run(read_journal(JOB)) == whole
+
+
+def test_a_trimmed_journal_without_any_hint_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
+    trimmed(quiet)
+    for number in (8, 12):
+        del quiet.world.store.objects[hint_path(JOB, number)]
+    with pytest.raises(CorruptCheckpointError, match="begins with entry 8, and no hint"):
+        quiet.claim()
+
+
+def test_a_crash_in_the_middle_of_trimming_leaves_a_whole_journal(quiet: Quiet) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 14)
+    whole, budget = journal.state, [0]
+
+    def dies(effect: Effect) -> Any:
+        if isinstance(effect, effects.DeleteObject):
+            if not budget[0]:
+                raise StorageError("dies here")
+            budget[0] -= 1
+        return NotImplemented
+
+    for deletions in range(3):
+        budget[0] = deletions
+        with pytest.raises(StorageError):
+            quiet.run(truncate(journal), dies)
+        assert quiet.run(read_journal(JOB)) == whole
+    quiet.run(truncate(journal))
+    assert numbers(quiet)[0] == list(range(8, 15))
+
+
+@pytest.mark.parametrize("nth", range(6))
+def test_a_reader_that_the_trimming_overtakes_begins_again(quiet: Quiet, nth: int) -> None:
+    """It is held up before its n-th question, for as long as three hints take."""
+    journal = trimmed(quiet)
+    asked: list[Effect] = []
+
+    def held_up(effect: Effect) -> Any:
+        asked.append(effect)
+        if len(asked) == nth + 1:
+            publish_up_to(quiet, journal, 40)
+            quiet.run(truncate(journal))
+        return NotImplemented
+
+    assert quiet.run(read_journal(JOB), held_up) == journal.state
+
+
+# --- creates that come too late -----------------------------------------------------------------
+
+
+def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
+    zombie = quiet.claim()
+    journal = begun(quiet)
+    quiet.recover(journal)
+    publish_up_to(quiet, journal, 14)
+    quiet.run(truncate(journal))
+    own_claim = entry_path(JOB, 1)
+
+    def saw_its_claim_before(effect: Effect) -> Any:
+        if isinstance(effect, effects.ReadObject) and effect.path == own_claim:
+            return quiet.world.store.history[own_claim]
+        return NotImplemented
+
+    late = publish(zombie, manifest(zombie, 1), (), storing=PATIENCE)
+    with pytest.raises(FencedError, match="others have gone on"):
+        quiet.run(late, saw_its_claim_before)
+    assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
+    assert quiet.run(read_journal(JOB)) == journal.state
+    publish_up_to(quiet, journal, 18)
+    quiet.run(truncate(journal))
+    assert numbers(quiet)[0][0] == 12, "and goes with the next trimming"
+
+
+def test_the_entry_before_it_being_there_again_proves_nothing(quiet: Quiet) -> None:
+    """A create that was sent twice lands a second time, after the trimming."""
+    zombie = quiet.claim()
+    quiet.publish(zombie, 1)
+    twice = encode_entry(quiet.entries()[-1])
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 14)
+    quiet.run(truncate(journal))
+    assert quiet.world.store.land(entry_path(JOB, 2), twice)
+    with pytest.raises(FencedError, match="others have gone on"):
+        quiet.publish(zombie, 2)
+
+
+def test_a_claim_at_a_trimmed_number_is_made_again_at_the_end(quiet: Quiet) -> None:
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 5)
+
+    def held_up(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry) and effect.path == entry_path(JOB, 6):
+            publish_up_to(quiet, journal, 20)
+            quiet.run(truncate(journal))
+        return NotImplemented
+
+    newer = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), held_up)
+    assert newer.attempt == 21
+    assert newer.before == journal.state
+
+
+def test_a_create_that_can_not_be_looked_after_is_in_doubt(quiet: Quiet) -> None:
+    journal = quiet.claim()
+
+    def blind(effect: Effect) -> Any:
+        if isinstance(effect, effects.ListObjects):
+            raise StorageError("slow down")
+        return NotImplemented
+
+    with pytest.raises(OutcomeUnknownError):
+        quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), blind)
+    assert journal.last_write_unknown
+
+
+def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet) -> None:
+    """The create lands after the trimming, its answer is lost, and the next try says "exists"."""
+    zombie = quiet.claim()
+    journal = begun(quiet)
+    publish_up_to(quiet, journal, 14)
+    quiet.run(truncate(journal))
+    answers = [CreateResult.UNKNOWN]
+
+    def lost(effect: Effect) -> Any:
+        if isinstance(effect, effects.CreateEntry) and answers:
+            quiet.world.store.land(effect.path, effect.data)
+            return answers.pop()
+        return NotImplemented
+
+    with pytest.raises(FencedError):
+        quiet.run(publish(zombie, manifest(zombie, 1), (), storing=PATIENCE), lost)

@@ -1,0 +1,1 @@
+"""Tests of the client: submits, stops, and checks before a start."""

@@ -1,0 +1,356 @@
+"""The client and the local cluster, before a JobManager that answers and dies as each test says."""
+
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.controlplane.jobmanager.dispatching import submission
+from tests.controlplane.test_loop import VirtualClock
+from tidegate.controlplane.client.client import PATIENCE_S, START_PATIENCE_S, Client
+from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster
+from tidegate.drivers.threads import SystemThreads
+from tidegate.errors import ExternalError, RefusedError, ResourceExhaustedError, RpcError
+from tidegate.ids import JobName
+from tidegate.ports.processes import NO_RESOURCES
+from tidegate.protocol.job_state import JobState
+from tidegate.protocol.messages import (
+    Acknowledge,
+    JobList,
+    JobReport,
+    ListJobs,
+    Message,
+    Refused,
+    StopJob,
+    SubmitJob,
+)
+
+A = JobName("a")
+
+
+class Lines:
+    """An Rpc whose calls are answered by a list: a message, or an error that is raised."""
+
+    def __init__(self, *answers: Message | Exception) -> None:
+        self.answers = list(answers)
+        self.calls: list[tuple[str, Message]] = []
+
+    def connect(self, address: str) -> Any:
+        lines = self
+
+        class Line:
+            def call(self, message: Message, timeout_s: float = 10.0) -> Message:
+                lines.calls.append((address, message))
+                answer = lines.answers.pop(0)
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            def close(self) -> None:
+                pass
+
+        return Line()
+
+    def serve(self, handler: Any, port: int = 0) -> Any:
+        raise NotImplementedError
+
+
+def state(name: str, epoch: int = 0) -> JobReport:
+    return JobReport(job=A, state=JobState(name), epoch=epoch)
+
+
+def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
+    addresses = iter(["one", "two", "two"])
+    lines = Lines(RpcError("gone"), Acknowledge(), Acknowledge())
+    client = Client(lines, VirtualClock(), lambda: next(addresses))
+    client.submit(submission())
+    client.submit(submission())
+    assert [address for address, _ in lines.calls] == ["one", "two", "two"]
+    first, again, another = (message for _, message in lines.calls)
+    assert isinstance(first, SubmitJob)
+    assert isinstance(another, SubmitJob)
+    assert first.submission.id
+    assert first == again
+    assert first.submission.id != another.submission.id
+
+
+def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refused() -> None:
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
+    with pytest.raises(RpcError, match="gone"):
+        gone.submit(submission())
+    refused = Client(Lines(Refused(reason="live")), VirtualClock(), "here")
+    with pytest.raises(RefusedError, match="live"):
+        refused.submit(submission())
+
+
+def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
+    late = Lines(RpcError("nobody"), RpcError("nobody"), JobList(jobs=()))
+    Client(late, VirtualClock(), "here").wait_until_up()
+    assert len(late.calls) == 3
+    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here", patience_s=3)
+    with pytest.raises(RpcError, match="nobody"):
+        never.wait_until_up()
+
+
+def test_what_is_refused_is_raised() -> None:
+    client = Client(Lines(Refused(reason="unknown")), VirtualClock(), "here")
+    with pytest.raises(RefusedError, match="unknown"):
+        client.stop(A)
+
+
+def test_waiting_ends_with_the_job_over_restarts_at_other_addresses() -> None:
+    addresses = iter(["one", "one", "two", "two"])
+    lines = Lines(state("RUNNING"), RpcError("gone"), state("RECOVERING"), state("FINISHED"))
+    seen: list[str] = []
+    client = Client(lines, VirtualClock(), lambda: next(addresses))
+    assert client.wait(A, lambda report: seen.append(report.state)).state == "FINISHED"
+    assert seen == ["RUNNING", "RECOVERING", "FINISHED"]
+    assert [address for address, _ in lines.calls] == ["one", "one", "two", "two"]
+
+
+def test_waiting_has_limits() -> None:
+    client = Client(Lines(*[state("RUNNING")] * 100), VirtualClock(), "here")
+    with pytest.raises(RpcError, match="has not come so far within 3 s"):
+        client.wait(A, timeout_s=3)
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
+    with pytest.raises(RpcError, match="gone"):
+        gone.wait(A)
+
+
+def test_waiting_asks_less_often_while_there_is_no_news() -> None:
+    clock = VirtualClock()
+    asked: list[float] = []
+    same, other = state("RUNNING"), state("RECOVERING")
+    lines = Lines(*[same] * 8, other, other, state("FINISHED"))
+    Client(lines, clock, "here").wait(A, lambda _: asked.append(clock.now))
+    pauses = [round(b - a, 3) for a, b in pairwise(asked)]
+    assert pauses == [0.2, 0.3, 0.45, 0.675, 1.013, 1.519, 2.0, 2.0, 0.2, 0.3]
+
+
+def test_waiting_may_end_sooner() -> None:
+    client = Client(Lines(state("CREATED"), state("RUNNING")), VirtualClock(), "here")
+    assert client.wait(A, until=lambda report: report.state == "RUNNING").state == "RUNNING"
+
+
+def test_a_list_and_a_stop_are_asked_for() -> None:
+    lines = Lines(Acknowledge())
+    Client(lines, VirtualClock(), "here").stop(A, final_checkpoint=False)
+    assert lines.calls == [("here", StopJob(job=A, final_checkpoint=False))]
+    lines = Lines(RpcError("gone"))
+    with pytest.raises(RpcError):
+        Client(lines, VirtualClock(), "here").list()
+    assert lines.calls == [("here", ListJobs())]
+
+
+def stops(lines: Lines) -> list[int]:
+    """Which calls were stops."""
+    return [n for n, (_, message) in enumerate(lines.calls) if isinstance(message, StopJob)]
+
+
+def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
+    """What one was told it keeps in memory, and the next would run the job on for ever."""
+    lines = Lines(
+        *(state("RUNNING", 1), Acknowledge()),
+        *(state("RUNNING", 1), RpcError("gone")),
+        *(state("CREATED", 2), RpcError("gone again"), state("CREATED", 2), Acknowledge()),
+        *(state("RUNNING", 2), state("FINISHED", 2)),
+    )
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
+    assert stops(lines) == [1, 5, 7]
+    assert {message for _, message in lines.calls if isinstance(message, StopJob)} == {
+        StopJob(job=A)
+    }
+
+
+def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
+    lines = Lines(
+        *(
+            state("RUNNING", 1),
+            Acknowledge(),
+            state("RUNNING", 2),
+            Refused(reason="has ended already"),
+        ),
+        *(state("CLOSING", 2), state("CANCELED", 2)),
+    )
+    ended = Client(lines, VirtualClock(), "here").stop_and_wait(A, final_checkpoint=False)
+    assert ended.state == "CANCELED"
+    assert stops(lines) == [1, 3], "and to none that has nothing to stop"
+
+
+def test_a_stop_waits_for_a_jobmanager_that_is_down() -> None:
+    """As a submit does: both are asked for while the cluster is restarted."""
+    lines = Lines(
+        *(RpcError("gone"), RpcError("gone"), state("RUNNING", 1)),
+        *(RpcError("gone"), Acknowledge(), state("RUNNING", 1), state("FINISHED", 1)),
+    )
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
+    assert stops(lines) == [3, 4]
+
+
+def test_a_stop_is_given_up_when_nobody_answers_for_the_patience() -> None:
+    clock = VirtualClock()
+    with pytest.raises(RpcError, match="gone"):
+        Client(Lines(*[RpcError("gone")] * 1000), clock, "here").stop_and_wait(A)
+    assert clock.now > PATIENCE_S
+
+
+def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it() -> None:
+    lines = Lines(
+        *(state("RUNNING", 1), RpcError("lost"), Refused(reason="has ended already")),
+        state("FINISHED", 1),
+    )
+    assert Client(lines, VirtualClock(), "here").stop_and_wait(A).state == "FINISHED"
+    ended = Lines(state("FINISHED", 1), Refused(reason="has ended already"))
+    with pytest.raises(RefusedError, match="has ended already"):
+        Client(ended, VirtualClock(), "here").stop_and_wait(A)
+
+
+REFUSED = JobReport(job=A, state=JobState.CREATED, start_refused="No process id is left.")
+
+
+def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> None:
+    clock = VirtualClock()
+    lines = Lines(REFUSED, Acknowledge(), *[REFUSED] * 1000)
+    report = Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False)
+    assert report == REFUSED
+    assert stops(lines) == [1]
+    assert START_PATIENCE_S <= clock.now < START_PATIENCE_S + 5
+
+
+def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
+    """A host that is short of memory for a moment refuses some starts."""
+    clock = VirtualClock()
+    answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
+    lines = Lines(REFUSED, Acknowledge(), *answers, state("CANCELED"))
+    assert Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False).state == "CANCELED"
+    assert clock.now > START_PATIENCE_S
+
+
+class Jobmanagers:
+    """Processes whose JobManagers do as each test says."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[Callable[[int], None], Callable[[dict[str, Any]], None]]] = []
+        self.refuses = 0
+        self.refusal = ExternalError("no such program")
+
+    def spawn(self, role: str, arguments: Any, **hooks: Any) -> Any:
+        if self.refuses:
+            self.refuses -= 1
+            raise self.refusal
+        self.started.append((hooks["on_exit"], hooks["on_ready"]))
+        number = len(self.started)
+
+        class Child:
+            pid = number
+
+            def terminate(self) -> None:
+                hooks["on_exit"](0)
+
+            kill = terminate
+
+        return Child()
+
+    def start_zygote(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+
+class TestLocalCluster:
+    def test_follows_the_jobmanager_over_its_deaths(self) -> None:
+        jobmanagers, restarts = Jobmanagers(), list[int]()
+        cluster = LocalCluster(
+            jobmanagers, Lines(), VirtualClock(), SystemThreads(), on_restart=restarts.append
+        )
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        assert (cluster.address(), cluster.pid, cluster.restarts) == ("one", 1, 0)
+        exited(-9)
+        threading.Timer(0.05, lambda: jobmanagers.started[1][1]({"address": "two"})).start()
+        assert (cluster.address(), cluster.pid, cluster.exits) == ("two", 2, (-9,))
+        assert restarts == [-9]
+        cluster.close()
+        assert cluster.restarts == 1
+        assert len(jobmanagers.started) == 2
+
+    def test_is_given_up_when_the_jobmanager_does_not_come_up(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        for number in range(FAILED_STARTS_MAX):
+            jobmanagers.started[number][0](1)
+        assert len(jobmanagers.started) == FAILED_STARTS_MAX
+        assert clock.now > 1
+        for question in (cluster.address, lambda: cluster.client().wait(A)):
+            with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
+                question()
+        assert clock.now < PATIENCE_S  # nobody waits for what does not come
+        cluster.close()
+
+    def test_waits_for_the_jobmanager_so_long_and_no_longer(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tidegate.controlplane.client.local.START_TIMEOUT_S", 0.01)
+        cluster = LocalCluster(Jobmanagers(), Lines(), VirtualClock(), SystemThreads())
+        with pytest.raises(RpcError, match=r"not up after 0\.01 s: its log jobmanager\.log"):
+            cluster.address()
+        cluster.close()
+
+    def test_says_when_nothing_can_be_started(self) -> None:
+        jobmanagers = Jobmanagers()
+        jobmanagers.refuses = FAILED_STARTS_MAX
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
+        with pytest.raises(ExternalError):
+            cluster.address()
+        cluster.close()
+
+    def test_waits_while_the_system_refuses_the_jobmanager(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        jobmanagers.refusal = ResourceExhaustedError("no process id")
+        jobmanagers.refuses = 10 * FAILED_STARTS_MAX
+        exited(-9)
+        jobmanagers.started[1][0](NO_RESOURCES)  # it started, and got no memory
+        jobmanagers.started[2][1]({"address": "two"})
+        assert cluster.address() == "two"
+        cluster.close()
+
+    def test_is_given_up_when_the_system_refuses_for_long(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        jobmanagers.refusal = ResourceExhaustedError("no process id")
+        jobmanagers.refuses = 100_000
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        assert REFUSED_S_MAX <= clock.now < REFUSED_S_MAX + 2
+        with pytest.raises(ResourceExhaustedError, match="for 120 s: no process id"):
+            cluster.address()
+        cluster.close()
+
+    def test_is_waited_for_longer_than_its_starts_may_be_refused(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        assert cluster.client()._patience_s > 2 * REFUSED_S_MAX
+        cluster.close()
+
+    def test_says_no_word_of_resources_where_the_start_fails_of_something_else(self) -> None:
+        jobmanagers = Jobmanagers()
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
+        jobmanagers.started[0][0](NO_RESOURCES)
+        jobmanagers.refuses = FAILED_STARTS_MAX
+        jobmanagers.started[1][0](1)
+        with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
+            cluster.address()
+        cluster.close()
+
+    def test_tries_again_where_a_jobmanager_cannot_be_started_for_a_moment(self) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        exited, ready = jobmanagers.started[0]
+        ready({"address": "one"})
+        jobmanagers.refuses = FAILED_STARTS_MAX - 1
+        exited(-9)
+        jobmanagers.started[1][1]({"address": "two"})
+        assert cluster.address() == "two"
+        assert clock.now > 1
+        cluster.close()

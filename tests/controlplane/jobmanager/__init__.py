@@ -1,0 +1,1 @@
+"""Tests of the JobManager: Dispatcher, ResourceManager, leadership and the job store."""

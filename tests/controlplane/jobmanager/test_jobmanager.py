@@ -1,0 +1,200 @@
+"""The JobManager's shell: what it does with a message before either machine sees it.
+
+Method: the true shell and the true machines; what they would have the loop and the store do is
+kept instead of done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.controlplane.jobmanager.test_cluster_settings import submission
+from tests.controlplane.jobmanager.test_connections import Rpc
+from tidegate.config import Config
+from tidegate.config_load import load
+from tidegate.controlplane.jobmanager import dispatcher_events as jobs
+from tidegate.controlplane.jobmanager.connections import Connections
+from tidegate.controlplane.jobmanager.dispatcher import Dispatcher
+from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
+from tidegate.controlplane.jobmanager.service import JobManager
+from tidegate.controlplane.loop import PendingRequest
+from tidegate.drivers.threads import SystemThreads
+from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.job_state import JobState
+from tidegate.protocol.messages import (
+    GetJob,
+    JobReport,
+    Message,
+    Refused,
+    RegisterJobMaster,
+    RegisterTaskManager,
+    ReportJob,
+    RequestSlots,
+    StoredCode,
+    Submission,
+    SubmitJob,
+    TaskManagerAccepted,
+)
+from tidegate.protocol.versions import PYTHON, TIDEGATE
+
+EPOCH = LeaderEpoch(7)
+PASSWORD = "kafka.properties.sasl.password"
+
+
+class Processes:
+    """Starts nothing; `exits` are what to call when one ends, by its pid."""
+
+    def __init__(self) -> None:
+        self.exits: dict[int, Any] = {}
+        self.killed: list[int] = []
+
+    def spawn(self, _role: str, _arguments: Any, *, on_exit: Any, **_others: Any) -> Any:
+        pid = 100 + len(self.exits)
+        self.exits[pid] = on_exit
+        return SimpleNamespace(pid=pid, kill=lambda: self.killed.append(pid))
+
+
+class Shell:
+    """A JobManager whose own settings are these."""
+
+    manager: JobManager
+
+    def __init__(self, *, standing: bool, **own: str) -> None:
+        self.rpc = Rpc()
+        self.processes = Processes()
+        self.stored: list[Submission] = []
+        config = load(command_line={key.replace("__", "."): value for key, value in own.items()})
+        parts: dict[str, Any] = {
+            "loop": SimpleNamespace(submit=lambda call, *_: call(), post=self._post),
+            "store": SimpleNamespace(
+                put_submission=lambda submission, _: self.stored.append(submission),
+                stored_code=lambda _: None,
+                put_result=lambda _: None,
+                is_leader=lambda epoch: True,
+                accept=lambda _: True,
+            ),
+            "drivers": SimpleNamespace(
+                clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
+            ),
+            "processes": self.processes,
+        }
+        self.manager = JobManager(
+            epoch=EPOCH,
+            address="jobmanager",
+            config=config,
+            dispatcher=Dispatcher("cluster", EPOCH, 1000),
+            resources=ResourceManager(EPOCH, 0, 1000),
+            connections=Connections(self.rpc, SystemThreads()),
+            standing=standing,
+            **parts,
+        )
+
+    def _post(self, event: Any) -> None:
+        self.manager.handle(event)
+
+    def ask(self, message: Message) -> Message | None:
+        """The reply, if there is one at once."""
+        answers: list[Message] = []
+        question: Any = SimpleNamespace(put=answers.append)
+        self.manager.handle(PendingRequest(message, question))
+        return answers[0] if answers else None
+
+
+def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_connection() -> None:
+    shell = Shell(standing=True)
+    join = RegisterTaskManager(
+        id=TaskManagerId("x"),
+        epoch=None,
+        address="h:1",
+        slots=1,
+        pid=1,
+        tidegate_version=TIDEGATE,
+        python_version=PYTHON,
+    )
+    shell.manager.connections.call("h:1", join)
+    assert shell.ask(join) == TaskManagerAccepted(epoch=EPOCH)
+    assert shell.rpc.closed == ["h:1"]
+
+
+def test_a_submission_with_a_secret_that_a_standing_cluster_lacks_is_refused() -> None:
+    given = submission(load(command_line={PASSWORD: "s3cr3t"}).to_dict())
+    shell = Shell(standing=True)
+    reply = shell.ask(SubmitJob(submission=given))
+    assert isinstance(reply, Refused)
+    assert f"{PASSWORD} is a secret that the JobManager does not have" in reply.reason
+    assert shell.stored == []
+    knows = Shell(standing=True, kafka__properties__sasl__password="s3cr3t")
+    assert knows.ask(SubmitJob(submission=given)) is None
+    assert [each.job for each in knows.stored] == ["a"]
+
+
+def test_a_standing_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own() -> None:
+    given = submission(load(command_line={"state.directory": "/theirs"}).to_dict())
+    for standing, directory in ((True, "/ours"), (False, "/theirs")):
+        shell = Shell(standing=standing, state__directory="/ours")
+        shell.ask(SubmitJob(submission=given))
+        (stored,) = shell.stored
+        assert Config.from_dict(stored.settings).state.directory == directory
+
+
+def test_slots_are_given_to_the_present_jobmaster_only() -> None:
+    request = RequestSlots(
+        job=JobName("a"), epoch=EPOCH, attempt=Attempt(1), count=1, jobmaster_address="h:9"
+    )
+    refused = Refused(reason="the sender is not the JobMaster of a any more")
+    assert Shell(standing=True).ask(request) == refused
+
+
+def test_a_report_says_which_jobmanager_shows_it() -> None:
+    shell = Shell(standing=True)
+    shell.ask(SubmitJob(submission=submission(Config().to_dict())))
+    report = shell.ask(GetJob(job=JobName("a")))
+    assert isinstance(report, JobReport)
+    assert report.epoch == EPOCH
+
+
+def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told_of() -> None:
+    shell, job = Shell(standing=False), JobName("a")
+    submit = SubmitJob(submission=submission(Config().to_dict()))
+
+    shell.ask(submit)
+    shell.manager.handle(jobs.SubmissionStored(job=job))
+    shell.ask(
+        RegisterJobMaster(
+            job=job,
+            epoch=EPOCH,
+            address="h:1",
+            pid=100,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
+        )
+    )
+    finished = JobReport(job=job, state=JobState.FINISHED, attempt=1, jobmaster_pid=100)
+    shell.ask(ReportJob(epoch=EPOCH, report=finished))
+    shell.manager.handle(jobs.ResultStored(job=job))
+    shell.ask(submit)
+    assert shell.processes.killed == [100]
+    shell.manager.handle(jobs.SubmissionStored(job=job))
+    shell.processes.exits[100](-9)
+    report = shell.ask(GetJob(job=job))
+    assert isinstance(report, JobReport)
+    assert [(each.pid, each.status) for each in report.exits] == [(100, -9)]
+    shell.manager.end_children()
+    assert shell.processes.killed == [100, 101]
+
+
+@pytest.mark.parametrize("standing", [True, False])
+def test_code_that_is_not_what_the_submission_names_is_refused(*, standing: bool) -> None:
+    code = StoredCode(digest=hashlib.sha256(b"files").hexdigest(), size=5)
+    given = msgspec.structs.replace(submission(Config().to_dict()), code=code)
+    shell = Shell(standing=standing)
+    reply = shell.ask(SubmitJob(submission=given, code=b"filez"))
+    assert isinstance(reply, Refused)
+    assert "code of job a was damaged on its way" in reply.reason
+    assert shell.ask(SubmitJob(submission=given, code=b"files")) is None
+    assert [each.code for each in shell.stored] == [code]

@@ -1,0 +1,181 @@
+"""JobMasters that do not come up: which starts count, and what becomes of the job."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.controlplane.jobmanager.dispatching import EPOCH, A, Shell, submission
+from tests.controlplane.parts import registration
+from tidegate.controlplane.jobmanager import dispatcher_events as j
+from tidegate.controlplane.jobmanager.dispatcher import FAILED_STARTS_MAX, HELD_UP_MS, START_MS_MAX
+from tidegate.controlplane.jobmanager.job_record import Phase
+from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
+from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
+from tidegate.protocol.messages import Acknowledge, Refused, StopJob, SubmitJob
+
+
+def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
+    shell: Shell,
+) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    for _ in range(2 * FAILED_STARTS_MAX):
+        assert shell.machine.phase(A) is not Phase.ENDING
+        shell.event(j.StartDelayElapsed(job=A, start=shell.start_number()))
+        shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
+        shell.exits(1)
+        shell.machine.validate()
+    stored = shell.last(j.StoreResult)
+    assert isinstance(stored, j.StoreResult)
+    assert stored.report.state == "FAILED"
+    assert stored.report.error is not None
+    assert stored.report.error.kind == "StartFailedError"
+    assert "transactions may stay open" in stored.report.error.message
+
+
+def test_a_jobmaster_that_never_comes_through_its_import_is_followed_by_one_that_only_closes(
+    running: Shell,
+) -> None:
+    for pid in range(101, 101 + FAILED_STARTS_MAX):
+        running.exits(-11)
+        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        assert running.imports(pid).close_only is None, "the first had reported"
+    running.exits(-11)
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    failure = running.imports(200).close_only
+    assert failure is not None
+    assert "ended with status -11" in failure.message
+    assert "transactions may stay open" not in failure.message
+    running.report(200, "CLOSING")
+    assert running.machine.phase(A) is Phase.RUNNING
+    running.exits(-9)
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    assert running.imports(201).close_only == failure, "the next one goes on with that"
+    running.report(201, "FAILED")
+    stored = running.last(j.StoreResult)
+    assert isinstance(stored, j.StoreResult)
+    assert stored.report.state == "FAILED"
+
+
+@pytest.mark.parametrize("status", [None, NO_RESOURCES])
+def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
+    running: Shell, status: int | None
+) -> None:
+    running.exits(-9)
+    for _ in range(2 * FAILED_STARTS_MAX):
+        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.now_ms += 1_000
+        (_, waits) = running.event(
+            j.JobMasterExited(
+                job=A,
+                start=running.start_number(),
+                status=status,
+                reason="no process id",
+                refused=status is None,
+            )
+        )
+        assert isinstance(waits, j.ScheduleStart)
+        assert waits.after_ms == REFUSED_START_PAUSE_MS
+        running.machine.validate()
+    shown = running.shown()
+    assert "refuses the JobMaster of a a resource: no process id" in shown.waiting_for
+    assert (shown.waiting_since_ms, shown.restarts) == (1_001_000, 1), "the kill was one restart"
+    assert shown.start_refused == f"{shown.waiting_for.split(';')[0]}."
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.imports(200)
+    shown = running.shown()
+    assert (shown.waiting_for, shown.waiting_since_ms, shown.start_refused) == ("", 0, "")
+    assert shown.state == "RECOVERING", "of the rest the last word holds until it reports"
+
+
+def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
+    """A standing JobManager starts nothing before the storage says that it leads."""
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.now_ms += HELD_UP_MS
+    shell.event(j.DispatcherTick())
+    assert shell.shown().start_refused == "", "a start may take a moment"
+    shell.now_ms += 1
+    assert shell.event(j.DispatcherTick()) == []
+    shown = shell.shown()
+    assert "does not confirm that this JobManager still leads" in shown.start_refused
+    assert shown.waiting_since_ms == 1_000_000 + shell.now_ms
+    shell.now_ms += 1_000
+    shell.event(j.DispatcherTick())
+    assert shell.shown().waiting_since_ms == shown.waiting_since_ms
+    shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=101))
+    shell.now_ms += HELD_UP_MS + 1
+    assert shell.event(j.DispatcherTick()) == [], "it imports"
+    shell.register(101)
+    assert shell.shown().start_refused == ""
+
+
+def test_a_cancel_is_carried_out_by_a_jobmaster_that_starts_late(running: Shell) -> None:
+    running.exits(-9)
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    refused = j.JobMasterExited(
+        job=A, start=running.start_number(), status=None, reason="no process id", refused=True
+    )
+    running.event(refused)
+    cancel = StopJob(job=A, final_checkpoint=False)
+    assert running.ask(cancel) == Acknowledge()
+    assert running.shown().start_refused, "whoever asked can see that it takes longer"
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.started(200)
+    running.event(j.DispatcherTick())
+    told = running.last(j.ForwardStop)
+    assert isinstance(told, j.ForwardStop)
+    assert (told.message, told.address) == (cancel, "master 200")
+
+
+def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell) -> None:
+    for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
+        running.exits()
+        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.imports(pid)
+        if pid % FAILED_STARTS_MAX == 0:
+            running.report(pid)
+    assert running.machine.phase(A) is Phase.RUNNING
+
+
+def test_a_jobmaster_of_another_version_is_put_off_and_named(running: Shell) -> None:
+    """The package was upgraded under a JobManager that runs."""
+    running.exits(-9)
+    for _ in range(2 * FAILED_STARTS_MAX):
+        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.event(j.JobMasterStarted(job=A, start=running.start_number(), pid=300))
+        newer = msgspec.structs.replace(
+            registration(A, EPOCH, "master 300", 300), tidegate_version="999.0"
+        )
+        assert isinstance(running.ask(newer), Refused)
+        waits = running.exits(1)[-1]
+        assert isinstance(waits, j.ScheduleStart)
+        running.machine.validate()
+    shown = running.shown()
+    assert "999.0" in shown.waiting_for
+    assert "Restart the JobManager" in shown.start_refused
+    assert shown.restarts == 1, "the kill was one restart"
+
+
+def test_a_jobmaster_whose_storage_hangs_is_no_failed_start(running: Shell) -> None:
+    for pid in range(101, 101 + 2 * FAILED_STARTS_MAX):
+        running.exits(STORAGE_HANGS)
+        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        assert running.imports(pid).close_only is None
+        running.report(pid, "RECOVERING", attempt=0, planned=False)
+
+
+def test_a_jobmaster_that_imports_is_not_through_and_may_be_silent(running: Shell) -> None:
+    running.exits(-9)
+    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.imports(101)
+    running.report(101, "RECOVERING", attempt=0, planned=False)
+    running.now_ms += START_MS_MAX
+    assert running.event(j.DispatcherTick()) == []
+    running.report(101, "RUNNING")
+    running.report(101, "RECOVERING", attempt=0, planned=False)  # and plans once more
+    running.now_ms += START_MS_MAX
+    assert running.event(j.DispatcherTick()) == []
+    running.now_ms += 1
+    assert isinstance(running.event(j.DispatcherTick())[0], j.KillJobMaster)

@@ -1,0 +1,238 @@
+"""Failures in the threads of the journal that no driver translates.
+
+A failure of the operating system (OSError, MemoryError, a thread that cannot start) ends the
+attempt, and the job restarts. A bug ends the process. Neither is lost in a pool's future.
+"""
+
+from __future__ import annotations
+
+import errno
+import queue
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
+
+import pytest
+
+from tests.commit.quiet import manifest
+from tests.controlplane.jobmaster.test_journal_work import at_offset, closed, entries, work
+from tidegate.commit.effects import (
+    CreateEntry,
+    Effect,
+    ListObjects,
+    ListTransactions,
+    TopicIds,
+    WriteObject,
+)
+from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
+from tidegate.errors import (
+    InternalError,
+    ResourceExhaustedError,
+    SystemCallError,
+    TidegateError,
+    is_recoverable,
+)
+
+DISK_FAILED = OSError(errno.EIO, "Input/output error", "somewhere")
+NO_FILES = OSError(errno.EMFILE, "Too many open files")
+
+
+def failing(error: BaseException) -> Callable[..., NoReturn]:
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fails
+
+
+def once(made: JournalWorker, kind: type[Effect], error: BaseException) -> None:
+    """The next effect of a kind fails, those behind it do not."""
+    actions = made.journal._runner()._actions
+    real = actions[kind]
+
+    def fails(_: Effect) -> NoReturn:
+        actions[kind] = real
+        raise error
+
+    actions[kind] = fails
+
+
+def claimed(posted: queue.SimpleQueue[Any]) -> JournalWorker:
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    return made
+
+
+# --- sweeps -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bug", [KeyError("a bug"), RuntimeError("a bug"), InternalError("a bug")], ids=repr
+)
+def test_a_bug_in_a_sweep_is_raised_in_the_loop(bug: Exception) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    made.journal._runner()._actions[ListTransactions] = failing(bug)
+    made.fence_zombies()
+    with pytest.raises(type(bug), match="a bug"):
+        posted.get(timeout=10)()
+
+
+@pytest.mark.parametrize("error", [DISK_FAILED, NO_FILES], ids=repr)
+def test_a_sweep_that_the_system_fails_is_told_and_repeated(
+    error: OSError, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = claimed(queue.SimpleQueue())
+    swept = queue.SimpleQueue[str]()
+    once(made, ListTransactions, error)
+    made.fence_zombies()
+    made._sweeper.submit(lambda: swept.put("the first one"))
+    assert swept.get(timeout=10) == "the first one"
+    assert "the sweep failed and is repeated" in caplog.text
+
+    def listing(_: ListTransactions) -> dict[str, str]:
+        swept.put("again")
+        return {}
+
+    made.journal._runner()._actions[ListTransactions] = listing
+    made.fence_zombies()
+    assert swept.get(timeout=10) == "again"
+
+
+# --- attempts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("foreign", "kind"),
+    [
+        (DISK_FAILED, SystemCallError),
+        (NO_FILES, ResourceExhaustedError),
+        (MemoryError(), ResourceExhaustedError),
+        (RuntimeError("can't start new thread"), ResourceExhaustedError),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("where", ["an effect", "a driver"])
+def test_a_recovery_that_the_system_fails_is_repeated(
+    foreign: Exception, kind: type[TidegateError], where: str
+) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    if where == "an effect":
+        made.journal._runner()._actions[ListObjects] = failing(foreign)
+    else:
+        made.journal._effects = None
+        cast("Any", made.journal._drivers).transaction_log = failing(foreign)
+    outcomes: list[Any] = []
+    made.recover(cast("Any", SimpleNamespace(graph=[])), lambda _: None, outcomes.append)
+    posted.get(timeout=10)()
+    (outcome,) = outcomes
+    assert type(outcome) is kind
+    assert is_recoverable(outcome)
+    assert outcome.__cause__ is foreign, "its traceback says where it came from"
+
+
+def test_a_bug_in_a_recovery_is_raised_in_the_loop() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal._runner()._actions[ListObjects] = failing(KeyError("a bug"))
+    made.recover(cast("Any", SimpleNamespace(graph=[])), lambda _: None, lambda _: None)
+    with pytest.raises(KeyError, match="a bug"):
+        posted.get(timeout=10)()
+
+
+def test_an_attempt_whose_last_look_the_system_fails_ends() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    made.journal._runner()._actions[ListObjects] = failing(DISK_FAILED)
+    outcomes: list[object] = []
+    made.check_ownership(outcomes.append)
+    posted.get(timeout=10)()
+    assert isinstance(outcomes[0], SystemCallError)
+
+
+def published(
+    made: JournalWorker, posted: queue.SimpleQueue[Any], last: str
+) -> tuple[list[str], list[TidegateError]]:
+    """Publish a checkpoint; what was told of it until `last` came, and the errors."""
+    journal = made.journal.claimed
+    assert journal is not None
+    whole = at_offset(manifest(journal, 1), 7)
+    cast("Any", made.journal)._manifest = lambda *_: whole
+    made.journal._runner()._actions[TopicIds] = lambda _: {}
+    told: list[str] = []
+    errors: list[TidegateError] = []
+
+    def failed(error: TidegateError) -> None:
+        told.append("failed")
+        errors.append(error)
+
+    outcome = SimpleNamespace(
+        published=lambda: told.append("published"),
+        not_published=told.append,
+        committed=lambda *_: told.append("committed"),
+        failed=failed,
+    )
+    complete = SimpleNamespace(checkpoint=whole.checkpoint, transactions=())
+    made.publish(cast("Any", complete), cast("Any", outcome))
+    while last not in told:
+        posted.get(timeout=10)()
+    return told, errors
+
+
+def test_without_failures_a_checkpoint_is_published_and_committed() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    assert published(claimed(posted), posted, "committed") == (["published", "committed"], [])
+
+
+def test_a_create_that_the_system_fails_leaves_the_journal_in_doubt() -> None:
+    """It may have been carried out before it failed. A close that did not look would end by a state
+    without that publication, and abort what it names.
+    """
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    once(made, CreateEntry, DISK_FAILED)
+    told, errors = published(made, posted, "failed")
+    assert told == ["failed"]
+    assert isinstance(errors[0], SystemCallError)
+    assert made.journal.claimed is not None
+    assert made.journal.claimed.last_write_unknown
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 3, "two claims and the close"
+
+
+def test_a_manifest_that_the_system_does_not_write_ends_the_attempt() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    once(made, WriteObject, DISK_FAILED)
+    told, errors = published(made, posted, "failed")
+    assert told == ["failed"]
+    assert isinstance(errors[0], SystemCallError)
+    assert made.journal.claimed is not None
+    assert not made.journal.claimed.last_write_unknown
+
+
+@pytest.mark.parametrize(
+    ("step", "before"),
+    [("commit", ["published"]), ("clean_up", ["published", "committed"])],
+)
+def test_what_the_system_fails_behind_a_publication_ends_the_attempt(
+    step: str, before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    monkeypatch.setattr(f"tidegate.controlplane.jobmaster.job_journal.{step}", failing(DISK_FAILED))
+    told, errors = published(made, posted, "failed")
+    assert told == [*before, "failed"]
+    assert isinstance(errors[0], SystemCallError)
+
+
+@pytest.mark.parametrize("kind", [CreateEntry, ListTransactions])
+def test_a_system_that_fails_once_does_not_make_a_failed_job_of_a_finished_one(
+    kind: type[Effect],
+) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    once(made, kind, NO_FILES)
+    assert closed(made, posted) is None
+    number = made.journal._runner().run(entries())
+    assert number == (3 if kind is CreateEntry else 2), "a create that failed leaves a doubt"

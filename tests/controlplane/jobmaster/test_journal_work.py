@@ -1,0 +1,493 @@
+"""The journal's thread: a job whose last publication may stand or not, and one without any."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from tests.commit.quiet import manifest
+from tests.controlplane.jobmaster.test_effects import Clock, Log
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.restore import RestorePlan
+from tidegate.commit.effects import (
+    CreateEntry,
+    DeleteObject,
+    ListObjects,
+    ListTransactions,
+    Procedure,
+    TopicIds,
+)
+from tidegate.commit.journal import claimed
+from tidegate.commit.journal.reading import read_entry, read_journal
+from tidegate.commit.lost_tail import commit_metadata
+from tidegate.commit.publish import publish
+from tidegate.config import Config
+from tidegate.controlplane.jobmaster import restoring as restoring_module
+from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
+from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
+from tidegate.drivers.entropy import SystemEntropy
+from tidegate.drivers.storage import open_store
+from tidegate.drivers.threads import SystemThreads
+from tidegate.errors import (
+    FencedError,
+    JournalLostError,
+    KafkaNotAuthorisedError,
+    NotAllowedError,
+    PipelineError,
+    RefusedError,
+    StorageError,
+    UserCodeError,
+)
+from tidegate.ids import CheckpointId, JobName, JournalNumber, Uid
+from tidegate.ports.kafka import GroupCommit
+from tidegate.protocol.snapshots import SourceSplit
+from tidegate.stream_elements import TopicPartition
+
+
+def work(
+    posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True
+) -> JournalWorker:
+    submission = SimpleNamespace(
+        job=JobName("job"),
+        id="s1",
+        working_folder="/",
+        restore="latest",
+        accept_loss=False,
+        take_over=False,
+        restore_to_other_cluster=False,
+        claimed_attempt=0,
+        bounded=False,
+        ends=(),
+    )
+    made = JournalWorker(
+        cast("Any", submission),
+        Config(),
+        cast(
+            "Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy(), clock=Clock())
+        ),
+        posted.put,
+        wanted=wanted,
+    )
+    store = open_store("memory:///")
+    made.journal.storage = cast(
+        "Any", SimpleNamespace(wait_until_there=lambda _: None, identity="s", calls=None)
+    )
+    made.journal._effects = EffectRunner(
+        store,
+        cast("Any", Log()),
+        Clock(),
+        SystemThreads(),
+        nonce=lambda: "nonce",
+    )
+    return made
+
+
+def closed(made: JournalWorker, posted: queue.SimpleQueue[Any]) -> object:
+    outcomes: list[object] = []
+    made.close("failed", "", outcomes.append)
+    posted.get(timeout=10)()
+    return outcomes[0]
+
+
+def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    journal = made.journal._claim()
+    journal.last_write_unknown = True
+    made.journal.claimed = journal
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 3, "two claims and the close"
+
+
+def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_they_begin() -> None:
+    """What they opened after its successor had closed the job, nobody would end. Seen in the
+    simulator, with two JobManagers of which each thought that it led.
+    """
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    outcomes: list[object] = []
+    made.check_ownership(outcomes.append)
+    posted.get(timeout=10)()
+    assert outcomes == [None]
+    successor = work(posted)
+    successor.journal._effects = made.journal._effects
+    successor.journal.claimed = successor.journal._claim()
+    made.check_ownership(outcomes.append)
+    posted.get(timeout=10)()
+    assert isinstance(outcomes[1], FencedError)
+    assert "attempt 2 has claimed the job" in str(outcomes[1])
+
+
+def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+
+    def overtaken(_job: JobName, number: int) -> Procedure[bool]:
+        assert number == 1
+        yield from ()
+        return True
+
+    monkeypatch.setattr(claimed, "_is_superseded", overtaken)
+    outcomes: list[object] = []
+    made.check_ownership(outcomes.append)
+    posted.get(timeout=10)()
+    assert isinstance(outcomes[0], FencedError)
+
+
+def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
+    """One hiccup of the storage must not cost an attempt."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    outcomes: list[object] = []
+
+    def fails(*_: object, **__: object) -> None:
+        raise StorageError("no answer")
+
+    cast("Any", made)._runner = lambda: SimpleNamespace(run=fails)
+    made.check_ownership(outcomes.append)
+    posted.get(timeout=10)()
+    assert outcomes == [None]
+
+
+def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:
+    """Seen in the kill matrix: it read on, claimed, and the job ended as deposed by nobody."""
+    asked: list[bool] = []
+
+    def wanted() -> bool:
+        asked.append(len(asked) == 0)
+        return asked[-1]
+
+    made = work(queue.SimpleQueue(), wanted)
+    actions, clock = made.journal._runner()._actions, made.journal._drivers.clock
+    listing = actions[ListObjects]
+
+    def standing_still(effect: ListObjects) -> Any:
+        clock.sleep(60.0)
+        return listing(effect)
+
+    actions[ListObjects] = standing_still
+    with pytest.raises(ProcedureStopped):
+        made.journal._claim()
+    assert asked == [True, False]
+    assert made.journal._runner().run(entries()) == 0
+
+
+def test_a_recovery_does_not_wait_for_what_a_publication_asks_in_vain() -> None:
+    """Rights were taken away: readers failed of it, and the publication asked for 30 s more."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    journal = made.journal.claimed = made.journal._claim()
+    published = at_offset(manifest(journal, 1), 7, topic_id="id")
+    cast("Any", made.journal)._manifest = lambda *_: published
+    asked: list[object] = []
+
+    def denied(effect: TopicIds) -> Any:
+        asked.append(effect)
+        if len(asked) == 2:
+            made.abandon()
+        raise KafkaNotAuthorisedError("not allowed to describe it")
+
+    made.journal._runner()._actions[TopicIds] = denied
+    outcomes: list[str] = []
+    complete = SimpleNamespace(checkpoint=published.checkpoint, transactions=())
+    made.publish(cast("Any", complete), cast("Any", SimpleNamespace(not_published=outcomes.append)))
+    while not outcomes:
+        posted.get(timeout=10)()
+    assert outcomes == ["not allowed to describe it"]
+    assert len(asked) == 2
+
+
+def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 2
+
+
+def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    actions = made.journal._runner()._actions
+    create, failures = actions[CreateEntry], [StorageError("a hiccup")]
+
+    def failing(effect: CreateEntry) -> Any:
+        if failures:
+            raise failures.pop()
+        return create(effect)
+
+    actions[CreateEntry] = failing
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 2
+
+
+def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    made.journal.claimed = made.journal._claim()
+    assert closed(made, posted) is None
+    made.journal.claimed.last_write_unknown = True
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 2, "it was not claimed again"
+
+
+def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
+    """Without a broker one takes for ever, and each ten seconds would bring another."""
+    made = work(queue.SimpleQueue())
+    made.journal.claimed = made.journal._claim()
+    actions = made.journal._runner()._actions
+    begun, listing, answers = queue.SimpleQueue[int](), [0], queue.SimpleQueue[Any]()
+
+    def hanging(_: ListTransactions) -> Any:
+        listing[0] += 1
+        begun.put(listing[0])
+        return answers.get(timeout=10)
+
+    actions[ListTransactions] = hanging
+    for _ in range(5):
+        made.fence_zombies()
+    assert begun.get(timeout=10) == 1
+    answers.put({})
+    made._sweeper.submit(lambda: begun.put(0))
+    assert begun.get(timeout=10) == 0, "nothing has waited in between"
+    made.fence_zombies()
+    assert begun.get(timeout=10) == 2, "the next one is made"
+    answers.put({})
+
+
+def test_a_failed_job_whose_submission_never_claimed_leaves_the_journal_alone() -> None:
+    """A refused run changes nothing, whatever an earlier run has left."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = work(posted)
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(entries()) == 0, "nothing has run"
+    made.journal._claim()
+    later = work(posted)
+    later.journal._submission = cast(
+        "Any", SimpleNamespace(**{**vars(made.journal._submission), "id": "s2"})
+    )
+    later.journal._effects = made.journal._effects
+    assert closed(later, posted) is None
+    assert made.journal._runner().run(entries()) == 1, "the claim of another submission stands"
+
+
+def test_without_a_plan_a_job_is_settled_and_closed_by_its_own_claim() -> None:
+    """Its module cannot be imported any more, after a JobMaster was killed."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    first = work(posted)
+    first.journal._claim()
+    made = work(posted)
+    made.journal._effects = first.journal._effects
+    asked: list[object] = []
+    with pytest.raises(PipelineError, match="no module"):
+        made.journal._recover(PipelineError("there is no module"), asked.append)
+    assert posted.empty(), "no slot is asked for"
+    assert closed(made, posted) is None
+    assert made.journal._runner().run(kinds()) == ["claim", "claim", "closed"]
+
+
+def test_without_a_plan_a_job_that_has_never_run_claims_nothing() -> None:
+    made = work(queue.SimpleQueue())
+    with pytest.raises(PipelineError, match="no module"):
+        made.journal._recover(PipelineError("there is no module"), lambda _: None)
+    assert made.journal._runner().run(entries()) == 0
+
+
+def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
+    first = work(queue.SimpleQueue())
+    first.journal._claim()
+    made = work(queue.SimpleQueue())
+    made.journal._effects, made.journal._claimed_attempt = (
+        first.journal._effects,
+        first.journal._claimed_attempt,
+    )
+    with pytest.raises(UserCodeError, match="is down"):
+        made.journal._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made.journal._runner().run(kinds()) == ["claim", "claim"]
+
+
+def test_without_a_plan_a_submission_that_has_not_run_does_not_claim_yet() -> None:
+    """Its first claim compares the journal with the groups of the sources, which the plan names."""
+    made = work(queue.SimpleQueue())
+    with pytest.raises(UserCodeError, match="is down"):
+        made.journal._recover(UserCodeError("the database is down"), lambda _: None)
+    assert made.journal._runner().run(entries()) == 0
+
+
+def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -> None:
+    made = work(queue.SimpleQueue())
+    journal = made.journal._claim()
+    made.journal._runner().run(publish(journal, manifest(journal, 1, final=True), ()))
+    posted = cast("queue.SimpleQueue[Any]", made._post.__self__)  # type: ignore[attr-defined]
+    assert made.journal._recover(PipelineError("there is no module"), lambda _: None).finished
+    assert posted.empty(), "no slot is asked for"
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
+    final: bool,
+) -> None:
+    """Its topic may be gone by then; the job is finished all the same."""
+    made = work(queue.SimpleQueue())
+    journal = made.journal._claim()
+    made.journal._runner().run(publish(journal, manifest(journal, 1, final=final), ()))
+
+    def deleted(_: object) -> Any:
+        raise RefusedError("there is no topic orders")
+
+    cast("Any", made.journal._drivers).kafka_admin = deleted
+    plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    if final:
+        assert made.journal._recover(plan, lambda _: None).finished
+    else:
+        with pytest.raises(RefusedError, match="no topic"):
+            made.journal._recover(plan, lambda _: None)
+
+
+def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retraction during the recovery leads to an older one than the claim has checked."""
+    made = work(queue.SimpleQueue())
+    made.journal._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    cast("Any", made.journal._drivers).kafka_admin = lambda _: Admin()
+    journal = made.journal._claim()
+    older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")
+    made.journal._runner().run(publish(journal, older, ()))
+    with pytest.raises(RefusedError, match=r"belongs to Kafka cluster c0, but .* cluster c1"):
+        made.journal._restoration(journal)
+
+    seen: list[bool] = []
+
+    def restoring(*_: object, on_other_cluster: bool, **__: object) -> RestorePlan:
+        seen.append(on_other_cluster)
+        return RestorePlan(keyed=(), splits=(), new_partitions=())
+
+    monkeypatch.setattr(restoring_module, "restore", restoring)
+    consented = JournalNumber(journal.state.number + 1)
+    journal.state = msgspec.structs.replace(journal.state, moved=consented)
+    made.journal._restoration(journal)
+    made.journal._runner().run(publish(journal, manifest(journal, 2), ()))
+    made.journal._restoration(journal)
+    assert seen == [True, False]
+
+
+def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
+    """The consent of `take_over` is used up, and a job without transactions has no ids in Kafka."""
+    made = work(queue.SimpleQueue())
+    cast("Any", made.journal._submission).take_over = True
+    made.journal._claim()
+    runner = made.journal._runner()
+    for path in runner.perform(ListObjects(prefix="job")):
+        runner.perform(DeleteObject(path=path))
+    with pytest.raises(JournalLostError, match="is not there in checkpoint"):
+        made.journal._claim()
+    assert runner.run(entries()) == 0
+
+    restarted = work(queue.SimpleQueue())
+    restarted.journal._effects, restarted.journal._claimed_attempt = runner, 1
+    with pytest.raises(JournalLostError, match="is not mounted, or is an older copy"):
+        restarted.journal._claim()
+    assert runner.run(entries()) == 0
+
+
+def with_offset(made: JournalWorker, counter: int, offset: int) -> None:
+    journal = made.journal.claimed
+    assert journal is not None
+    made.journal._runner().run(publish(journal, at_offset(manifest(journal, counter), offset), ()))
+
+
+def at_offset(published: Manifest, offset: int, topic_id: str = "") -> Manifest:
+    split = SourceSplit(source=Uid("in"), topic="t", partition=0, offset=offset, topic_id=topic_id)
+    (part,) = published.subtasks
+    part = msgspec.structs.replace(part, splits=(split,))
+    return msgspec.structs.replace(published, subtasks=(part,))
+
+
+def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
+    made = work(queue.SimpleQueue())
+    made.journal.claimed = made.journal._claim()
+    with_offset(made, 1, 100)
+    with_offset(made, 2, 250)
+    again = work(queue.SimpleQueue())
+    again.journal._effects = made.journal._effects
+    submission = cast("Any", again.journal._submission)
+    submission.id, submission.restore = "s2", "1-1"
+    journal = again.journal._claim()
+    assert again.journal._read_again(journal) == "t-0 offsets 100 to 249"
+    submission.restore = "latest"
+    assert again.journal._read_again(journal) == ""
+    submission.restore = "1-1"
+    journal.before = msgspec.structs.replace(journal.before, submission="s2")
+    assert again.journal._read_again(journal) == "", "it was told with the first attempt"
+
+
+def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = work(queue.SimpleQueue())
+    plan = cast("Any", SimpleNamespace(graph=[SimpleNamespace(kind="source", id="in")]))
+    groups: list[str] = []
+
+    class Groups(Admin):
+        def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
+            groups.append(group)
+            metadata = commit_metadata("nonce", CheckpointId.parse("1-9"))
+            return {TopicPartition("t", 0): GroupCommit(7, metadata)}
+
+    cast("Any", made.journal._drivers).kafka_admin = lambda _: Groups()
+    made.journal._claim_for(plan)
+    made.journal._claim_for(plan)
+    assert groups == ["tidegate.job.in"], "once for each process"
+    successor = work(queue.SimpleQueue())
+    successor.journal._effects = made.journal._effects
+    cast("Any", successor.journal._drivers).kafka_admin = lambda _: Groups()
+    with pytest.raises(JournalLostError, match="offsets of checkpoint 1-9"):
+        successor.journal._claim_for(plan)
+
+    class NotAllowed(Admin):
+        def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
+            raise NotAllowedError(f"no right on group {group}")
+
+    cast("Any", successor.journal._drivers).kafka_admin = lambda _: NotAllowed()
+    assert successor.journal._claim_for(plan).attempt == 3
+    assert "the offsets of the consumer groups are not compared" in caplog.text
+
+
+class Admin:
+    """A topic of one partition, to which somebody writes."""
+
+    end = 0
+
+    def partitions(self, topic: str) -> int:
+        return 1
+
+    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(origins, 0)
+
+    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(origins, self.end)
+
+    def close(self) -> None:
+        pass
+
+
+def kinds() -> Procedure[list[str]]:
+    number = yield from entries()
+    found = []
+    for each in range(1, number + 1):
+        entry = yield from read_entry(JobName("job"), each)
+        found.append(type(entry).__name__.lower())
+    return found
+
+
+def entries() -> Procedure[int]:
+    state = yield from read_journal(JobName("job"))
+    return state.number

@@ -1,0 +1,1 @@
+"""Tests of the TaskManager: its machine, and its registration."""

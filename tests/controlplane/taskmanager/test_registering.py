@@ -1,0 +1,69 @@
+"""How a TaskManager talks to its JobManager: how it registers, and how long it waits for a reply.
+
+One that was started here fails at once where nobody answers, a standing one waits.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.controlplane.client.test_client import Lines
+from tests.controlplane.test_loop import VirtualClock
+from tidegate.config import Config
+from tidegate.controlplane.taskmanager.service import _answer_s, _heartbeat_s, _register, _Service
+from tidegate.errors import RpcError
+from tidegate.ids import LeaderEpoch, TaskManagerId
+from tidegate.protocol.messages import RegisterTaskManager, TaskManagerAccepted
+from tidegate.protocol.versions import PYTHON, TIDEGATE
+
+JOINS = RegisterTaskManager(
+    id=TaskManagerId("x"),
+    epoch=None,
+    address="a:1",
+    slots=1,
+    pid=1,
+    tidegate_version=TIDEGATE,
+    python_version=PYTHON,
+)
+ACCEPTED = TaskManagerAccepted(epoch=LeaderEpoch(3))
+
+
+def test_a_standing_one_waits_for_as_long_as_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+    lines = Lines(*[RpcError("nobody answers")] * 200, ACCEPTED)
+    assert _register(lines.connect("jm"), JOINS, VirtualClock(), math.inf) == ACCEPTED
+    assert {message for _, message in lines.calls} == {JOINS}
+    told = [record.message for record in caplog.records]
+    assert told == ["waiting for the JobManager: nobody answers"] * 4, "every 30 s of 100"
+
+
+def test_one_that_was_started_by_a_jobmanager_does_not_wait() -> None:
+    lines = Lines(RpcError("nobody answers"))
+    with pytest.raises(RpcError):
+        _register(lines.connect("jm"), JOINS, VirtualClock(), 0.0)
+    assert len(lines.calls) == 1
+
+
+@pytest.mark.parametrize("standing", [True, False])
+@pytest.mark.parametrize(
+    ("interval", "timeout"), [("1 s", "15 s"), ("1 s", "3 s"), ("5 s", "15 s"), ("2 s", "30 s")]
+)
+def test_behind_a_lost_heartbeat_there_is_time_for_another(
+    interval: str, timeout: str, standing: bool
+) -> None:
+    """A connection that has gone silent is found out by it, and the next one has a new one."""
+    cluster = {"heartbeat_interval": interval, "heartbeat_timeout": timeout}
+    config = Config.model_validate({"cluster": cluster})
+    every_s, waits = _heartbeat_s(config, standing=standing), list[float]()
+    service: Any = SimpleNamespace(
+        loop=SimpleNamespace(submit=lambda call, *_: call()),
+        jobmanager=SimpleNamespace(call=lambda _, timeout_s: waits.append(timeout_s)),
+        answer_s=_answer_s(config),
+    )
+    _Service._send(service, cast("Any", JOINS))
+    lost_s = every_s + waits[0]
+    next_s = math.ceil(lost_s / every_s) * every_s
+    assert lost_s < next_s < config.cluster.heartbeat_timeout / 1000

@@ -1,0 +1,185 @@
+"""The codec of frames: golden bytes (both ends of a job agree on them), torn frames, limits."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.dataplane.channels.parts import ORIGIN, PlainColumn, batch, codec
+from tidegate.dataplane.channels.frames import (
+    FrameCodec,
+    FrameKind,
+    control_frame,
+    credit_frame,
+    data_frame,
+    frame_kind,
+    read_control,
+    read_credit,
+    slice_batch,
+)
+from tidegate.errors import ExchangeError, RecordTooLargeError, UserCodeError
+from tidegate.ids import Attempt, CheckpointId
+from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
+
+BARRIER = Barrier(CheckpointId(Attempt(7), 12), final=True)
+
+rows = st.lists(
+    st.tuples(
+        st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1), st.none(), st.binary()),
+        st.integers(0, 2**63 - 1),
+        st.one_of(st.none(), st.binary()),
+    ),
+    min_size=1,
+)
+origins = st.builds(TopicPartition, st.text(max_size=249), st.integers(0, 2**31 - 1))
+
+
+@st.composite
+def record_batches(draw: st.DrawFn) -> RecordBatch:
+    values, offsets, keys = (list(column) for column in zip(*draw(rows), strict=True))
+    return RecordBatch(values, offsets, draw(origins), keys if draw(st.booleans()) else None)
+
+
+def payload(*batches: RecordBatch) -> bytes:
+    segments = [segment for one in batches for segment in codec().encode(one)]
+    return b"".join(data_frame(segments))
+
+
+def test_golden_bytes() -> None:
+    assert control_frame(BARRIER).hex() == "01020000000000000007000000000000000c01"
+    assert control_frame(EndOfInput()).hex() == "0103"
+    assert credit_frame(5).hex() == "010400000005"
+    one = RecordBatch(["a", "b"], [40, 41], TopicPartition("t", 3))
+    two = RecordBatch(["c"], [300], TopicPartition("t", 0), [b"k"])
+    assert (
+        payload(one, two).hex()
+        == (
+            "01010002"
+            "0000000800000005"  # sizes of header and values
+            "94a1740392" + "2829c0"
+            "92a161a162"
+            "0000000c00000003"
+            "94a1740091cd012c91c4016b"
+            "91a163"
+        )
+    )
+
+
+@given(st.lists(record_batches(), min_size=1, max_size=5))
+def test_batches_come_back(batches: list[RecordBatch]) -> None:
+    assert codec().decode(payload(*batches)) == batches
+
+
+def test_a_column_is_decoded_out_of_the_frame_without_a_copy() -> None:
+    seen: list[bytes | memoryview] = []
+
+    class Column(PlainColumn):
+        def __init__(self) -> None:
+            super().__init__()
+            self._plain, self.decode = self.decode, self.look
+
+        def look(self, data: bytes | memoryview) -> list[object]:
+            seen.append(data)
+            return self._plain(data)
+
+    frame = payload(batch(0, 2), batch(2, 1))
+    FrameCodec("a -> b", "a", Column()).decode(frame)
+    assert [view.obj is frame for view in seen if isinstance(view, memoryview)] == [True, True]
+
+
+@given(
+    st.builds(
+        Barrier,
+        st.builds(CheckpointId, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+        final=st.booleans(),
+    )
+)
+def test_barriers_come_back(barrier: Barrier) -> None:
+    assert read_control(control_frame(barrier)) == barrier
+    assert frame_kind(control_frame(barrier)) is FrameKind.BARRIER
+
+
+def test_the_other_frames_come_back() -> None:
+    assert read_control(control_frame(EndOfInput())) == EndOfInput()
+    assert read_credit(credit_frame(2**32 - 1)) == 2**32 - 1
+
+
+@given(st.lists(record_batches(), min_size=1, max_size=3), st.data())
+def test_a_torn_frame_is_an_error_of_the_exchange(
+    batches: list[RecordBatch], data: st.DataObject
+) -> None:
+    whole = payload(*batches)
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    with pytest.raises(ExchangeError, match="orders -> totals"):
+        codec().decode(whole[:cut])
+    with pytest.raises(ExchangeError):
+        codec().decode(whole + b"\0")
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_an_error_of_the_exchange_or_a_frame(noise: bytes) -> None:
+    for prefix in (b"", b"\x01\x01\x00\x01", b"\x01\x02", b"\x01\x04"):
+        for read in (codec().decode, read_control, read_credit, frame_kind):
+            with contextlib.suppress(ExchangeError):  # anything else fails the test
+                read(prefix + noise)
+
+
+def test_another_version_is_refused() -> None:
+    frame = bytearray(payload(batch(0, 1)))
+    frame[0] = 2
+    with pytest.raises(ExchangeError, match="version"):
+        codec().decode(bytes(frame))
+    with pytest.raises(ExchangeError, match="version"):
+        frame_kind(bytes(frame))
+
+
+def test_columns_that_differ_in_length_are_refused() -> None:
+    crooked = RecordBatch(["a", "b"], [1], ORIGIN)
+    with pytest.raises(ExchangeError, match="length"):
+        codec().decode(payload(crooked))
+
+
+def test_a_batch_too_large_for_a_frame_is_cut() -> None:
+    large = "x" * (MAX_FRAME_BYTES // 3)
+    whole = RecordBatch([large] * 5, [1, 2, 3, 4, 5], ORIGIN, [b"k", None, b"", b"l", b"m"])
+    segments = codec().encode(whole)
+    assert [segment.records for segment in segments] == [2, 1, 2]
+    parts = [codec().decode(b"".join(data_frame([segment])))[0] for segment in segments]
+    assert [offset for part in parts for offset in part.offsets] == whole.offsets
+    assert [key for part in parts for key in part.keys or ()] == whole.keys
+    assert all(len(b"".join(data_frame([segment]))) <= MAX_FRAME_BYTES for segment in segments)
+
+
+def test_a_record_too_large_for_a_frame_is_named() -> None:
+    values = ["small", "x" * MAX_FRAME_BYTES]
+    with pytest.raises(RecordTooLargeError) as raised:
+        codec().encode(RecordBatch(values, [8, 9], ORIGIN))
+    message = str(raised.value)
+    for name in ("orders -> totals", "'orders'", "orders-3@9", str(MAX_FRAME_BYTES)):
+        assert name in message
+
+
+def test_a_value_that_cannot_be_encoded_is_named() -> None:
+    with pytest.raises(UserCodeError) as raised:
+        codec().encode(RecordBatch(["fine", object()], [8, 9], ORIGIN))
+    for name in ("orders -> totals", "'orders'", "orders-3@9", "object"):
+        assert name in str(raised.value)
+
+
+def test_errors_of_a_decoder_are_errors_of_the_exchange() -> None:
+    class Broken(PlainColumn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decode = lambda data: [data[len(data)]]
+
+    with pytest.raises(ExchangeError, match="index"):
+        FrameCodec("a -> b", "a", Broken()).decode(payload(batch(0, 1)))
+
+
+def test_slices_keep_columns_together() -> None:
+    whole = RecordBatch(["a", "b", "c"], [1, 2, 3], ORIGIN, [b"x", None, b"z"])
+    assert slice_batch(whole, 1, 3) == RecordBatch(["b", "c"], [2, 3], ORIGIN, [None, b"z"])

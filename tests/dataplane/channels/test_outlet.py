@@ -1,0 +1,288 @@
+"""Outlets: who gets a record, what is gathered into a frame, when a task may write."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tidegate.dataplane.channels.record_writer as outlet_module
+from tests.dataplane.channels.parts import ORIGIN, batch, codec, edge
+from tidegate.dataplane.channels.frames import FrameKind, frame_kind
+from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
+from tidegate.dataplane.channels.record_writer import (
+    Control,
+    ForwardWriter,
+    KeyGroupWriter,
+    LocalOutputChannel,
+    RemoteOutputChannel,
+)
+from tidegate.dataplane.refusals import Refusals
+from tidegate.errors import InternalError, UserCodeError
+from tidegate.graph.key_groups import key_group, subtask_of
+from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
+from tidegate.ports.exchange import MAX_FRAME_BYTES
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
+
+BARRIER = Barrier(CheckpointId(Attempt(1), 1))
+
+
+class Heard:
+    """A channel that remembers."""
+
+    def __init__(self) -> None:
+        self.elements: list[RecordBatch | Control] = []
+        self.may = True
+        self.flushed = 0
+
+    def put(self, batch: RecordBatch) -> None:
+        self.elements.append(batch)
+
+    def put_control(self, element: Control) -> None:
+        self.elements.append(element)
+
+    def writable(self) -> bool:
+        return self.may
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def refuse_with(self, refusals: Refusals) -> None:
+        raise NotImplementedError
+
+    def values(self) -> list[object]:
+        return [v for e in self.elements if isinstance(e, RecordBatch) for v in e.values]
+
+
+class Wire:
+    """Where a remote channel's frames go."""
+
+    def __init__(self, initial: int = 4) -> None:
+        self.payloads: list[bytes] = []
+        self.channel = RemoteOutputChannel(
+            codec(), initial, lambda parts: self.payloads.append(b"".join(parts))
+        )
+
+    def kinds(self) -> list[str]:
+        return [frame_kind(payload).name for payload in self.payloads]
+
+    def offsets(self) -> list[list[int]]:
+        """Of each data frame."""
+        return [
+            [offset for part in codec().decode(payload) for offset in part.offsets]
+            for payload in self.payloads
+            if frame_kind(payload) is FrameKind.DATA
+        ]
+
+
+def key_outlet(channels: list[Heard], max_parallelism: int = 128) -> KeyGroupWriter:
+    return KeyGroupWriter(
+        lambda value: value[0], str.encode, max_parallelism, channels, step="orders"
+    )
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=3), st.integers(0, 9)), max_size=60),
+    st.integers(1, 5),
+    st.sampled_from([5, 128]),
+    st.booleans(),
+)
+def test_records_go_to_the_owner_of_their_key_group_in_order(
+    values: list[tuple[str, int]], parallelism: int, max_parallelism: int, with_keys: bool
+) -> None:
+    channels = [Heard() for _ in range(parallelism)]
+    outlet = key_outlet(channels, max_parallelism)
+    offsets = list(range(len(values)))
+    keys: list[bytes | None] | None = [b"%d" % n for n in offsets] if with_keys else None
+    outlet.emit(RecordBatch(values, offsets, ORIGIN, keys))
+    for receiver, channel in enumerate(channels):
+        rows = [
+            row
+            for row, value in enumerate(values)
+            if subtask_of(
+                key_group(value[0].encode(), max_parallelism), parallelism, max_parallelism
+            )
+            == receiver
+        ]
+        expected = RecordBatch(
+            [values[row] for row in rows], rows, ORIGIN, keys and [keys[row] for row in rows]
+        )
+        assert channel.elements == ([expected] if rows else [])
+
+
+def test_a_known_key_is_not_encoded_again_and_the_cache_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outlet_module, "CACHED_KEYS", 3)
+    encoded: list[str] = []
+
+    def encoder(key: str) -> bytes:
+        encoded.append(key)
+        return key.encode()
+
+    outlet = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
+    outlet.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), ORIGIN))
+    assert encoded == ["a", "b", "c"]
+    outlet.emit(RecordBatch(["d", "d", "a"], list(range(3)), ORIGIN))
+    assert encoded == ["a", "b", "c", "d", "a"]
+    assert len(outlet._routes) <= 3
+
+
+def test_a_failing_key_function_names_step_and_record() -> None:
+    channels = [Heard(), Heard()]
+    values = [("a",), ("b",), None, ("c",)]
+    with pytest.raises(UserCodeError) as raised:
+        key_outlet(channels).emit(RecordBatch(values, [7, 8, 9, 10], ORIGIN))
+    assert "'orders'" in str(raised.value)
+    assert "orders-3@9" in str(raised.value)
+    assert isinstance(raised.value.__cause__, TypeError)
+    assert not channels[0].elements
+    assert not channels[1].elements
+
+
+def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
+    channels = [Heard(), Heard()]
+    outlet = KeyGroupWriter(lambda items: next(iter(items)), str.encode, 128, channels, step="s")
+    with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
+        outlet.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
+    assert not channels[0].elements
+    assert not channels[1].elements
+
+
+def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
+    outlet = KeyGroupWriter(lambda value: value, str.encode, 128, [Heard(), Heard()], step="s")
+    with pytest.raises(UserCodeError, match="orders-3@2"):
+        outlet.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
+
+
+def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
+    channels = [Heard(), Heard(), Heard()]
+    outlet = key_outlet(channels)
+    outlet.emit_control(BARRIER)
+    outlet.emit_control(EndOfInput())
+    assert all(channel.elements == [BARRIER, EndOfInput()] for channel in channels)
+    outlet.flush()
+    assert [channel.flushed for channel in channels] == [1, 1, 1]
+    assert outlet.writable()
+    channels[1].may = False
+    assert not outlet.writable()
+
+
+def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
+    one = Heard()
+    forward = ForwardWriter(one)
+    forward.emit(batch(0, 2))
+    forward.emit(batch(0, 0))
+    assert one.elements == [batch(0, 2)]
+    assert forward.writable()
+    one.may = False
+    assert not forward.writable()
+
+
+def test_a_local_channel_hands_on_the_very_batch_up_to_its_capacity() -> None:
+    receiver = InputChannel(edge(), SubtaskIndex(0), 2)
+    gate = InputGate([receiver])
+    channel = LocalOutputChannel(receiver)
+    sent = batch(0, 3)
+    channel.put(sent)
+    assert channel.writable()
+    channel.put(batch(1, 1))
+    channel.put_control(BARRIER)
+    assert not channel.writable()
+    channel.flush()
+    found = gate.next_element()
+    assert found is not None
+    assert found[1] is sent
+    assert channel.writable()
+
+
+def test_small_batches_share_a_frame_until_it_is_full() -> None:
+    wire = Wire()
+    for first in range(0, 520, 10):
+        wire.channel.put(batch(first, 10))
+    assert wire.offsets() == [list(range(520))]
+    assert wire.channel.buffered == 0
+    wire.channel.put(batch(520, 10))
+    assert len(wire.payloads) == 1
+    wire.channel.flush()
+    wire.channel.flush()
+    assert wire.offsets()[1:] == [list(range(520, 530))]
+
+
+def test_many_tiny_batches_fill_a_frame_before_the_kernel_s_limit_of_parts() -> None:
+    wire = Wire()
+    for first in range(128):
+        wire.channel.put(batch(first, 1))
+    assert len(wire.payloads) == 1
+
+
+def test_large_records_make_frames_of_bytes_not_of_records() -> None:
+    wire = Wire(initial=100)
+    for start in (0, 200):
+        rows = list(range(start, start + 200))
+        wire.channel.put(RecordBatch(["x" * 4000] * 200, rows, ORIGIN))
+    wire.channel.flush()
+    assert [n for frame in wire.offsets() for n in frame] == list(range(400))
+    assert max(len(payload) for payload in wire.payloads[4:]) < 150_000
+
+
+def test_gathered_segments_and_a_huge_one_do_not_share_a_frame() -> None:
+    wire = Wire()
+    wire.channel.put(batch(0, 100))
+    wire.channel.put(RecordBatch(["x" * (MAX_FRAME_BYTES - 200)], [100], ORIGIN))
+    assert wire.offsets() == [list(range(100)), [100]]
+    assert all(len(payload) <= MAX_FRAME_BYTES for payload in wire.payloads)
+
+
+def test_without_credit_frames_wait_and_the_task_stops() -> None:
+    wire = Wire(initial=2)
+    for first in (0, 512, 1024):
+        assert wire.channel.writable()
+        wire.channel.put(batch(first, 512))
+    assert not wire.channel.writable()
+    assert len(wire.payloads) == 2
+    assert wire.channel.waiting == 1
+    wire.channel.add_credit(1)
+    assert wire.channel.writable()
+    assert wire.offsets() == [list(range(n, n + 512)) for n in (0, 512, 1024)]
+
+
+def test_a_barrier_flushes_and_queues_behind_what_waits_for_credit() -> None:
+    wire = Wire(initial=1)
+    wire.channel.put(batch(0, 5))
+    wire.channel.put_control(BARRIER)
+    assert wire.kinds() == ["DATA", "BARRIER"]
+    wire.channel.put(batch(5, 5))
+    wire.channel.put_control(EndOfInput())
+    assert wire.kinds() == ["DATA", "BARRIER"]
+    wire.channel.add_credit(1)
+    assert wire.kinds() == ["DATA", "BARRIER", "DATA", "END_OF_INPUT"]
+
+
+def test_a_barrier_needs_no_credit() -> None:
+    wire = Wire(initial=1)
+    wire.channel.put(batch(0, 5))
+    wire.channel.flush()
+    assert wire.channel.credit == 0
+    wire.channel.put_control(BARRIER)
+    assert wire.kinds() == ["DATA", "BARRIER"]
+
+
+def test_a_flush_without_credit_is_made_up_for_when_credit_comes() -> None:
+    wire = Wire(initial=1)
+    wire.channel.put(batch(0, 5))
+    wire.channel.flush()
+    wire.channel.put(batch(5, 5))
+    wire.channel.flush()
+    wire.channel.put(batch(10, 5))
+    assert wire.channel.writable()
+    assert len(wire.payloads) == 1
+    wire.channel.add_credit(1)
+    assert wire.offsets() == [list(range(5)), list(range(5, 15))]
+
+
+def test_credit_that_was_never_spent_is_our_bug() -> None:
+    wire = Wire(initial=2)
+    wire.channel.put(batch(0, 600))
+    with pytest.raises(InternalError, match="credits came back"):
+        wire.channel.add_credit(2)

@@ -1,0 +1,133 @@
+"""A sink with a policy: what it leaves out, and that the rest of a batch is written in order."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from tests.dataplane.sinks.doubles import Broker
+from tests.drivers.kafka.surroundings import Surroundings
+from tidegate.api.formats import Json, Raw
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.sinks.encoding import BatchEncoder
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sizes import record_bytes
+from tidegate.errors import PipelineError, UserCodeError
+from tidegate.ids import Uid
+from tidegate.stream_elements import RecordBatch, TopicPartition
+
+LARGEST = 1_000
+FITS = LARGEST - record_bytes(None, b"") - 1
+"""Bytes of the largest value: its length takes a byte more than that of an empty one."""
+
+
+class Kept:
+    """The dead letters of a sink."""
+
+    def __init__(self) -> None:
+        self.batches: list[RecordBatch] = []
+        self.refusals = Refusals("out", "dead_letter", emit=self.batches.append)
+
+    def offsets(self) -> list[int]:
+        return [offset for batch in self.batches for offset in batch.offsets]
+
+
+def batch(*values: Any, keys: list[bytes | None] | None = None) -> RecordBatch:
+    return RecordBatch(list(values), range(10, 10 + len(values)), TopicPartition("in", 3), keys)
+
+
+def test_the_limit_of_the_topic_is_exact() -> None:
+    kept = Kept()
+    encoder = BatchEncoder(KafkaSink("out", value=Raw()), Uid("out"), kept.refusals, LARGEST)
+    fits = b"x" * (FITS - 1)
+    assert record_bytes(None, fits) <= LARGEST < record_bytes(None, fits + b"yyy")
+    encoded = encoder.encode(batch(b"a", fits + b"yyy", fits, b"b"))
+    assert encoded.values == [b"a", fits, b"b"]
+    assert kept.offsets() == [11]
+
+
+def test_headers_count_too() -> None:
+    kept = Kept()
+    sink: Any = KafkaSink.records("out", key=Raw(), value=Raw())
+    encoder = BatchEncoder(sink, Uid("out"), kept.refusals, LARGEST)
+    small, large = (("h", b"x"),), (("h", bytes(LARGEST)),)
+    records = [ProducerRecord(b"k", b"v", each) for each in (small, large, small)]
+    encoded = encoder.encode(batch(*records))
+    assert encoded.values == [b"v", b"v"]
+    assert encoded.extras == [(small, None), (small, None)]
+    assert kept.offsets() == [11]
+
+
+def test_a_key_and_a_value_that_cannot_be_encoded_are_refused_and_keys_stay_beside_values() -> None:
+    kept = Kept()
+    sink: Any = KafkaSink("out", value=Raw(), key_by=lambda value: value.decode())
+    encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
+    encoded = encoder.encode(batch(b"a", b"\xff", 7, b"b"))
+    assert (encoded.values, encoded.keys) == ([b"a", b"b"], [b"a", b"b"])
+    assert kept.offsets() == [11, 12]
+    own: Any = KafkaSink("out", value=Raw())
+    encoder = BatchEncoder(own, Uid("out"), kept.refusals)
+    encoded = encoder.encode(batch(b"a", 7, b"b", keys=[b"1", b"2", b"3"]))
+    assert encoded.keys == [b"1", b"3"]
+
+
+def test_an_error_of_the_keys_format_is_covered() -> None:
+    class NoKey(Json[int]):
+        def encoder(self) -> Any:
+            def refuse(key: int) -> bytes:
+                if key == 2:
+                    raise PipelineError("no key")
+                return b"%d" % key
+
+            return refuse
+
+    kept = Kept()
+    sink: Any = KafkaSink("out", value=Json(int), key=NoKey(int), key_by=lambda value: value)
+    encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
+    assert encoder.encode(batch(1, 2, 3)).keys == [b"1", b"3"]
+    assert kept.offsets() == [11]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "files"), RuntimeError("can't start new thread")]
+)
+def test_a_resource_that_the_system_refused_is_no_fault_of_the_record(error: Exception) -> None:
+    def key_by(value: bytes) -> bytes:
+        if value == b"b":
+            raise error
+        return value
+
+    kept = Kept()
+    sink: Any = KafkaSink("out", value=Raw(), key_by=key_by)
+    with pytest.raises(UserCodeError, match="offset 11") as raised:
+        BatchEncoder(sink, Uid("out"), kept.refusals).encode(batch(b"a", b"b", b"c"))
+    assert raised.value.__cause__ is error
+    assert kept.offsets() == []
+
+
+def test_without_a_policy_the_sink_raises() -> None:
+    encoder = BatchEncoder(KafkaSink("out", value=Raw()), Uid("out"))
+    with pytest.raises(UserCodeError, match="offset 11"):
+        encoder.encode(batch(b"a", 7))
+
+
+def test_a_writer_of_which_all_records_are_refused_begins_no_transaction() -> None:
+    broker, kept = Broker(), Kept()
+    around = Surroundings(broker, broker, warm=2, slots=8)
+    around.runtime.max_message_bytes = {"out": LARGEST}
+    sink = KafkaSink("out", value=Raw())
+    writer = KafkaSinkWriter(sink, Uid("out"), around.runtime, kept.refusals)
+    writer.open()
+    around.settle()
+    writer.write(batch(b"x" * LARGEST))
+    around.settle()
+    assert kept.offsets() == [10]
+    assert broker.log == []
+    assert around.counters.records_out == 0
+    writer.write(batch(b"x" * LARGEST, b"y"))
+    around.settle()
+    assert around.counters.records_out == 1

@@ -1,0 +1,74 @@
+"""Which of the places where a setting of a sink's producers may stand holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.dataplane.sinks.doubles import Broker
+from tests.drivers.kafka.surroundings import Surroundings
+from tidegate.api.formats import Raw
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.config import Config
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.sizes import CLIENT_MAX_BYTES
+from tidegate.ids import Uid
+
+COMPRESSION, LINGER = "compression.type", "linger.ms"
+
+
+def given(
+    sink: KafkaSink[Any],
+    *,
+    everywhere: Mapping[str, str] | None = None,
+    here: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """What a producer of `sink` is made with, where the configuration says so of all clients and of
+    this sink.
+    """
+    config = {
+        "kafka": {"bootstrap": "broker:9092", "properties": everywhere or {}},
+        "sinks": {"out": {"properties": here or {}}},
+    }
+    broker = Broker()
+    around = Surroundings(broker, broker, config=Config.model_validate(config))
+    KafkaSinkWriter(sink, Uid("out"), around.runtime).open()
+    around.settle()
+    settings = dict(broker.settings[0])
+    assert settings.pop("bootstrap.servers") == "broker:9092"
+    assert settings.pop("message.max.bytes") == str(CLIENT_MAX_BYTES)  # the topic's is not known
+    return settings
+
+
+def test_the_clients_limit_is_the_topics() -> None:
+    broker = Broker()
+    around = Surroundings(broker, broker)
+    around.runtime.max_message_bytes = {"out": 5_000}
+    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), around.runtime).open()
+    around.settle()
+    assert broker.settings[0]["message.max.bytes"] == "5000"
+    assert broker.settings[0]["batch.size"] == "5000"
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "none"])
+def test_what_nobody_says_is_left_to_the_driver(guarantee: Any) -> None:
+    assert given(KafkaSink("out", value=Raw(), guarantee=guarantee)) == {}
+
+
+def test_keywords_are_settings_of_librdkafka() -> None:
+    sink = KafkaSink("out", value=Raw(), compression="zstd", linger="1 s", kafka={"a.b": True})
+    assert given(sink) == {COMPRESSION: "zstd", LINGER: "1000", "a.b": "true"}
+
+
+def test_what_is_configured_for_all_clients_holds_where_a_sink_says_nothing() -> None:
+    everywhere = {COMPRESSION: "lz4", LINGER: "20"}
+    assert given(KafkaSink("out", value=Raw()), everywhere=everywhere) == everywhere
+    sink = KafkaSink("out", value=Raw(), compression="none")
+    assert given(sink, everywhere=everywhere) == {COMPRESSION: "none", LINGER: "20"}
+
+
+def test_what_is_configured_for_the_sink_wins_over_its_declaration() -> None:
+    sink = KafkaSink("out", value=Raw(), compression="lz4", linger="1 s")
+    assert given(sink, here={LINGER: "7"}) == {COMPRESSION: "lz4", LINGER: "7"}

@@ -1,0 +1,415 @@
+"""The sink's writer against a broker double: order across barriers, what is named, what waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.dataplane.sinks.doubles import Broker
+from tests.drivers.kafka.surroundings import Surroundings
+from tidegate.api.formats import Json, Raw, Utf8
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
+from tidegate.dataplane.sinks import kafka as writer_module
+from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.errors import TransactionError, UserCodeError
+from tidegate.ids import Attempt, CheckpointId, TransactionalId, Uid
+from tidegate.ports.kafka import TransactionState
+from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.stream_elements import RecordBatch, TopicPartition
+
+
+def batch(*values: Any, first: int = 0) -> RecordBatch:
+    return RecordBatch(
+        values=list(values),
+        offsets=list(range(first, first + len(values))),
+        origin=TopicPartition("in", 3),
+    )
+
+
+class Bench:
+    def __init__(self, sink: KafkaSink[Any] | None = None, *, warm: int = 2, slots: int = 8):
+        self.broker = Broker()
+        self.around = Surroundings(self.broker, self.broker, warm=warm, slots=slots)
+        self.sink = sink or KafkaSink("out", value=Raw())
+        self.writer = KafkaSinkWriter(self.sink, Uid("out"), self.around.runtime)
+        self.acks: dict[int, tuple[PreparedTransaction, ...]] = {}
+        self.writer.open()
+
+    def prepare(self, number: int, *, final: bool = False) -> None:
+        def done(found: tuple[PreparedTransaction, ...]) -> None:
+            assert number not in self.acks
+            self.acks[number] = found
+
+        self.writer.prepare(CheckpointId(Attempt(1), number), done, final=final)
+
+    def posted(self) -> None:
+        self.around.mailbox.run_posted()
+
+    def values(self) -> list[object]:
+        return [record[1] for _, record in self.broker.log if isinstance(record, tuple)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    bench = Bench()
+    bench.around.settle()
+    return bench
+
+
+def test_an_interval_is_one_transaction_that_is_named_when_it_is_ongoing(bench: Bench) -> None:
+    bench.writer.write(batch(b"a", b"b"))
+    bench.prepare(1)
+    bench.around.settle()
+    (named,) = bench.acks[1]
+    assert named.transactional_id == "tidegate.job.j1.out.1.0.0"
+    found = bench.broker.transactions[named.transactional_id]
+    assert (named.producer_id, named.epoch, named.start_ms) == (found.producer_id, 0, 1)
+    assert found.records == [("out", b"a", None), ("out", b"b", None)]
+    assert bench.writer.sent() == 2
+    assert bench.around.counters.records_out == 2
+
+
+def test_an_empty_interval_names_nothing_and_takes_no_producer(bench: Bench) -> None:
+    before = list(bench.broker.initialised)
+    for number in (1, 2, 3):
+        bench.prepare(number)
+    bench.around.settle()
+    assert bench.acks == {1: (), 2: (), 3: ()}
+    assert bench.broker.initialised == before
+
+
+def test_each_interval_has_a_producer_of_its_own(bench: Bench) -> None:
+    for number in (1, 2, 3):
+        bench.writer.write(batch(b"%d" % number))
+        bench.prepare(number)
+        bench.around.settle()
+    owners = [name for name, _ in bench.broker.log]
+    assert len(set(owners)) == 3
+
+
+def test_nothing_is_sent_into_the_next_transaction_before_the_flush_has_returned(
+    bench: Bench,
+) -> None:
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.writer.write(batch(b"b"))
+    bench.posted()
+    assert bench.values() == [b"a"]
+    bench.around.settle()
+    assert bench.values() == [b"a", b"b"]
+
+
+def test_barriers_pass_while_a_flush_is_under_way_and_are_answered_in_order(bench: Bench) -> None:
+    for number in (1, 2, 3):
+        bench.writer.write(batch(b"%d" % number))
+        bench.prepare(number)
+    assert bench.values() == [b"1"]
+    bench.around.settle()
+    assert bench.values() == [b"1", b"2", b"3"]
+    assert list(bench.acks) == [1, 2, 3]
+    assert [len(bench.acks[number]) for number in (1, 2, 3)] == [1, 2, 3]
+
+
+def _function_name(action: Any) -> str:
+    return str(action.func.__name__)
+
+
+def _preparation(bench: Bench) -> Any:
+    """The waiting I/O action that flushes and describes."""
+    return next(action for action in bench.around.io if _function_name(action) == "_prepare")
+
+
+def test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement(
+    bench: Bench,
+) -> None:
+    """Describe of the later interval returns first."""
+    bench.writer.write(batch(b"1"))
+    bench.prepare(1)
+    bench.writer.write(batch(b"2"))
+    bench.prepare(2)
+    posted: list[Any] = []
+    bench.around.runtime.post = posted.append  # the outcomes wait until the test delivers them
+    (_, *others) = bench.around.io
+    first = _preparation(bench)
+    bench.around.io = [*others]
+    if first in bench.around.io:
+        bench.around.io.remove(first)
+    first()
+    flushed, first_described = posted
+    posted.clear()
+    flushed()
+    second = _preparation(bench)
+    second()
+    _, second_described = posted
+    posted.clear()
+    second_described()
+    assert posted == []
+    first_described()
+    for action in posted:
+        action()
+    assert [len(bench.acks[number]) for number in (1, 2)] == [1, 2]
+    assert bench.acks[1] == bench.acks[2][:1]
+
+
+def test_what_was_prepared_is_named_again_until_it_is_told_ended(bench: Bench) -> None:
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.around.settle()
+    bench.prepare(2)
+    bench.around.settle()
+    assert bench.acks[2] == bench.acks[1]
+    names = [each.transactional_id for each in bench.acks[1]]
+    bench.writer.ended([*names, TransactionalId("tidegate.job.j1.other.1.0.0")])
+    bench.prepare(3)
+    bench.around.settle()
+    assert bench.acks[3] == ()
+
+
+def test_an_id_is_initialised_again_only_after_it_was_freed() -> None:
+    bench = Bench(warm=1, slots=2)
+    bench.around.settle()
+    names = []
+    for number in (1, 2):
+        assert bench.writer.writable()
+        bench.writer.write(batch(b"x"))
+        bench.prepare(number)
+        bench.around.settle()
+        names.append(bench.acks[number][-1].transactional_id)
+    assert not bench.writer.writable(), "no slot is left, so nothing may pile up"
+    bench.prepare(3)
+    bench.around.settle()
+    assert len(bench.acks[3]) == 2, "a sink that waits for a slot lets barriers through"
+    bench.writer.ended(names)
+    bench.prepare(4)
+    bench.around.settle()
+    assert bench.acks[4] == ()
+    assert len(bench.broker.initialised) == 2
+    assert not bench.writer.writable()
+    bench.writer.freed(names[:1])
+    assert bench.writer.writable()
+    bench.around.settle()
+    assert bench.broker.initialised == [*names, names[0]]
+
+
+def test_records_wait_for_a_producer_that_is_on_its_way() -> None:
+    bench = Bench()
+    assert bench.writer.writable()
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    assert bench.acks == {}
+    bench.around.settle()
+    assert bench.values() == [b"a"]
+    assert len(bench.acks[1]) == 1
+
+
+def test_what_waits_has_a_limit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BUFFERED_RECORDS_MAX", 3)
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.writer.write(batch(b"b", b"c"))
+    assert bench.writer.writable()
+    bench.writer.write(batch(b"d"))
+    assert not bench.writer.writable()
+    bench.around.settle()
+    assert bench.writer.writable()
+    assert bench.values() == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_waits_has_a_limit_in_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "BUFFERED_BYTES_MAX", 1000)
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.writer.write(batch(b"b" * 800))
+    assert bench.writer.writable()
+    bench.writer.write(batch(b"b" * 800))
+    assert not bench.writer.writable()
+
+
+def test_a_flush_that_fails_fails_the_attempt_and_names_nothing(bench: Bench) -> None:
+    bench.writer.write(batch(b"a"))
+    bench.broker.producers[0].failure = "record too large"
+    bench.prepare(1)
+    bench.around.settle()
+    assert [str(each) for each in bench.around.failures] == ["record too large"]
+    assert bench.acks == {}
+
+
+def test_a_flush_that_failed_is_not_tried_again(bench: Bench) -> None:
+    """After a fatal error librdkafka's flush reports success: the second would hide a loss."""
+    bench.writer.write(batch(b"a"))
+    tried: list[float] = []
+
+    def flush(timeout_s: float) -> None:
+        tried.append(timeout_s)
+        if len(tried) == 1:
+            raise TransactionError("fenced")
+
+    bench.broker.producers[0].flush = flush  # type: ignore[method-assign]
+    bench.prepare(1)
+    bench.around.settle()
+    assert len(tried) == 1
+    assert [str(each) for each in bench.around.failures] == ["fenced"]
+    assert bench.acks == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch"),
+    [(TransactionState.COMPLETE_ABORT, 0), (TransactionState.ONGOING, 1), (None, 0)],
+)
+def test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt(
+    bench: Bench, state: TransactionState | None, epoch: int
+) -> None:
+    bench.writer.write(batch(b"a"))
+    name = TransactionalId("tidegate.job.j1.out.1.0.0")
+    if state is None:
+        del bench.broker.transactions[name]
+    else:
+        bench.broker.transactions[name].state = state
+        bench.broker.transactions[name].epoch = epoch
+    bench.prepare(1)
+    bench.around.settle()
+    assert bench.acks == {}
+    (failure,) = bench.around.failures
+    assert isinstance(failure, TransactionError)
+    assert name in str(failure)
+
+
+def test_an_id_that_somebody_else_opened_is_not_taken_into_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench(warm=1)
+    monkeypatch.setattr(bench.broker, "describe", lambda _: None)
+    bench.around.settle()
+    assert isinstance(bench.around.failures[0], TransactionError)
+
+
+def test_a_producer_that_was_idle_for_a_day_is_made_anew(bench: Bench) -> None:
+    assert len(bench.broker.initialised) == 2
+    bench.broker.now_s += 86_401
+    bench.prepare(1)
+    bench.writer.write(batch(b"a"))
+    bench.around.settle()
+    first = bench.broker.initialised[0]
+    assert bench.broker.initialised.count(first) == 2
+    assert bench.broker.transactions[first].epoch == 1
+    assert bench.values() == [b"a"]
+
+
+@pytest.mark.parametrize("last", [(), (b"b",)], ids=["an empty interval", "records"])
+def test_what_nobody_waited_for_is_waited_for_at_the_end(last: tuple[bytes, ...]) -> None:
+    """What a producer holds goes with its process, and a job that ends in order loses nothing."""
+    bench = Bench(KafkaSink("out", value=Raw(), guarantee="none"))
+    bench.around.settle()
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.around.settle()
+    if last:
+        bench.writer.write(batch(*last))
+    (producer,) = bench.broker.producers
+    assert producer.flushes == 0
+    bench.prepare(2, final=True)
+    bench.posted()
+    assert list(bench.acks) == [1]
+    bench.around.settle()
+    assert producer.flushes == 1
+    assert bench.acks == {1: (), 2: ()}
+
+
+@pytest.mark.parametrize(("guarantee", "flushes"), [("at_least_once", 2), ("none", 0)])
+def test_weaker_guarantees_name_nothing(guarantee: Any, flushes: int) -> None:
+    bench = Bench(KafkaSink("out", value=Raw(), guarantee=guarantee))
+    bench.writer.write(batch(b"a"))
+    bench.prepare(1)
+    bench.writer.write(batch(b"b"))
+    bench.prepare(2)
+    assert bench.acks == {}, "even so, a barrier is answered only when all before it is sent"
+    bench.around.settle()
+    assert bench.acks == {1: (), 2: ()}
+    assert bench.broker.initialised == []
+    (producer,) = bench.broker.producers
+    assert producer.flushes == flushes
+    producer.failure = "gone"
+    with pytest.raises(TransactionError, match="gone"):
+        bench.writer.write(batch(b"c"))
+
+
+@pytest.mark.parametrize("wrong", [5, "text", None])
+def test_raw_takes_nothing_but_bytes(bench: Bench, wrong: Any) -> None:
+    with pytest.raises(UserCodeError, match="takes bytes"):
+        bench.writer.write(batch(b"fine", wrong))
+
+
+def test_keys_come_from_key_by() -> None:
+    sink = KafkaSink("out", value=Json(dict[str, int]), key_by=lambda value: str(value["id"]))
+    bench = Bench(sink)
+    bench.around.settle()
+    bench.writer.write(batch({"id": 1}, {"id": 2}))
+    assert [record for _, record in bench.broker.log] == [
+        ("out", b'{"id":1}', b"1"),
+        ("out", b'{"id":2}', b"2"),
+    ]
+
+
+def test_keys_of_the_source_are_kept_where_they_are_carried(bench: Bench) -> None:
+    carried = batch(b"a", b"b")
+    carried.keys = [b"k", None]
+    bench.writer.write(carried)
+    assert [record for _, record in bench.broker.log] == [
+        ("out", b"a", b"k"),
+        ("out", b"b", None),
+    ]
+
+
+def test_whole_records_carry_headers_timestamps_and_tombstones() -> None:
+    sink: KafkaSink[Any] = KafkaSink.records("out", key=Utf8(), value=Utf8())
+    bench = Bench(sink)
+    bench.around.settle()
+    bench.writer.write(
+        batch(
+            ProducerRecord(key="k", value="v", headers=(("h", b"1"),), timestamp_ms=5),
+            ProducerRecord(key="k", value=None),
+            ProducerRecord(key=None, value="w"),
+        )
+    )
+    bench.writer.write(batch(ProducerRecord(key="k", value="plain")))
+    assert [record for _, record in bench.broker.log] == [
+        ("out", b"v", b"k", (("h", b"1"),), 5),
+        ("out", None, b"k", (), None),
+        ("out", b"w", None, (), None),
+        ("out", b"plain", b"k"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sink", "wrong", "said"),
+    [
+        (KafkaSink("out", value=Utf8()), 5, "could not encode a value of type int"),
+        (KafkaSink("out", value=Json(int)), 1j, "could not encode a value of type complex"),
+        (
+            KafkaSink("out", value=Utf8(), key_by=lambda text: str(1 // (len(text) - 3))),
+            "abc",
+            "could not take the key (key_by) of",
+        ),
+        (
+            KafkaSink("out", value=Utf8(), key_by=len),  # type: ignore[arg-type]
+            "abc",
+            "a key of type int needs a format",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_encoded_is_named_with_its_source_record(
+    sink: KafkaSink[Any], wrong: Any, said: str
+) -> None:
+    bench = Bench(sink)
+    sink.names.append("out")
+    good = 1 if said.endswith("complex") else "good"
+    with pytest.raises(UserCodeError) as raised:
+        bench.writer.write(batch(good, wrong, good, first=70))
+    text = str(raised.value)
+    assert said in text
+    assert "'out'" in text
+    if "needs a format" not in said:
+        assert "in-3 at offset 71" in text
+    assert raised.value.__cause__ is not None

@@ -1,0 +1,1 @@
+"""Tests of the RocksDB store and its changelog."""

@@ -1,0 +1,1 @@
+"""Tests of integration/: bench figures, checker, kill points, kill matrix, leak detection."""

@@ -1,0 +1,165 @@
+"""The walls between the rooms hold, and would be seen to fall.
+
+The contracts are in pyproject.toml (`[tool.importlinter]`). They are checked on the tree, and on
+copies of it with one forbidden import each: a contract that lets those pass guards nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINTER = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"]
+BROKEN = re.compile(r" BROKEN(?: \(\d+ ignored imports?\))?$")
+
+BREACHES = [
+    ("framework/tidegate/ids.py", "import tidegate.graph", "go down only"),
+    ("framework/tidegate/drivers/__init__.py", "import tidegate.controlplane", "go down only"),
+    (
+        "framework/tidegate/controlplane/client/__init__.py",
+        "import tidegate.controlplane.jobmaster",
+        "Inside the control plane",
+    ),
+    (
+        "framework/tidegate/dataplane/state/__init__.py",
+        "import tidegate.dataplane.sinks",
+        "Inside the data plane",
+    ),
+    (
+        "framework/tidegate/controlplane/jobmanager/__init__.py",
+        "import tidegate.dataplane",
+        "knows nothing of the data plane",
+    ),
+    ("framework/tidegate/checkpoint/__init__.py", "import asyncio", "are pure"),
+    ("framework/tidegate/protocol/__init__.py", "import time", "are pure"),
+    ("framework/tidegate/slot/machine.py", "import random", "are pure"),
+    ("framework/tidegate/cli/txn_text.py", "import time", "are pure"),
+    ("framework/tidegate/dataplane/__init__.py", "import rocksdict", "Only drivers"),
+    ("framework/tidegate/controlplane/__init__.py", "import grpc", "Only drivers"),
+    ("framework/tidegate/backfill/__init__.py", "import pyspark.sql", "Only backfill.spark"),
+    ("framework/tidegate/drivers/__init__.py", "from py4j import protocol", "Only backfill.spark"),
+    ("framework/tidegate/slot/__init__.py", "import threading", "come through ports"),
+    ("pipelines/__init__.py", "import tidegate.drivers", "Pipelines use only"),
+]
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LINTER, "--no-cache", "--config", str(ROOT / "pyproject.toml")],
+        cwd=folder,
+        env={"PYTHONPATH": f"{folder / 'framework'}:{folder}", "COLUMNS": "300"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_walls_hold() -> None:
+    done = lint(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("path", "line", "contract"), BREACHES)
+def test_a_breach_is_seen(tmp_path: Path, path: str, line: str, contract: str) -> None:
+    for top in ("framework", "pipelines"):
+        shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
+    target = tmp_path / path
+    text = target.read_text(encoding="utf-8") if target.exists() else ""
+    target.write_text(f"{text}\n{line}\n", encoding="utf-8")
+    done = lint(tmp_path)
+    assert done.returncode != 0
+    broken = [line for line in done.stdout.splitlines() if BROKEN.search(line)]
+    assert any(contract in line for line in broken), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["checker.py", "watching.py"])
+def test_what_judges_imports_nothing_of_ours(name: str) -> None:
+    text = (ROOT / "integration" / name).read_text(encoding="utf-8")
+    foreign = imported(text) - sys.stdlib_module_names
+    assert foreign <= {"confluent_kafka"}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = grimp.build_graph("tidegate", exclude_type_checking_imports=True, cache_dir=None)
+    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    assert len(imports) > 100
+    assert cycle(imports) == []
+    assert "tidegate.api.streams" in cycle(
+        {**imports, "tidegate.api.sink": {"tidegate.api.streams"}}
+    )
+
+
+def cycle(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the modules of a cycle of imports; empty if no cycle exists."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+PURE = re.compile(r"\bpure\b", re.IGNORECASE)
+SPEAK_OF_OTHERS = {
+    "controlplane/__init__.py",  # of the machines in its rooms
+    "controlplane/jobmaster/attempt.py",  # of the coordinator
+    "controlplane/jobmaster/service.py",  # of its machine
+    "drivers/storage/file_systems.py",  # of one function
+}
+
+
+def test_a_module_that_calls_itself_pure_is_behind_the_wall() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (covered,) = [
+        contract["source_modules"]
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if "are pure" in contract["name"]
+    ]
+    missing = [path for path in calls_itself_pure(ROOT) if not is_covered(path, covered)]
+    assert not missing
+    assert is_covered("slot/idle_wait.py", covered)
+    assert not is_covered("slot/main.py", covered)
+
+
+def calls_itself_pure(root: Path) -> set[str]:
+    package = root / "framework" / "tidegate"
+    found = set()
+    for path in package.rglob("*.py"):
+        prose = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if PURE.search(prose):
+            found.add(str(path.relative_to(package)))
+    assert found >= SPEAK_OF_OTHERS
+    return found - SPEAK_OF_OTHERS
+
+
+def is_covered(path: str, covered: list[str]) -> bool:
+    """Whether a contract of these modules holds for a file: it names the module or a room above."""
+    parts = ["tidegate", *Path(path).with_suffix("").parts]
+    above = {".".join(parts[:length]) for length in range(2, len(parts) + 1)}
+    return bool(above & set(covered)) or parts[-1] == "machine"
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    text = "import a.b\ndef f():\n    from c.d import e\nfrom . import g\n"
+    assert imported(text) == {"a", "c", "."}
+
+
+def imported(text: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." if node.level else (node.module or "").split(".")[0])
+    return found
