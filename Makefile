@@ -11,9 +11,9 @@ help:           ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (about a minute)
-	$(bin)/python -m integration.demo
+	$(bin)/python -m integration.demo.totals
 demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live, checked for exactly once (about three minutes)
-	.venv-spark/bin/python -m integration.demo_spark
+	.venv-spark/bin/python -m integration.demo.spark
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
 test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers and Spark
@@ -29,17 +29,17 @@ bench: .venv/installed  ## side by side with hand-written loops, CPU per record:
 bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark by hand: make bench-spark [QUICK=1]
 	.venv-spark/bin/python -m integration.bench.spark_bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
-	$(bin)/python -m integration.soak --minutes $(or $(MINUTES),30)
+	$(bin)/python -m integration.faults.soak --minutes $(or $(MINUTES),30)
 chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
-	set -f; $(spark_bin)/python -m integration.chaos --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
+	set -f; $(spark_bin)/python -m integration.faults.kill_matrix --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) --seeds $(or $(FROM),1)..
 golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored
 	$(bin)/python -m tests.golden.make
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
-	$(bin)/python -m integration.engine
+	$(bin)/python -m integration.support.engine
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
-	$(bin)/python -m integration.ready
+	$(bin)/python -m integration.support.ready
 
 lint: .venv/installed  ## ruff: rules and format
 	$(bin)/ruff check --quiet

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.brokers import Kafka, TopicFactory, create_topic, unique
+from integration.support.brokers import Kafka, TopicFactory, create_topic, unique
 from tidegate.drivers.kafka.embedded import NO_PROPERTIES, EmbeddedKafka
 
 
@@ -81,11 +81,11 @@ def start_brokers(
         return EmbeddedKafka.start(
             version, directory=directory, nodes=nodes, owned=True, properties=properties
         )
-    from integration import engine
+    from integration.support import engine
 
     if reason := engine.why_not():
         pytest.skip(reason)
-    from integration.container_kafka import ContainerKafka
+    from integration.support.container_kafka import ContainerKafka
 
     return ContainerKafka.start(version, nodes=nodes, properties=properties)
 

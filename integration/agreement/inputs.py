@@ -26,8 +26,8 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from confluent_kafka.admin._resource import ResourceType
 from fastavro import parse_schema, schemaless_writer
 
-from integration.brokers import TIMEOUT_S, create_topic, read_all, unique
-from integration.running import ROOT
+from integration.support.brokers import TIMEOUT_S, create_topic, read_all, unique
+from integration.support.running import ROOT
 
 Log = Literal["plain", "gaps", "transactions"]
 

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 from confluent_kafka import Message
 
 from integration.agreement.cases import Case
-from integration.brokers import read_all
+from integration.support.brokers import read_all
 from tidegate.api.kafka_records import STEP
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.checkpoint.manifest import Manifest, decode_manifest

@@ -22,11 +22,11 @@ from confluent_kafka import Consumer, TopicPartition
 from integration.agreement.cases import Case
 from integration.agreement.inputs import PARTITIONS, Log, write_topic
 from integration.agreement.outcome import Outcome, manifests, take_outcome
-from integration.backfills import BackfillJob
-from integration.brokers import TIMEOUT_S, create_topic, unique
-from integration.killing.runs import Job
-from integration.killing.traps import Trap
-from integration.running import ROOT
+from integration.faults.kill_points.kill_points import Trap
+from integration.faults.kill_points.killed_runs import Job
+from integration.support.backfills import BackfillJob
+from integration.support.brokers import TIMEOUT_S, create_topic, unique
+from integration.support.running import ROOT
 from tidegate import build
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.executor import Executor

@@ -23,10 +23,10 @@ from typing import Any, Final
 
 from confluent_kafka import Producer
 
-from integration.backfills import BackfillJob, in_process_host
 from integration.bench.cost import Rig
 from integration.bench.page import Table
 from integration.bench.spark_cost import judged, write_module
+from integration.support.backfills import BackfillJob, in_process_host
 from tidegate.backfill.driver import Backfill, WaveDone
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id

@@ -34,7 +34,7 @@ from integration.bench.workloads import (
     deviations,
     slowness,
 )
-from integration.checker import hidden_offsets
+from integration.demo.checker import hidden_offsets
 
 ROOT: Final = Path(__file__).parents[2]
 SMALL: Final = 1_000

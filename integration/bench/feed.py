@@ -22,7 +22,7 @@ import msgspec
 from confluent_kafka import Producer
 
 from integration.bench.data import USERS, click_of
-from integration.running import ROOT
+from integration.support.running import ROOT
 
 Kind = Literal["bytes", "clicks"]
 

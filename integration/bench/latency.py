@@ -19,7 +19,7 @@ from integration.bench.cost import Rig
 from integration.bench.data import PARTITIONS
 from integration.bench.feed import Feed, Left, number_of, produced_s
 from integration.bench.page import Table
-from integration.running import TidegateRun, runs_with_checkpoint
+from integration.support.running import TidegateRun, runs_with_checkpoint
 
 RATE: Final = 20_000
 LOW_RATE, LOWEST_RATE = 1_000, 10

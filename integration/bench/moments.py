@@ -27,8 +27,8 @@ from integration.bench.latency import SETTLE_S, TAKE_OVER
 from integration.bench.page import Table
 from integration.bench.pipelines import UserTotal
 from integration.bench.tree import proportional_bytes
-from integration.holdings import kind_of
-from integration.running import Report, TidegateRun, runs_with_checkpoint
+from integration.support.resource_usage import kind_of
+from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 
 COPY: Final = "integration.bench.pipelines:Passthrough"
 TOTALS: Final = "integration.bench.pipelines:Totals"

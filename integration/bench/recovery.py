@@ -37,8 +37,8 @@ from integration.bench.data import PARTITIONS
 from integration.bench.feed import Feed
 from integration.bench.page import Table
 from integration.bench.recovery_probes import GIVE_UP_S, Loop, Reader, phases
-from integration.chaos.cluster import NODES, Brokers
-from integration.running import Report, TidegateRun, runs_with_checkpoint
+from integration.faults.kill_matrix.cluster import NODES, Brokers
+from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 from tidegate.drivers.kafka.jars import VERSIONS
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import TransactionalId

@@ -35,7 +35,7 @@ PRODUCER = {"linger.ms": 5, "partitioner": "murmur2_random", "log_level": 0}
 
 
 def main() -> None:
-    from integration.brokers import create_topic, unique
+    from integration.support.brokers import create_topic, unique
     from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000

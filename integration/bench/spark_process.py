@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from integration.backfills import BackfillJob
 from integration.bench import hand_written
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.backfill.spark.stream import streamed

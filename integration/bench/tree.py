@@ -22,7 +22,7 @@ from typing import Final
 
 import psutil
 
-from integration.holdings import kind_of
+from integration.support.resource_usage import kind_of
 
 INTERVAL_S: Final = 0.05
 MEMORY_INTERVAL_S: Final = 1.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.backfills import BackfillJob
 from integration.spark.jobs import ROOT, new_job
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from integration.killing.traps import Plan
-from integration.running import owned
+from integration.faults.kill_points.kill_points import Plan
 from integration.spark.processes import PATIENCE_S, is_alive, processes_of
+from integration.support.running import owned
 
 LOCAL: Final = "local[2,4]"
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from integration.chaos.mains import SlotDrivers
-from integration.killing.traps import Plan, Traps
+from integration.faults.kill_matrix.mains import SlotDrivers
+from integration.faults.kill_points.kill_points import Plan, Traps
 from tidegate.backfill.spark.executor import run_task
 from tidegate.backfill.spark.levels import TaskAttempt
 from tidegate.backfill.spark.rows import MARKER_ORD, FrameRow, Report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from integration.backfills import BackfillJob
-from integration.brokers import create_topic, unique
-from integration.checker import check
-from integration.orders import write
+from integration.demo.checker import check
+from integration.demo.orders import write
+from integration.support.backfills import BackfillJob
+from integration.support.brokers import create_topic, unique
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 ROOT = Path(__file__).parent.parent.parent

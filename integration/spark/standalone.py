@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from integration.running import owned
 from integration.spark.processes import is_alive, wait_until
+from integration.support.running import owned
 
 HERE = "127.0.0.1"
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"

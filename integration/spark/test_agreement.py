@@ -2,8 +2,8 @@
 
 One pipeline has three keyed levels, so it has three exchanges in one Spark job. The other sends
 dead letters and side outputs from several levels. The other pipelines run in process
-(`integration/test_agreement.py`): their tasks are the same, and only the transport of their rows
-differs.
+(`integration/exactly_once/test_agreement.py`): their tasks are the same, and only the transport of
+their rows differs.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from integration.backfills import BackfillJob
 from integration.spark.jobs import ORDERS, exact
 from integration.spark.processes import is_alive
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.bootstrap import WAVE_TASK

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from integration.backfill_command import DONE, ORDERS, REFUSED, Job
-from integration.brokers import create_topic, unique
+from integration.support.backfill_command import DONE, ORDERS, REFUSED, Job
+from integration.support.brokers import create_topic, unique
 from tidegate.backfill import __main__ as entry
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 

@@ -14,7 +14,7 @@ import pytest
 def test_the_demo_on_spark_survives_its_kills_exactly(tmp_path: Path) -> None:
     words = ["--records", "100000", "--directory", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "integration.demo_spark", *words],
+        [sys.executable, "-m", "integration.demo.spark", *words],
         check=False,
         capture_output=True,
         text=True,

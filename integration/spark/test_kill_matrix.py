@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from integration.chaos.backfill_cells import sample
-from integration.chaos.backfill_faults import SAMPLE, Alone
-from integration.chaos.backfill_strikes import Series
-from integration.chaos.scenarios import Scenario, Stage
+from integration.faults.kill_matrix.backfill_cells import sample
+from integration.faults.kill_matrix.backfill_faults import SAMPLE, Alone
+from integration.faults.kill_matrix.backfill_strikes import Series
+from integration.faults.kill_matrix.scenarios import Scenario, Stage
 
 pytestmark = pytest.mark.timeout(900)
 

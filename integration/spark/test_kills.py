@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from integration.backfills import BackfillJob
-from integration.killing.traps import Plan, Trap
+from integration.faults.kill_points.kill_points import Plan, Trap
 from integration.spark.drivers import Driver, DriverOptions, running_driver
 from integration.spark.jobs import exact
 from integration.spark.processes import PATIENCE_S, wait_until
+from integration.support.backfills import BackfillJob
 
 pytestmark = pytest.mark.timeout(600)
 

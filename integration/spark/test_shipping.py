@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.backfill_command import DONE, ORDERS, REFUSED, Job
-from integration.brokers import create_topic, unique
 from integration.spark.standalone import HERE, Cluster, standalone_cluster
+from integration.support.backfill_command import DONE, ORDERS, REFUSED, Job
+from integration.support.brokers import create_topic, unique
 from tidegate.backfill.spark.session import start_session
 from tidegate.backfill.spark.workers import check_platform
 from tidegate.drivers.kafka.embedded import EmbeddedKafka

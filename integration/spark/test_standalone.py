@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from integration.backfills import BackfillJob
 from integration.spark.jobs import ORDERS, ROOT, exact
 from integration.spark.processes import is_alive
 from integration.spark.standalone import HERE, Cluster, standalone_cluster
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.driver import WaveDone
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark.executor import SparkExecutor

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from integration.backfills import BackfillJob
 from integration.spark.jobs import ORDERS, exact
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.driver import run_in_turn
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark.executor import SparkExecutor

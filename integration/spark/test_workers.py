@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.backfills import BackfillJob
 from integration.spark.jobs import ROOT
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import start_session
 from tidegate.backfill.spark.workers import check_versions, own_versions

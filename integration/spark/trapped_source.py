@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from integration.killing.traps import Plan, Traps
+from integration.faults.kill_points.kill_points import Plan, Traps
 from tidegate.backfill.spark.wave_source import OVER, WAVE, Offset, WaveReader, WaveSource
 
 

@@ -5,7 +5,8 @@ usage: python -m integration.spark.wave_driver JOB
 JOB is the JSON of `drivers.DriverOptions`. The process prints a line for each event. If the
 backfill fails, it prints the error and exits with code 1. After an interrupt it prints what the
 waves have left, and runs the backfill again in the same session. Traps snap in the workers, in the
-driver, and in the calls between the driver and Spark's query (`integration/killing/traps.py`).
+driver, and in the calls between the driver and Spark's query
+(`integration/faults/kill_points/kill_points.py`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any
 
 import msgspec
 
-from integration.backfills import BackfillJob
-from integration.chaos.mains import JobMasterDrivers
-from integration.killing.traps import Plan, Traps
+from integration.faults.kill_matrix.mains import JobMasterDrivers
+from integration.faults.kill_points.kill_points import Plan, Traps
 from integration.spark.drivers import DriverOptions
 from integration.spark.jobs import ROOT
+from integration.support.backfills import BackfillJob
 from tidegate.backfill.driver import WaveLoop
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark import wave_source

@@ -1,6 +1,6 @@
 """The driver's decisions around a wave, with a journal and an executor that only answer.
 
-What a wave does is tested on real brokers (`integration/test_backfill.py`).
+What a wave does is tested on real brokers (`integration/exactly_once/test_backfill.py`).
 """
 
 from __future__ import annotations

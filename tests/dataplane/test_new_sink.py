@@ -1,7 +1,8 @@
 """A new sink needs the files that ARCHITECTURE.md lists, and no others.
 
 `file_sink.py` is a toy: a declaration, a writer and one entry in `SINK_WRITERS`. No other table and
-no other module learns of it. `integration/test_new_sink.py` runs it on a real broker, with kills.
+no other module learns of it. `integration/connectors/test_new_sink.py` runs it on a real broker,
+with kills.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Method: whole pipelines in `PipelineTest`, which runs the operators of a slot, with batches of
 several records: a refused record must leave no result, no side output and no state behind, and the
-records before and behind it in the batch must come through. `integration/test_on_error.py` does the
-same over Kafka with kills.
+records before and behind it in the batch must come through.
+`integration/connectors/test_on_error.py` does the same over Kafka with kills.
 """
 
 from __future__ import annotations

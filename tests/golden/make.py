@@ -25,11 +25,11 @@ from integration.agreement.cases import case_of
 from integration.agreement.inputs import PARTITIONS, Dataset, _write
 from integration.agreement.outcome import manifests, state_of
 from integration.agreement.runs import CaseJob
-from integration.backfills import BackfillJob
-from integration.brokers import create_topic, read_all
-from integration.killing.runs import Run
-from integration.killing.traps import Trap
-from integration.running import ROOT
+from integration.faults.kill_points.kill_points import Trap
+from integration.faults.kill_points.killed_runs import Run
+from integration.support.backfills import BackfillJob
+from integration.support.brokers import create_topic, read_all
+from integration.support.running import ROOT
 from tests.golden.formats import FORMATS, describe_formats
 from tests.golden.world import (
     STORAGE,

@@ -17,8 +17,8 @@ import pytest
 
 from integration.agreement.cases import case_of
 from integration.agreement.outcome import Outcome, differences, manifests, state_of
-from integration.backfills import BackfillJob, in_process_host
-from integration.running import ROOT
+from integration.support.backfills import BackfillJob, in_process_host
+from integration.support.running import ROOT
 from tests.golden.formats import FORMATS, describe_formats
 from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, committed
 from tidegate import build

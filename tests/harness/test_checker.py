@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pytest
 
-from integration.checker import Record, Verdict, joined, judge, taken_back
+from integration.demo.checker import Record, Verdict, joined, judge, taken_back
 
 ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "0"), ("ann", "3.25"), ("bob", "0.01")]
 TOTALS = [("ann", "1.50"), ("bob", "2"), ("ann", "4.75"), ("bob", "2.01")]

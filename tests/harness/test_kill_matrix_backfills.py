@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.chaos import backfills, page_of_backfills
-from integration.chaos.backfill_cells import (
+from integration.faults.kill_matrix import backfills, page_of_backfills
+from integration.faults.kill_matrix.backfill_cells import (
     FREEZE,
     KILL,
     PIPELINES,
@@ -18,12 +18,13 @@ from integration.chaos.backfill_cells import (
     all_cells,
     sample,
 )
-from integration.chaos.backfill_faults import FAULTS, SAMPLE, lose_an_output
-from integration.chaos.backfill_storage import FAILINGS
-from integration.chaos.scenarios import EXACT, VERSIONS, Result
-from integration.chaos.subject import WrongError
-from integration.killing import jobs, traps
-from integration.killing.runs import SINKS
+from integration.faults.kill_matrix.backfill_faults import FAULTS, SAMPLE, lose_an_output
+from integration.faults.kill_matrix.backfill_storage import FAILINGS
+from integration.faults.kill_matrix.scenarios import EXACT, VERSIONS, Result
+from integration.faults.kill_matrix.subject import WrongError
+from integration.faults.kill_points import jobs
+from integration.faults.kill_points import kill_points as traps
+from integration.faults.kill_points.killed_runs import SINKS
 from integration.spark.entries import TaskRun, task_runs
 
 CELLS = list(all_cells())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.chaos.cells import (
+from integration.faults.kill_matrix.cells import (
     ELSEWHERE,
     ESSENTIAL,
     FREEZE,
@@ -20,10 +20,10 @@ from integration.chaos.cells import (
     all_cells,
     sample,
 )
-from integration.chaos.matrix import lives
-from integration.chaos.scenarios import VERSIONS
-from integration.chaos.subject import wrong_in_journal
-from integration.killing import traps
+from integration.faults.kill_matrix.matrix import lives
+from integration.faults.kill_matrix.scenarios import VERSIONS
+from integration.faults.kill_matrix.subject import wrong_in_journal
+from integration.faults.kill_points import kill_points as traps
 
 ROOT = Path(__file__).parents[2]
 CELLS = list(all_cells())

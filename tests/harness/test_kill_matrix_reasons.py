@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from integration.chaos.reasons import SLOW_S, UNKNOWN, reason
-from integration.chaos.report import RESULTS, page
-from integration.chaos.scenarios import EXACT, Result
+from integration.faults.kill_matrix.reasons import SLOW_S, UNKNOWN, reason
+from integration.faults.kill_matrix.report import RESULTS, page
+from integration.faults.kill_matrix.scenarios import EXACT, Result
 
 DOCS = Path(__file__).parents[2] / "docs"
 HALF_OPEN = "network/4.3.0/keyed/jobmaster-to-kafka/half-open"

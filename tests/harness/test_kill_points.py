@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from integration.killing.traps import Plan, Trap, Traps
+from integration.faults.kill_points.kill_points import Plan, Trap, Traps
 
 
 def held_at(plan: Plan, point: str) -> threading.Thread:
@@ -78,7 +78,7 @@ def test_threads_that_come_to_points_at_once_snap_each_trap_once(tmp_path: Path)
 GOES_ON = """
 import os, sys, threading, time
 from pathlib import Path
-from integration.killing.traps import Plan, Traps
+from integration.faults.kill_points.kill_points import Plan, Traps
 
 def work():
     Traps(Plan(Path(sys.argv[1]))).reached("slot.wrote")

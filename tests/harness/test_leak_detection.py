@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from integration.levels import Level, judge
+from integration.support.leak_detection import Level, judge
 
 COUNT = 60
 

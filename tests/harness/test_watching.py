@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from integration.watching import CommittedOutput, Seen, Trace
+from integration.support.watching import CommittedOutput, Seen, Trace
 
 FIRST, SECOND, THIRD = (Seen(0, offset, b"k", b"%d" % offset) for offset in (3, 5, 9))
 

@@ -83,11 +83,39 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, line: str, contract: str) -
     assert any(contract in line for line in broken), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["checker.py", "watching.py"])
-def test_what_judges_imports_nothing_of_ours(name: str) -> None:
+@pytest.mark.parametrize("name", ["demo/checker.py", "support/watching.py"])
+def test_a_judge_imports_nothing_of_ours(name: str) -> None:
     text = (ROOT / "integration" / name).read_text(encoding="utf-8")
     foreign = imported(text) - sys.stdlib_module_names
     assert foreign <= {"confluent_kafka"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "except_in", "forbidden"),
+    [
+        ("framework", set(), ("tests", "integration")),
+        ("pipelines", set(), ("tests", "integration")),
+        ("tests", {"harness", "golden"}, ("integration",)),
+        ("integration/faults", set(), ("integration.bench",)),
+        ("integration/support", set(), ("integration.bench", "integration.faults.kill_matrix")),
+    ],
+)
+def test_a_folder_does_not_import_what_lies_above_it(
+    folder: str, except_in: set[str], forbidden: tuple[str, ...]
+) -> None:
+    files = [
+        path
+        for path in (ROOT / folder).rglob("*.py")
+        if path.relative_to(ROOT / folder).parts[0] not in except_in
+    ]
+    assert files
+    wrong = [
+        (path.relative_to(ROOT), name)
+        for path in files
+        for name in modules_imported(path.read_text(encoding="utf-8"))
+        if any(name == each or name.startswith(f"{each}.") for each in forbidden)
+    ]
+    assert not wrong
 
 
 def test_no_module_imports_itself_through_others() -> None:
@@ -156,10 +184,23 @@ def test_imports_are_found_wherever_they_stand() -> None:
 
 
 def imported(text: str) -> set[str]:
+    """Return the names of the packages that a module imports."""
+    return {name.split(".")[0] or "." for name in modules_imported(text)}
+
+
+def modules_imported(text: str) -> set[str]:
+    """Return the full names of the modules that a module imports; "" for a relative import."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add("." if node.level else (node.module or "").split(".")[0])
+            module = "" if node.level else node.module or ""
+            found |= {module, *(f"{module}.{alias.name}" for alias in node.names if module)}
     return found
+
+
+def test_the_folders_of_imports_are_found() -> None:
+    assert modules_imported("from a.b import c, d\nimport e.f\nfrom . import g") == {
+        *("a.b", "a.b.c", "a.b.d", "e.f", "")
+    }

@@ -1,7 +1,7 @@
 """An inspector without a broker: what it sends, whom it asks, and what it says of who is silent.
 
 The client's manager is replaced by a script of answers per broker; the real exchange is in
-integration/test_txn.py.
+integration/cli/test_txn.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transaction control without a broker: what is retried, when the coordinator is looked up again.
 
 The client's manager is replaced by a script of answers; the real exchange is in
-integration/test_kafka_drivers.py.
+integration/connectors/test_kafka_drivers.py.
 """
 
 from __future__ import annotations

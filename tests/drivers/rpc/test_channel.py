@@ -92,7 +92,9 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
 
 
 def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
-    """No end and no error tells of it (`integration/test_half_open.py` has the whole of it)."""
+    """No end and no error tells of it (`integration/cluster/test_half_open.py` has the whole of
+    it).
+    """
     server = rpc.serve(lambda _: Acknowledge())
     host, port = server.address.rsplit(":", 1)
     with socket.create_server((host, 0)) as between, ThreadPoolExecutor(4) as threads:

@@ -1,0 +1,1 @@
+"""Tests of the processes of a cluster: kills, starts, access, leaks."""

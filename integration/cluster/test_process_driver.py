@@ -1,0 +1,162 @@
+"""Real processes fulfil the contract of processes.
+
+Further tests cover the operating system: refused starts and prestarted processes.
+`test_processes.py` kills the processes of whole clusters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from integration.support.process_mains import OsStarter
+from tests.contracts.processes import ProcessesContract
+from tests.contracts.surroundings import Surroundings
+from tidegate.drivers.process.prestart import Prestarted
+from tidegate.errors import ExternalError
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, ZygoteEvent
+
+RECVMSG = {"47", "212"}
+"""The numbers of the system call `recvmsg` on x86-64 and on arm64."""
+
+
+class OsWorld:
+    """A world of the contract that starts real processes and ends them."""
+
+    def __init__(self, folder: Path, *, early: bool = False) -> None:
+        self.around = Surroundings()
+        self._starter = OsStarter(folder, early=early)
+        self._children: list[Child] = []
+        self._zygotes: list[ForkServer] = []
+        #: Processes that this world did not start, for example the brokers of the test session.
+        self._others = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def spawn(
+        self,
+        does: str,
+        on_exit: Callable[[ExitStatus], None],
+        on_ready: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Child:
+        child = self._starter.spawn(does, on_exit, on_ready)
+        self._children.append(child)
+        return child
+
+    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
+        zygote = self._starter.start_zygote(listener)
+        self._zygotes.append(zygote)
+        return zygote
+
+    def alive(self, pid: int) -> bool:
+        try:  # a dead orphan stays a zombie until init reaps it
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        mine = psutil.Process().children(recursive=True)
+        for zygote in self._zygotes:
+            zygote.close()
+        for child in self._children:
+            child.kill()
+        own = [child.pid for child in mine if child.pid not in self._others]
+        self.around.until(lambda: not any(map(self.alive, own)))
+
+
+class TestOsProcesses(ProcessesContract):
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> Iterator[OsWorld]:
+        world = OsWorld(tmp_path)
+        yield world
+        world.close()
+
+    def test_a_process_that_cannot_be_started_is_an_error_that_says_why(
+        self, world: OsWorld, tmp_path: Path
+    ) -> None:
+        (tmp_path / "logs").write_text("no folder")
+        with pytest.raises(ExternalError, match=r"Cannot start the jobmaster process: .*logs"):
+            world.spawn("wait", lambda _status: None)
+
+
+class TestPrestartedProcesses(ProcessesContract):
+    """The contract for processes that were started before their arguments were known."""
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> Iterator[OsWorld]:
+        world = OsWorld(tmp_path, early=True)
+        yield world
+        world.close()
+
+    def test_what_they_write_stands_in_their_log(self, world: OsWorld, tmp_path: Path) -> None:
+        exits: list[ExitStatus] = []
+        world.spawn("raise", exits.append)
+        world.around.until(lambda: bool(exits))
+        assert "the jobmaster process failed" in (tmp_path / "logs" / "children.log").read_text()
+
+
+@pytest.mark.parametrize("role", ["jobmanager", "taskmanager", "zygote", "jobmaster"])
+def test_a_prestarted_process_opens_nothing_and_has_one_thread(role: str) -> None:
+    with Prestarted(role) as early:
+        process = psutil.Process(early.pid)
+        until_it_waits(process)
+        assert process.num_threads() == 1
+        assert process.net_connections() == []
+        assert process.open_files() == []
+
+
+@pytest.mark.parametrize("role", ["jobmanager", "jobmaster"])
+def test_a_prestarted_process_ends_when_its_parent_ends_first(role: str) -> None:
+    script = f"""
+import os, time
+from tidegate.drivers.process.prestart import Prestarted
+early = Prestarted({role!r})
+print(early.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+        until_it_waits(process)
+        below = [process, *process.children(recursive=True)]
+        parent.kill()
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == []
+
+
+def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None:
+    starter = OsStarter(tmp_path, early=True)
+    around = Surroundings()
+    exits: list[ExitStatus] = []
+    others = set(psutil.Process().children())  # brokers too; process ids are not ordered by age
+    started = starter.processes("jobmaster")
+    (early,) = set(psutil.Process().children()) - others
+    early.kill()
+    around.until(lambda: early.status() == psutil.STATUS_ZOMBIE)
+    arguments = {"job": "exit 7", "jobmanager_address": str(tmp_path), "epoch": 1}
+    child = started.spawn("jobmaster", arguments, log="children.log", on_exit=exits.append)
+    assert child.pid != early.pid
+    around.until(lambda: bool(exits))
+    assert exits == [7]
+
+
+def until_it_waits(process: psutil.Process) -> None:
+    """Wait until the process has finished its imports and sleeps in the read of its arguments."""
+    lifeline = Path(f"/proc/{process.pid}/syscall")
+    end_s = time.monotonic() + 30
+    while time.monotonic() < end_s:
+        number, descriptor = [*lifeline.read_text().split(), "", ""][:2]
+        if number in RECVMSG and descriptor == "0x0":
+            return
+        time.sleep(0.02)
+    raise TimeoutError("it does not wait for its arguments")

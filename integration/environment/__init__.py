@@ -1,0 +1,1 @@
+"""Tests of this folder's own tools, and of a bare machine."""

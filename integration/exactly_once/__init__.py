@@ -1,0 +1,1 @@
+"""Tests of exactly-once output under kills, outages, damage and every kind of end."""

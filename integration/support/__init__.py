@@ -1,0 +1,1 @@
+"""Shared code of the integration tests: brokers, clusters, commands, and a user's folder."""
