@@ -1,4 +1,4 @@
-"""Pipelines of this project, each code that a user would be glad to copy.
+"""Pipelines of this project that users can copy.
 
-They import the public package `tidegate` and the standard library, and nothing else of ours.
+Of this project, they import only the public package `tidegate`, as a user would.
 """

@@ -56,10 +56,10 @@ class ClickDedup(Pipeline, name="click-dedup"):
     remembered = Param(int, default=16, help="must be 1 or more", check=lambda number: number >= 1)
 
     clicks = KafkaSource(
-        "clicks", value=Json(Click), on_bad_record="dead_letter", dead_letters="clicks-bad"
+        "clicks", value=Json(Click), on_bad_record="dead_letter", dead_letter_topic="clicks-bad"
     )
-    unique = KafkaSink("clicks-unique", value=Json(Click), key_by=lambda click: click.user)
-    repeated = KafkaSink("clicks-repeated", value=Json(Click), key_by=lambda click: click.user)
+    unique = KafkaSink("clicks-unique", value=Json(Click), record_key=lambda click: click.user)
+    repeated = KafkaSink("clicks-repeated", value=Json(Click), record_key=lambda click: click.user)
 
     def define(self) -> None:
         unique = self.clicks.key_by(lambda click: (click.user, click.page)).process(

@@ -50,7 +50,7 @@ class OrderTotals(Pipeline, name="order-totals"):
 
     orders = KafkaSource("orders", value=Json(Order))
     totals = KafkaSink(
-        "order-totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id
+        "order-totals", value=Json(CustomerTotal), record_key=lambda total: total.customer_id
     )
 
     def define(self) -> None:

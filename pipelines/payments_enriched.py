@@ -117,7 +117,7 @@ class PaymentsEnriched(Pipeline, name="payments-enriched"):
     enriched = KafkaSink(
         "payments-enriched",
         value=Avro(EnrichedPayment, schema="schemas/enriched_payment.avsc"),
-        key_by=lambda payment: payment.account_id,
+        record_key=lambda payment: payment.account_id,
     )
     unmatched = KafkaSink("payments-unmatched", value=Avro(Payment, schema="schemas/payment.avsc"))
 

@@ -113,13 +113,13 @@ class Plain(Pipeline, name=None):
     events = KafkaSource.records("in", key=Utf8(), value=Json(Event), tombstones=True)
     copies = KafkaSink.records("copies", key=Utf8(), value=Json(Event))
     parts = KafkaSink(
-        "parts", value=Json(Result), key_by=lambda part: part.key, guarantee="at_least_once"
+        "parts", value=Json(Result), record_key=lambda part: part.key, guarantee="at_least_once"
     )
-    even = KafkaSink("even", value=Json(Event), key_by=lambda event: event.key)
+    even = KafkaSink("even", value=Json(Event), record_key=lambda event: event.key)
     odd = KafkaSink(
         "odd",
         value=Utf8(),
-        key_by=lambda name: name,
+        record_key=lambda name: name,
         guarantee="none",
         linger="1 min",  # records that are not flushed are lost
     )
@@ -215,14 +215,14 @@ class ThreeLevels(Pipeline, name=None):
     """
 
     events = KafkaSource("in", value=Json(Event))
-    first = KafkaSink("first", value=Json(Result), key_by=lambda result: result.group)
+    first = KafkaSink("first", value=Json(Result), record_key=lambda result: result.group)
     restarts = KafkaSink(
         "restarts",
         value=Json(Result),
-        key_by=lambda result: f"{result.key}/{result.amount % 2}",
+        record_key=lambda result: f"{result.key}/{result.amount % 2}",
         guarantee="at_least_once",
     )
-    third = KafkaSink("third", value=Json(Result), key_by=lambda result: result.group)
+    third = KafkaSink("third", value=Json(Result), record_key=lambda result: result.group)
 
     def define(self) -> None:
         counted = self.events.key_by(lambda event: event.key).process(Counted(), uid="counted")
@@ -278,9 +278,9 @@ class Unions(Pipeline, name=None):
     left = KafkaSource("left", value=Json(MutableEvent))
     right = KafkaSource("right", value=Json(Event))
     later = KafkaSource("later", value=Json(Event))
-    joined = KafkaSink("joined", value=Json(Result), key_by=lambda result: result.key)
+    joined = KafkaSink("joined", value=Json(Result), record_key=lambda result: result.key)
     kept = KafkaSink("kept", value=Json(MutableEvent))  # the key that the record was read with
-    both = KafkaSink("both", value=Json(Event), key_by=lambda event: event.key)
+    both = KafkaSink("both", value=Json(Event), record_key=lambda event: event.key)
 
     def define(self) -> None:
         changed = self.left.map(renamed)
@@ -291,7 +291,7 @@ class Unions(Pipeline, name=None):
         counted = united.key_by(
             key_of,
             on_error="dead_letter",
-            dead_letters="keyless",  # two edges lead into this one sink
+            dead_letter_topic="keyless",  # two edges lead into this one sink
         ).process(Counted(), uid="counted")
         counted.union(self.later.map(as_result)).key_by(lambda result: result.key).process(
             Joined(), uid="joined-count"
@@ -335,23 +335,26 @@ class Policies(Pipeline, name=None):
     """A pipeline whose records fail at every place that allows a policy, with a side output."""
 
     events = KafkaSource(
-        "in", value=Json(Event), on_bad_record="dead_letter", dead_letters="undecodable"
+        "in", value=Json(Event), on_bad_record="dead_letter", dead_letter_topic="undecodable"
     )
     results = KafkaSink(
         "results",
         value=Json(Result),
-        key_by=key_of_sink,
+        record_key=key_of_sink,
         on_error="dead_letter",
-        dead_letters="unwritable",
+        dead_letter_topic="unwritable",
     )
-    big = KafkaSink("big", value=Json(Result), key_by=lambda result: result.key)
+    big = KafkaSink("big", value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         refusing = (
             self.events.map(checked, on_error="skip")
-            .key_by(key_of, on_error="dead_letter", dead_letters="keyless")
+            .key_by(key_of, on_error="dead_letter", dead_letter_topic="keyless")
             .process(
-                Refusing(), uid="refusing", on_error="dead_letter", dead_letters="unprocessable"
+                Refusing(),
+                uid="refusing",
+                on_error="dead_letter",
+                dead_letter_topic="unprocessable",
             )
         )
         refusing.to(self.results)
@@ -379,7 +382,7 @@ class Regions(Pipeline, name=None):
     """
 
     events = KafkaSource("in", value=Json(Event))
-    regions = KafkaSink("regions", value=Json(Result), key_by=lambda result: result.group)
+    regions = KafkaSink("regions", value=Json(Result), record_key=lambda result: result.group)
 
     def define(self) -> None:
         counted = self.events.key_by(lambda event: event.key).process(Counted(), uid="counted")

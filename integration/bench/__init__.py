@@ -1,1 +1,1 @@
-"""What tidegate costs beside loops written by hand, and its rooms one by one."""
+"""Benchmarks: the cost of tidegate, compared with loops written by hand, and of its parts."""

@@ -1,11 +1,13 @@
-"""The benchmark: tidegate beside loops written by hand, in turns, on one broker, outputs checked.
+"""The benchmark: it compares tidegate with loops written by hand, and checks every output.
+
+Both run in turns on one broker:
 
     make bench                 two million records, three rounds; writes docs/benchmarks.md
     make bench QUICK=1         300,000 records, one round, in under three minutes; writes no page
 
-README.md beside it says how each figure is made. The run is void if the loops do not stand to each
-other as they did when the goals were set: then the machine was too busy to say anything, and the
-page stays as it is.
+`README.md` in this folder explains how each figure is made. The run is void if the costs of the
+loops do not have the same proportions as when the goals were set. Then the machine was too busy for
+a valid measurement, and the page is not changed.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ PARTS: Final = (
     "recovery",
 )
 NOT_QUICK: Final = frozenset({"windows", "intervals", "budget", "settings", "recovery"})
-"""What 300,000 records say nothing about, what takes too long, or what has no goal."""
+"""Parts that a quick run skips: too few records for a figure, too slow, or without a goal."""
 
 
 def main() -> int:
-    """Measure, print, write the page; 1 if the run is void, and a traceback if an output is
-    wrong.
+    """Measure, print and write the page. Return 1 if the run is void.
+
+    A wrong output ends the run with a traceback.
     """
     options = _options()
     began = time.monotonic()
@@ -57,7 +60,7 @@ def main() -> int:
             rig = Rig(broker.bootstrap, Path(scratch), options.records)
             for table, counts in measured(rig, options):
                 holds &= counts
-                told = "" if options.quick else str(speed())  # it takes longer than some figures
+                told = "" if options.quick else str(speed())  # `speed` takes seconds
                 noted = replace(table, note=f"{table.note} {told}".strip())
                 tables.append(noted)
                 print(noted.plain(), flush=True)
@@ -71,7 +74,7 @@ def main() -> int:
 
 
 def told_of_page(tables: Sequence[page.Table], broker: str, records: int, *, holds: bool) -> str:
-    """Write the page if the run counts; what was written or not, and why."""
+    """Write the page unless the run is void. Return what was written or not, and why."""
     titles = ", ".join(table.title for table in tables)
     if not holds:
         return f"{page.PAGE.name} stays as it was, for the run is void. Not written: {titles}"
@@ -113,7 +116,7 @@ def _options() -> argparse.Namespace:
 def measured(  # noqa: C901 - one arm for each part
     rig: Rig, options: Any
 ) -> Iterator[tuple[page.Table, bool]]:
-    """Each table as soon as it is there, and whether it counts."""
+    """Yield each table as soon as it is measured, and whether it is valid."""
     everything = [*WORKLOADS, *PARTS]
     quick: bool = options.quick
     wanted = options.only or [name for name in everything if not (quick and name in NOT_QUICK)]

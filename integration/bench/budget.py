@@ -1,14 +1,16 @@
-"""Where the time goes: CPU microseconds per record of a slot's parts, beside the loop by hand.
+"""Where the time goes: CPU microseconds per record of each part of a slot, and of the loop by hand.
 
-A slot's real parts (source task, chain, state, sink, drivers, on a real broker) run in one process
-of their own, without a control plane, and a clock of the thread's CPU time is read around each part
-once a batch; what a part calls is taken off it. A barrier comes every so many records and not every
-second: how many records share a checkpoint's cost would else depend on how busy the machine is.
-Threads of the libraries (librdkafka's, RocksDB's) are read from /proc.
+The real parts of a slot (source task, chain, state, sink and drivers) run in one process on a real
+broker. There is no control plane. Around each call of a part, once a batch, the CPU clock of the
+thread is read. The time of inner parts with their own clock is subtracted. The CPU time of
+librdkafka's and RocksDB's threads is read from /proc.
 
-The loops of `loop.py` run in turns with it, in processes of their own, and commit as often. Figures
-are of the cheapest round, which on a machine with others on it is nearest to the truth. What is not
-here: the control plane, start-up, and frames between slots (`exchange_micro.py`).
+A barrier comes after each `EVERY` records and not every second. Otherwise the number of records
+that share the cost of a checkpoint would depend on how busy the machine is.
+
+The loops of `loop.py` run in turns with the slot, in their own processes, and commit as often. The
+figures are those of the cheapest round, because other load on the machine only adds cost. The
+control plane, start-up, and frames between slots (`exchange_micro.py`) are not measured here.
 
     python -m integration.bench --only budget
 """
@@ -39,10 +41,10 @@ ROOT: Final = Path(__file__).parents[2]
 PIPELINES: Final = {"passthrough": "Passthrough", "transform": "Transform", "total": "Totals"}
 TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
 WARM_S: Final = 1.0
-"""For the sink's first producers to be ready, before the clocks start."""
+"""Wait before the clocks start, so that the first producers of the sink are ready."""
 WAIT_S: Final = 0.005
 EVERY: Final = 250_000
-"""Records between two barriers: about a second's on a quiet machine."""
+"""Records between two barriers: about one second of work on a quiet machine."""
 SINK_SETTINGS: Final = [
     {"compression.type": compression, "linger.ms": linger}
     for compression, linger in (
@@ -59,7 +61,7 @@ SINK_SETTINGS: Final = [
 
 
 def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
-    """The cheapest round of the loop and of the slot, part by part; outputs are checked."""
+    """Measure the loop and the slot, part by part, in the cheapest round, and check the outputs."""
     from integration.bench.page import Table
     from integration.bench.workloads import CHECKED, WORKLOADS
 
@@ -86,8 +88,9 @@ def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
 
 
 def measure_settings(rig: Rig, rounds: int) -> Table:
-    """What compression and lingering of the sink cost and save, on the transform; outputs are
-    checked.
+    """Measure the CPU cost and the stored bytes of the sink's compression and linger settings.
+
+    The workload is the transform, and each output is checked.
     """
     from integration.bench.page import Table
     from integration.bench.workloads import CHECKED, WORKLOADS
@@ -113,7 +116,7 @@ def measure_settings(rig: Rig, rounds: int) -> Table:
 def _run(
     rig: Rig, kind: str, workload: str, sink: str, properties: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """One run in a process of its own; what it prints last."""
+    """Run a loop or a slot in its own process. Return the figures in its last line."""
     words = [kind, workload, rig.bootstrap, sink, str(rig.count), json.dumps(properties or {})]
     done = subprocess.run(
         [sys.executable, __file__, *words], check=False, capture_output=True, text=True
@@ -125,7 +128,7 @@ def _run(
 
 
 class Clocks:
-    """CPU time of the parts: what a part calls that has a clock of its own is taken off it."""
+    """CPU time of the parts. Inner calls with a clock do not count for the part that calls them."""
 
     def __init__(self) -> None:
         self.spent_ns: dict[str, int] = {}
@@ -153,7 +156,7 @@ class Clocks:
 
 
 def clock_parts(clocks: Clocks) -> None:
-    """Put clocks around what a slot calls per batch and per checkpoint."""
+    """Put clocks around the methods that a slot calls per batch and per checkpoint."""
     from tidegate.dataplane.operators.keyed import KeyedOperator
     from tidegate.dataplane.operators.stateless import FusedSteps
     from tidegate.dataplane.sinks.delivery import TransactionalDelivery
@@ -194,8 +197,8 @@ def clock_parts(clocks: Clocks) -> None:
 def run_loop(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
-    """The loop by hand, in this process; prints its figures."""
-    del properties  # it has its own
+    """Run the loop by hand in this process and print its figures."""
+    del properties  # the loop has its own settings
     from integration.bench import loop
 
     began = time.process_time_ns()
@@ -206,7 +209,7 @@ def run_loop(
 def run_slot(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
-    """The slot's parts in this process; prints their figures."""
+    """Run the parts of a slot in this process and print their figures."""
     from tidegate.drivers.process.gc_tuning import settle_gc
 
     clocks = Clocks()
@@ -236,16 +239,17 @@ def run_slot(
 
 
 class NativeThreads:
-    """CPU time of the libraries' threads. To be sampled before a producer is dropped, for its
-    threads end with it.
+    """CPU time of the libraries' threads.
+
+    Sample it before a producer is dropped, because the threads of a producer end with it.
     """
 
     def __init__(self) -> None:
         self.spent_ms: dict[tuple[str, str], float] = {}
-        """By number and library."""
+        """CPU time of each thread, by its number and its library."""
 
     def sample(self) -> None:
-        """Read /proc."""
+        """Read the CPU time of each library thread from /proc."""
         for task in Path("/proc/self/task").iterdir():
             try:
                 name, rest = (task / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
@@ -258,7 +262,7 @@ class NativeThreads:
 
 
 class BareSlot:
-    """One subtask of a one-vertex pipeline; ends its transactions itself, as a JobMaster would."""
+    """One subtask of a one-vertex pipeline. It ends its transactions itself, like a JobMaster."""
 
     def __init__(
         self, pipeline: str, bootstrap: str, sink: str, folder: Path, properties: dict[str, str]
@@ -358,8 +362,9 @@ class BareSlot:
         self._around.until(lambda: self._open_checkpoints == 0, timeout_s=120)
 
     def _wait(self) -> None:
-        """For records, or for room in the producer's queue, as a slot does: a broker that is slower
-        than this would be in the figures otherwise, as turns that do nothing.
+        """Wait for records, or for room in the queue of the producer, as a slot does.
+
+        Otherwise a slow broker would add idle turns of this loop to the figures.
         """
         if self._task.reads():
             self._task.step(WAIT_S)
@@ -369,7 +374,7 @@ class BareSlot:
     def acknowledge(
         self, checkpoint: Any, snapshot: SubtaskSnapshot, *, alignment_ms: int, sync_ms: int
     ) -> None:
-        """What the JobMaster does when all have answered, without its journal."""
+        """End the transactions, as the JobMaster does after all acknowledgements. No journal."""
         del alignment_ms, sync_ms
         self._ending.submit(self._end, checkpoint, snapshot.transactions)
 
@@ -389,7 +394,7 @@ class BareSlot:
         raise RuntimeError(f"{checkpoint} of {subtask}: {reason}")
 
     def input_ended(self, subtask: Any) -> None:
-        """The splits have no end."""
+        """Do nothing: the splits have no end."""
 
 
 RUNS: Final[dict[str, Callable[..., None]]] = {"loop": run_loop, "slot": run_slot}

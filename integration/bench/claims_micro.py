@@ -1,13 +1,13 @@
-"""How long a claim takes when the brokers remember the transactional ids of many waves.
+"""Duration of a claim when the brokers remember the transactional ids of many waves.
 
-A backfill of 1,000 waves with 200 receivers and three sinks leaves 600,000 ids, which the brokers
-keep for a week. To write as many transactions takes an hour, so this writes what they leave: the
-records of the topic `__transaction_state`, each of a transaction that was committed. Kafka lets a
-client of the name of its own admin tools write there, and a broker that is started again reads
-them. Then a real backfill runs waves, and its claims are timed.
+A backfill of 1,000 waves with 200 receivers and three sinks leaves 600,000 ids. The brokers keep
+them for a week. Running as many transactions would take an hour. So this module writes only the
+records that they leave in the topic `__transaction_state`, one for each committed transaction.
+Kafka accepts such records from a client that has the client id of Kafka's admin tools, and a broker
+reads them when it restarts. Then a real backfill runs waves, and its claims are timed.
 
-A first claim is that of a new command: it lists all ids, to find a journal that has lost its end.
-Later claims of the same command list only those that are not complete.
+The first claim of a command lists all ids, to find out whether the journal has lost its end. Later
+claims of the same command list only the ids whose transaction is not complete.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
 
 STATE_TOPIC: Final = "__transaction_state"
 PARTITIONS: Final = 4
-"""Of that topic, on an embedded broker."""
+"""Partitions of that topic on an embedded broker."""
 ADMIN_CLIENT: Final = "__admin_client"
 COMPLETE_COMMIT: Final = 4
 TIMEOUT_MS: Final = 60_000
 RECEIVERS, SINKS = 200, 3
 IDS: Final = (0, 60_000, 200_000, 600_000)
 WAVES: Final = 5
-"""That one command runs."""
+"""Number of waves that one command runs."""
 WAVE_OFFSETS: Final = 40
 PATIENCE_S: Final = 120.0
 GOAL_S: Final = 2.0
@@ -58,7 +58,7 @@ TITLES: Final = ("complete ids", "first claim s", "later, median s", "later, lar
 def measure_claims(
     rig: Rig, broker: EmbeddedKafka, counts: Sequence[int], tell: Callable[[str], None]
 ) -> Table:
-    """A table of claims by the number of complete ids of the job. It restarts the broker."""
+    """Measure claims by the number of complete ids of the job. This restarts the broker."""
     sink, folder = rig.fresh("claims")
     job = BackfillJob(
         write_module(folder, "Totals"),
@@ -114,8 +114,10 @@ def _note(claims: Sequence[tuple[float, float]]) -> str:
 def write_complete_ids(
     bootstrap: str, job: JobName, numbers: Iterable[int], tell: Callable[[str], None]
 ) -> None:
-    """Write what transactions of the job leave that were committed; the broker reads it when it
-    starts again. They are of the first attempt, so that no attempt seems to be missing.
+    """Write the records that committed transactions of the job leave in the broker.
+
+    The broker reads them when it restarts. The ids are those of the first attempt, so that no
+    attempt seems to be missing.
     """
     parts = next(filter(None, map(parse_transactional_id, _ids(bootstrap, job))))
     failures: list[object] = []
@@ -149,7 +151,7 @@ def write_complete_ids(
 
 
 def state_record(transactional_id: str, producer_id: int, now_ms: int) -> tuple[bytes, bytes]:
-    """Key and value by which Kafka remembers a transaction that was committed (version 0)."""
+    """Return the key and value of a committed transaction in Kafka's state topic (version 0)."""
     name = transactional_id.encode()
     no_partitions = 0
     value = struct.pack(
@@ -160,7 +162,7 @@ def state_record(transactional_id: str, producer_id: int, now_ms: int) -> tuple[
 
 
 def state_partition(transactional_id: str, partitions: int = PARTITIONS) -> int:
-    """Where Kafka keeps an id: by the hash of Java's strings."""
+    """Return the partition in which Kafka keeps an id. It follows from Java's hash of a string."""
     hash_ = 0
     for letter in transactional_id.encode():
         hash_ = (31 * hash_ + letter) & 0xFFFFFFFF
@@ -168,7 +170,7 @@ def state_partition(transactional_id: str, partitions: int = PARTITIONS) -> int:
 
 
 def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
-    """Until a broker that has just started has read its state."""
+    """Wait until a broker that has just started has read its state."""
     end_s = time.monotonic() + PATIENCE_S
     while (known := len(_ids(bootstrap, job))) < count:
         if time.monotonic() > end_s:
@@ -187,7 +189,7 @@ def _ids(bootstrap: str, job: JobName) -> list[str]:
 
 @contextmanager
 def _timed_recoveries() -> Iterator[list[float]]:
-    """The seconds of each recovery, the claim included, while the block lasts."""
+    """Collect the seconds of each recovery, including the claim, while the block runs."""
     seconds: list[float] = []
     real = JobJournal.recover
 

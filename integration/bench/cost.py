@@ -1,7 +1,7 @@
-"""CPU per record: tidegate and the loops in turns on one broker, every output read back.
+"""CPU per record: tidegate and the loops run in turns on one broker. Every output is read back.
 
-A figure is the difference between a run over all records and one over a thousand, so that what
-every run pays once drops out.
+A figure is the difference between a run over all records and a run over a thousand records. So the
+fixed cost of a run is not part of the figure.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ MEMORY_NOTE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often a run takes a checkpoint, or the loop commits."""
+    """Interval of the checkpoints of a run, or of the commits of the loop."""
 
     interval_ms: int
     during_backlog_ms: int | None = None
-    """Of checkpoints; None is tidegate's own default."""
+    """Interval of checkpoints in a backlog. None means the default of tidegate."""
 
     def settings(self) -> dict[str, str]:
-        """For a job."""
+        """Return the configuration for a job."""
         found = {"checkpoint.interval": f"{self.interval_ms} ms"}
         if self.during_backlog_ms is not None:
             found["checkpoint.interval_during_backlog"] = f"{self.during_backlog_ms} ms"
@@ -65,7 +65,7 @@ class Pace:
 
 
 SECOND: Final = Pace(1_000, during_backlog_ms=0)
-"""As often as the loop commits, though the input is a backlog."""
+"""A checkpoint every second, as often as the loop commits, although the input is a backlog."""
 
 LONG, SHORT = Pace(10_000), Pace(100)
 ALWAYS_SHORT: Final = Pace(100, during_backlog_ms=0)
@@ -73,7 +73,7 @@ INTERVAL_WORKLOADS: Final = ("passthrough", "total")
 
 
 class Rig:
-    """A broker with the input on it, whole and its first thousand, and a folder for runs."""
+    """A broker with two inputs (all records, and the first thousand), and a folder for runs."""
 
     def __init__(self, bootstrap: str, scratch: Path, count: int) -> None:
         self.bootstrap, self.scratch, self.count = bootstrap, scratch, count
@@ -84,12 +84,12 @@ class Rig:
             fill(bootstrap, topic, records(size))
 
     def create(self, topic: str) -> str:
-        """A new topic."""
+        """Create a topic and return its name."""
         self.admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
         return topic
 
     def fresh(self, what: str) -> tuple[str, Path]:
-        """A new topic, and a new folder of the same name."""
+        """Create a topic, and a folder of the same name."""
         self._number += 1
         name = f"bench-{what}-{self._number}"
         folder = self.scratch / name
@@ -99,8 +99,10 @@ class Rig:
     def once(
         self, kind: str, workload: Workload, source: str, count: int, pace: Pace
     ) -> tuple[Usage, list[int]]:
-        """One run to its end, its output checked; RuntimeError if it fails or is wrong. What it
-        used, and the synchronous parts of its snapshots in milliseconds as its reports told them.
+        """Run once to the end and check the output. RuntimeError if the run fails or is wrong.
+
+        Return the resources that the run used, and the synchronous part of each snapshot in its
+        reports, in milliseconds.
         """
         sink, folder = self.fresh("out")
         if kind == "loop":
@@ -117,7 +119,7 @@ class Rig:
             command = [
                 *(sys.executable, "-m", "tidegate.cli.main", "run"),
                 *(f"integration.bench.pipelines:{workload.pipeline}", "--bounded"),
-                *("--take-over", "--json"),  # each run has a storage of its own
+                *("--take-over", "--json"),  # each run has its own storage
                 *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
             ]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
@@ -130,34 +132,37 @@ class Rig:
         return usage, synchronous_ms(log.splitlines())
 
     def check(self, workload: Workload, sink: str, count: int) -> None:
-        """Read an output back, compare it with what the input says, and drop it."""
+        """Read an output, compare it with the expected records, and delete its topic."""
         check_output(workload, read_committed(self.bootstrap, sink), count)
         self.admin.delete_topics([sink])[sink].result()
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured run, start-up apart. Where the difference of two walls is within a tenth of a
-    second, the rate is not a number: the machine was too uneven to have one.
+    """One measured run without its start-up.
+
+    The rate is NaN unless the large run took over a tenth of a second longer than the small one.
+    Otherwise the measurement is too noisy for a rate.
     """
 
     cpu_per_million: float
     records_per_s: float
     pss_mb: float
-    """Of the whole tree, at its largest."""
+    """Largest memory of the whole process tree."""
     start_s: float
     sync_ms: Sequence[int] = ()
-    """The synchronous part of each checkpoint that a report told of; the slowest slot's."""
+    """Synchronous part of each checkpoint that a report names, of the slowest slot."""
 
 
 def times(cost: float, of_loop: float) -> str:
-    """How many times the loop's cost, which the ticks of the clock cannot tell of a short run."""
+    """Cost as a multiple of the loop's, or "?" if the loop was too short for the CPU clock."""
     return f"{cost / of_loop:.2f}" if of_loop > 0 else "?"
 
 
 def synchronous_ms(lines: Iterable[str]) -> list[int]:
-    """Of each checkpoint that the JSON reports of a run name: they come twice a second, so of many
-    a second most go untold.
+    """Return the synchronous part of each checkpoint that the JSON reports of a run name.
+
+    Reports come twice a second. If there are more checkpoints per second, most are in no report.
     """
     found: dict[str, int] = {}
     for line in lines:
@@ -168,7 +173,7 @@ def synchronous_ms(lines: Iterable[str]) -> list[int]:
 
 
 def figure(rig: Rig, kind: str, workload: Workload, pace: Pace = SECOND) -> Figure:
-    """A run over all records less one over a thousand."""
+    """Measure a run over all records, minus a run over a thousand records."""
     small, _ = rig.once(kind, workload, "bench-small", SMALL, pace)
     large, sync_ms = rig.once(kind, workload, "bench-in", rig.count, pace)
     more, wall_s = rig.count - SMALL, large.wall_s - small.wall_s
@@ -182,7 +187,7 @@ def figure(rig: Rig, kind: str, workload: Workload, pace: Pace = SECOND) -> Figu
 
 
 def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bool]:
-    """The table of all rounds, and whether it counts: the loops stand to each other as known."""
+    """Return the table of all rounds, and whether the loops have their known proportions."""
     figures: dict[tuple[str, str], list[Figure]] = {}
     for number in range(rounds):
         for name in names:
@@ -236,10 +241,11 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
 
 
 def measure_intervals(rig: Rig, rounds: int) -> Table:
-    """Throughput at 100 ms checkpoints beside 10 s, with state and without; and the loop's.
+    """Compare throughput at checkpoints of 100 ms and of 10 s, with and without state.
 
-    The input is a backlog to its end, so checkpoints come by `interval_during_backlog`; once more
-    without that, so that they do come every 100 ms.
+    The same is measured of the loop. The input is a backlog until its end, so
+    `interval_during_backlog` is the interval of checkpoints. One more run switches that off, so
+    that a checkpoint comes every 100 ms.
     """
     variants = {
         ("loop", ""): ("loop", SHORT),
@@ -280,8 +286,10 @@ def _synchronous_part(runs: Sequence[Figure]) -> str:
 
 
 def read_committed(bootstrap: str, topic: str) -> list[Any]:
-    """All committed messages of a topic, when no transaction is open in it any more: who has ended
-    one is told so before its markers are written.
+    """Return all committed messages of a topic, once no transaction is open in it.
+
+    This function must wait, because Kafka confirms the end of a transaction before it writes the
+    markers.
     """
     end_s = time.monotonic() + ENDED_S_MAX
     while hidden := hidden_offsets(bootstrap, topic):
@@ -303,7 +311,8 @@ def read_committed(bootstrap: str, topic: str) -> list[Any]:
     found: list[Any] = []
     open_partitions = set(range(PARTITIONS))
     while open_partitions:
-        # One at least, then what is there: a larger number would wait to be full.
+        # Wait for one message, then take all that are there. A larger first number would wait
+        # until it is reached.
         messages = consumer.consume(1, 5)
         messages += consumer.consume(5000, 0) if messages else []
         for message in messages:

@@ -1,7 +1,7 @@
 """The records of the benchmark: 143 bytes of JSON, eight fields, keyed by one of 100,000 users.
 
-The shape and the distribution are those with which peers were measured, so that figures compare.
-The same seed gives the same bytes; what the outputs must be is computed here too, without tidegate.
+Other systems were measured with the same shape and distribution, so that the figures can be
+compared. The same seed gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from confluent_kafka import Producer
 USERS: Final = 100_000
 PARTITIONS: Final = 4
 THRESHOLD: Final = 500.0
-"""Transform keeps amounts above it: half of the records."""
+"""Amounts above it are kept by the transform: half of the records."""
 
 WINDOW_MS: Final = 10_000
-"""Of the windowed sums. Ten records have one time in ms, so it is a hundred thousand records long:
-each user has about one in it, and nearly each record ends a window and begins one.
+"""Length of a window of the windowed sums.
+
+Ten records share one millisecond, so a window is a hundred thousand records long. Each user has
+about one record in a window, and nearly each record ends one window and begins the next.
 """
 
 _COUNTRIES = ("CH", "DE", "FR", "IT", "AT", "US", "GB", "ES")
 
 
 class Click(msgspec.Struct, frozen=True, gc=False):
-    """A record as it is decoded."""
+    """A decoded record."""
 
     seq: int
     user: str
@@ -40,7 +42,7 @@ class Click(msgspec.Struct, frozen=True, gc=False):
 
 
 def records(count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record, in order."""
+    """Yield the key and value of each record, in order."""
     chance = random.Random(seed)
     encode = msgspec.json.Encoder().encode
     for seq in range(count):
@@ -59,7 +61,7 @@ def records(count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
 
 
 def click_of(number: int, amount: float) -> Click:
-    """A plain one, of one user after the other."""
+    """Make a click of user `number`; after the last user, the first one follows."""
     return Click(
         seq=number,
         user=f"u{number % USERS:06d}",
@@ -73,7 +75,7 @@ def click_of(number: int, amount: float) -> Click:
 
 
 def everyone() -> Iterator[tuple[bytes, bytes]]:
-    """One record of each user, who pay nothing."""
+    """Yield one record of each user, with the amount 0."""
     encode = msgspec.json.Encoder().encode
     for number in range(USERS):
         click = click_of(number, amount=0.0)

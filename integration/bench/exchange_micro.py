@@ -1,13 +1,14 @@
-"""CPU per record of the exchange, both ends together: key, split, encode, send, receive, decode.
+"""CPU per record of the exchange, for both ends: key, split, encode, send, receive, decode.
 
     python -m integration.bench.exchange_micro [records]
 
-Two processes stand for two slots. The first emits batches, as large as a source makes them that
-feeds two subtasks, of records of about 140 bytes through a `KeyGroupWriter` whose receivers are
-both in the second process, so that every record is split, framed, sent and decoded. Prints
-microseconds of CPU per record (user and system, without start-up) for each kind of record and each
-kind of socket. Not a test: machines are noisy. The bench runs this some times, for its table
-(`--only exchange`).
+Two processes stand for two slots. The first emits batches of records of about 140 bytes, as large
+as those of a source that feeds two subtasks. Its `KeyGroupWriter` has both receivers in the second
+process, so every record is split, framed, sent and decoded.
+
+The command prints the CPU microseconds per record (user and system, without start-up) for each kind
+of record and each kind of socket. It is not a test, because machines are noisy. The benchmark runs
+it several times for its table (`--only exchange`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tidegate.stream_elements import EndOfInput, RecordBatch, TopicPartition
 
 ROOT: Final = Path(__file__).parents[2]
 GOALS: Final = {("Struct", "unix"): "0.6"}
-"""Microseconds of CPU a record, on a quiet machine."""
+"""CPU microseconds per record on a quiet machine, by kind of record and socket."""
 CREDITS = 8
 CHANNELS = 2
 BATCH = BATCH_RECORDS * CHANNELS
@@ -91,7 +92,7 @@ def codec(kind: str) -> FrameCodec:
 
 
 def batches(kind: str) -> list[RecordBatch]:
-    """As many different batches as make the key cache work."""
+    """Make four different batches, so that they exercise the key cache."""
     of = KINDS[kind][0]
     origin = TopicPartition("orders", 0)
     made = []
@@ -111,7 +112,7 @@ def batches(kind: str) -> list[RecordBatch]:
 
 
 class Mailbox:
-    """One thread's actions; what a slot process has, without its tasks."""
+    """Actions for one thread: the mailbox of a slot process, without its tasks."""
 
     def __init__(self) -> None:
         self._actions: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -235,7 +236,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
 
 
 def measure_exchange(records: int, rounds: int) -> Table:
-    """Medians by kind of record and of socket; each round is a process of its own."""
+    """Measure medians by kind of record and of socket. Each round is a new process."""
     command = [sys.executable, "-m", "integration.bench.exchange_micro", str(records)]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -248,7 +249,7 @@ def measure_exchange(records: int, rounds: int) -> Table:
 
 
 def exchange_table(found: dict[tuple[str, str], list[dict[str, Any]]], rounds: int) -> Table:
-    """What the rounds have told."""
+    """Make the table of the figures of all rounds."""
 
     def middle(runs: list[dict[str, Any]], what: str) -> float:
         return statistics.median(float(run[what]) for run in runs)
@@ -272,7 +273,7 @@ def exchange_table(found: dict[tuple[str, str], list[dict[str, Any]]], rounds: i
 
 
 def main() -> None:
-    """Print a line for each kind of record and of socket; whole batches only."""
+    """Print a line for each kind of record and of socket. Only full batches are sent."""
     records = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000
     for kind in KINDS:
         for host in (None, "127.0.0.1"):

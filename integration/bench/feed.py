@@ -1,9 +1,12 @@
-"""A process that produces at a steady rate until it is left: what latency and recovery are seen by.
+"""A process that produces at a steady rate, for the measurements of latency and recovery.
 
-A record says when it was given to the producer, so the producer's own lingering counts, and the how
-manieth it is, so that a reader can tell what is missing. Records are bytes of the benchmark's size,
-or clicks. A click's amount is its time, one user after the other: the running total of a user whose
-other amounts are 0 is then the time at which their newest record was produced.
+A record of bytes has the size of the benchmark's records. It holds the time at which the producer
+received it, so the linger time of the producer counts. It also holds its number, so that a reader
+can find out which records are missing.
+
+A click holds the same time as its amount. Each click belongs to the next user. If all other amounts
+of a user are 0, the running total of the user is the time at which their newest record was
+produced.
 
     python -m integration.bench.feed BOOTSTRAP TOPIC RECORDS_PER_S bytes|clicks
 """
@@ -29,14 +32,14 @@ Kind = Literal["bytes", "clicks"]
 STEP_S: Final = 0.005
 SIZE: Final = 143
 STAMP: Final = 20
-"""Bytes of the time of production, in nanoseconds, in front of a record."""
+"""Length of the time of production, in nanoseconds, with which a record begins."""
 NUMBER: Final = 12
-"""Bytes of its number behind that."""
+"""Length of the number of the record, which follows the time."""
 ENDS_IN_S: Final = 30.0
 
 
 class Left:
-    """A module that runs as a process of its own until it is left."""
+    """A module that runs in its own process. Leaving the block kills the process."""
 
     def __init__(self, *words: str, pipe: bool = False) -> None:
         self._process = subprocess.Popen(
@@ -59,42 +62,42 @@ class Left:
 
 
 class Feed(Left):
-    """Produces at a steady rate until it is left or ended."""
+    """A process that produces at a steady rate until the block is left or `end` is called."""
 
     def __init__(self, bootstrap: str, topic: str, rate: int, kind: Kind = "bytes") -> None:
         super().__init__("integration.bench.feed", bootstrap, topic, str(rate), kind, pipe=True)
 
     def end(self) -> int:
-        """How many records it has written, which are all acknowledged now."""
+        """End the feed and return the number of its records. All of them are acknowledged then."""
         self._process.send_signal(signal.SIGTERM)
         said, _ = self._process.communicate(timeout=ENDS_IN_S)
         return int(said)
 
 
 def produced_s(value: bytes) -> float:
-    """When a record of the feed was produced."""
+    """Return the time at which a record of the feed was produced."""
     return int(value[:STAMP]) / 1e9
 
 
 def number_of(value: bytes) -> int:
-    """The how manieth record of the feed it is, from 0 on."""
+    """Return the number of a record of the feed. The first one has the number 0."""
     return int(value[STAMP : STAMP + NUMBER])
 
 
 def make_bytes() -> Callable[[int, int], bytes]:
-    """A record of its number and time."""
+    """Return a function that makes a record from its number and time."""
     pad = b"x" * (SIZE - STAMP - NUMBER)
     return lambda number, now_ns: b"%0*d%0*d%b" % (STAMP, now_ns, NUMBER, number, pad)
 
 
 def make_clicks() -> Callable[[int, int], bytes]:
-    """A click of the next user."""
+    """Return a function that makes a click of the next user."""
     encode = msgspec.json.Encoder().encode
     return lambda number, now_ns: encode(click_of(number, amount=now_ns / 1e9))
 
 
 def feed(bootstrap: str, topic: str, rate: int, kind: Kind) -> int:
-    """Produce, some every 5 ms, until SIGTERM; how many, once all are acknowledged."""
+    """Produce every 5 ms until SIGTERM. Return how many, once all are acknowledged."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: over.append(number))
     producer = Producer(

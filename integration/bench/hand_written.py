@@ -1,10 +1,12 @@
-"""The workloads as PySpark jobs written by hand: what a backfill on Spark is held against.
+"""The workloads as PySpark jobs written by hand. Backfills on Spark are compared with them.
 
-It is what an expert writes who may lose and repeat records. Ranges of offsets are the tasks. A
-`mapInArrow` reads them with confluent-kafka, decodes, and keeps the columns that the job needs. The
-running total is partitioned by user and sorted by time, kept in a dict and written by an idempotent
-producer. Nothing here survives a crash: a task that Spark repeats writes its records twice, the
-dict is gone at the end, and nothing says where a next run begins.
+An expert who accepts lost and repeated records writes a job like this. Ranges of offsets are the
+tasks. A `mapInArrow` reads them with confluent-kafka, decodes them, and keeps the columns that the
+job needs. For the running total, records are partitioned by user and sorted by time. The totals are
+in a dict, and an idempotent producer writes them.
+
+Nothing here survives a crash. A task that Spark repeats writes its records twice, the dict is lost
+at the end, and no offset is stored for the next run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from integration.bench.data import THRESHOLD, Click
 from integration.bench.loop import Fee, UserTotal
 
 ROWS_PER_BATCH: Final = 50_000
-"""Of Arrow between the JVM and Python: the cheapest of those that were tried."""
+"""Rows of an Arrow batch between the JVM and Python: the cheapest of the sizes tried."""
 CLICKS: Final = "user string, amount double, ts long, partition int, offset long"
 COUNT: Final = "written long"
 PATIENCE_S: Final = 60.0
@@ -34,11 +36,11 @@ class Job:
     source: str
     sink: str
     ends: Mapping[int, int]
-    """The offset behind the last record of each partition."""
+    """Offset after the last record of each partition."""
     tasks: int
 
     def messages(self, task: int) -> Iterator[list[Any]]:
-        """The records of a task's partitions, a few thousand at a time."""
+        """Yield the records of the partitions of a task, a few thousand at a time."""
         ends = {p: end for p, end in self.ends.items() if p % self.tasks == task and end}
         if not ends:
             return
@@ -62,7 +64,7 @@ class Job:
         consumer.close()
 
     def produce(self, columns: Iterator[tuple[list[bytes], list[bytes]]]) -> int:
-        """Write values under keys; how many."""
+        """Write values with their keys. Return the number of records."""
         failures: list[object] = []
         producer = Producer(
             {
@@ -93,12 +95,12 @@ class Job:
 
 
 def transform(spark: Any, job: Job) -> int:
-    """Read, decode, filter, add a field, write: one stage. How many records are written."""
+    """Read, decode, filter, add a field, and write, in one stage. Return how many are written."""
     return _total(_source(spark, job).mapInArrow(_TransformTask(job), COUNT))
 
 
 def total(spark: Any, job: Job) -> int:
-    """The running total by user: two stages. How many records are written."""
+    """Write the running total of each user, in two stages. Return how many are written."""
     clicks = _source(spark, job).mapInArrow(_ReadTask(job), CLICKS)
     by_user = clicks.repartition(job.tasks, "user")
     in_order = by_user.sortWithinPartitions("ts", "partition", "offset")
@@ -109,7 +111,7 @@ JOBS: Final[Mapping[str, Callable[[Any, Job], int]]] = {"transform": transform, 
 
 
 def run(spark: Any, workload: str, job: Job) -> int:
-    """Run a workload in a session; how many records are written."""
+    """Run a workload in a session. Return how many records are written."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_BATCH))
     return JOBS[workload](spark, job)
 

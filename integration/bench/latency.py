@@ -1,8 +1,10 @@
-"""From a record's production to its visibility: a feed at a steady rate, and a reader's clock.
+"""Latency: the time from the production of a record until a reader sees it.
 
-The feed is a process of its own (so is the reader's, for neither may wait for the other), on the
-same machine, so that one clock measures both ends. At the end the feed says how many records it has
-written, and each must have been seen once: a figure without the slow ones would be a fine one.
+A feed produces at a steady rate, and a reader notes the time of each record. The feed and the
+reader run in different processes, because neither may wait for the other. Both run on the same
+machine, so that one clock measures both ends. At the end the feed reports how many records it has
+written, and the reader must have seen each one once. Otherwise slow records could be missing in the
+figures, and the latency would look better than it is.
 """
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ RATE: Final = 20_000
 LOW_RATE, LOWEST_RATE = 1_000, 10
 SETTLE_S: Final = 5.0
 TAKE_OVER: Final = ("--take-over",)
-"""Each run has a storage of its own, in which nobody knows the job of the one before."""
+"""Option for a new run: its storage is empty and does not know the job of the run before."""
 LAST_S: Final = 30.0
-"""For the last records to be seen, after the feed has ended."""
+"""Time limit to see the last records after the feed has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """One guarantee: tidegate's pipeline for it, the loop by hand, and what is aimed at."""
+    """One guarantee: tidegate's pipeline for it, the loop by hand, and the goal."""
 
     name: str
     pipeline: str
     interval_ms: int
     loop_commit_ms: int | None
-    """0 is no transaction; None where there is no loop."""
+    """Commit interval of the loop. 0 means no transactions; None means no loop."""
     goal: str
     rate: int = RATE
     parallelism: int = 1
@@ -88,8 +90,9 @@ BUCKETS_MS: Final = (5, 10, 20, 50, 100, 150, 200, 300, 500, 1000)
 
 
 def measure_latency(rig: Rig, seconds: float, settle_s: float = SETTLE_S) -> tuple[Table, Table]:
-    """Percentiles and histograms of tidegate, and of loops by hand on the same machine, of so many
-    seconds, after some to settle.
+    """Measure percentiles and histograms of tidegate, and of loops by hand on the same machine.
+
+    Each measurement takes `seconds` and begins after `settle_s`.
     """
     percentiles, histograms = [], []
     for promise in PROMISES:
@@ -117,7 +120,7 @@ def measure_latency(rig: Rig, seconds: float, settle_s: float = SETTLE_S) -> tup
 
 
 def histogram(in_order: list[float]) -> list[float]:
-    """The share of each bucket, up to its bound and with it, and of what is above all."""
+    """Return the share of each bucket (its bound included), then of records above all bounds."""
     counts = Counter(bisect_left(BUCKETS_MS, each) for each in in_order)
     return [counts[number] / len(in_order) for number in range(len(BUCKETS_MS) + 1)]
 
@@ -134,7 +137,7 @@ def _of_tidegate(rig: Rig, promise: Promise, seconds: float, settle_s: float) ->
     name = f"integration.bench.pipelines:{promise.pipeline}"
     with TidegateRun(folder, rig.bootstrap, pipeline=name, options=TAKE_OVER, config=config) as run:
         run.wait_for("a checkpoint", runs_with_checkpoint, 90)
-        with Feed(rig.bootstrap, source, promise.rate) as feed:  # not before: no backlog
+        with Feed(rig.bootstrap, source, promise.rate) as feed:  # so there is no backlog
             return observe(rig.bootstrap, topic, feed, seconds, settle_s)
 
 
@@ -151,18 +154,18 @@ def _of_loop(rig: Rig, promise: Promise, seconds: float, settle_s: float) -> lis
 
 @dataclass(slots=True)
 class Seen:
-    """Which records of the feed were seen, and how long the measured ones took."""
+    """The records of the feed that were seen, and the latency of the measured ones."""
 
     took_ms: list[float] = field(default_factory=list)
     numbers: bytearray = field(default_factory=bytearray)
-    """1 at the number of each record that was seen."""
+    """One byte for each record number: 1 if the record was seen."""
     count: int = 0
 
     def note(self, value: bytes, seen_s: float, *, measured: bool) -> None:
-        """Take in a record; RuntimeError if it was seen before."""
+        """Note a record. RuntimeError if it was seen before."""
         number = number_of(value)
         if number >= len(self.numbers):
-            self.numbers.extend(bytes(number + 1))  # as much again at least: amortised
+            self.numbers.extend(bytes(number + 1))  # at least doubles: amortised
         if self.numbers[number]:
             raise RuntimeError(f"record {number} of the feed was seen twice")
         self.numbers[number] = 1
@@ -171,7 +174,7 @@ class Seen:
             self.took_ms.append((seen_s - produced_s(value)) * 1000)
 
     def check(self, sent: int) -> None:
-        """RuntimeError unless each of so many records was seen, and none that was not sent."""
+        """RuntimeError unless all `sent` records were seen, and no other record."""
         missing = self.numbers[:sent].count(0) + max(0, sent - len(self.numbers))
         if missing or self.count != sent:
             raise RuntimeError(
@@ -181,8 +184,10 @@ class Seen:
 
 
 def observe(bootstrap: str, topic: str, feed: Feed, seconds: float, settle_s: float) -> list[float]:
-    """Milliseconds of the records that become visible in this time, after some to settle; then the
-    feed is ended, and RuntimeError unless each of its records has been seen once.
+    """Return the latency, in milliseconds, of the records that become visible in `seconds`.
+
+    Records of the first `settle_s` are not measured. Then this ends the feed. RuntimeError unless
+    each of its records was seen once.
     """
     consumer = Consumer(
         {
@@ -211,7 +216,8 @@ def observe(bootstrap: str, topic: str, feed: Feed, seconds: float, settle_s: fl
 
 
 def _look(consumer: Consumer, seen: Seen, *, measured: bool) -> None:
-    # One at least, then what is there: a larger number would wait to be full.
+    # Wait for one message, then take all that are there. A larger first number would wait until it
+    # is reached.
     messages = consumer.consume(1, 0.1)
     messages += consumer.consume(5_000, 0) if messages else []
     seen_s = time.time()

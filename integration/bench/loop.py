@@ -1,14 +1,15 @@
-"""The same workloads as loops written by hand over confluent-kafka: what tidegate is held against.
+"""The same workloads as loops written by hand with confluent-kafka. tidegate is compared with them.
 
-One transactional producer, offsets sent with the transaction, a commit every second. It is what a
-good engineer writes in an afternoon: it does not recover its totals (a dict that a crash loses),
-has one process, and no more.
+A loop has one transactional producer, sends its offsets with the transaction, and commits every
+second. A good engineer writes such a loop in an afternoon. It runs in one process, and it does not
+recover its totals: they are in a dict that a crash loses.
 
     python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT COMMIT_MS
     python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
 
-The second copies until it is killed, for latencies: in a transaction as long as that, or, with 0,
-by an idempotent producer, visible at once.
+The second command copies until it is killed, and is used to measure latency. It commits a
+transaction every COMMIT_MS. With 0, it uses an idempotent producer without transactions, so that
+records are visible at once.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Fee(Click, frozen=True, gc=False):
 
 
 class UserTotal(msgspec.Struct, frozen=True, gc=False):
-    """How often and how much a user paid so far."""
+    """Number and sum of the payments of a user so far."""
 
     user: str
     count: int
@@ -44,12 +45,12 @@ class UserTotal(msgspec.Struct, frozen=True, gc=False):
 
 
 def passthrough() -> Callable[[list[Any]], Columns]:
-    """Key and value as they came."""
+    """Return a step that keeps key and value."""
     return lambda messages: ([m.value() for m in messages], [m.key() for m in messages])
 
 
 def transform() -> Callable[[list[Any]], Columns]:
-    """Decode, filter, add a field, encode."""
+    """Return a step that decodes, filters, adds a field and encodes."""
     decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
 
     def step(messages: list[Any]) -> Columns:
@@ -68,7 +69,7 @@ def transform() -> Callable[[list[Any]], Columns]:
 
 
 def total() -> Callable[[list[Any]], Columns]:
-    """Count and sum per user in a dict."""
+    """Return a step that keeps count and sum per user in a dict."""
     decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
     totals: dict[str, tuple[int, float]] = {}
 
@@ -87,7 +88,7 @@ def total() -> Callable[[list[Any]], Columns]:
 
 
 class WindowTotal(msgspec.Struct, frozen=True, gc=False):
-    """What a user paid in one window."""
+    """Sum of the payments of a user in one window."""
 
     user: str
     start: int
@@ -95,7 +96,7 @@ class WindowTotal(msgspec.Struct, frozen=True, gc=False):
 
 
 def windows() -> Callable[[list[Any]], Columns]:
-    """Sum per user and window in a dict; a window is out when the user's next one begins."""
+    """Return a step that sums per user and window; the next window of a user emits the last one."""
     decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
     open_windows: dict[str, tuple[int, float]] = {}
 
@@ -126,7 +127,7 @@ WORKLOADS = {
 
 
 def for_ever(bootstrap: str, source: str, sink: str, commit_ms: int) -> None:
-    """Copy what comes, as soon as it comes."""
+    """Copy each record as soon as it arrives."""
     name = f"loop-{uuid.uuid4().hex[:8]}"
     consumer = _consumer(bootstrap, name)
     consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
@@ -160,7 +161,10 @@ def run(
     every: int = 0,
     commit_s: float = COMMIT_S,
 ) -> None:
-    """Process `count` records; commit as often, or every so many records, and at the end."""
+    """Process `count` records. Commit every `commit_s`, or after each `every` records if given.
+
+    The last commit comes at the end.
+    """
     step = WORKLOADS[workload]()
     name = f"loop-{uuid.uuid4().hex[:8]}"
     consumer = _consumer(bootstrap, name)

@@ -1,9 +1,11 @@
-"""How fast the machine is at this moment, without Kafka and without tidegate: two numbers.
+"""The present speed of the machine in two numbers, measured without Kafka and without tidegate.
 
-A step of the interpreter, and the visit of an object that no cache holds, which is what state with
-many keys waits for. Virtual machines change from minute to minute by what their neighbours do, and
-differ from each other most in the second; so each table of the benchmark says both, and an absolute
-figure can be read by them. CPU time of this thread, not wall time.
+The first number is the time of a step of the interpreter. The second is the time to visit an object
+that no cache holds, which is what state with many keys waits for.
+
+The speed of a virtual machine changes from minute to minute with the load of its neighbours.
+Machines differ most in the second number. So each table of the benchmark states both numbers, and
+a reader can compare absolute figures. Both are CPU time of this thread, not wall time.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 OBJECTS: Final = 2_000_000
-"""Floats of 24 bytes: more than the caches of a core that others share hold."""
+"""Number of floats of 24 bytes: more than fit into the caches of a core with other users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """In nanoseconds, smaller is faster."""
+    """Both numbers in nanoseconds. Smaller is faster."""
 
     step_ns: float
     visit_ns: float
@@ -33,9 +35,9 @@ class Speed:
 
 
 def speed(objects: int = OBJECTS) -> Speed:
-    """Measured now; takes about four seconds and 100 MB."""
+    """Measure now. This takes about four seconds and 100 MB."""
     in_order = [float(number) for number in range(objects)]
-    # The same objects: who visits them in another order jumps through memory.
+    # These are the same objects. A loop that visits them in another order jumps through memory.
     shuffled = random.Random(1).sample(in_order, objects)
     step_ns = _ns_a_step(in_order)
     return Speed(step_ns, max(0.0, _ns_a_step(shuffled) - step_ns))

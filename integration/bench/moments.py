@@ -1,7 +1,7 @@
-"""How long single things take, and what an idle cluster holds: start-up, recovery, `--help`, idle.
+"""Start-up, recovery, `--help`, and the memory and CPU of an idle cluster.
 
 Recovery counts from the kill of a slot to the first record that was produced after the kill and is
-visible to `read_committed` readers: nothing that an older attempt had prepared can pass for it.
+visible to `read_committed` readers. So a record that an older attempt had prepared does not count.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TOTALS: Final = "integration.bench.pipelines:Totals"
 HELPS: Final = 5
 IDLE_S: Final = 10.0
 RECOVERY_GOAL: Final = "1.7 s"
-"""The interval of the checkpoints and 0.7 s."""
+"""Goal of a recovery: the checkpoint interval of 1 s, and 0.7 s more."""
 GIVE_UP_S: Final = 90.0
 FEED_PER_S: Final = 1_000
 CLUSTER: Final = ("jobmanager", "jobmaster", "taskmanager", "zygote", "slot")
 
 
 def measure_moments(rig: Rig, rounds: int, *, quick: bool) -> Table:
-    """One row each; all of it, or what takes less time."""
+    """Measure one row for each figure. `quick` measures less, and for a shorter time."""
 
     def middle(once: Callable[[Rig], float]) -> str:
         return f"{statistics.median(once(rig) for _ in range(rounds)):.2f} s"
@@ -80,7 +80,7 @@ def _middles(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
 
 
 def help_ms() -> float:
-    """Wall time of the command's help, the middle of some."""
+    """Return the median wall time of `tidegate --help`, in milliseconds."""
     command = [str(Path(sys.executable).with_name("tidegate")), "--help"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'framework'}"}
     found = []
@@ -92,7 +92,7 @@ def help_ms() -> float:
 
 
 def start_s(rig: Rig) -> float:
-    """From the start of the command to the first committed record that a reader sees."""
+    """Measure from the start of the command to the first committed record that a reader sees."""
     sink, folder = rig.fresh("start")
     began = time.monotonic()
     config = _settings("copies", "bench-small", sink)
@@ -102,7 +102,7 @@ def start_s(rig: Rig) -> float:
 
 
 def recovery_s(rig: Rig) -> float:
-    """From the kill of the slot to the first visible record that was produced after it."""
+    """Measure from the kill of the slot to the first visible record produced after it."""
     source, _ = rig.fresh("feed")
     sink, folder = rig.fresh("recovery")
     config = _settings("copies", source, sink)
@@ -120,10 +120,10 @@ def recovery_s(rig: Rig) -> float:
 
 
 def recovery_of_total_s(rig: Rig) -> float:
-    """The same with the state of all users to be restored; RuntimeError if it was not.
+    """Measure a recovery that restores the state of all users. RuntimeError if state was lost.
 
-    Each user has one record, and the feed brings them their second ones: no user gets a third in
-    the time of a run, and a count of 1 behind the kill would be of a user who was forgotten.
+    Each user has one record, and the feed brings the second one. No user gets a third record during
+    a run. So a count of 1 after the kill means that the state of that user was lost.
     """
     source, _ = rig.fresh("feed")
     sink, folder = rig.fresh("recovery")
@@ -142,7 +142,7 @@ def recovery_of_total_s(rig: Rig) -> float:
         report = run.wait_for("all users", _has_all_users, GIVE_UP_S)
         with Feed(rig.bootstrap, source, FEED_PER_S, "clicks"):
             killed_s = 0.0
-            _first(rig.bootstrap, sink, is_new)  # a checkpoint later: all users are in one
+            _first(rig.bootstrap, sink, is_new)  # after this checkpoint: all users are in one
             ends = _ends(rig.bootstrap, sink)
             killed_s = time.time()
             os.kill(report["slots"][0]["pid"], signal.SIGKILL)
@@ -155,8 +155,9 @@ def _has_all_users(report: Report) -> bool:
 
 
 def idle(rig: Rig, interval: str, seconds: float) -> tuple[float, float]:
-    """Megabytes (proportional) and share of a core of a cluster whose input is silent for so many
-    seconds, with checkpoints as often as `interval` says.
+    """Measure a cluster without input: proportional megabytes, and the share of a core.
+
+    The cluster takes a checkpoint every `interval`. CPU is measured for `seconds`.
     """
     source, _ = rig.fresh("silent")
     sink, folder = rig.fresh("idle")
@@ -170,7 +171,7 @@ def idle(rig: Rig, interval: str, seconds: float) -> tuple[float, float]:
         folder, rig.bootstrap, pipeline=TOTALS, options=TAKE_OVER, config=config
     ) as run:
         run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
-        time.sleep(SETTLE_S)  # what follows the first checkpoint is not yet idle
+        time.sleep(SETTLE_S)  # right after the first checkpoint the cluster is not yet idle
         below = psutil.Process(run.pid).children(recursive=True)
         cluster = [process for process in below if kind_of(process) in CLUSTER]
         before = _cpu_s(cluster)
@@ -193,8 +194,9 @@ def _cpu_s(processes: list[psutil.Process]) -> float:
 
 
 def _ends(bootstrap: str, topic: str) -> list[int]:
-    """Where the next record of each partition will be: what is read from there on is new, and the
-    reader of a recovery has nothing to catch up with.
+    """Return the offset of the next record of each partition.
+
+    A reader that starts there sees only new records and has no backlog.
     """
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
     try:
@@ -212,7 +214,7 @@ def _first(
     wanted: Callable[[bytes], bool],
     starts: Sequence[int] = (0,) * PARTITIONS,
 ) -> None:
-    """Return when a committed record is seen that is wanted; TimeoutError if none comes."""
+    """Return as soon as a wanted, committed record is seen. TimeoutError if none comes."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

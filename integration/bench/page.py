@@ -1,4 +1,4 @@
-"""What was measured, as text: tables for the terminal and `docs/benchmarks.md`."""
+"""Text of the results: tables for the terminal and for `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker on the same
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text under their titles, and what must be said beside them."""
+    """Rows of text with the titles of their columns, and a note."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
     whole: bool = True
-    """Whether it may take the place of what the page has; a few rows of many may not."""
+    """Says whether the table may replace a section of the page. It may not if rows are missing."""
 
     def markdown(self) -> str:
-        """As a section of the page."""
+        """Return the table as a section of the page."""
         lines = [f"## {self.title}", ""]
         lines.append(f"| {' | '.join(self.columns)} |")
         lines.append(f"| {' | '.join('---' for _ in self.columns)} |")
@@ -46,7 +46,7 @@ class Table:
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
     def plain(self) -> str:
-        """For a terminal."""
+        """Return the table for a terminal."""
         rows = [list(self.columns), *map(list, self.rows)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.columns))]
         lines = [
@@ -56,8 +56,10 @@ class Table:
 
 
 def write(tables: Sequence[Table], broker: str, records: int | None) -> None:
-    """Put the tables that are whole into the page; sections of other titles stay as they are, of
-    whatever machine they were. `records` is None where the figures do not depend on how many.
+    """Put the whole tables into the page.
+
+    Sections with other titles stay as they are, even if they come from another machine. `records`
+    is None if the figures do not depend on the number of records.
     """
     sections = _sections(PAGE.read_text()) if PAGE.exists() else {}
     counted = "" if records is None else f"{records:,} records; "
@@ -69,8 +71,9 @@ def write(tables: Sequence[Table], broker: str, records: int | None) -> None:
 
 
 def surroundings(broker: str) -> str:
-    """Day, machine and versions, without names or paths: of each section, as they are renewed
-    singly.
+    """Return the day, the machine and the versions, without names or paths.
+
+    Each section states them, because sections are renewed one by one.
     """
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return (
@@ -82,7 +85,7 @@ def surroundings(broker: str) -> str:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """A page's sections by title, as they stand."""
+    """Return the sections of a page by title, unchanged."""
     return {part.split("\n", 1)[0]: f"## {part}" for part in text.split("\n## ")[1:]}
 
 

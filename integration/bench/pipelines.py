@@ -10,7 +10,7 @@ from integration.bench.data import THRESHOLD, WINDOW_MS, Click
 from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
 
 KEY = 20
-"""Bytes by which records are shuffled that nobody decodes: the time in front of the feed's."""
+"""Length of the shuffle key of undecoded records: the time with which a feed record begins."""
 
 
 class ClickWithFee(Click, frozen=True, gc=False):
@@ -20,7 +20,7 @@ class ClickWithFee(Click, frozen=True, gc=False):
 
 
 class UserTotal(msgspec.Struct, frozen=True, gc=False):
-    """How often and how much a user paid so far."""
+    """Number and sum of the payments of a user so far."""
 
     user: str
     count: int
@@ -28,14 +28,14 @@ class UserTotal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Total(msgspec.Struct, gc=False):
-    """The state behind it; changes in place."""
+    """State of the running total. It changes in place."""
 
     count: int = 0
     total: float = 0.0
 
 
 class WindowTotal(msgspec.Struct, frozen=True, gc=False):
-    """What a user paid in one window."""
+    """Sum of the payments of a user in one window."""
 
     user: str
     start: int
@@ -43,14 +43,14 @@ class WindowTotal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Window(msgspec.Struct, gc=False):
-    """The state behind it; changes in place."""
+    """State of the open window of a user. It changes in place."""
 
     start: int = -1
     total: float = 0.0
 
 
 def with_fee(click: Click) -> ClickWithFee:
-    """One constructor call: what a user writes who counts nanoseconds."""
+    """Make the record with one constructor call, as a user writes it for speed."""
     return ClickWithFee(
         click.seq,
         click.user,
@@ -77,7 +77,7 @@ class RunningTotal(KeyedProcess[str, Click, UserTotal]):
 
 
 class WindowedTotal(KeyedProcess[str, Click, WindowTotal]):
-    """The sum of each user and window, when the user's first record behind the window comes."""
+    """Sum of each user and window. The user's first record after the window emits it."""
 
     window = ValueState(Window, factory=Window)
 
@@ -103,7 +103,7 @@ class Passthrough(Pipeline, name="bench-passthrough"):
 
 
 class CopiesAtLeastOnce(Pipeline, name="bench-at-least-once"):
-    """The same, visible at once."""
+    """Bytes in, the same bytes out, visible at once."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
@@ -113,7 +113,7 @@ class CopiesAtLeastOnce(Pipeline, name="bench-at-least-once"):
 
 
 class Passing(KeyedProcess[bytes, bytes, bytes]):
-    """What comes, as it comes."""
+    """A step that emits each record unchanged."""
 
     def process(self, value: bytes, ctx: Context[bytes]) -> Iterable[bytes]:
         del ctx
@@ -121,7 +121,7 @@ class Passing(KeyedProcess[bytes, bytes, bytes]):
 
 
 class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
-    """The same, each record by way of the slot that has its first bytes."""
+    """Bytes in, the same bytes out. Records are shuffled by their first bytes."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
@@ -135,7 +135,7 @@ class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
 
 
 class Transform(Pipeline, name="bench-transform"):
-    """Decode, filter half of it away, add a field, encode."""
+    """Decode, drop half of the records, add a field, encode."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     paying = KafkaSink("bench-transform", value=Json(ClickWithFee))
@@ -148,7 +148,7 @@ class Totals(Pipeline, name="bench-total"):
     """Running total per user, with durable state, one update out per record."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
-    totals = KafkaSink("bench-total", value=Json(UserTotal), key_by=lambda total: total.user)
+    totals = KafkaSink("bench-total", value=Json(UserTotal), record_key=lambda total: total.user)
 
     def define(self) -> None:
         (
@@ -162,7 +162,9 @@ class Windows(Pipeline, name="bench-windows"):
     """Sums per user and window by a plain process function."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
-    windows = KafkaSink("bench-windows", value=Json(WindowTotal), key_by=lambda total: total.user)
+    windows = KafkaSink(
+        "bench-windows", value=Json(WindowTotal), record_key=lambda total: total.user
+    )
 
     def define(self) -> None:
         (
@@ -189,7 +191,7 @@ class TotalsAtLeastOnce(Pipeline, name="bench-total-loose"):
     totals = KafkaSink(
         "bench-total",
         value=Json(UserTotal),
-        key_by=lambda total: total.user,
+        record_key=lambda total: total.user,
         guarantee="at_least_once",
     )
 

@@ -1,14 +1,14 @@
-"""How long readers wait for new output after deaths of brokers and processes, and killed runs.
+"""The time that readers wait for new output after kills of brokers, processes and whole runs.
 
-Three brokers, a steady feed, and a reader of committed records that does not know what is attacked.
-A figure counts from the kill to the first record that was produced after it and is visible. Beside
-it a hand-written transactional producer does the same on the same brokers: its figure is the
-failover of Kafka itself, which no job can be faster than. The phases of a recovery are those of the
-JobMaster's log, each with its seconds.
+There are three brokers, a steady feed, and a reader of committed records that does not know which
+process is killed. A figure counts from the kill to the first visible record that was produced after
+it. A hand-written transactional producer runs at the same time on the same brokers. Its figure is
+the failover time of Kafka itself, and no job can be faster. The phases of a recovery come from the
+log of the JobMaster, each with its seconds.
 
-Each broker dies in turn, by itself and together with a slot or the JobMaster; then each kind of
-process while one broker is away; then a slot again and again; then the command with all that it has
-started, once, and again every half to three seconds.
+The kills in order: three brokers, one by one; a broker together with a slot or the JobMaster; each
+kind of process while one broker is away; a slot several times in a row. Then the command is killed
+with all its processes: first after each output, then 0.5 to 3 seconds after each start.
 
     python -m integration.bench.recovery            prints the table
     python -m integration.bench --only recovery     puts it into docs/benchmarks.md as well
@@ -49,7 +49,7 @@ JOB: Final = "bench-passthrough"
 FEED_PER_S: Final = 200
 SETTLE_S: Final = 3.0
 LIVES_S: Final = (0.5, 3.0, 1.0, 2.5, 1.5, 2.0, 0.7, 3.0)
-"""How long a run lives that is killed again and again."""
+"""Seconds after the start at which each of the repeated kills of a run happens."""
 STARTS: Final = 3
 SLOT_KILLS: Final = 5
 FAILOVER_GOAL: Final = "the brokers' own + 2 s"
@@ -66,19 +66,19 @@ Row = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """The brokers, the topics, and where runs have their folders."""
+    """The brokers, and the folder that holds the folders of the runs."""
 
     brokers: Brokers
     folder: Path
 
     def home(self) -> Path:
-        """A new folder of a run."""
+        """Make a new folder for runs."""
         home = self.folder / f"run-{time.time_ns()}"
         home.mkdir()
         return home
 
     def run(self, home: Path, *options: str) -> TidegateRun:
-        """The command, started."""
+        """Start the command."""
         config: dict[str, Any] = {
             "sources.clicks.topic": "feed",
             "sinks.copies.topic": "out",
@@ -91,7 +91,7 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that runs while it is attacked, and who watches it."""
+    """A job that runs during the kills, and the readers of its output and of the loop's."""
 
     run: TidegateRun
     home: Path
@@ -99,7 +99,7 @@ class Job:
     probe: Reader
 
     def row(self, what: str, attack: Callable[[], object], goal: str = "") -> Row:
-        """Attack, and wait for new output of the job and of the loop by hand."""
+        """Attack, then wait for new output of the job and of the loop by hand."""
         own: list[float] = []
         killed_s = time.time()
         attack()
@@ -111,18 +111,18 @@ class Job:
         return said([what, f"{took_s:.1f} s", found, f"{own[0]:.1f} s", goal])
 
     def kill(self, process: str) -> None:
-        """One of the processes of the job."""
+        """Kill a process of the job."""
         os.kill(self.pid(process), signal.SIGKILL)
 
     def pid(self, process: str) -> int:
-        """Of a process of the job, once it has one."""
+        """Wait until a process of the job runs, and return its process id."""
         report = self.run.wait_for(
             process, lambda found: bool(found["slots"] and found["jobmaster_pid"]), GIVE_UP_S
         )
         return PROCESSES[process](report)
 
     def settled(self) -> Report:
-        """Wait until it runs as if nothing had been."""
+        """Wait until the job runs normally again."""
         report = self.run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
         self.reader.first_after(time.time())
         self.probe.first_after(time.time())
@@ -131,7 +131,7 @@ class Job:
 
 
 def measure_recovery() -> Table:
-    """A row for each kind of death."""
+    """Measure a row for each kind of kill."""
     with (
         tempfile.TemporaryDirectory() as scratch,
         Brokers(VERSIONS[0], Path(scratch, "kafka")) as brokers,
@@ -152,7 +152,7 @@ def measure_recovery() -> Table:
 
 
 def _deaths(rig: Rig) -> Iterator[Row]:
-    """Of brokers and processes under one job, which goes on all the time."""
+    """Kill brokers and processes of one job, which continues all the time."""
     brokers = rig.brokers
     with _watched(rig) as job:
         for victim in (_leader, _coordinator, _controller):
@@ -187,7 +187,7 @@ def _deaths(rig: Rig) -> Iterator[Row]:
 
 
 def _killed_runs(rig: Rig) -> Iterator[Row]:
-    """The command is killed with all that it has started, and started again."""
+    """Kill the command with all processes that it has started, and start it again."""
     home = rig.home()
     reader = Reader(rig.brokers.bootstrap, "out")
     try:
@@ -215,7 +215,7 @@ def _killed_runs(rig: Rig) -> Iterator[Row]:
 
 
 def _of_runs(what: str, took: list[tuple[float, str]], goal: str = RUN_GOAL) -> Row:
-    """The median of several starts, with its phases."""
+    """Make a row of the median of several starts, with its phases."""
     median_s = statistics.median_low([took_s for took_s, _ in took])
     found = next(found for took_s, found in took if took_s == median_s)
     of = f" (median of {len(took)})" if len(took) > 1 else ""
@@ -232,7 +232,7 @@ def _run_once(rig: Rig, home: Path, reader: Reader, *options: str) -> tuple[floa
 
 
 def _killed_after(rig: Rig, home: Path, reader: Reader, life_s: float) -> bool:
-    """Whether a run showed output that is killed so soon."""
+    """Start the command and kill it after `life_s`. Return whether it showed output."""
     began_s = time.time()
     with rig.run(home) as run:
         time.sleep(life_s)
@@ -241,14 +241,14 @@ def _killed_after(rig: Rig, home: Path, reader: Reader, life_s: float) -> bool:
 
 
 def _kill_all(run: TidegateRun) -> None:
-    """The command's process group, which it leads."""
+    """Kill the process group of the command."""
     with suppress(ProcessLookupError):
         os.killpg(run.pid, signal.SIGKILL)
 
 
 @contextmanager
 def _watched(rig: Rig) -> Iterator[Job]:
-    """A job that is fed and read, beside the loop by hand."""
+    """Run a job with a feed and a reader, and the loop by hand at the same time."""
     bootstrap = rig.brokers.bootstrap
     reader, probe = Reader(bootstrap, "out"), Reader(bootstrap, "probe")
     loop = Loop(bootstrap, "probe")
@@ -263,7 +263,7 @@ def _watched(rig: Rig) -> Iterator[Job]:
 
 
 def _roles(brokers: Brokers, node: int) -> str:
-    """What the broker does for the job."""
+    """Describe what the broker does for the job."""
     leads = sum(brokers.leader("feed", number) == node for number in range(PARTITIONS))
     open_ = _open_transactions(brokers)
     coordinates = sum(brokers.coordinator(each) == node for each in open_)
@@ -279,12 +279,12 @@ def _leader(brokers: Brokers) -> int:
 
 
 def _coordinator(brokers: Brokers) -> int:
-    """Of the most open transactions of the job."""
+    """Return the coordinator of the most open transactions of the job."""
     return statistics.mode(map(brokers.coordinator, _open_transactions(brokers)))
 
 
 def _controller(brokers: Brokers) -> int:
-    """The node that leads the metadata quorum, by the newest that a node has written down."""
+    """Return the leader of the metadata quorum, by the newest state file of all nodes."""
     found = [
         json.loads(path.read_text(encoding="utf-8"))
         for path in brokers.kafka.directory.glob("*/data/__cluster_metadata-0/quorum-state")
@@ -301,7 +301,7 @@ ROLES: Final = {
 
 
 def _open_transactions(brokers: Brokers) -> list[TransactionalId]:
-    """Of the job; there are some most of the time."""
+    """Return the open transactions of the job. Most of the time it has some."""
     log = KafkaTransactionAdmin({"bootstrap.servers": brokers.bootstrap})
     try:
         end_s = time.monotonic() + GIVE_UP_S
@@ -327,7 +327,7 @@ def _log(home: Path) -> Path:
 
 
 def said(row: Row) -> Row:
-    """Tell a row as soon as it is known: all of them take minutes."""
+    """Print a row as soon as it is known, because all rows take minutes."""
     print("  ".join(each for each in row if each), flush=True)
     return row
 

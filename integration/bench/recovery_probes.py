@@ -1,8 +1,8 @@
-"""What recoveries are measured with: a reader, a loop by hand, and the phases of a job's log.
+"""Tools to measure recoveries: a reader, a loop by hand, and the phases in the log of a job.
 
-The reader knows nothing of what is attacked. The loop is a transactional producer as one writes it
-by hand. Phases are the time between two lines of the JobMaster's log, which have milliseconds;
-reports come a few times a second.
+The reader does not know which process is killed. The loop is a transactional producer, written by
+hand. A phase is the time between two lines of the log of the JobMaster. The log is used because its
+lines have milliseconds, while reports come only a few times a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from integration.bench.feed import produced_s
 GIVE_UP_S: Final = 150.0
 LOOP_EVERY_S: Final = 0.1
 SHOWN_S: Final = 0.05
-"""A phase that is shorter is left out."""
+"""Shorter phases are left out."""
 UNNOTICED: Final = "noticing, starting"
 BEGINS: Final = {
     "recovering": "claiming",
@@ -35,18 +35,18 @@ BEGINS: Final = {
     "deploying": "deploying, restoring",
     "running": "running until visible",
 }
-"""Which phase begins with a line of the log, by its state or its message."""
+"""Phase that begins with a line of the log, by the state or the message of the line."""
 RUNNING: Final = BEGINS["running"]
 STATE: Final = re.compile(r'state=("(?P<words>[^"]+)"|(?P<word>\S+)) .*message=job$')
 STEP: Final = re.compile(r"message=(?P<word>claimed|recovered)$")
 
 
 class Reader:
-    """Reads committed records of a topic in a thread and keeps when the newest was produced."""
+    """A thread that reads committed records and keeps the newest time of production."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.newest_s = 0.0
-        """When the newest record was produced that is visible."""
+        """Time at which the newest visible record was produced."""
         self._over = threading.Event()
         settings = {
             "bootstrap.servers": bootstrap,
@@ -64,7 +64,7 @@ class Reader:
         self._thread.start()
 
     def first_after(self, then_s: float) -> float:
-        """Seconds from `then_s` until a record that was produced after it was seen."""
+        """Return the seconds from `then_s` until a record produced after it is seen."""
         end_s = time.time() + GIVE_UP_S
         while time.time() < end_s:
             if self.newest_s > then_s:
@@ -73,7 +73,7 @@ class Reader:
         raise TimeoutError(f"no new record within {GIVE_UP_S:g} s")
 
     def close(self) -> None:
-        """Stop to read."""
+        """Stop reading."""
         self._over.set()
         self._thread.join()
         self._consumer.close()
@@ -87,7 +87,7 @@ class Reader:
 
 
 class Loop:
-    """A transactional producer as one writes it by hand: what fails is begun again."""
+    """A hand-written transactional producer. After an error it starts with a new client."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._bootstrap, self._topic = bootstrap, topic
@@ -96,7 +96,7 @@ class Loop:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop to write."""
+        """Stop writing."""
         self._over.set()
         self._thread.join()
 
@@ -127,15 +127,16 @@ class Loop:
 
 
 def phases(log: Path, then_s: float, took_s: float, *, ran: bool) -> str:
-    """Each phase between a fault and the new output, with its seconds; `ran`: the job ran at the
-    fault.
+    """Return each phase between a fault and the new output, with its seconds.
+
+    `ran` says that the job ran at the time of the fault.
     """
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return told(spans(transitions(lines), then_s, then_s + took_s, ran=ran))
 
 
 def transitions(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
-    """When a phase began, and which."""
+    """Yield the time at which each phase began, and its name."""
     for line in lines:
         found = STATE.search(line) or STEP.search(line)
         if found is not None:
@@ -147,7 +148,7 @@ def transitions(lines: Iterable[str]) -> Iterator[tuple[float, str]]:
 def spans(
     begun: Iterable[tuple[float, str]], then_s: float, end_s: float, *, ran: bool
 ) -> dict[str, float]:
-    """Seconds of each phase, in the order in which they began first."""
+    """Return the seconds of each phase, in the order in which the phases first began."""
     seen = [(at, phase) for at, phase in begun if then_s <= at < end_s]
     first = UNNOTICED if seen or not ran else RUNNING
     found: dict[str, float] = {}
@@ -158,7 +159,7 @@ def spans(
 
 
 def told(found: dict[str, float]) -> str:
-    """As a cell of the table."""
+    """Return the phases as a cell of the table."""
     return ", ".join(f"{phase} {span:.1f}" for phase, span in found.items() if span >= SHOWN_S)
 
 

@@ -1,8 +1,8 @@
-"""How large the reports of a wave are that the driver collects.
+"""Size of the reports of a wave that the driver collects.
 
-Each receiver names every sender that it has read from, with its run. This builds the reports of so
-many receivers and senders as a wave does, and collects them by a real Spark job, whose tasks send
-nothing else.
+The report of a receiver names every sender from which it has read, with the run of that sender.
+This module builds reports as a wave does, for a given number of receivers and senders. A real Spark
+job collects them. Its tasks send nothing else.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tidegate.protocol.waves import TaskId, TaskReport, report_row
 
 RECEIVERS, SENDERS = 200, 1_000
 FILES: Final = 30
-"""Of the state of one receiver: some gigabytes."""
+"""Files in the state of one receiver. Together they have about two gigabytes."""
 GOAL_BYTES: Final = 50_000_000
 ENTRY: Final = "integration.bench.reports_micro:report_task"
 
 
 def report_task(attempt: TaskAttempt, payload: bytes, rows: Any) -> Iterator[Report]:
-    """What a task of the job runs: it makes its report."""
+    """Make the report of a task. Each task of the Spark job runs this."""
     del rows
     yield attempt.report(encoded_report(attempt.subtask, int(payload)))
 
 
 def encoded_report(receiver: int, senders: int) -> bytes:
-    """The report of one receiver, with state and a transaction."""
+    """Return the report of one receiver, with state and a transaction."""
     run = os.urandom(8).hex()
     prefix = f"files/1000/running-total/{receiver}/running-total/{run}"
     files = tuple(
@@ -90,7 +90,7 @@ def encoded_report(receiver: int, senders: int) -> bytes:
 
 
 def measure_reports(folder: Path, tell: Callable[[str], None]) -> Table:
-    """A table of the reports of one wave."""
+    """Make a table of the reports of one wave."""
     folder.mkdir()
     tell(f"collecting the reports of {RECEIVERS} receivers and {SENDERS:,} senders")
     with start_session("local[2,4]", python_path=[ROOT], folder=folder) as session:

@@ -1,8 +1,8 @@
-"""How long a wave takes to restore local state that has not changed since the wave before.
+"""Time that a wave takes to restore local state that has not changed since the wave before.
 
-A store of 1 GB is filled and uploaded once. Then attempt follows attempt: each restores the store
-from what the one before left on this host, and takes a snapshot of it. Beside it stands the restore
-of a slot, which reads every file for its checksum.
+A store of 1 GB is filled and uploaded once. Then several attempts follow. Each one restores the
+store from the files that the attempt before left on this host, and takes a snapshot. The restore of
+a slot is measured too. It reads every file to verify the checksum.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Waves:
         notes_count: bool,
         fill: Callable[[KeyValueStore], None] = lambda _: None,
     ) -> tuple[float, float, KeyedSnapshot]:
-        """Restore, let `fill` write, and take a snapshot: seconds of the first and the last, and
-        the snapshot.
+        """Restore, let `fill` write, and take a snapshot.
+
+        Return the seconds of the restore, the seconds of the snapshot, and the snapshot.
         """
         self._attempt += 1
         local = LocalStateDir(self._root, self._attempt, f"0-{self._attempt}")
@@ -100,7 +101,7 @@ class Waves:
 
 
 def measure_restore(folder: Path, size: int, tell: Callable[[str], None]) -> Table:
-    """A table of the restores of a state of `size` bytes; `folder` is empty again afterwards."""
+    """Measure restores of a state of `size` bytes. `folder` is deleted afterwards."""
     folder.mkdir()
     waves = Waves(folder)
     tell(f"writing a state of {size / 2**30:.2f} GiB")

@@ -1,10 +1,11 @@
-"""What the source and the sink cost by themselves: CPU microseconds per record, beside a plain
-loop.
+"""CPU microseconds per record of the source and the sink alone, compared with a plain loop.
 
-Records of 140 bytes go from one topic to another, in transactions of one second: through a
-hand-written loop (one consumer, one transactional producer, offsets in the transaction), and
-through KafkaSourceReader and KafkaSinkWriter with nothing between. Each run is a process of its
-own; CPU is all of its threads', librdkafka's included, from the first record to the last flush.
+Records of 140 bytes go from one topic to another, in transactions of one second. One way is a
+hand-written loop with one consumer and one transactional producer, and offsets in the transaction.
+The other way is a KafkaSourceReader and a KafkaSinkWriter with nothing in between.
+
+Each run is a new process. Its CPU time covers all threads, including those of librdkafka, from the
+first record to the last flush.
 
     python -m integration.bench.sink_micro [RECORDS] [RUNS]
 """
@@ -30,7 +31,9 @@ PARTITIONS = 4
 COMMIT_S = 1.0
 TARGET = 1.15
 PRODUCER = {"linger.ms": 5, "partitioner": "murmur2_random", "log_level": 0}
-"""Partitioned alike everywhere: else the loop writes each fetch to one partition, and ours to all.
+"""Settings of every producer here, all with the same partitioner.
+
+Otherwise the loop would write each fetch to one partition, and tidegate would write to all.
 """
 
 
@@ -62,7 +65,7 @@ def main() -> None:
                 print(mode, told, flush=True)
     loop, ours = (
         min(found[mode]) for mode in found
-    )  # the machine may be busy: the least is nearest
+    )  # the machine may be busy, so take the cheapest run
     print(f"loop {loop:.2f} us, tidegate {ours:.2f} us: {ours / loop:.2f} (target {TARGET})")
 
 
@@ -188,7 +191,7 @@ def copy(
     barrier: Callable[[int], None],
     batches: list[RecordBatch],
 ) -> None:
-    """What a source task with a chained sink does, and a barrier every second."""
+    """Copy as a source task with a chained sink does, with a barrier every second."""
     done, checkpoint = 0, 0
     mailbox = around.mailbox
     barrier_at = time.monotonic() + COMMIT_S

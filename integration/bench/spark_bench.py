@@ -1,12 +1,12 @@
-"""Backfills on Spark, measured: `make bench-spark`, or one part of it:
+"""The benchmark of backfills on Spark: `make bench-spark`, or one part of it:
 
     python -m integration.bench.spark_bench --only total --records 1000000 --rounds 3
     python -m integration.bench.spark_bench --quick           # a few minutes, writes no page
 
-It runs in the environment of `make test-spark`. The tables go into docs/benchmarks.md, each as soon
-as it is measured, and each says which command made it; a comparison of less than three rounds stays
-out of the page. A wrong output ends the run with a
-traceback, and writes nothing more.
+It runs in the environment of `make test-spark`. Each table goes into docs/benchmarks.md as soon as
+it is measured, and names the command that made it. A comparison of fewer than three rounds is not
+written into the page. A wrong output ends the run with a traceback, and no further table is
+written.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 PARTS: Final = (*SPARK_WORKLOADS, "fixed", "lines", "claims", "restore", "reports")
 BY_RECORDS: Final = ("Waves: by size", *map(title_of, SPARK_WORKLOADS))
-"""Titles of the tables whose figures depend on how many records there are."""
+"""Titles of the tables whose figures depend on the number of records."""
 STATE_BYTES: Final = 1 << 30
 QUICK_STATE_BYTES: Final = 64 << 20
 QUICK_IDS: Final = (0, 10_000)
 WAVES: Final = {2: 12, 200: 4}
-"""Of almost no records, by parallelism."""
+"""Number of waves with almost no records, by parallelism."""
 QUICK_WAVES: Final = {2: 5}
 
 

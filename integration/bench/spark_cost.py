@@ -1,11 +1,15 @@
-"""What a record costs in a backfill on Spark, beside a bounded run, a PySpark job written by hand
-(`hand_written.py`), and the same backfill without transactions.
+"""Cost of a record in a backfill on Spark.
+
+It is compared with a bounded run, with a PySpark job written by hand (`hand_written.py`), and with
+the same backfill without transactions.
 
 Each job runs cold and warm. Cold is a command from its start to its end, with everything that it
-starts. Warm is the difference between a run over all records and one over a thousand: on Spark both
-in one session that has run the job before, of a bounded run two commands, so that its start drops
-out too. CPU seconds are of whole trees of processes, the JVM and the Python workers included, also
-those that have ended, and without the broker.
+starts. Warm is the difference between a run over all records and a run over a thousand. On Spark,
+both run in one session that has run the job before. A bounded run is two commands, so that its
+start is not part of the difference.
+
+CPU seconds are those of the whole process tree without the broker. The JVM and the Python workers
+are included, also those that have ended.
 """
 
 from __future__ import annotations
@@ -51,28 +55,28 @@ FEW: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a run says per record."""
+    """CPU cost per million records, and records per second, of a run."""
 
     cpu_per_million: float
     records_per_s: float
 
     @classmethod
     def of(cls, spent: Spent, records: int) -> Self:
-        """Not a number of records per second where the time is too short to tell."""
+        """Make the rate of a run. Records per second are NaN if the time is too short."""
         rate = records / spent.wall_s if spent.wall_s > WALL_MIN_S else math.nan
         return cls(spent.cpu_s / records * 1e6, rate)
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The medians of one workload, cold and warm, by kind."""
+    """Medians of one workload, cold and warm, by kind."""
 
     workload: str
     cold: dict[str, Rate]
     warm: dict[str, Rate]
 
     def verdicts(self) -> list[str]:
-        """One sentence for each goal, of the warm runs."""
+        """Return one sentence for each goal, about the warm runs."""
         cpu = {kind: rate.cpu_per_million for kind, rate in self.warm.items()}
         speed = {kind: rate.records_per_s for kind, rate in self.warm.items()}
         ratio = cpu[BACKFILL] / cpu[BOUNDED]
@@ -96,8 +100,10 @@ def judged(met: bool, goal: str) -> str:
 
 
 def decides(found: Compared, rounds: int) -> bool:
-    """Whether the figures may go into the page: of enough rounds, and none smaller than the run
-    over a thousand records that is taken off it.
+    """Return whether the figures may go into the page.
+
+    There must be enough rounds. Each difference between the two runs of a warm figure must be
+    positive.
     """
     return rounds >= ROUNDS_MIN and all(
         rate.cpu_per_million > 0 and rate.records_per_s > 0 for rate in found.warm.values()
@@ -105,14 +111,14 @@ def decides(found: Compared, rounds: int) -> bool:
 
 
 def _judged_share(share: float) -> str:
-    """Transactions cannot make a job cheaper: then the noise is larger than what they cost."""
+    """Judge the cost of transactions. A negative cost means that the noise is larger."""
     if share < 0:
         return f"goal less than {TRANSACTIONS_MAX:.0%}: not decided, the noise is larger"
     return judged(share < TRANSACTIONS_MAX, "less than 15 %")
 
 
 def median_of(rates: Sequence[Rate]) -> Rate:
-    """The medians of the figures, each taken for itself."""
+    """Return the median of each figure separately."""
     return Rate(
         statistics.median(rate.cpu_per_million for rate in rates),
         statistics.median(rate.records_per_s for rate in rates),
@@ -120,7 +126,7 @@ def median_of(rates: Sequence[Rate]) -> Rate:
 
 
 class SparkProcess:
-    """A process with a Spark session (`spark_process.py`) that runs orders."""
+    """A process with a Spark session (`spark_process.py`). It runs orders."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self._log = (folder / "spark-process.log").open("ab")
@@ -135,7 +141,7 @@ class SparkProcess:
         self._meter = TreeMeter(self._process.pid)
 
     def run(self, order: Order) -> Spent:
-        """One order; what the whole tree used for it. RuntimeError where it fails."""
+        """Run an order. Return what the whole process tree used. RuntimeError if it fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         cpu_s, began_s = self._meter.cpu_s(), time.monotonic()
@@ -152,14 +158,14 @@ class SparkProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let it stop Spark and end."""
+        """Wait until the process has stopped Spark and ended."""
         self._meter.__exit__()
         self._process.communicate()
         self._log.close()
 
 
 class Runs:
-    """Runs of one workload of each kind, on one broker, outputs checked."""
+    """Runs of one workload of each kind, on one broker, with checked outputs."""
 
     def __init__(self, rig: Rig, workload: str, wave_offsets: int = WAVE_OFFSETS) -> None:
         self._rig, self._workload = rig, WORKLOADS[workload]
@@ -167,7 +173,7 @@ class Runs:
         self.ends = {topic: ends_of(rig.bootstrap, topic) for topic in ("bench-in", "bench-small")}
 
     def cold(self, kind: str) -> Rate:
-        """A command from its start to its end, over all records."""
+        """Measure a command from its start to its end, over all records."""
         order, folder = self._order(kind, "bench-in")
         if kind == HAND:
             command, words = command_of(kind, folder), line_of(order)
@@ -178,7 +184,7 @@ class Runs:
         return Rate.of(spent, self._rig.count)
 
     def warm(self, kind: str, process: SparkProcess | None) -> Rate:
-        """A run over all records less one over a thousand; on Spark in a process that is warm."""
+        """Measure a run over all records minus one over a thousand; on Spark in a warm process."""
         small, large = (
             self.spent(kind, process, topic, count)
             for topic, count in (("bench-small", SMALL), ("bench-in", self._rig.count))
@@ -186,11 +192,11 @@ class Runs:
         return Rate.of(large - small, self._rig.count - SMALL)
 
     def warm_up(self, kind: str, process: SparkProcess) -> None:
-        """The job once over all records: what is compiled and started is there afterwards."""
+        """Run the job once over all records, so that its code is compiled and workers run."""
         self.spent(kind, process, "bench-in", self._rig.count)
 
     def spent(self, kind: str, process: SparkProcess | None, topic: str, count: int) -> Spent:
-        """One run, its output checked."""
+        """Run once, check the output, and return what the run used."""
         order, folder = self._order(kind, topic)
         if process is None:
             spent, _ = run_to_end(self._tidegate(kind, order), folder, environment())
@@ -200,7 +206,7 @@ class Runs:
         return spent
 
     def _order(self, kind: str, topic: str) -> tuple[Order, Path]:
-        """A job with a name, a sink and a folder of its own."""
+        """Make a job with its own name, sink and folder."""
         sink, folder = self._rig.fresh("spark")
         reference = write_module(
             folder, self._workload.pipeline + ("AtLeastOnce" if kind == LOOSE else "")
@@ -239,7 +245,7 @@ class Runs:
 
 
 def compare(rig: Rig, workload: str, rounds: int, tell: Callable[[str], None]) -> Compared:
-    """Every kind in turns, cold once a round and warm once a round; the medians."""
+    """Run every kind in turns, cold and warm, once in each round. Return the medians."""
     runs = Runs(rig, workload)
     cold: dict[str, list[Rate]] = defaultdict(list)
     warm: dict[str, list[Rate]] = defaultdict(list)
@@ -275,7 +281,7 @@ def compare(rig: Rig, workload: str, rounds: int, tell: Callable[[str], None]) -
 
 
 def table_of(found: Compared, rounds: int) -> Table:
-    """One section of the page."""
+    """Make the table of one section of the page."""
     rows = [
         [
             kind,
@@ -303,11 +309,11 @@ class Line:
     fixed: float
     slope: float
     off: float
-    """By which share of its own value the point is off that fits worst."""
+    """Largest error of any point, as a share of the value of that point."""
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> Line:
-    """Through (x, y); shares of errors count, so that small points count as much as large ones."""
+    """Fit a line to points (x, y) by relative error, so that small values count like large ones."""
     weights = [1 / y**2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -319,7 +325,7 @@ def line_through(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def measure_lines(rig: Rig, tell: Callable[[str], None]) -> Table:
-    """What a wave of the running total costs, by its size, in one warm session."""
+    """Measure the cost of a wave of the running total, by its size, in one warm session."""
     largest = rig.count
     sizes = [largest // 10, largest // 5, largest // 2, largest]
     points: list[tuple[float, Spent]] = []
@@ -355,12 +361,12 @@ def _cells(rates: dict[str, Rate], kind: str) -> tuple[str, str]:
 
 
 def title_of(workload: str) -> str:
-    """Of the section of a workload."""
+    """Return the title of the section of a workload."""
     return f"Backfill on Spark: {workload}"
 
 
 def write_module(folder: Path, pipeline: str) -> str:
-    """Make a module with a pipeline of that kind, whose name nobody else has; its reference."""
+    """Write a module with a pipeline of that class and a unique name. Return its reference."""
     name = f"bench-{pipeline.lower()}-{uuid.uuid4().hex[:8]}"
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(
@@ -371,22 +377,22 @@ def write_module(folder: Path, pipeline: str) -> str:
 
 
 def command_of(kind: str, folder: Path) -> list[str]:
-    """Starts a process with a Spark session."""
+    """Return the command that starts a process with a Spark session."""
     return [sys.executable, "-m", "integration.bench.spark_process", kind, str(folder)]
 
 
 def line_of(order: Order) -> bytes:
-    """An order as the process reads it."""
+    """Encode an order as the process reads it."""
     return msgspec.json.encode(order) + b"\n"
 
 
 def environment() -> dict[str, str]:
-    """Every process finds this package and tidegate."""
+    """Return the environment in which a process finds this package and tidegate."""
     return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
 
 
 def ends_of(bootstrap: str, topic: str) -> dict[int, int]:
-    """The offset behind the last record of each partition."""
+    """Return the offset after the last record of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-ends"})
     try:
         return {

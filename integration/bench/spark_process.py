@@ -1,9 +1,10 @@
-"""A process with one Spark session, which runs what it is told by lines of JSON, one after the
-other: `python -m integration.bench.spark_process backfill|hand-written FOLDER`.
+"""A process with one Spark session, which runs orders from its input, one after the other:
 
-Each line is an `Order`; each answer is the line `{}` when it is done. At the end of the input it
-stops Spark and ends. So one session runs many jobs, and whoever gives the orders measures the whole
-tree of processes around each.
+    python -m integration.bench.spark_process backfill|hand-written FOLDER
+
+Each input line is an `Order` in JSON. When a job is done, the process answers with the line `{}`.
+At the end of the input it stops Spark and exits. So one session runs many jobs, and the caller
+measures the whole process tree for each one.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ ANSWER: Final = b"{}\n"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """One job."""
+    """A job to run."""
 
     workload: str
     reference: str
-    """Of the pipeline, in a module in `folder`."""
+    """Reference of the pipeline, which is in a module in `folder`."""
     folder: str
     settings: dict[str, str]
-    """The pipeline's."""
+    """Settings of the pipeline."""
     bootstrap: str
     source: str
     sink: str
@@ -47,7 +48,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     kind, folder = sys.argv[1], Path(sys.argv[2])
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what Spark prints is no answer
+    os.dup2(2, 1)  # output of Spark must not look like an answer
     with start_session(MASTERS[kind], python_path=[ROOT], folder=folder) as session:
         for line in sys.stdin.buffer:
             order = msgspec.json.decode(line, type=Order)
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def backfill(session: BackfillSession, order: Order) -> None:
-    """Run a job's waves as a streaming query."""
+    """Run the waves of a job as a streaming query."""
     BackfillJob(order.reference, Path(order.folder), dict(order.settings)).backfill(
         parallelism=order.parallelism,
         wave_offsets=order.wave_offsets,
@@ -69,7 +70,7 @@ def backfill(session: BackfillSession, order: Order) -> None:
 
 
 def write_by_hand(spark: Any, order: Order) -> None:
-    """Run the job that knows nothing of tidegate."""
+    """Run the job that does not use tidegate."""
     job = hand_written.Job(order.bootstrap, order.source, order.sink, order.ends, order.parallelism)
     hand_written.run(spark, order.workload, job)
 

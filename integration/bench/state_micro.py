@@ -1,10 +1,12 @@
-"""What keyed state costs a record, without Kafka: nanoseconds of CPU per read-modify-write.
+"""Cost of keyed state for a record, without Kafka: nanoseconds of CPU per read-modify-write.
 
-The pattern of a running total: 100,000 keys, batches of random ones as large as a source makes them
-for one subtask, `total.value += amount` for each record in a loop as the operator has it, a flush
-and a checkpoint every 100,000 records. Beside it the same with a plain dict, which keeps nothing.
-Then how long a full checkpoint of all these keys holds the mailbox thread up, in milliseconds: when
-it is taken, and the longest turn while another thread makes its files.
+The pattern is that of a running total with 100,000 keys. Batches of random keys are as large as
+those of a source for one subtask. A loop like that of the operator runs `total.value += amount` for
+each record. A flush and a checkpoint come every 100,000 records. The same is measured with a plain
+dict, which is lost at a crash.
+
+Then the delay of the mailbox thread by a full checkpoint of all these keys is measured, in
+milliseconds: the time to take it, and the longest turn while another thread makes its files.
 
     python -m integration.bench.state_micro
 """
@@ -34,14 +36,14 @@ BATCH = BATCH_RECORDS
 INTERVAL = 100_000
 """Records between two checkpoints: 63 % of the keys are touched, most of them once."""
 INTERVALS = 11
-"""The first one fills the cache; it is reported apart."""
+"""Number of intervals. The first one fills the cache and is reported separately."""
 ROUNDS = 3
 TURN = 30_000
-"""Steps of Python's own loop in C: a third of a millisecond, some batches take longer."""
+"""Steps of a loop in C: they take a third of a millisecond, and some batches take longer."""
 
 
 def main() -> None:
-    """Print a table: the parts of the cost of one record, by type of state and store."""
+    """Print a table with the parts of the cost of a record, by type of state and store."""
     settle_gc()
     print("                    loop  look up    flush checkpoint     total  CPU ns a record")
     for of, amount in ((Decimal, Decimal("1.25")), (int, 3)):
@@ -57,7 +59,7 @@ def main() -> None:
 
 def _beside_a_full_checkpoint() -> tuple[float, float, float]:
     folder = Path(tempfile.mkdtemp(prefix="tidegate-state-"))
-    store = RocksDBStore(folder)  # whose first checkpoint is a full one
+    store = RocksDBStore(folder)  # its first checkpoint is a full one
     keys = [b"customer-%d" % number for number in range(KEYS)]
     random.Random(7).shuffle(keys)
     store.write([(key, b"%030d" % number) for number, key in enumerate(keys)], [])
@@ -69,7 +71,7 @@ def _beside_a_full_checkpoint() -> tuple[float, float, float]:
         longest = 0.0
         while not files.done():
             sum(range(TURN))
-            time.sleep(0)  # a fetch gives the interpreter's lock away
+            time.sleep(0)  # a fetch releases the lock of the interpreter
             now = clock()
             longest, last = max(longest, now - last), now
     store.close()
@@ -98,7 +100,7 @@ def _plain(of: Any, amount: Any, batches: list[list[str]]) -> tuple[float, ...]:
 
 
 class _Function:
-    """Stands for the user's function, on which the loop hangs the cell."""
+    """A stand-in for the function of a user. The loop sets the state cell on it."""
 
     def process(self, amount: Any) -> None:
         self.total.value += amount  # type: ignore[attr-defined]

@@ -1,15 +1,15 @@
-"""CPU and memory of a command and everything below it, until it ends.
+"""CPU and memory of a command and all processes below it, until it ends.
 
-Sampled, because processes of the tree end at their own times: what a process had used at its last
-sample counts, so up to a sample interval of each is missed. A broker runs outside the tree.
+CPU is sampled, because processes of the tree end at different times. The last sample of a process
+counts, so up to one sample interval of each process is missed. A broker runs outside the tree.
 
-Of a cluster, what its processes had used when the first slot was there does not count: to import
-everything costs as much as a million records, and never the same twice.
+The CPU that a cluster has used before its first slot runs does not count. The imports cost as much
+as a million records, and their cost differs from run to run.
 
-Memory is what the whole tree holds at one time, shared pages divided among those who share them
-(PSS). The kernel walks the pages of a process to say it, 4 ms for 160 MB, so it is asked once a
-second: one or two hundredths of a core, spent outside the tree and not in its figures. A peak
-between two samples is not seen.
+Memory is the proportional set size (PSS) of the whole tree at one time: each process counts its
+share of shared pages. The kernel walks the pages of a process to compute it, which takes 4 ms for
+160 MB, so it is read once a second. This costs one or two hundredths of a core, outside the tree
+and not in its figures. A peak between two samples is not seen.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ MEMORY_INTERVAL_S: Final = 1.0
 
 @dataclass(slots=True)
 class Usage:
-    """What a run used."""
+    """CPU, time and memory of a run."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
-    """Of a cluster, from its first slot on."""
+    """Wall time of the command; of a cluster, only the time after the start of its first slot."""
     started_s: float = 0.0
-    """Of a cluster, to its first slot."""
+    """Time from the start of a cluster to its first slot. 0 for other commands."""
     pss_max: int = 0
-    """Bytes, the largest sum over the tree in any sample."""
+    """Largest sum of the bytes of the tree in any sample."""
     status: int = 0
     _cpu: dict[int, float] = field(default_factory=dict)
     _before_s: float | None = None
-    """What had been used when the first slot was there."""
+    """CPU that had been used when the first slot was seen."""
 
 
 def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:
-    """Run a command to its end."""
+    """Run a command to its end, and return what it used."""
     usage = Usage()
     began = time.monotonic()
     with (folder / "output.log").open("ab") as output:
@@ -71,7 +71,7 @@ def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Us
 
 
 def proportional_bytes(process: psutil.Process) -> int:
-    """What a process holds, shared pages divided among those who share them; 0 if it has ended."""
+    """Return the proportional set size of a process in bytes, or 0 if it has ended."""
     try:
         rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,11 +1,10 @@
-"""What it costs that values are checked, and that each step owns its records: nanoseconds of CPU
-per record, without Kafka.
+"""Cost of checking values and of copying records: nanoseconds of CPU per record, without Kafka.
 
     python -m integration.bench.values_micro
 
-Beside each figure is a loop by hand in the same run, in turns: it decodes a record of the same
-class from JSON, makes another and encodes it. Figures are of the cheapest of many short turns,
-because neighbours only ever add.
+A loop by hand runs in turns with each measurement, for comparison. It decodes a record of the same
+class from JSON, makes another record and encodes it. Figures are those of the cheapest of many
+short turns, because other load on the machine only adds cost.
 """
 
 from __future__ import annotations
@@ -87,25 +86,26 @@ CLASSES: Final[list[Any]] = [
 
 
 def main() -> None:
-    """Print a table by record class: the loop by hand, the checks of results (of classes alone; of
-    a sample's fields too, as the cluster makes it; of every field, as it is with
-    `validate="all"`; and as `PipelineTest` makes it), a copy. Then the guard of what a function
-    returned.
+    """Print a table by record class: the loop by hand, four checks of results, and a copy.
+
+    The checks are: of classes only; of the fields of a sample too, as in the cluster; of every
+    field, as with `validate="all"`; and the check of `PipelineTest`. Then print the cost of the
+    guard of the values that a function returns.
     """
     heads = ("by hand", "class", "sample", "all", "test", "copy")
     print(f"{'class':18}{''.join(f'{head:>8}' for head in heads)}   CPU ns a record")
     for of in CLASSES:
         encoded = _encoded(of)
         batches = [list(map(Json(of).decoder(), batch)) for batch in encoded]
-        copies = _nothing if immutable(of) else copy_values  # as `fan_out` decides
-        cached = batches[:4]  # in the cache: their step just made them
+        copies = _nothing if immutable(of) else copy_values  # the same decision as in `fan_out`
+        cached = batches[:4]  # in the cache, as if their step had just made them
         check = sampled(of)
         for batch in batches[: FIRST // BATCH_RECORDS + 2]:
             check(batch)
         figures = cheapest(
             (_by_hand(of), encoded),
             (ClassCheck(of).first_wrong, cached * 10),
-            (check, cached * 50),  # many turns of the sample, of which each batch is a part
+            (check, cached * 50),  # many batches, because a check samples only some of them
             (FieldCheck(of).first_wrong, cached * 10),
             (_every_field(of), batches[:1]),
             (copies, batches),
@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def cheapest(*cases: tuple[Callable[[Any], object], list[Any]]) -> list[float]:
-    """Nanoseconds of CPU per record of each case, measured in turns; of the cheapest turn."""
+    """Measure the cases in turns. Return CPU nanoseconds per record of each cheapest turn."""
     best = [float("inf")] * len(cases)
     for _ in range(TURNS):
         for number, (work, batches) in enumerate(cases):
@@ -131,7 +131,7 @@ def cheapest(*cases: tuple[Callable[[Any], object], list[Any]]) -> list[float]:
 
 
 def _nothing(_: object) -> None:
-    """What is done with records that cannot change."""
+    """Do nothing: records that cannot change are not copied."""
 
 
 def _every_field(of: Any) -> Callable[[list[Any]], object]:
@@ -192,7 +192,7 @@ def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list
 
 
 def _encoded(of: Any) -> list[list[bytes]]:
-    """Batches of records as bytes, no two alike."""
+    """Return batches of encoded records. No two records are equal."""
     encode = Json(of).encoder()
     last: Any = {"tags": ["a", "b"]} if "tags" in of.__annotations__ else {"cost": 0.25}
     return [

@@ -1,10 +1,11 @@
-"""What a wave of a backfill costs on Spark: `python -m integration.bench.waves`, beside a broker.
+"""Fixed cost of a wave of a backfill on Spark: `python -m integration.bench.waves`.
 
-It runs waves of almost no records through the running totals, on `local[2,4]` at parallelism 2 or
-another one (`--parallelism 200`): all that is left is the fixed cost. It prints the start of the
-session, the first wave, and for the warm waves the median of seconds and CPU seconds, and where the
-time goes. `measure_fixed` makes the table of it (`python -m integration.bench.spark_bench --only
-fixed`).
+It starts a broker and runs waves of almost no records through the running totals, so that only the
+fixed cost remains. It runs on `local[2,4]`, at parallelism 2 or another one (`--parallelism 200`).
+
+It prints the time to start the session and the time of the first wave. For the warm waves it prints
+the medians of seconds and CPU seconds, and the seconds of each part. `measure_fixed` makes the
+table (`python -m integration.bench.spark_bench --only fixed`).
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ LOOPS = ("plain", "streamed")
 WAVE_OFFSETS = 4
 PARTS: Final = ("spark job", "recover", "publish", "commit", "clean_up")
 GOALS_S: Final = {2: 1.0, 200: 4.0}
-"""Of a warm wave, by parallelism."""
+"""Goals for the seconds of a warm wave, by parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of the waves of one job; the first one apart, medians of the others."""
+    """Figures of the waves of one job: the first wave, and medians of the others."""
 
     waves: int
     total_s: float
@@ -65,7 +66,7 @@ class Spent:
         self._cpu_s: dict[psutil.Process, float] = {}
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose seconds are noted."""
+        """Wrap a function so that its seconds are noted."""
 
         def call(*arguments: Any, **keywords: Any) -> Any:
             began_s = time.monotonic()
@@ -77,7 +78,7 @@ class Spent:
         return call
 
     def cpu_s(self, broker: list[int]) -> float:
-        """Of all processes so far, also of those that have ended, without the broker."""
+        """Return the CPU of all processes so far, also of ended ones, without the broker."""
         for each in [psutil.Process(), *psutil.Process().children(recursive=True)]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if each.pid not in broker:
@@ -113,7 +114,7 @@ def measure_fixed(
     waves: Mapping[int, int],
     tell: Callable[[str], None],
 ) -> Table:
-    """A table of warm waves, streamed. `waves`: how many, by parallelism."""
+    """Make a table of warm, streamed waves. `waves` has their number by parallelism."""
     rows, verdicts = [], []
     with start_session("local[2,4]", python_path=[ROOT], folder=place) as session:
         for parallelism, count in waves.items():

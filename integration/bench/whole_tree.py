@@ -1,12 +1,14 @@
-"""CPU seconds of a process and everything below it, children that have ended included.
+"""CPU seconds of a process and all processes below it, including children that have ended.
 
-What a process has used is read ten times a second, and what it had used when it was last seen
-counts for ever. The kernel's own sum (what a parent gets of its children when it waits for them)
-would be exact, but the parent of Spark's Python workers waits for none of them, so that their time
-would be lost. Lost is here what a process uses between its last sample and its end, a twentieth of
-a second on average: the processes that do the work live for seconds.
+The CPU of each process is read ten times a second, and the last sample of an ended process still
+counts. The kernel adds the CPU of a child to its parent when the parent waits for it, and that sum
+would be exact. But the parent of Spark's Python workers does not wait for them, so their time would
+be lost.
 
-Not here: which part of a run is its start (`tree.py` leaves that out of a cluster's figures).
+Here the CPU between the last sample and the end of a process is lost, a twentieth of a second on
+average. That is little, because the processes that do the work live for seconds.
+
+This module does not separate the start of a run from the rest. `tree.py` does, for clusters.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ INTERVAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of the clock, and of all processors together."""
+    """Wall seconds, and CPU seconds of all cores together."""
 
     wall_s: float
     cpu_s: float
@@ -37,18 +39,18 @@ class Spent:
 
 
 class TreeMeter:
-    """Reads what a tree of processes has used, as long as the block lasts."""
+    """A thread that samples the CPU of a process tree while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self._top = psutil.Process(pid)
         self._seen: dict[psutil.Process, float] = {}
-        """By process, which differs from a later one of the same pid."""
+        """CPU by process. A later process with the same pid is another key."""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tree-meter", daemon=True)
 
     def cpu_s(self) -> float:
-        """Of all processes of the tree up to now."""
+        """Return the CPU of all processes of the tree until now."""
         with self._lock:
             self._sample()
             return sum(self._seen.values())
@@ -77,9 +79,9 @@ class TreeMeter:
 def run_to_end(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], words: bytes = b""
 ) -> tuple[Spent, str]:
-    """Run a command; what it and everything below it used, and its output. `words` are its input.
+    """Run a command with the input `words`. RuntimeError if it fails.
 
-    RuntimeError where it fails.
+    Return what the command and all processes below it used, and its output.
     """
     began_s = time.monotonic()
     log = folder / "output.log"

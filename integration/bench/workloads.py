@@ -1,7 +1,8 @@
-"""The workloads of the benchmark: which pipeline, which loop, what must come out, what is aimed at.
+"""The workloads of the benchmark: the pipeline, the loop, the expected output and the goal.
 
-What must come out is computed from the input alone, by neither of the two that are measured; it is
-compared record by record, in order, so that of two million only those that were read are in memory.
+The expected output is computed from the input alone, without the pipeline and without the loop. It
+is generated and compared record by record, in order. So of two million records, only those that
+were read back are in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _decode = msgspec.json.Decoder(Click).decode
 
 
 class Read(Protocol):
-    """What is asked of a message that was read back."""
+    """The part of a message that the check of an output uses."""
 
     def key(self) -> Any: ...
     def value(self) -> Any: ...
@@ -36,19 +37,21 @@ class Workload:
 
     name: str
     pipeline: str
-    """Class in `pipelines.py`."""
+    """Name of the class in `pipelines.py`."""
     sink: str
-    """Its attribute there."""
+    """Name of the attribute of the sink in that class."""
     expected: Callable[[int], Iterator[Record]]
-    """What the first so many records lead to, in their order."""
+    """Function that yields the output expected from the first records of the input, in order."""
     loop: str
-    """Name in `loop.py`."""
+    """Name of the workload in `loop.py`."""
     in_order: Literal["partition", "key"] = "key"
-    """Within what the order of the inputs must be that of the outputs. Records of one key share a
-    partition on both sides; a step by key promises no more.
+    """Group of records in which the output must have the order of the input.
+
+    Records of one key share a partition of the input and of the output. A keyed step guarantees
+    only the order within a key.
     """
     goal: float | None = None
-    """At most so many times the loop's CPU per record."""
+    """Goal: CPU per record, at most this multiple of the loop's."""
     settings: Mapping[str, str] = field(default_factory=lambda: {"job.parallelism": "1"})
 
 
@@ -70,7 +73,7 @@ def _totals(count: int) -> Iterator[Record]:
 
 
 def _windows(count: int) -> Iterator[Record]:
-    """A window is out when the user's first record behind its end comes; the last ones stay in."""
+    """Yield a window at the user's first record after its end. The last windows do not come out."""
     open_windows: dict[str, tuple[int, float]] = {}
     for key, value in records(count):
         click = _decode(value)
@@ -104,7 +107,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
 }
 
 LOOP_SHAPE: Final = {"passthrough": 1.5, "transform": 1.8, "total": 3.3}
-"""CPU seconds per million of the loops on the quiet machine where the goals were set."""
+"""CPU seconds per million records of the loops, on the quiet machine where goals were set."""
 SHAPE_TOLERANCE: Final = 0.25
 
 
@@ -115,8 +118,10 @@ CHECKED: Final = (
 
 
 def check_output(workload: Workload, messages: Sequence[Read], count: int) -> None:
-    """Compare with what the input says; RuntimeError where anything is missing, doubled, wrong or
-    out of order. `messages`: each partition's in the order of their offsets.
+    """Compare an output with the expected records.
+
+    RuntimeError if a record is missing, doubled, wrong or out of order. The messages of each
+    partition must be in the order of their offsets.
     """
     home: dict[bytes, int | None] = {}
     found: dict[Any, deque[Record]] = defaultdict(deque)
@@ -152,11 +157,11 @@ def _difference(workload: Workload, messages: Sequence[Read], count: int) -> str
 
 
 def slowness(loops: Mapping[str, float]) -> float:
-    """How many times as long this machine takes for the loops as that where the goals were set."""
+    """Return the CPU of the loops as a multiple of that on the machine where goals were set."""
     return sum(loops[name] / usual for name, usual in LOOP_SHAPE.items()) / len(LOOP_SHAPE)
 
 
 def deviations(loops: Mapping[str, float]) -> dict[str, float]:
-    """By which share each loop is off its known proportion to the others."""
+    """Return the relative deviation of each loop from its known proportion to the others."""
     scale = slowness(loops)
     return {name: loops[name] / usual / scale - 1 for name, usual in LOOP_SHAPE.items()}

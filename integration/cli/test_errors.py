@@ -63,7 +63,7 @@ def with_parameter(default: str, *options: str) -> Callable[[Folder], Outcome]:
     return run
 
 
-LETTERS = 'value=Json(Order), on_bad_record="dead_letter", dead_letters="absent")'
+LETTERS = 'value=Json(Order), on_bad_record="dead_letter", dead_letter_topic="absent")'
 
 REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
     "source-topic-missing": with_config(sources__orders__topic="absent"),
@@ -101,7 +101,7 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
     "state-not-a-folder": with_config(logs__directory="other", state__directory="job.py"),
     "property-unknown": with_config(kafka__properties__sasl__passwrd="x"),
     "property-of-ours": with_edit(
-        "value=Json(Order))", 'value=Json(Order), kafka={"group.id": "mine"})'
+        "value=Json(Order))", 'value=Json(Order), properties={"group.id": "mine"})'
     ),
 }
 

@@ -70,7 +70,7 @@ class Marking(KeyedProcess[str, Order, Mark]):
 
 class Marks(Pipeline, name="{job}"):
     orders = KafkaSource("{orders}", value=Json(Order))
-    totals = KafkaSink("{totals}", value=Json(Mark), key_by=lambda mark: mark.customer)
+    totals = KafkaSink("{totals}", value=Json(Mark), record_key=lambda mark: mark.customer)
 
     def define(self) -> None:
         by_customer = self.orders.key_by(lambda order: order.customer)

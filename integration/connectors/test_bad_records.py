@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 POLICIES = {
     "fail": "",
     "skip": ', on_bad_record="skip"',
-    "dead_letter": ', on_bad_record="dead_letter", dead_letters="{dead}"',
+    "dead_letter": ', on_bad_record="dead_letter", dead_letter_topic="{dead}"',
 }
 HEADERS = [("trace", b"\x00\xff"), ("trace", b"again"), ("empty", None)]
 SCHEMA = {
@@ -192,7 +192,7 @@ from tidegate import KafkaSink, KafkaSource, Pipeline, Raw, Utf8
 
 class PassOn(Pipeline, name="{job}"):
     orders = KafkaSource(
-        "{orders}", value=Utf8(), on_bad_record="dead_letter", dead_letters="{dead}"
+        "{orders}", value=Utf8(), on_bad_record="dead_letter", dead_letter_topic="{dead}"
     )
     totals = KafkaSink("{totals}", value=Utf8())
 

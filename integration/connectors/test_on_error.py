@@ -33,8 +33,8 @@ CHECKED = """        self.total.value += order.amount
 POLICIES = {
     "value=Json(Order))": 'value=Json(Order), on_bad_record="{policy}"{letters})',
     'uid="running"': 'uid="running", on_error="{policy}"{letters}',
-    "key_by=lambda total: total.customer)": (
-        'key_by=lambda total: total.customer[0], on_error="{policy}"{letters})'
+    "record_key=lambda total: total.customer)": (
+        'record_key=lambda total: total.customer[0], on_error="{policy}"{letters})'
     ),
 }
 
@@ -45,7 +45,7 @@ def make(kafka: EmbeddedKafka, path: Path, policy: str, *, partitions: int = 1) 
     for old, new in POLICIES.items():
         assert old in text
         text = text.replace(old, new)
-    letters = ', dead_letters="{dead}"' if policy == "dead_letter" else ""
+    letters = ', dead_letter_topic="{dead}"' if policy == "dead_letter" else ""
     text = text.replace("{policy}", policy).replace("{letters}", letters)
     topics = ("orders", "totals", "dead")
     return Folder.make(path, kafka.bootstrap, text, topics=topics, partitions=partitions)

@@ -169,7 +169,7 @@ def test_order_holds_across_a_barrier_while_the_flush_is_slow(
 ) -> None:
     """The first interval needs 400 requests one after the other, and the second only one."""
     slow = {"batch.num.messages": 100}
-    bench = SinkBench(cluster, topic, kafka=slow, warm=2)
+    bench = SinkBench(cluster, topic, properties=slow, warm=2)
     eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)
     bench.around.mailbox.run_posted()
     for start in range(0, 40_000, 1000):
@@ -212,7 +212,7 @@ def test_order_holds_across_barriers_while_the_broker_stalls(tmp_path: Path) -> 
 def test_a_record_that_the_broker_refuses_fails_the_attempt(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
-    bench = SinkBench(cluster, topic, kafka={"message.max.bytes": 8_000_000})
+    bench = SinkBench(cluster, topic, properties={"message.max.bytes": 8_000_000})
     batch = numbered(0, 10)
     batch.values[5] = b"x" * 3_000_000
     bench.writer.write(batch)

@@ -94,7 +94,7 @@ def test_under_a_policy_the_record_is_refused_that_made_the_value(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     text = TOTALS.replace(TEXT, WRITES_TEXT).replace(
-        'uid="running"', 'uid="running", on_error="dead_letter", dead_letters="{dead}"'
+        'uid="running"', 'uid="running", on_error="dead_letter", dead_letter_topic="{dead}"'
     )
     folder = Folder.make(tmp_path, kafka.bootstrap, text, topics=("orders", "totals", "dead"))
     orders = [b'{"customer": "ann", "amount": %d}' % amount for amount in (1, 7, 2)]

@@ -47,7 +47,7 @@ class Adds(KeyedProcess[str, Order, Order]):
 class Branches(Pipeline, name="{job}"):
     orders = KafkaSource("{orders}", value=Json(Order))
     doubles = KafkaSink("{doubles}", value=Json(Order))
-    plain = KafkaSink("{plain}", value=Json(Order), key_by=lambda order: order.customer)
+    plain = KafkaSink("{plain}", value=Json(Order), record_key=lambda order: order.customer)
     added = KafkaSink("{added}", value=Json(Order))
 
     def define(self) -> None:

@@ -40,7 +40,7 @@ pytestmark = [
 
 POLICIES = {
     "skip": ', on_bad_record="skip"',
-    "dead_letter": ', on_bad_record="dead_letter", dead_letters="{dead}"',
+    "dead_letter": ', on_bad_record="dead_letter", dead_letter_topic="{dead}"',
 }
 RAISES = """        if order.amount > 1:
             raise ValueError("more than one")
@@ -193,10 +193,10 @@ def test_a_function_that_raises_fails_the_backfill_as_the_job_says_and_names_the
 def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
     given: Input,
 ) -> None:
-    latest = with_source(', start="latest"')
+    latest = with_source(', starting_offsets="latest"')
     given.folder.orders(10)
     driver, _ = given.job(latest).driver()
-    with pytest.raises(RefusedError, match="source 'orders' has start='latest'"):
+    with pytest.raises(RefusedError, match="source 'orders' has starting_offsets='latest'"):
         driver.run()
     assert given.visible() == 0
     given.folder.write("job.py", latest)

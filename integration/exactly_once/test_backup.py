@@ -16,8 +16,8 @@ from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 AT_LEAST_ONCE = TOTALS.replace(
-    "key_by=lambda total: total.customer)",
-    'key_by=lambda total: total.customer, guarantee="at_least_once")',
+    "record_key=lambda total: total.customer)",
+    'record_key=lambda total: total.customer, guarantee="at_least_once")',
 )
 """A job without transactions. Only its consumer groups show newer checkpoints."""
 COMMITTED_S_MAX = 30.0

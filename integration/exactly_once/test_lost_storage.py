@@ -16,8 +16,8 @@ from integration.support.user_project import TOTALS, Folder
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 AT_LEAST_ONCE = TOTALS.replace(
-    "value=Json(Total), key_by=lambda total: total.customer)",
-    'value=Json(Total), key_by=lambda total: total.customer, guarantee="at_least_once")',
+    "value=Json(Total), record_key=lambda total: total.customer)",
+    'value=Json(Total), record_key=lambda total: total.customer, guarantee="at_least_once")',
 )
 """A job without transactions. Kafka has no transactional ids of it."""
 

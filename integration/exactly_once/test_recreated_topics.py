@@ -127,7 +127,9 @@ def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
     A bounded run must not end with "0 records". `test_unclean_elections` tests the case in which
     the leader epoch is known.
     """
-    from_the_end = TOTALS.replace("value=Json(Order))", 'value=Json(Order), start="latest")')
+    from_the_end = TOTALS.replace(
+        "value=Json(Order))", 'value=Json(Order), starting_offsets="latest")'
+    )
     folder, kept = with_a_tail(own, tmp_path, from_the_end)
     assert folder.run().code == 0
     lose_the_tail(own, folder, kept)

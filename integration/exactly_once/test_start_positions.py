@@ -33,7 +33,7 @@ T0_MS = (int(time.time()) - 3600) * 1000
 
 
 def make(path: Path, bootstrap: str, start: str = "") -> Folder:
-    text = COPY.replace("START", f", start={start}" if start else "")
+    text = COPY.replace("START", f", starting_offsets={start}" if start else "")
     return Folder.make(path, bootstrap, text, topics=("words", "copies"), partitions=PARTITIONS)
 
 
@@ -98,8 +98,8 @@ STARTS = {
     "latest": ("'latest'", []),
     "offset_of_one": ("{1: 3}", [0, 2, 4, 6, 7, 8, 9]),
     "offsets_of_both": ("{0: 4, 1: 5}", [8]),
-    "group": ("'group'", [2, 4, 6, 8, 9]),
-    "group_without": ("'group'", list(range(10))),
+    "group": ("'committed'", [2, 4, 6, 8, 9]),
+    "group_without": ("'committed'", list(range(10))),
 }
 """The sources of one job. They read one topic from different starts. Each entry holds the start,
 and the numbers that the source must read.
@@ -110,7 +110,7 @@ def with_all_starts() -> str:
     head, _, rest = COPY.partition("    words = ")
     ends = rest[rest.index("    def define") :].partition("        self")[0]
     sources = [
-        f'    {name} = KafkaSource("{{words}}", value=Utf8(), start={says})\n'
+        f'    {name} = KafkaSource("{{words}}", value=Utf8(), starting_offsets={says})\n'
         f'    {name}_copies = KafkaSink("{{{name}}}", value=Utf8())\n'
         for name, (says, _) in STARTS.items()
     ]
@@ -235,7 +235,7 @@ class Held(Process[str, str]):
 
 
 class Copy(Pipeline, name="{job}"):
-    words = KafkaSource("{words}", value=Utf8(), start=START)
+    words = KafkaSource("{words}", value=Utf8(), starting_offsets=START)
     copies = KafkaSink("{copies}", value=Utf8())
 
     def define(self) -> None:

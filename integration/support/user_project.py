@@ -66,7 +66,7 @@ class Running(KeyedProcess[str, Order, Total]):
 
 class Totals(Pipeline, name="{job}"):
     orders = KafkaSource("{orders}", value=Json(Order))
-    totals = KafkaSink("{totals}", value=Json(Total), key_by=lambda total: total.customer)
+    totals = KafkaSink("{totals}", value=Json(Total), record_key=lambda total: total.customer)
 
     def define(self) -> None:
         by_customer = self.orders.key_by(lambda order: order.customer)

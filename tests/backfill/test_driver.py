@@ -57,7 +57,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Job(Pipeline, name="job"):
-    orders = KafkaSource("orders", value=Json(Order), start="START")
+    orders = KafkaSource("orders", value=Json(Order), starting_offsets="START")
     out = KafkaSink("out", value=Json(Order))
 
     def define(self) -> None:
@@ -183,7 +183,7 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
 
 def test_a_source_that_would_not_be_read_is_refused_before_a_task_runs(tmp_path: Path) -> None:
     made = make(tmp_path, start="latest")
-    with pytest.raises(RefusedError, match="source 'orders' has start='latest'"):
+    with pytest.raises(RefusedError, match="source 'orders' has starting_offsets='latest'"):
         made.backfill.run()
     assert (made.answers.ran, made.answers.recovered) == (0, 1)
 

@@ -25,7 +25,7 @@ class Order(msgspec.Struct, frozen=True):
 
 class TwoStarts(Pipeline, name="two-starts"):
     whole = KafkaSource("whole", value=Json(Order))
-    newest = KafkaSource("newest", value=Json(Order), start="latest")
+    newest = KafkaSource("newest", value=Json(Order), starting_offsets="latest")
     out = KafkaSink("out", value=Json(Order))
 
     def define(self) -> None:
@@ -68,7 +68,7 @@ def test_a_step_behind_another_exchange_is_refused_by_its_uid() -> None:
 
 
 def test_a_source_that_begins_at_the_end_of_its_topic_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"source .newest. has start=.latest.") as e:
+    with pytest.raises(RefusedError, match=r"source .newest. has starting_offsets=.latest.") as e:
         refuse_unread_sources(build(TwoStarts), begins("whole", "newest"))
     assert "nothing of topic 'newest'" in str(e.value)
 

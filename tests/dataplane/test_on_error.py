@@ -71,7 +71,7 @@ class Mapped(Pipeline, name="mapped"):
     out = KafkaSink("out", value=Json(Order))
 
     def define(self) -> None:
-        self.source.map(positive, on_error="dead_letter", dead_letters="dead").filter(
+        self.source.map(positive, on_error="dead_letter", dead_letter_topic="dead").filter(
             lambda order: 100 // order.amount > 0, on_error="skip"
         ).to(self.out)
 
@@ -172,7 +172,7 @@ class Splitting(Pipeline, name="splitting"):
     large = KafkaSink("large", value=Json(Order))
 
     def define(self) -> None:
-        split = self.source.process(Split(), on_error="dead_letter", dead_letters="dead")
+        split = self.source.process(Split(), on_error="dead_letter", dead_letter_topic="dead")
         split.to(self.out)
         split.side_output(Split.large).to(self.large)
 
@@ -241,7 +241,7 @@ def test_the_harness_raises_without_a_policy() -> None:
 
 class Keyed(Pipeline, name="keyed"):
     source = KafkaSource(
-        "orders", value=Json(Order), on_bad_record="dead_letter", dead_letters="dead"
+        "orders", value=Json(Order), on_bad_record="dead_letter", dead_letter_topic="dead"
     )
     out = KafkaSink("out", value=Json(int))
 
@@ -313,7 +313,7 @@ class OwnPolicy(Pipeline, name="own-policy"):
 
     def define(self) -> None:
         keyed = self.left.union(self.right).key_by(
-            key_of, on_error="dead_letter", dead_letters="dead"
+            key_of, on_error="dead_letter", dead_letter_topic="dead"
         )
         keyed.process(Everything(), uid="everything").to(self.out)
 
@@ -336,9 +336,9 @@ class ToSink(Pipeline, name="to-sink"):
     out = KafkaSink(
         "out",
         value=Json(Order),
-        key_by=key_of,
+        record_key=key_of,
         on_error="dead_letter",
-        dead_letters="dead",
+        dead_letter_topic="dead",
     )
 
     def define(self) -> None:
@@ -404,14 +404,18 @@ def even(total: int) -> str:
 class Anywhere(Pipeline, name="anywhere"):
     """The source's policy covers the edge, `process` and the sink have their own."""
 
-    source = KafkaSource("orders", value=Json(Order), on_bad_record="dead_letter", dead_letters="d")
-    out = KafkaSink("out", value=Json(int), key_by=even, on_error="dead_letter", dead_letters="d")
+    source = KafkaSource(
+        "orders", value=Json(Order), on_bad_record="dead_letter", dead_letter_topic="d"
+    )
+    out = KafkaSink(
+        "out", value=Json(int), record_key=even, on_error="dead_letter", dead_letter_topic="d"
+    )
 
     def define(self) -> None:
         keyed = self.source.key_by(lambda order: f"{order.customer}-{order.amount % 7}")
-        keyed.process(Everything(), uid="everything", on_error="dead_letter", dead_letters="d").to(
-            self.out
-        )
+        keyed.process(
+            Everything(), uid="everything", on_error="dead_letter", dead_letter_topic="d"
+        ).to(self.out)
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -457,14 +461,14 @@ class Clash(Process[Order, Order]):
     [
         (lambda s: s.map(positive, on_error="drop"), "on_error='drop' must be one of"),
         (lambda s: s.map(positive, on_error="dead_letter"), "are given together"),
-        (lambda s: s.map(positive, dead_letters="dead"), "are given together"),
+        (lambda s: s.map(positive, dead_letter_topic="dead"), "are given together"),
         (lambda s: s.map(positive, on_eror="skip"), "did you mean on_error=?"),
         (
-            lambda s: s.filter(positive, on_error="dead_letter", dead_letters="a b"),
+            lambda s: s.filter(positive, on_error="dead_letter", dead_letter_topic="a b"),
             "'a b' is no name of a topic",
         ),
         (
-            lambda s: s.process(Clash(), on_error="dead_letter", dead_letters="dead"),
+            lambda s: s.process(Clash(), on_error="dead_letter", dead_letter_topic="dead"),
             "Clash.dead_letters is a side output",
         ),
     ],
@@ -483,7 +487,7 @@ def test_a_step_whose_dead_letters_alone_are_read_goes_nowhere() -> None:
 
         def define(self) -> None:
             self.source.to(self.out)
-            self.source.map(positive, on_error="dead_letter", dead_letters="dead")
+            self.source.map(positive, on_error="dead_letter", dead_letter_topic="dead")
 
     with pytest.raises(PipelineError, match="'map-1' go nowhere"):
         build(Nowhere)

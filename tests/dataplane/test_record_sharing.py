@@ -127,7 +127,7 @@ def pipeline_of(kind: Any) -> type[Pipeline]:
         orders = KafkaSource("orders", value=Json(kind))
         changed = KafkaSink("changed", value=Json(kind))
         plain = KafkaSink("plain", value=Json(kind))
-        taken = KafkaSink("taken", value=Json(kind), key_by=lambda order: tags_of(order).pop())
+        taken = KafkaSink("taken", value=Json(kind), record_key=lambda order: tags_of(order).pop())
         repeated = KafkaSink("repeated", value=Json(kind))
         main = KafkaSink("main", value=Json(kind))
         side = KafkaSink("side", value=Json(kind))

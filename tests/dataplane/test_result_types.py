@@ -220,7 +220,7 @@ class Tolerant(Pipeline, name="tolerant"):
     keyed = KafkaSink("keyed", value=Json(Click))
 
     def define(self) -> None:
-        policy: Any = {"on_error": "dead_letter", "dead_letters": "dead"}
+        policy: Any = {"on_error": "dead_letter", "dead_letter_topic": "dead"}
         self.words.map(made, returns=Click, **policy).to(self.clicks)
         untyped: Stream[Any] = self.words.map(lambda word: GIVEN.get(word, Click(word, 1)))
         untyped.to(self.others)
@@ -280,7 +280,7 @@ def test_values_and_keys_of_records_in_full_are_checked() -> None:
 
 
 def test_the_key_of_a_sink_is_of_the_type_of_its_format() -> None:
-    sink = KafkaSink("out", value=Json(Click), key=Json(int), key_by=lambda click: click.ms)
+    sink = KafkaSink("out", value=Json(Click), key=Json(int), record_key=lambda click: click.ms)
     out = sink_step(sink)
     with pytest.raises(UserCodeError, match=r"a key that is a str, .* takes an int.* offset 101"):
         out.write(batch(Click("ann", 1), Click("ann", "1")))  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ class Refusing(Pipeline, name="refusing"):
     out = KafkaSink("out", value=Json(Click))
 
     def define(self) -> None:
-        self.numbers.map(click, on_error="dead_letter", dead_letters="dead").to(self.out)
+        self.numbers.map(click, on_error="dead_letter", dead_letter_topic="dead").to(self.out)
 
 
 def started(pipeline: type[Pipeline]) -> RunningSlots:

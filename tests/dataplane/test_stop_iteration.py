@@ -64,7 +64,7 @@ class Tolerant(Pipeline, name="tolerant"):
     out = KafkaSink("out", value=Utf8())
 
     def define(self) -> None:
-        keyed = self.words.key_by(digit, on_error="dead_letter", dead_letters="dead")
+        keyed = self.words.key_by(digit, on_error="dead_letter", dead_letter_topic="dead")
         keyed.process(Passed(), uid="passed").to(self.out)
 
 
@@ -122,8 +122,8 @@ class Stopping(Utf8):
 
 
 SINKS: dict[str, Any] = {
-    "key_by": KafkaSink("out", value=Utf8(), key_by=digit),
-    "key": KafkaSink("out", value=Utf8(), key=Stopping(), key_by=str),
+    "key_by": KafkaSink("out", value=Utf8(), record_key=digit),
+    "key": KafkaSink("out", value=Utf8(), key=Stopping(), record_key=str),
     "value": KafkaSink("out", value=Stopping()),
 }
 

@@ -35,7 +35,7 @@ class Quoting(Pipeline, name="quoting"):
     out = KafkaSink("out", value=Utf8())
 
     def define(self) -> None:
-        mapped = self.words.map(quoting, on_error="dead_letter", dead_letters="dead")
+        mapped = self.words.map(quoting, on_error="dead_letter", dead_letter_topic="dead")
         mapped.to(self.out)
 
 
@@ -57,7 +57,7 @@ class QuotingFormat(Utf8):
 
 class Decoded(Pipeline, name="decoded"):
     words = KafkaSource(
-        "words", value=QuotingFormat(), on_bad_record="dead_letter", dead_letters="dead"
+        "words", value=QuotingFormat(), on_bad_record="dead_letter", dead_letter_topic="dead"
     )
     out = KafkaSink("out", value=Utf8())
 

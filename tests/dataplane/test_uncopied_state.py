@@ -65,7 +65,9 @@ class Filled(Pipeline, name="filled"):
 
     def define(self) -> None:
         keyed = self.orders.key_by(lambda order: order.customer)
-        filled = keyed.process(Fills(), uid="fills", on_error="dead_letter", dead_letters="dead")
+        filled = keyed.process(
+            Fills(), uid="fills", on_error="dead_letter", dead_letter_topic="dead"
+        )
         filled.to(self.out)
         filled.side_output(Fills.seen).to(self.seen)
 

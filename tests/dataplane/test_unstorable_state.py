@@ -61,7 +61,7 @@ class Summed(Pipeline, name="summed"):
 
     def define(self) -> None:
         keyed = self.orders.key_by(lambda order: order.customer)
-        sums = keyed.process(Sums(), uid="sums", on_error="dead_letter", dead_letters="dead")
+        sums = keyed.process(Sums(), uid="sums", on_error="dead_letter", dead_letter_topic="dead")
         sums.to(self.out)
         sums.side_output(Sums.seen).to(self.seen)
 

@@ -71,7 +71,7 @@ class Kept(Pipeline, name="kept"):
     kept_source = KafkaSource("a", value=Raw())
     keyed_source = KafkaSource("b", value=Raw())
     kept = KafkaSink("c", value=Raw())
-    keyed = KafkaSink("d", value=Raw(), key_by=lambda value: value)
+    keyed = KafkaSink("d", value=Raw(), record_key=lambda value: value)
 
     def define(self) -> None:
         self.kept_source.filter(bool).map(lambda value: value).to(self.kept)

@@ -186,7 +186,7 @@ def outgoing(word: Word) -> ProducerRecord[str, Word]:
 class Words(Pipeline, name="words"):
     words = KafkaSource.records("words", key=Utf8(), value=Json(Word))
     more = KafkaSource.records("more", key=Utf8(), value=Json(Word))
-    odd = KafkaSink("odd", value=Json(Word), key_by=lambda word: word.text)
+    odd = KafkaSink("odd", value=Json(Word), record_key=lambda word: word.text)
     even = KafkaSink.records("even", key=Utf8(), value=Json(Word))
     twice = KafkaSink("twice", value=Json(Word))
 
@@ -225,12 +225,12 @@ def test_a_record_that_the_format_cannot_carry_fails_the_test() -> None:
 def test_a_key_that_is_neither_text_nor_bytes_fails_the_test() -> None:
     class Numbered(Pipeline, name="numbered"):
         words = KafkaSource("words", value=Json(Word))
-        out = KafkaSink("out", value=Json(Word), key_by=cast("Any", lambda word: word.number))
+        out = KafkaSink("out", value=Json(Word), record_key=cast("Any", lambda word: word.number))
 
         def define(self) -> None:
             self.words.to(self.out)
 
-    words = r"sink 'out' \(.*\): key_by gave 5; a key is text or bytes, or has its format in key="
+    words = r"sink 'out' \(.*\): record_key gave 5; a key is text or bytes, or has its format"
     with PipelineTest(Numbered) as test, pytest.raises(PipelineError, match=words):
         test.source(Numbered.words).push(Word("a", 5))
 

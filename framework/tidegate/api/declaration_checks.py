@@ -21,7 +21,7 @@ RESERVED_PROPERTIES: Final = {
     "transaction.timeout.ms": "it is computed from the checkpoint settings",
     "enable.idempotence": "the sink's guarantee decides it",
     "enable.auto.commit": "offsets live in checkpoints",
-    "auto.offset.reset": "start= says where a source begins",
+    "auto.offset.reset": "starting_offsets= says where a source begins",
     "group.id": "it is tidegate.<job>.<source>",
     "enable.auto.offset.store": "offsets live in checkpoints",
     "enable.partition.eof": "whether ends of partitions are told is the run's affair",
@@ -37,6 +37,14 @@ RESERVED_PROPERTIES: Final = {
 }
 """librdkafka settings that the framework sets itself, each with the reason or the alternative."""
 
+RENAMED: Final = {
+    "start": "starting_offsets",
+    "kafka": "properties",
+    "dead_letters": "dead_letter_topic",
+    "key_by": "record_key",
+}
+"""Keywords of earlier versions, and their present names."""
+
 OnError = Literal["fail", "skip", "dead_letter"]
 
 
@@ -44,7 +52,7 @@ class ErrorOptions(TypedDict, total=False):
     """Keywords that say what a step does with records that it cannot process."""
 
     on_error: OnError
-    dead_letters: str
+    dead_letter_topic: str
 
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -60,11 +68,11 @@ def check_topic(where: str, topic: object) -> None:
         )
 
 
-def is_start(start: object) -> bool:
-    """Check that the value has a form that `start=` accepts."""
+def is_starting_offsets(start: object) -> bool:
+    """Check that the value has a form that `starting_offsets=` accepts."""
     if isinstance(start, Mapping):
         return all(type(number) is int for pair in start.items() for number in pair)
-    return type(start) is int or start in ("earliest", "latest", "group")
+    return type(start) is int or start in ("earliest", "latest", "committed")
 
 
 def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -76,7 +84,9 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
         if keyword not in known:
             near = difflib.get_close_matches(keyword, known, n=1)
             hint = f"did you mean {near[0]}=?" if near else f"there are {', '.join(sorted(known))}"
-            if keyword in {"key", "tombstones"}:
+            if keyword in RENAMED:
+                hint = f"its name is {RENAMED[keyword]}= now"
+            elif keyword in {"key", "tombstones"}:
                 hint = "write KafkaSource.records(...), whose records have their keys"
             raise PipelineError(f"{where} has no keyword {keyword!r}; {hint}")
 
@@ -86,13 +96,13 @@ def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
     refuse_unknown(where, options, ErrorOptions.__optional_keys__)
     on_error = options.get("on_error", "fail")
     check_choice(where, "on_error", on_error, get_args(OnError))
-    if (on_error == "dead_letter") != (options.get("dead_letters") is not None):
+    if (on_error == "dead_letter") != (options.get("dead_letter_topic") is not None):
         raise PipelineError(
-            f"{where}: on_error='dead_letter' and dead_letters='topic' are given together or not "
-            "at all"
+            f"{where}: on_error='dead_letter' and dead_letter_topic='topic' are given together "
+            "or not at all"
         )
     if on_error == "dead_letter":
-        check_topic(place, options["dead_letters"])
+        check_topic(place, options["dead_letter_topic"])
     return on_error
 
 

@@ -12,28 +12,28 @@ from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.config import foreign_code
 from tidegate.errors import PipelineError
 
-KafkaOverrides = Mapping[str, str | int | float | bool]
+KafkaProperties = Mapping[str, str | int | float | bool]
 """librdkafka settings by name."""
 
 
 class KafkaConnector(Connector):
     """A connector that has a topic and its own librdkafka settings."""
 
-    def __init__(self, topic: str, kafka: KafkaOverrides | None) -> None:
+    def __init__(self, topic: str, properties: KafkaProperties | None) -> None:
         super().__init__()
         self.topic = topic
         check_topic(self.place, topic)
-        self.kafka = dict(kafka or {})
-        for key in self.kafka.keys() & RESERVED_PROPERTIES.keys():
+        self.properties = dict(properties or {})
+        for key in self.properties.keys() & RESERVED_PROPERTIES.keys():
             raise PipelineError(
-                f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
+                f"{self.place}: properties={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
                 f"{RESERVED_PROPERTIES[key]}"
             )
-        for key in self.kafka:
+        for key in self.properties:
             how = foreign_code(key)
             if how is not None:
                 raise PipelineError(
-                    f"{self.place}: kafka={{{key!r}: ...}} of topic {topic!r} is not allowed: "
+                    f"{self.place}: properties={{{key!r}: ...}} of topic {topic!r} is not allowed: "
                     f"{how}. Remove it."
                 )
 

@@ -31,6 +31,7 @@ def topic_of(config: Config, node: Node) -> str:
 def consumer_group(job: JobName, source: str) -> str:
     """Return the consumer group of a source, `tidegate.<job>.<source>`.
 
-    The group's offsets show the source's positions, and `start="group"` begins at them.
+    The group's offsets show the source's positions, and `starting_offsets="committed"` begins at
+    them.
     """
     return f"tidegate.{job}.{source}"

@@ -18,7 +18,7 @@ from tidegate.api.declaration_checks import (
     refuse_unknown,
 )
 from tidegate.api.formats import Format, Raw
-from tidegate.api.kafka_connector import KafkaConnector, KafkaOverrides
+from tidegate.api.kafka_connector import KafkaConnector, KafkaProperties
 from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.sink import Guarantee, Sink
 from tidegate.api.times import Duration, to_ms
@@ -46,8 +46,8 @@ def connect_dead_letters(
 
 def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
     """Write the dead letters of a step to its dead-letter topic, if it has one."""
-    if "dead_letters" in options:
-        name, topic = letters_name(node.id), options["dead_letters"]
+    if "dead_letter_topic" in options:
+        name, topic = letters_name(node.id), options["dead_letter_topic"]
         connect_dead_letters(graph, name, topic, node.place, [(node.id, DEAD_LETTERS)])
 
 
@@ -62,17 +62,17 @@ class SinkOptions(TypedDict, total=False):
     guarantee: Guarantee
     compression: Compression
     linger: Duration
-    kafka: KafkaOverrides
+    properties: KafkaProperties
     on_error: OnError
-    dead_letters: str
+    dead_letter_topic: str
 
 
 class KafkaSink(KafkaConnector, Sink[T]):
     """A topic that the pipeline writes.
 
-    `key_by` takes the record's key from the value. The key is text or bytes, or any other type with
-    its format in `key`. Without `key_by`, a record keeps its source key if only map, filter and
-    flat_map are between source and sink. After other steps it has no key.
+    `record_key` takes the record's key from the value. The key is text or bytes, or any other type
+    with its format in `key`. Without `record_key`, a record keeps its source key if only map,
+    filter and flat_map are between source and sink. After other steps it has no key.
     `guarantee` is one of these:
 
     - "exactly_once" (the default): records become visible to read_committed readers together with
@@ -84,13 +84,12 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
     `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
     for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
-    linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
-    `kafka`: librdkafka settings of its producers. Two examples are the limits of the records that
-    wait in one producer, "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes"
-    (65536). Settings that tidegate sets itself are refused.
-    `on_error`: the action for a record that cannot be encoded or is larger than the topic allows.
-    It is "fail" (the default), "skip", or "dead_letter" with the topic `dead_letters`, as in a
-    step.
+    linger.ms of [kafka.properties] apply, or else "none" and "5 ms". `properties`: librdkafka
+    settings of its producers. Two examples are the limits of the records that wait in one producer,
+    "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes" (65536). Settings that
+    tidegate sets itself are refused. `on_error`: the action for a record that cannot be encoded or
+    is larger than the topic allows. It is "fail" (the default), "skip", or "dead_letter" with the
+    topic `dead_letter_topic`, as in a step.
 
     The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
@@ -103,7 +102,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         topic: str,
         *,
         value: Format[T],
-        key_by: Callable[[T], str | bytes],
+        record_key: Callable[[T], str | bytes],
         **options: Unpack[SinkOptions],
     ) -> None: ...
     @overload
@@ -113,7 +112,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         *,
         value: Format[T],
         key: Format[K],
-        key_by: Callable[[T], K],
+        record_key: Callable[[T], K],
         **options: Unpack[SinkOptions],
     ) -> None: ...
     def __init__(
@@ -122,28 +121,28 @@ class KafkaSink(KafkaConnector, Sink[T]):
         *,
         value: Format[T],
         key: Format[Any] | None = None,
-        key_by: Callable[[T], Any] | None = None,
+        record_key: Callable[[T], Any] | None = None,
         **options: Unpack[SinkOptions],
     ) -> None:
-        super().__init__(topic, options.get("kafka"))
+        super().__init__(topic, options.get("properties"))
         where = f"{self.place}: sink for topic {topic!r}"
         refuse_unknown(where, options, SinkOptions.__optional_keys__)
-        if key is not None and key_by is None:
-            raise PipelineError(f"{where}: key is a format; key_by must say what the key is")
-        if key_by is not None and not callable(key_by):
+        if key is not None and record_key is None:
+            raise PipelineError(f"{where}: key is a format; record_key must say what the key is")
+        if record_key is not None and not callable(record_key):
             raise PipelineError(
-                f"{where}: key_by={key_by!r} must be a function of the value, as in "
-                "key_by=lambda total: total.customer"
+                f"{where}: record_key={record_key!r} must be a function of the value, as in "
+                "record_key=lambda total: total.customer"
             )
-        self.value, self.key, self.key_by = value, key, key_by
+        self.value, self.key, self.record_key = value, key, record_key
         self.full_record = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
         check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
         self.errors: ErrorOptions = {}
         if "on_error" in options:
             self.errors["on_error"] = options["on_error"]
-        if "dead_letters" in options:
-            self.errors["dead_letters"] = options["dead_letters"]
+        if "dead_letter_topic" in options:
+            self.errors["dead_letter_topic"] = options["dead_letter_topic"]
         self.on_error = error_policy(where, self.place, self.errors)
         if "compression" in options:
             check_choice(where, "compression", options["compression"], get_args(Compression))
@@ -163,11 +162,12 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
     def _set(self, where: str, keyword: str, setting: str, value: str | int) -> None:
         """Apply a keyword that is also a setting of librdkafka; PipelineError if both are given."""
-        if setting in self.kafka:
+        if setting in self.properties:
             raise PipelineError(
-                f"{where}: {keyword}= and kafka={{{setting!r}: ...}} say the same; write one only"
+                f"{where}: {keyword}= and properties={{{setting!r}: ...}} say the same; "
+                "write one only"
             )
-        self.kafka[setting] = value
+        self.properties[setting] = value
 
     def record_type(self) -> object:
         """Return the type of the records that the sink takes."""
@@ -186,7 +186,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         """Return a function that encodes the value and the key of a record, and drops the bytes."""
         encode = self.value.encoder()
         encode_key = None if self.key is None else self.key.encoder()
-        key_by = self.key_by
+        record_key = self.record_key
 
         def whole(record: Any) -> None:
             if record.value is not None:
@@ -196,19 +196,20 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
         def plain(record: Any) -> None:
             encode(record)
-            if key_by is not None and self.key is not None and encode_key is not None:
-                key = key_by(record)
+            if record_key is not None and self.key is not None and encode_key is not None:
+                key = record_key(record)
                 if wrong := fault(key, self.key.of):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.place}): key_by gave {key!r}, of which {wrong}"
+                        f"sink {self.name!r} ({self.place}): record_key gave {key!r}, of which "
+                        f"{wrong}"
                     )
                 encode_key(key)
-            elif key_by is not None:
-                key = key_by(record)
+            elif record_key is not None:
+                key = record_key(record)
                 if not isinstance(key, str | bytes):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.place}): key_by gave {key!r}; a key is text or "
-                        "bytes, or has its format in key="
+                        f"sink {self.name!r} ({self.place}): record_key gave {key!r}; a key is "
+                        "text or bytes, or has its format in key="
                     )
 
         return whole if self.full_record else plain
@@ -229,6 +230,6 @@ class KafkaSink(KafkaConnector, Sink[T]):
         if self.name in graph.nodes and graph.nodes[self.name].declaration is self:
             graph.remove(letters_name(self.name))
         super().connect(graph, edges)
-        if "dead_letters" in self.errors:
-            name, topic = letters_name(self.name), self.errors["dead_letters"]
+        if "dead_letter_topic" in self.errors:
+            name, topic = letters_name(self.name), self.errors["dead_letter_topic"]
             connect_dead_letters(graph, name, topic, self.place, [(self.name, DEAD_LETTERS)])

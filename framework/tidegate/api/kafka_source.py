@@ -12,11 +12,11 @@ from tidegate.api.declaration_checks import (
     OnError,
     check_choice,
     check_topic,
-    is_start,
+    is_starting_offsets,
     refuse_unknown,
 )
 from tidegate.api.formats import Format
-from tidegate.api.kafka_connector import KafkaConnector, KafkaOverrides
+from tidegate.api.kafka_connector import KafkaConnector, KafkaProperties
 from tidegate.api.kafka_records import ConsumerRecord
 from tidegate.api.kafka_sink import connect_dead_letters, letters_name
 from tidegate.api.location import refuse_unsupported
@@ -28,7 +28,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-Start = Literal["earliest", "latest", "group"] | int | Mapping[int, int]
+StartingOffsets = Literal["earliest", "latest", "committed"] | int | Mapping[int, int]
 """Start position of a source without a checkpoint. An int is a timestamp in ms since the epoch.
 
 A mapping gives offsets by partition; other partitions begin at the earliest offset.
@@ -39,10 +39,10 @@ OnBadRecord = OnError
 class SourceOptions(TypedDict, total=False):
     """Keywords of a source other than its formats."""
 
-    start: Start
+    starting_offsets: StartingOffsets
     on_bad_record: OnBadRecord
-    dead_letters: str | None
-    kafka: KafkaOverrides
+    dead_letter_topic: str | None
+    properties: KafkaProperties
     event_time: object
     watermarks: object
 
@@ -50,18 +50,19 @@ class SourceOptions(TypedDict, total=False):
 class KafkaSource(KafkaConnector, Source[T]):
     """A topic that the pipeline reads. `value` is the format, and with it the type of the stream.
 
-    `start`: the start position without a checkpoint. It is one of these:
+    `starting_offsets`: the start position without a checkpoint. It is one of these:
 
     - "earliest" (the default) or "latest";
-    - "group": the committed offsets of the group `tidegate.<job>.<source>`, or else the earliest;
+    - "committed": the committed offsets of the group `tidegate.<job>.<source>`, or else the
+      earliest;
     - an int: the first record of that time or later, in ms since the epoch;
     - a dict of offsets by partition; partitions that are not in it begin at the earliest.
 
     `on_bad_record`: the action for a record that the format cannot decode. "fail" fails the job
     (the default), "skip" skips and counts the record, and "dead_letter" sends its raw bytes to the
-    topic `dead_letters`.
-    `kafka`: librdkafka settings of its consumer. Two examples are "fetch.queue.backoff.ms" (5 here;
-    with the default of 1000, a full queue costs a factor 4) and "queued.min.messages" (50000
+    topic `dead_letter_topic`.
+    `properties`: librdkafka settings of its consumer. Two examples are "fetch.queue.backoff.ms" (5
+    here; with the default of 1000, a full queue costs a factor 4) and "queued.min.messages" (50000
     records read ahead in each partition). Settings that tidegate sets itself are refused.
 
     A record without a value (a tombstone) counts as a bad record; `records` can accept it.
@@ -70,7 +71,7 @@ class KafkaSource(KafkaConnector, Source[T]):
     """
 
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
-        super().__init__(topic, options.get("kafka"))
+        super().__init__(topic, options.get("properties"))
         where = f"{self.place}: source of topic {topic!r}"
         refuse_unknown(where, options, SourceOptions.__optional_keys__)
         for keyword in ("event_time", "watermarks"):
@@ -80,9 +81,9 @@ class KafkaSource(KafkaConnector, Source[T]):
         self.key: Format[Any] | None = None
         self.full_record = False
         self.tombstones = False
-        self.start: Start = options.get("start", "earliest")
+        self.starting_offsets: StartingOffsets = options.get("starting_offsets", "earliest")
         self.on_bad_record: OnBadRecord = options.get("on_bad_record", "fail")
-        self.dead_letters = options.get("dead_letters")
+        self.dead_letter_topic = options.get("dead_letter_topic")
         self._check()
 
     @overload
@@ -168,28 +169,32 @@ class KafkaSource(KafkaConnector, Source[T]):
             declaration=self,
             record_type=self.record_type(),
         )
-        if self.dead_letters is not None:
+        if self.dead_letter_topic is not None:
             name = letters_name(self.name)
             ports = [(self.name, DEAD_LETTERS)]
-            connect_dead_letters(graph, name, self.dead_letters, self.place, ports)
+            connect_dead_letters(graph, name, self.dead_letter_topic, self.place, ports)
 
     def _check(self) -> None:
         where = f"{self.place}: source of topic {self.topic!r}"
-        start: object = self.start
-        if not is_start(start):
+        start: object = self.starting_offsets
+        if not is_starting_offsets(start):
             raise PipelineError(
-                f"{where}: start={start!r} must be 'earliest', 'latest', 'group', a timestamp in "
-                "ms or a dict of offsets by partition"
+                f"{where}: starting_offsets={start!r} must be 'earliest', 'latest', 'committed', a "
+                "timestamp in ms or a dict of offsets by partition"
             )
         if isinstance(start, int) and start < 0:
-            raise PipelineError(f"{where}: start={start} is no timestamp in ms since the epoch")
-        if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
-            raise PipelineError(f"{where}: start={dict(start)} has a negative partition or offset")
-        check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
-        if (self.on_bad_record == "dead_letter") != (self.dead_letters is not None):
             raise PipelineError(
-                f"{where}: on_bad_record='dead_letter' and dead_letters='topic' are given together "
-                "or not at all"
+                f"{where}: starting_offsets={start} is no timestamp in ms since the epoch"
             )
-        if self.dead_letters is not None:
-            check_topic(self.place, self.dead_letters)
+        if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
+            raise PipelineError(
+                f"{where}: starting_offsets={dict(start)} has a negative partition or offset"
+            )
+        check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
+        if (self.on_bad_record == "dead_letter") != (self.dead_letter_topic is not None):
+            raise PipelineError(
+                f"{where}: on_bad_record='dead_letter' and dead_letter_topic='topic' are given "
+                "together or not at all"
+            )
+        if self.dead_letter_topic is not None:
+            check_topic(self.place, self.dead_letter_topic)

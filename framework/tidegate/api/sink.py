@@ -28,7 +28,7 @@ class Sink(Connector, Generic[T]):
     - "none": records may be lost or come twice.
     """
 
-    key_by: Callable[[T], Any] | None = None
+    record_key: Callable[[T], Any] | None = None
     """The user's function from a record to its key. Without it, a sink directly behind a source
     gets the keys that the records were read with.
     """
@@ -50,7 +50,7 @@ class Sink(Connector, Generic[T]):
             place=self.place,
             uid=self.name,
             options=self.describe(),
-            function=self.key_by,
+            function=self.record_key,
             declaration=self,
             record_type=self.record_type(),
         )

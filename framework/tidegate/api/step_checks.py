@@ -18,7 +18,7 @@ from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, StreamGraph
 
 def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
     """Refuse a side output whose port the step needs for its dead letters."""
-    if DEAD_LETTERS in function.declared_outputs and "dead_letters" in options:
+    if DEAD_LETTERS in function.declared_outputs and "dead_letter_topic" in options:
         raise PipelineError(
             f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
             "on_error='dead_letter'; give the side output another name"

@@ -60,8 +60,8 @@ class Stream(Generic[T]):
 
         `on_error`, in this and every other step, is the action for a record on which the function
         raises. "fail" (the default) restarts the job from its last checkpoint. "skip" counts and
-        logs the record. "dead_letter" sends the record to the topic `dead_letters`, with its topic,
-        partition and offset. All results of a skipped or dead-lettered record are dropped.
+        logs the record. "dead_letter" sends the record to the topic `dead_letter_topic`, with its
+        topic, partition and offset. All results of a skipped or dead-lettered record are dropped.
 
         PipelineError, with file and line, for a wrong keyword.
         """
@@ -270,8 +270,8 @@ class KeyedStream(Generic[K, T]):
             record_type=result,
         )
         connect_step_letters(self.graph, node, options)
-        if "dead_letters" in self.key_options:
-            name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letters"]
+        if "dead_letter_topic" in self.key_options:
+            name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letter_topic"]
             ports = [(edge.node, name) for edge in self.edges]
             connect_dead_letters(self.graph, name, topic, place, ports)
         return ProcessedStream(

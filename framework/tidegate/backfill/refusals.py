@@ -54,11 +54,11 @@ def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
         if node.kind != "source" or node.id not in begins:
             continue
         source = cast("KafkaSource[object]", node.declaration)
-        if source.start == "latest":
+        if source.starting_offsets == "latest":
             raise RefusedError(
-                f"{node.place}: source {node.id!r} has start='latest', and the job has no "
-                "checkpoint with a position of it: a backfill would read nothing of topic "
-                f"{source.topic!r}, and would not say so. Give the source start='earliest', a "
-                "timestamp or offsets. Or run the job live first: a backfill then continues from "
-                "its checkpoint."
+                f"{node.place}: source {node.id!r} has starting_offsets='latest', and the job "
+                "has no checkpoint with a position of it: a backfill would read nothing of topic "
+                f"{source.topic!r}, and would not say so. Give the source "
+                "starting_offsets='earliest', a timestamp or offsets. Or run the job live first: a "
+                "backfill then continues from its checkpoint."
             )

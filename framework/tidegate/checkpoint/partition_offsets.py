@@ -13,7 +13,9 @@ from tidegate.ids import Uid
 from tidegate.stream_elements import TopicPartition
 
 StartKind = Literal["earliest", "latest", "timestamp", "group", "offset"]
-"""The choice that gave the start of a partition. A timestamp and an offset come from `start=`."""
+"""The choice that gave the start of a partition. A timestamp and an offset come from
+`starting_offsets=`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,9 @@ class RestorePlan:
     when its ends were chosen. 0 if the attempt continues with ends that were chosen before.
     """
     begins: frozenset[Uid] = frozenset()
-    """The sources without a position in the checkpoint. They begin where their `start=` says."""
+    """The sources without a position in the checkpoint. They begin where their `starting_offsets=`
+    says.
+    """
 
 
 def restore(
@@ -248,9 +250,9 @@ def _refuse_start_outside(facts: PartitionOffsets) -> None:
     elif facts.latest is not None and not facts.earliest <= facts.start <= facts.latest:
         message = (
             f"source {facts.source!r}: it would begin at offset {facts.start} of partition "
-            f"{facts.partition} of topic {facts.topic!r}, as start= or its consumer group says, "
-            f"but the log there begins at {facts.earliest} and ends at {facts.latest}. Give it an "
-            "offset between them, or 'earliest', 'latest' or a timestamp"
+            f"{facts.partition} of topic {facts.topic!r}, as starting_offsets= or its consumer "
+            f"group says, but the log there begins at {facts.earliest} and ends at {facts.latest}. "
+            "Give it an offset between them, or 'earliest', 'latest' or a timestamp"
         )
         raise RefusedError(message)
 

@@ -21,7 +21,7 @@ from tidegate.protocol.snapshots import SourceSplit
 
 REMEDY: Final = (
     "To begin without the checkpoint, run the job with --restore none: the state is dropped, and "
-    "each source begins where its start= says."
+    "each source begins where its starting_offsets= says."
 )
 
 

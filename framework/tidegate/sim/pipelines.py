@@ -150,7 +150,7 @@ class Stateless(Pipeline, name="stateless"):
     """A map and a filter. A JobMaster restores only offsets for this pipeline."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    results = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         self.events.filter(lambda event: event.amount % 5 != 0).map(passed).to(self.results)
@@ -160,7 +160,7 @@ class FlatMapped(Pipeline, name="flat-mapped"):
     """A flat map that makes two results of each event."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    results = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         self.events.flat_map(twice).to(self.results)
@@ -170,7 +170,7 @@ class Totals(Pipeline, name="totals"):
     """A keyed step that writes the running total of each key."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    results = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         self.events.key_by(lambda event: event.key).process(Total(), uid="total").to(self.results)
@@ -180,8 +180,8 @@ class TwoSinks(Pipeline, name="two-sinks"):
     """One source with two sinks: one after a keyed step, the other after a stateless step."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    totals = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
-    plain = KafkaSink(OUT_B, value=Json(Result), key_by=lambda result: result.key)
+    totals = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
+    plain = KafkaSink(OUT_B, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         self.events.key_by(lambda event: event.key).process(Total(), uid="total").to(self.totals)
@@ -192,8 +192,8 @@ class Sided(Pipeline, name="sided"):
     """One keyed step with a list of all events of a key, and two sinks after it."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    even = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
-    odd = KafkaSink(OUT_B, value=Json(Result), key_by=lambda result: result.key)
+    even = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
+    odd = KafkaSink(OUT_B, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         by_key = self.events.key_by(lambda event: event.key).process(Sorted(), uid="sorted")
@@ -206,7 +206,7 @@ class United(Pipeline, name="united"):
 
     left = KafkaSource(IN_A, value=Json(Event))
     right = KafkaSource(IN_B, value=Json(Event))
-    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    results = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         united = self.left.union(self.right)
@@ -217,7 +217,7 @@ class Shuffled(Pipeline, name="shuffled"):
     """Two keyed steps with an exchange before each."""
 
     events = KafkaSource(IN_A, value=Json(Event))
-    regions = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.group)
+    regions = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.group)
 
     def define(self) -> None:
         by_key = self.events.key_by(lambda event: event.key).process(Total(), uid="total")
@@ -235,8 +235,8 @@ class Branched(Pipeline, name="branched"):
     """Two branches of one source. The first branch changes its records in place."""
 
     events = KafkaSource(IN_A, value=Json(MutableEvent))
-    changed = KafkaSink(OUT_A, value=Json(MutableEvent), key_by=lambda event: event.key)
-    plain = KafkaSink(OUT_B, value=Json(MutableEvent), key_by=lambda event: event.key)
+    changed = KafkaSink(OUT_A, value=Json(MutableEvent), record_key=lambda event: event.key)
+    plain = KafkaSink(OUT_B, value=Json(MutableEvent), record_key=lambda event: event.key)
 
     def define(self) -> None:
         self.events.map(renamed).to(self.changed)
@@ -272,7 +272,7 @@ class Scattered(Pipeline, name="scattered"):
     """
 
     events = KafkaSource(IN_A, value=Json(Event))
-    results = KafkaSink(OUT_A, value=Json(Result), key_by=lambda result: result.key)
+    results = KafkaSink(OUT_A, value=Json(Result), record_key=lambda result: result.key)
 
     def define(self) -> None:
         keyed = self.events.map(scattered).key_by(lambda result: result.group)

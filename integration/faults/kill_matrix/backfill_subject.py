@@ -92,8 +92,9 @@ class BackfillSubject:
             yield driver
 
     def first_output(self, since_ms: int) -> int:
-        """Return when the first record that was written at or after this time became visible, in
-        milliseconds since the epoch. WrongError if there is none in time.
+        """Return when the first record that was written at or after this time became visible.
+
+        Both times are milliseconds since the epoch. WrongError if no such record comes in time.
         """
         found = next(iter(self.outputs.values())).first_of(since_ms, WAIT_S)
         if found is None:

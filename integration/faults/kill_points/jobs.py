@@ -32,7 +32,7 @@ class LargeOrders(Pipeline, name=None):
     """A pipeline with a filter and a map, without state."""
 
     orders = KafkaSource("orders", value=Json(Order))
-    large = KafkaSink("large", value=Json(LargeOrder), key_by=lambda order: order.customer_id)
+    large = KafkaSink("large", value=Json(LargeOrder), record_key=lambda order: order.customer_id)
 
     def define(self) -> None:
         self.orders.filter(lambda order: order.amount > 100).map(large).to(self.large)
@@ -44,8 +44,10 @@ class TwoSinks(Pipeline, name=None):
     """
 
     orders = KafkaSource("orders", value=Json(Order))
-    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
-    large = KafkaSink("large", value=Json(LargeOrder), key_by=lambda order: order.customer_id)
+    totals = KafkaSink(
+        "totals", value=Json(CustomerTotal), record_key=lambda total: total.customer_id
+    )
+    large = KafkaSink("large", value=Json(LargeOrder), record_key=lambda order: order.customer_id)
 
     def define(self) -> None:
         self.orders.filter(lambda order: order.amount > 100).map(large).to(self.large)
@@ -61,7 +63,9 @@ class TwoSources(Pipeline, name=None):
 
     orders = KafkaSource("orders", value=Json(Order))
     later = KafkaSource("later", value=Json(Order))
-    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
+    totals = KafkaSink(
+        "totals", value=Json(CustomerTotal), record_key=lambda total: total.customer_id
+    )
 
     def define(self) -> None:
         self.orders.union(self.later).key_by(lambda order: order.customer_id).process(
@@ -83,7 +87,9 @@ class ThreeLevels(Pipeline, name=None):
     """A pipeline with two exchanges. In a backfill it has the tasks of three levels."""
 
     orders = KafkaSource("orders", value=Json(Order))
-    totals = KafkaSink("totals", value=Json(CustomerTotal), key_by=lambda total: total.customer_id)
+    totals = KafkaSink(
+        "totals", value=Json(CustomerTotal), record_key=lambda total: total.customer_id
+    )
 
     def define(self) -> None:
         self.orders.key_by(lambda order: order.customer_id).process(

@@ -50,12 +50,12 @@ class Wrong(Pipeline, name="wrong"):
     whole = KafkaSource.records("orders", key=Utf8(), value=Json(Order))
     maybe = KafkaSource.records("orders", key=Utf8(), value=Json(Order), tombstones=True)
     keyless = KafkaSource.records("orders", value=Json(Order))
-    late = KafkaSource("orders", value=Json(Order), start="now")  # refused: no such start
+    late = KafkaSource("orders", value=Json(Order), starting_offsets="now")  # refused
     odd = KafkaSource("orders", value=Json(Order), on_bad="skip")  # refused: no such option
-    totals = KafkaSink("t", value=Json(CustomerTotal), key_by=lambda t: t.customer_id)
+    totals = KafkaSink("t", value=Json(CustomerTotal), record_key=lambda t: t.customer_id)
     full = KafkaSink.records("t", key=Utf8(), value=Json(CustomerTotal))
-    bad_key = KafkaSink("t", value=TOTAL, key=Utf8(), key_by=lambda t: t.total)  # refused: Decimal
-    no_format = KafkaSink("t", value=TOTAL, key_by=lambda t: t.total)  # refused: needs key=
+    bad_key = KafkaSink("t", value=TOTAL, key=Utf8(), record_key=lambda t: t.total)  # refused
+    no_format = KafkaSink("t", value=TOTAL, record_key=lambda t: t.total)  # refused: needs key=
     packed = KafkaSink("t", value=TOTAL, compression="rar")  # refused: no such codec
     limit = Param(int, default="5")  # passes: a Param of object; refused at class creation
 

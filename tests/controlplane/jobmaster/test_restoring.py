@@ -54,7 +54,7 @@ class World:
         ends: tuple[PartitionEnd, ...] = (),
     ) -> None:
         class Copies(Pipeline, name="copies"):
-            a = KafkaSource("t", value=Json(int), start=start)
+            a = KafkaSource("t", value=Json(int), starting_offsets=start)
             b = KafkaSink("out", value=Json(int))
 
             def define(self) -> None:

@@ -22,7 +22,7 @@ def enumerated(
     """The partitions of a source that begins at `start`."""
 
     class Copies(Pipeline, name="copies"):
-        a = KafkaSource("a", value=Json(int), start=start)
+        a = KafkaSource("a", value=Json(int), starting_offsets=start)
         b = KafkaSink("b", value=Json(int))
 
         def define(self) -> None:
@@ -62,7 +62,7 @@ def starts(partitions: int) -> dict[int, int]:
         ("earliest", ["earliest", "earliest"]),
         ("latest", ["latest", "latest"]),
         (1_000, ["timestamp", "timestamp"]),
-        ("group", ["group", "earliest"]),
+        ("committed", ["group", "earliest"]),
     ],
 )
 def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[str]) -> None:
@@ -81,7 +81,8 @@ def test_offsets_that_were_given_are_where_a_source_begins() -> None:
 
 
 def test_an_offset_of_a_partition_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"start= of topic 'a' names partition 1, .* 0 to 0"):
+    words = r"starting_offsets= of topic 'a' names partition 1, .* 0 to 0"
+    with pytest.raises(RefusedError, match=words):
         starts(1)
 
 

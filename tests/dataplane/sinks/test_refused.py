@@ -64,7 +64,7 @@ def test_headers_count_too() -> None:
 
 def test_a_key_and_a_value_that_cannot_be_encoded_are_refused_and_keys_stay_beside_values() -> None:
     kept = Kept()
-    sink: Any = KafkaSink("out", value=Raw(), key_by=lambda value: value.decode())
+    sink: Any = KafkaSink("out", value=Raw(), record_key=lambda value: value.decode())
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
     encoded = encoder.encode(batch(b"a", b"\xff", 7, b"b"))
     assert (encoded.values, encoded.keys) == ([b"a", b"b"], [b"a", b"b"])
@@ -86,7 +86,7 @@ def test_an_error_of_the_keys_format_is_covered() -> None:
             return refuse
 
     kept = Kept()
-    sink: Any = KafkaSink("out", value=Json(int), key=NoKey(int), key_by=lambda value: value)
+    sink: Any = KafkaSink("out", value=Json(int), key=NoKey(int), record_key=lambda value: value)
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
     assert encoder.encode(batch(1, 2, 3)).keys == [b"1", b"3"]
     assert kept.offsets() == [11]
@@ -102,7 +102,7 @@ def test_a_resource_that_the_system_refused_is_no_fault_of_the_record(error: Exc
         return value
 
     kept = Kept()
-    sink: Any = KafkaSink("out", value=Raw(), key_by=key_by)
+    sink: Any = KafkaSink("out", value=Raw(), record_key=key_by)
     with pytest.raises(UserCodeError, match="offset 11") as raised:
         BatchEncoder(sink, Uid("out"), kept.refusals).encode(batch(b"a", b"b", b"c"))
     assert raised.value.__cause__ is error

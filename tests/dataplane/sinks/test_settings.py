@@ -58,7 +58,7 @@ def test_what_nobody_says_is_left_to_the_driver(guarantee: Any) -> None:
 
 
 def test_keywords_are_settings_of_librdkafka() -> None:
-    sink = KafkaSink("out", value=Raw(), compression="zstd", linger="1 s", kafka={"a.b": True})
+    sink = KafkaSink("out", value=Raw(), compression="zstd", linger="1 s", properties={"a.b": True})
     assert given(sink) == {COMPRESSION: "zstd", LINGER: "1000", "a.b": "true"}
 
 

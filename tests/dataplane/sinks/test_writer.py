@@ -341,8 +341,8 @@ def test_raw_takes_nothing_but_bytes(bench: Bench, wrong: Any) -> None:
         bench.writer.write(batch(b"fine", wrong))
 
 
-def test_keys_come_from_key_by() -> None:
-    sink = KafkaSink("out", value=Json(dict[str, int]), key_by=lambda value: str(value["id"]))
+def test_keys_come_from_record_key() -> None:
+    sink = KafkaSink("out", value=Json(dict[str, int]), record_key=lambda value: str(value["id"]))
     bench = Bench(sink)
     bench.around.settle()
     bench.writer.write(batch({"id": 1}, {"id": 2}))
@@ -388,12 +388,12 @@ def test_whole_records_carry_headers_timestamps_and_tombstones() -> None:
         (KafkaSink("out", value=Utf8()), 5, "could not encode a value of type int"),
         (KafkaSink("out", value=Json(int)), 1j, "could not encode a value of type complex"),
         (
-            KafkaSink("out", value=Utf8(), key_by=lambda text: str(1 // (len(text) - 3))),
+            KafkaSink("out", value=Utf8(), record_key=lambda text: str(1 // (len(text) - 3))),
             "abc",
-            "could not take the key (key_by) of",
+            "could not take the key (record_key) of",
         ),
         (
-            KafkaSink("out", value=Utf8(), key_by=len),  # type: ignore[arg-type]
+            KafkaSink("out", value=Utf8(), record_key=len),  # type: ignore[arg-type]
             "abc",
             "a key of type int needs a format",
         ),

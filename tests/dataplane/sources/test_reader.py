@@ -189,7 +189,7 @@ def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_leve
             "sources": {"src": {"properties": {"fetch.min.bytes": "7"}}},
         }
     )
-    source = KafkaSource("in", value=Utf8(), kafka={"fetch.min.bytes": 5, "check.crcs": True})
+    source = KafkaSource("in", value=Utf8(), properties={"fetch.min.bytes": 5, "check.crcs": True})
     bench = Bench(source, config=config)
     assert bench.double.group == "tidegate.job.src"
     assert bench.double.settings == {
@@ -273,7 +273,7 @@ class TestABadRecord:
         assert "in-0 at offset 1 as Json" in text
         assert "Expected `int`" in text
         assert "on_bad_record='skip'" in text
-        assert "dead_letters='TOPIC'" in text
+        assert "dead_letter_topic='TOPIC'" in text
         assert "'src'" in text
 
     def test_without_a_value_says_so(self) -> None:
@@ -294,7 +294,7 @@ class TestABadRecord:
         assert bench.reader.take_dead_letters() == []
 
     def test_goes_to_the_dead_letters_with_its_provenance(self) -> None:
-        source = self.source(on_bad_record="dead_letter", dead_letters="dead")
+        source = self.source(on_bad_record="dead_letter", dead_letter_topic="dead")
         bench = Bench(source)
         assert bench.poll(run(P0, *self.BAD)) == [(P0, [1, 4], [0, 3])]
         assert bench.around.counters.dead_letters == 3
@@ -314,7 +314,7 @@ class TestABadRecord:
         assert bench.reader.take_dead_letters() == []
 
     def test_keeps_its_own_headers(self) -> None:
-        source = self.source(on_bad_record="dead_letter", dead_letters="dead")
+        source = self.source(on_bad_record="dead_letter", dead_letter_topic="dead")
         bench = Bench(source)
         bench.poll(run(P0, MessageDouble(0, b"x", None, [("h", b"1")], (0, 0))))
         (letters,) = bench.reader.take_dead_letters()

@@ -70,7 +70,7 @@ def enumerate_partitions(
         group = consumer_group(job, node.id)
         starts, kinds = _first_positions(source, group, origins, earliest, admin)
         # The ends are requested last. A log only grows, so no start lies after its end.
-        ends = starts if source.start == "latest" else admin.latest(origins)
+        ends = starts if source.starting_offsets == "latest" else admin.latest(origins)
         highs = admin.high_watermarks(origins) if bounded else ends
         found += [
             PartitionOffsets(
@@ -134,13 +134,13 @@ def _first_positions(
     earliest: Mapping[TopicPartition, int],
     admin: KafkaAdmin,
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, StartKind]]:
-    """Return the first positions of a source without a checkpoint, according to its `start`, and
-    the kind of each start.
+    """Return the first positions of a source without a checkpoint, according to its
+    `starting_offsets`, and the kind of each start.
     """
-    start = source.start
+    start = source.starting_offsets
     if start == "latest":
         return admin.latest(origins), dict.fromkeys(origins, "latest")
-    if start == "group":
+    if start == "committed":
         committed = admin.committed(group, origins)
         given = {origin: at for origin, at in committed.items() if at is not None}
         return {**earliest, **given}, _kinds(origins, given, "group")
@@ -150,8 +150,9 @@ def _first_positions(
         unknown = sorted(start.keys() - {origin.partition for origin in origins})
         if unknown:
             raise RefusedError(
-                f"{source.place}: start= of topic {source.topic!r} names partition {unknown[0]}, "
-                f"and the topic has partitions 0 to {len(origins) - 1}. Correct the mapping."
+                f"{source.place}: starting_offsets= of topic {source.topic!r} names partition "
+                f"{unknown[0]}, and the topic has partitions 0 to {len(origins) - 1}. Correct the "
+                "mapping."
             )
         given = {each: start[each.partition] for each in origins if each.partition in start}
         return {**earliest, **given}, _kinds(origins, given, "offset")

@@ -1,7 +1,7 @@
 """The encoding of a batch for a producer: columns of keys and values as bytes.
 
-The loops are `list.extend` over `map`. Per record, the only Python code is the user's `key_by` and
-the code of the format. If one of these raises, the length of the list identifies the record.
+The loops are `list.extend` over `map`. Per record, the only Python code is the user's `record_key`
+and the code of the format. If one of these raises, the length of the list identifies the record.
 `sinks/kafka.py` calls this module in the mailbox thread.
 """
 
@@ -82,7 +82,7 @@ class BatchEncoder:
     def encode(self, batch: RecordBatch) -> Encoded:
         """Return keys and values as bytes, without the records that the sink's policy refuses.
 
-        Without `key_by`, records keep their own keys if the batch carries them.
+        Without `record_key`, records keep their own keys if the batch carries them.
         """
         if not self._refusals.tolerant:
             return self._encoded(batch)
@@ -128,9 +128,9 @@ class BatchEncoder:
         values = (
             batch.values if raw else self._map(batch, "encode", self._encode_value, batch.values)
         )
-        if self._sink.key_by is None:
+        if self._sink.record_key is None:
             return Encoded(values, batch.keys)
-        keys = self._map(batch, "take the key (key_by) of", self._sink.key_by, batch.values)
+        keys = self._map(batch, "take the key (record_key) of", self._sink.record_key, batch.values)
         if self._encode_key is not None:
             self._check(batch, "key", self._key_check, keys)
             return Encoded(values, self._map(batch, "encode the key of", self._encode_key, keys))
@@ -161,9 +161,9 @@ class BatchEncoder:
             f"Sink {self._uid!r} ({self._sink.place}) got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
             f"{declared_name(check.of)}. It came from {topic}-{partition} at offset "
-            f"{batch.offsets[index]}. Correct the step or the key_by that made it, or declare its "
-            "type in the format; the job restarts from its last checkpoint as the restart strategy "
-            "says."
+            f"{batch.offsets[index]}. Correct the step or the record_key that made it, or declare "
+            "its type in the format; the job restarts from its last checkpoint as the restart "
+            "strategy says."
         )
 
     def _map(
@@ -182,8 +182,8 @@ class BatchEncoder:
                 f"Sink {self._uid!r} ({self._sink.place}) could not {what} a value of type "
                 f"{type(value).__name__}: {type(error).__name__}: {error}. It came from "
                 f"{topic}-{partition} at offset {batch.offsets[len(done)]}. Correct the step that "
-                "made the value, or the sink's format or key_by; the job restarts from its last "
-                "checkpoint as the restart strategy says."
+                "made the value, or the sink's format or record_key; the job restarts from its "
+                "last checkpoint as the restart strategy says."
             ) from error
         return done
 

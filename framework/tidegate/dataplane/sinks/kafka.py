@@ -93,7 +93,7 @@ class KafkaSinkWriter:
         configured = runtime.config.sinks.get(uid, ConnectorSettings())
         self._topic = configured.topic or sink.topic
         self._runtime = runtime
-        bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.kafka)
+        bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.properties)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
         self._slots = TransactionalIdPool(len(runtime.transaction_slots))
         self._ids = {
@@ -108,7 +108,7 @@ class KafkaSinkWriter:
             for slot, number in enumerate(runtime.transaction_slots)
         }
         limit = runtime.max_message_bytes.get(self._topic)
-        given = runtime.connector_kafka(sink.kafka, configured.properties)
+        given = runtime.connector_kafka(sink.properties, configured.properties)
         settings = size_settings(given, limit)
         self._lane: Delivery
         if sink.guarantee == "exactly_once":

@@ -150,7 +150,7 @@ class BatchDecoder:
                 f"{origin.topic}-{origin.partition} at offset {message.offset()} as {format_name}: "
                 f"{reason}. Correct the source's format, or let the job go on without such records "
                 "by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' with "
-                "dead_letters='TOPIC' (they are kept)."
+                "dead_letter_topic='TOPIC' (they are kept)."
             ) from (None if isinstance(error, _MissingPartError) else error)
 
     def _reason(self, message: RawRecord, error: Exception) -> str:

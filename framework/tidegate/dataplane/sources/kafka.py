@@ -69,7 +69,7 @@ class KafkaSourceReader:
             runtime.counters,
             keep_keys=keep_keys,
             letter_bytes_max=runtime.record_bytes_max(
-                letters_name(uid), source.dead_letters or "", {}
+                letters_name(uid), source.dead_letter_topic or "", {}
             ),
         )
         self._reader: PartitionReader | None = None
@@ -96,7 +96,7 @@ class KafkaSourceReader:
             if split.end_offset is None or split.offset < split.end_offset
         }
         self._reader = self._runtime.drivers.partition_reader(
-            self._runtime.connector_kafka(self._source.kafka, self._configured),
+            self._runtime.connector_kafka(self._source.properties, self._configured),
             consumer_group(self._runtime.job, self._uid),
             with_end_of_partition=any(split.end_offset is not None for split in splits),
         )

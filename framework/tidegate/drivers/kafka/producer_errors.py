@@ -21,7 +21,7 @@ from tidegate.errors import RecordTooLargeError, TransactionError
 CONSEQUENCES: Final = frozenset({Code._STATE, Code._FATAL, Code._PURGE_QUEUE, Code._PURGE_INFLIGHT})
 """The errors of records whose producer or transaction has already failed."""
 REMEDIES: Final = {
-    Code.MSG_SIZE_TOO_LARGE: "Raise message.max.bytes of the sink (kafka=) and of the topic "
+    Code.MSG_SIZE_TOO_LARGE: "Raise message.max.bytes of the sink (properties=) and of the topic "
     "(max.message.bytes), or write smaller records.",
     Code.UNKNOWN_TOPIC_OR_PART: "Create the topic again.",
     Code._UNKNOWN_TOPIC: "Create the topic again.",
@@ -86,8 +86,8 @@ class ProducerErrors:
         """
         self.set_text(
             f"{self.what} cannot take a record of {_size(value)} bytes for topic {topic}: it is "
-            "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink (kafka=), "
-            "or write smaller records.",
+            "larger than its whole queue. Raise queue.buffering.max.kbytes of the sink "
+            "(properties=), or write smaller records.",
             too_large=True,
         )
 
