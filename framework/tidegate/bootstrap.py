@@ -308,9 +308,9 @@ def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
     if not insecure:
         raise ConfigError(
             f"The {role} listens on {network.listens_on}, which other hosts reach, and connections "
-            "between the processes of a cluster are neither encrypted nor authenticated: whoever "
-            "reaches the port can run code as this user. Keep the cluster in a private network and "
-            f"start the {role} with --insecure, or listen on this host only: "
+            "between the processes of a cluster are neither encrypted nor authenticated: every "
+            "host that reaches the port can run code as this user. Keep the cluster in a private "
+            f"network and start the {role} with --insecure, or listen on this host only: "
             f"-c {role}.host=127.0.0.1."
         )
     _log.warning(

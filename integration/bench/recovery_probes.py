@@ -27,10 +27,10 @@ SHOWN_S: Final = 0.05
 """Shorter phases are left out."""
 UNNOTICED: Final = "noticing, starting"
 BEGINS: Final = {
-    "recovering": "claiming",
+    "initializing": "claiming",
     "claimed": "settling, fencing",
     "recovered": "resolving the restore",
-    "backing off": "backing off",
+    "restarting": "restarting",
     "waiting for slots": "waiting for slots",
     "deploying": "deploying, restoring",
     "running": "running until visible",

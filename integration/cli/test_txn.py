@@ -100,7 +100,7 @@ def test_an_open_transaction_is_listed_shown_explained_and_aborted(
 
     asked = txn("abort", name, kafka=bootstrap)
     assert asked.code == 2
-    assert "Scripts give --yes" in asked.err
+    assert "Use --yes in scripts" in asked.err
     done = txn("abort", name, "--yes", kafka=bootstrap)
     assert done.code == 0, done.err
     assert_golden("txn-abort", normalised(done.out.rstrip("\n"), bootstrap))

@@ -107,7 +107,7 @@ def test_a_zygote_that_is_killed_takes_slots_and_task_manager_with_it(running: R
     assert left_of([*below, manager]) == []
     running.complete(job, before.attempt)
     names = [path.name for path in (running.folder / "logs").glob("tm-*[0-9].log")]
-    assert any("the zygote ended with status -9" in running.log(name) for name in names)
+    assert any("the fork server exited with status -9" in running.log(name) for name in names)
 
 
 def test_a_jobmaster_that_is_killed_is_replaced_and_its_slots_too(running: Running) -> None:

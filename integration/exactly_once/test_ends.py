@@ -188,7 +188,7 @@ def test_a_run_that_is_stopped_between_two_attempts_has_no_final_checkpoint_and_
     folder.orders(20)
     config = {"restart.strategy": "fixed_delay", "restart.delay": "2min"}
     with folder.started(config=config) as run:
-        run.until(lambda: "backing off" in run.err, "backing off", 60)
+        run.until(lambda: "restarting" in run.err, "restarting", 60)
         run.process.send_signal(signal.SIGTERM)
         outcome = run.wait(60)
     assert outcome.code == 4, outcome.err

@@ -31,7 +31,7 @@ RECORDS = 300
 records.
 """
 CONFIG = {"restart.strategy": "fixed_delay", "restart.delay": "15 s"}
-"""A long restart delay. It applies only in the test of the state `backing off`: a new leader starts
+"""A long restart delay. It applies only in the test of the state `restarting`: a new leader starts
 the next attempt at once.
 """
 

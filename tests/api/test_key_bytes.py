@@ -140,8 +140,8 @@ def test_a_decimal_is_never_rounded(number: int, zeros: int) -> None:
     [
         (datetime, datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None), "no time zone"),
         (int, 2**63, "not an int of 64 bits"),
-        (Decimal, Decimal("NaN"), "it is no number"),
-        (Decimal, Decimal("Infinity"), "it is no number"),
+        (Decimal, Decimal("NaN"), "it is not a finite number"),
+        (Decimal, Decimal("Infinity"), "it is not a finite number"),
     ],
 )
 def test_a_key_without_canonical_bytes_is_refused(of: Any, key: Any, words: str) -> None:

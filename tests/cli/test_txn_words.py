@@ -103,9 +103,9 @@ def test_partitions_are_named_as_far_as_they_fit() -> None:
             ["commit is decided", "Broker 1", "orders-0"],
         ),
         (held(OpenReason.ENDING, of(TransactionState.PREPARE_ABORT)), ["abort is decided"]),
-        (held(OpenReason.HANGING, None), ["nobody will ever end it", BY_HAND]),
-        (held(OpenReason.HANGING), ["nobody will ever end it", BY_HAND]),
-        (held(OpenReason.UNCLAIMED, None), ["ask again in a moment", "15 min", BY_HAND]),
+        (held(OpenReason.HANGING, None), ["no coordinator will end it", BY_HAND]),
+        (held(OpenReason.HANGING), ["no coordinator will end it", BY_HAND]),
+        (held(OpenReason.UNCLAIMED, None), ["ask again in some seconds", "15 min", BY_HAND]),
         (held(OpenReason.UNKNOWN, None), ["bring back the brokers"]),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_partition_in_sentences() -> None:
     assert "it has no leader" in stuck(None, leader=-1)
     assert "broker 1, did not answer" in stuck(None)
     text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.HANGING))
-    assert "its id order-service has gone on without it" in text
+    assert "its id order-service has continued without it" in text
     text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.UNKNOWN, None))
     assert "no coordinator that answered" in text
 

@@ -208,7 +208,7 @@ def test_only_the_newest_attempt_takes_the_last_publication_back(book: Book) -> 
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(2)))
-    refused(book, book.retracted(publication=JournalNumber(2)), "about entry 2, not 3")
+    refused(book, book.retracted(publication=JournalNumber(2)), "names entry 2, not 3")
     late = book.retracted()
     book.claim()
     late = msgspec.structs.replace(late, **book.header())
@@ -298,7 +298,7 @@ def test_settled_and_lost_are_about_the_last_publication(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(1)))
-    refused(book, book.settled(publication=JournalNumber(2)), "about entry 2, not 3")
+    refused(book, book.settled(publication=JournalNumber(2)), "names entry 2, not 3")
     refused(book, book.settled(attempt=Attempt(0)), "of attempt 0")
     book.add(book.settled())
     refused(book, book.settled(), "decided before")
@@ -397,7 +397,7 @@ def test_an_entry_with_missing_fields_names_the_file_and_the_remedy() -> None:
     class Half(msgspec.Struct):
         kind: str = "claim"
 
-    with pytest.raises(CorruptCheckpointError, match=r"entry p does not read.*nothing is skipped"):
+    with pytest.raises(CorruptCheckpointError, match=r"entry p does not read.*cannot be skipped"):
         decode_entry(encode_file(Half()), "p")
 
 

@@ -257,9 +257,9 @@ def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
     quiet.publish(older, 1, *named)
     result = quiet.run(commit(older, patience=PATIENCE))
     quiet.claim()
-    with pytest.raises(FencedError, match="attempt 3 has claimed the job"):
+    with pytest.raises(FencedError, match="fenced by attempt 3"):
         quiet.publish(older, 2)
-    with pytest.raises(FencedError, match="attempt 1 of job 'job' was deposed"):
+    with pytest.raises(FencedError, match="Attempt 1 of job 'job' was fenced"):
         quiet.run(settle(older, result))
     with pytest.raises(FencedError):
         quiet.close(older)
@@ -465,7 +465,7 @@ def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) ->
             written_and_never_confirmed,
         )
     asked = len(quiet.asked)
-    with pytest.raises(OutcomeUnknownError, match="claimed anew"):
+    with pytest.raises(OutcomeUnknownError, match="claimed again"):
         quiet.close(journal)
     assert len(quiet.asked) == asked, "nothing is fenced or ended"
     quiet.close(quiet.claim())

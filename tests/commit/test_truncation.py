@@ -225,7 +225,7 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
         return NotImplemented
 
     late = publish(zombie, manifest(zombie, 1), (), storing=PATIENCE)
-    with pytest.raises(FencedError, match="others have gone on"):
+    with pytest.raises(FencedError, match="fenced by a newer attempt"):
         quiet.run(late, saw_its_claim_before)
     assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
     assert quiet.run(read_journal(JOB)) == journal.state
@@ -243,7 +243,7 @@ def test_the_entry_before_it_being_there_again_proves_nothing(quiet: Quiet) -> N
     publish_up_to(quiet, journal, 14)
     quiet.run(truncate(journal))
     assert quiet.world.store.land(entry_path(JOB, 2), twice)
-    with pytest.raises(FencedError, match="others have gone on"):
+    with pytest.raises(FencedError, match="fenced by a newer attempt"):
         quiet.publish(zombie, 2)
 
 

@@ -97,12 +97,12 @@ def _steps(state: State, look: str, entries: int) -> Iterator[Step]:
             yield f"{me} writes hint {writer.known}", state._replace(hint=writer.known)
         if writer.state == WAITS and (number, me) in state.present:
             if not _counts(state, me, number, look):
-                yield f"{me} is deposed", _with(state, me, Writer())
+                yield f"{me} is fenced", _with(state, me, Writer())
             else:
                 wrongly = "" if state.taken[number - 1] == me else ", wrongly"
                 yield f"{me} counts {number}{wrongly}", _with(state, me, Writer(IDLE, number, me))
         elif writer.state == WAITS and any(n == number for n, _ in state.present):
-            yield f"{me} is deposed", _with(state, me, Writer())
+            yield f"{me} is fenced", _with(state, me, Writer())
 
 
 def _world(state: State) -> Iterator[Step]:

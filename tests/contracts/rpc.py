@@ -213,7 +213,7 @@ class RpcContract:
         address = server.address
         server.close()
         began = around.clock.monotonic()
-        with pytest.raises(RpcError, match=f"ListJobs to {address} failed: nobody answers"):
+        with pytest.raises(RpcError, match=f"ListJobs to {address} failed: no process answers"):
             ends.client(address).call(ListJobs(), timeout_s=PATIENCE_S)
         assert around.clock.monotonic() - began < PATIENCE_S / 2
 
@@ -260,7 +260,7 @@ class RpcContract:
         server.close()
         join()
         leave.set()
-        with pytest.raises(RpcError, match="nobody answers"):
+        with pytest.raises(RpcError, match="no process answers"):
             client.call(ListJobs())
 
     def test_a_client_that_is_closed_leaves_no_caller_waiting_and_sends_nothing(

@@ -26,7 +26,7 @@ def line(after_s: float, message: str, **extra: object) -> str:
 
 def test_each_line_begins_a_phase() -> None:
     lines = [
-        line(0.0, "job", state=JobState.RECOVERING.shown, attempt=None),
+        line(0.0, "job", state=JobState.INITIALIZING.shown, attempt=None),
         line(0.25, "claimed", attempt=7),
         line(0.5, "recovered", attempt=7, ended=1, fenced=2),
         line(0.75, "job", state=JobState.WAITING_FOR_SLOTS.shown, attempt=7),

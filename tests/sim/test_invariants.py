@@ -224,9 +224,7 @@ def test_a_loss_may_be_visible_before_it_is_stated(losing: History) -> None:
 def test_a_loss_that_is_never_stated(losing: History) -> None:
     _, first = two_of_which_the_first_times_out(losing)
     losing.watch.nothing_open()
-    assert losing.found == (
-        f"{first.transactional_id} has timed out, and nobody has stated the loss"
-    )
+    assert losing.found == f"{first.transactional_id} has timed out, and no entry states the loss"
 
 
 def test_a_loss_where_nothing_is_away_for_long(history: History) -> None:
@@ -327,13 +325,13 @@ def test_a_retraction_of_what_is_committed(losing: History) -> None:
     losing.end(first)
     losing.time_out()
     losing.retract(number, first, second)
-    assert losing.found == f"retracted, and {first.transactional_id} is committed"
+    assert losing.found == f"rolled back, and {first.transactional_id} is committed"
 
 
 def test_a_retraction_of_what_is_open(losing: History) -> None:
     txn = losing.prepare()
     losing.retract(losing.publish(txn), txn)
-    assert losing.found == f"retracted, and {txn.transactional_id} is open"
+    assert losing.found == f"rolled back, and {txn.transactional_id} is open"
 
 
 def test_a_retraction_that_names_something_else(losing: History) -> None:
@@ -349,7 +347,7 @@ def test_a_retraction_without_need(losing: History) -> None:
     number = losing.publish(txn)
     losing.end(txn, commit=False)
     losing.retract(number, txn)
-    assert losing.found == "retracted, and no transaction of it has timed out"
+    assert losing.found == "rolled back, and no transaction of it has timed out"
 
 
 # --- fences -----------------------------------------------------------------------------------

@@ -166,8 +166,8 @@ class TestCalls:
         calls.call("to the dead")
         calls.run(2)
         assert calls.outcomes == {
-            "under way": "nobody ans after 0.5 s",
-            "to the dead": "nobody ans after 1.0 s",
+            "under way": "no process after 0.5 s",
+            "to the dead": "no process after 1.0 s",
         }
         calls.network.partition([calls.there], [calls.here])
         calls.call("in the dark")
@@ -183,7 +183,7 @@ class TestCalls:
         calls.run(0.5)
         calls.network.cut([calls.here], [calls.there])
         calls.run(2)
-        assert calls.outcomes == {"cut": "nobody ans after 0.5 s"}
+        assert calls.outcomes == {"cut": "no process after 0.5 s"}
         assert calls.handled == ["cut"]
         calls.call("again")
         calls.run(1)

@@ -65,7 +65,7 @@ def test_a_jobmanager_that_was_replaced_harms_no_job() -> None:
     for _, seed in zip(range(RUNS), seeds, strict=False):
 
         def listen(told: TraceEvent, seed: int = seed) -> None:
-            if "taken over cluster" in str(told):
+            if "leads cluster" in str(told):
                 replaced.add(seed)
 
         outcome = run_seed(seed, listen=listen)

@@ -230,7 +230,7 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
     if Any in branches:
         names = " | ".join(map(type_name, branches))
         raise PipelineError(
-            f"In {names}, values of Any cannot be told apart from the others. Declare Any alone."
+            f"In {names}, values of Any cannot be distinguished from the others. Declare Any alone."
         )
     by_class: dict[type, int] = {}
     for index, of in enumerate(branches):
@@ -238,7 +238,8 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
         if known in by_class:
             names = f"{type_name(branches[by_class[known]])} and {type_name(of)}"
             raise PipelineError(
-                f"a union of {names} cannot be told apart; give each a class of its own"
+                f"The values of a union of {names} cannot be distinguished. Give each branch a "
+                "class of its own."
             )
         by_class[known] = index
 
@@ -247,7 +248,7 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
             if known in by_class:
                 return by_class[known]
         names = ", ".join(type_name(known) for known in branches)
-        raise TypeError(f"{type(value).__name__} is none of {names}")
+        raise TypeError(f"{type(value).__name__} is not one of {names}")
 
     return which
 

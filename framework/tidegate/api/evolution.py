@@ -149,7 +149,7 @@ def _no_branch(writer: AvroSchema, reader: Sequence[AvroSchema], path: str) -> s
     same_kind = [branch for branch in reader if _kind(branch) == _kind(writer)]
     if len(same_kind) == 1:  # the mismatch inside this branch says more
         return str(_mismatch(writer, same_kind[0], path))
-    return f"{_at(path)}{_say(writer)} was written and is none of {_list(reader)}"
+    return f"{_at(path)}{_say(writer)} was written and is not one of {_list(reader)}"
 
 
 def _record_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:

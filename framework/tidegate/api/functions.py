@@ -140,8 +140,8 @@ class Function:
         for name, attribute in declared.items():
             if attribute.name != name:
                 raise PipelineError(
-                    f"{cls.__name__}.{name} is the same object as {cls.__name__}.{attribute.name}; "
-                    "declare each state and side output anew"
+                    f"{cls.__name__}.{name} is the same object as {cls.__name__}.{attribute.name}. "
+                    "Declare each state and side output separately."
                 )
         if MAIN in cls.declared_outputs:
             raise PipelineError(

@@ -142,7 +142,7 @@ def _int(key: int) -> bytes:
 
 def _decimal(key: Decimal) -> bytes:
     if not key.is_finite():
-        raise PipelineError(f"{key!r} is not a key: it is no number")
+        raise PipelineError(f"{key!r} is not a key: it is not a finite number")
     return str(key.normalize(_EXACT)).encode() if key else b"0"
 
 

@@ -258,8 +258,8 @@ def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None)
 def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
     if connector.names[0] != key:
         raise PipelineError(
-            f"{pipeline}.{key} is the same object as {connector.names[0]!r}; declare each source "
-            "and sink anew"
+            f"{pipeline}.{key} is the same object as {connector.names[0]!r}. Declare each source "
+            "and sink separately."
         )
     if _CONNECTOR_NAME.fullmatch(key) is None:
         raise PipelineError(

@@ -158,8 +158,8 @@ class FoundFiles:
         if self._seen > LOOKED_MAX:
             raise PipelineError(
                 f"The code of a pipeline is stored at submit, and there are more than {LOOKED_MAX} "
-                f"files and folders at {folder} and beside it. Put the pipeline into a package or "
-                "a folder of its own."
+                f"files and folders in and around {folder}. Put the pipeline into a package or a "
+                "folder of its own."
             )
         return found
 

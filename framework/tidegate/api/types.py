@@ -205,7 +205,7 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
             "a TypedDict or a plain type"
         )
     if of in inside:
-        raise PipelineError(f"{type_name(of)} contains itself, which no schema of ours can say")
+        raise PipelineError(f"{type_name(of)} contains itself. Recursive types are not supported.")
     avro_fields, immutable, why_not = [], is_frozen(of), ""
     for field in fields:
         try:

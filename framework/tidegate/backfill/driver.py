@@ -2,14 +2,17 @@
 
     claim -> recover -> restore -> run the tasks -> check -> publish -> commit -> settle -> clean up
 
-A wave is an attempt of the job, and the driver is the JobMaster of that attempt. Whatever a driver
-leaves when it dies, the next claim settles: a publication that is written is committed, and every
-transaction that no publication names is aborted. So a run continues where the last publication is,
-whoever made it, a driver or a live job.
+A wave is an attempt of the job, and the driver is the JobMaster of that attempt. If a driver dies,
+the next claim settles its work: it commits a publication that is written, and aborts every
+transaction that no publication lists. So a run continues from the last publication, which may be
+that of a driver or of a live job.
 
-Invariants: a wave is published only with one report of every task, of one consistent execution
-(`checkpoint/run_check.py`); a publication holds every subtask and every split of the plan, each
-split at its cut; the manifest has the ends of the backfill, not those of the wave.
+Invariants:
+
+- A wave is published only with one report of every task, all of one consistent execution
+  (`checkpoint/run_check.py`).
+- A publication holds every subtask and every split of the plan. Each split stands at its cut.
+- The manifest has the ends of the backfill, not those of the wave.
 """
 
 from __future__ import annotations
@@ -54,10 +57,10 @@ from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
 
 TRIES: Final = 5
-"""How often a wave is run before the backfill fails. The job's restart strategy may fail it
-earlier."""
+"""Maximum number of runs of one wave before the backfill fails. The job's restart strategy may fail
+it earlier."""
 PAUSE_S: Final = 1.0
-"""Before a wave is run again; doubled each time."""
+"""Pause before the second run of a wave, in seconds. It doubles before each further run."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,22 +73,22 @@ class WaveDone:
     records_in: int
     records_out: int
     skipped: int
-    """Records that a policy has left out."""
+    """Number of records that a policy skipped."""
     dead_letters: int
-    """Records that a policy has sent to a topic of dead letters."""
+    """Number of records that a policy sent to a dead-letter topic."""
     seconds: float
     offsets_left: int
     hidden_offsets: int
-    """Offsets that the backfill does not read, because open transactions hid them when its ends
-    were chosen: told with the first wave, and read by the next run of the job."""
+    """Number of offsets that the backfill does not read, because open transactions hid them when
+    its ends were chosen. The next run of the job reads them."""
 
 
 WaveLoop = Callable[[Callable[[], bool]], None]
-"""Calls a function that runs the next wave, until that says that there is none left."""
+"""Calls a function that runs the next wave, until that function returns True."""
 
 
 def run_in_turn(run_wave: Callable[[], bool]) -> None:
-    """The plain loop."""
+    """Run one wave after the other in this thread."""
     while not run_wave():
         pass
 
@@ -105,9 +108,11 @@ class Backfill:
         on_wave: Callable[[WaveDone], None] = lambda _: None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`submission` is bounded. `wave_offsets`: how many offsets a wave reads, in all
-        partitions. `wave_span_ms`: it reads no further than to the next multiple of this time.
-        `wanted`: whether the job is still this submission's; asked before each claim.
+        """Create a backfill of a bounded submission.
+
+        `wave_offsets` is the number of offsets that a wave reads, in all partitions together. With
+        `wave_span_ms`, a wave also ends at the next multiple of this time. `wanted` returns whether
+        the job still belongs to this submission. It is called before each claim.
         """
         check(submission.bounded, "a backfill has an end")
         self._submission, self._config, self._drivers = submission, config, drivers
@@ -118,18 +123,20 @@ class Backfill:
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
         self._slowest: TaskReport | None = None
-        """Of the last try of a wave; None where it brought no reports."""
+        """The slowest task of the last run of a wave. None if that run returned no reports."""
         self._restarts = restart_strategy(config.restart, drivers.entropy.random)
         self._finished = False
 
     def run(self, loop: WaveLoop = run_in_turn, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Run wave after wave; whether the sources are at their ends, and the journal is closed.
+        """Run wave after wave. Return True if the sources are at their ends and the journal is
+        closed.
 
-        `loop` calls the waves. `stop` is asked between waves, and between the tries of one, whether
-        the rest is for another run; the journal stays open then. An error that a new run of a wave
-        cannot help, or did not help several times, is raised, and so is KeyboardInterrupt: what is
-        published stays, what is open is aborted, and the next run continues. What the executor
-        refuses is raised before anything is claimed.
+        `loop` calls the waves. `stop` is called between waves, and between the runs of one wave. If
+        it returns True, this method returns False, and the journal stays open for another run.
+
+        An error that another run of the wave cannot solve, or did not solve, is raised. So is
+        KeyboardInterrupt. In both cases the publications stay, open transactions are aborted, and
+        the next run continues. Before any claim, `executor.check` may refuse the settings.
         """
         self._finished, self._stop = False, stop
         self._executor.check(self._config)
@@ -149,14 +156,14 @@ class Backfill:
         return self._finished
 
     def _run_wave_or_retry(self) -> bool:
-        """Run the next wave, several times if need be; whether there is none left."""
+        """Run the next wave, and repeat it if it fails. Return True if the loop must end."""
         clock = self._drivers.clock
         for failures in range(1, TRIES + 1):
             began_s = clock.monotonic()
             try:
                 self._finished = self._run_wave(self._plan())
             except ProcedureStopped:
-                raise FencedError(self._deposed()) from None
+                raise FencedError(self._superseded()) from None
             except JobClosedError as error:
                 # A driver before this one closed the journal and died.
                 self._finished = error.outcome == JobState.FINISHED.outcome
@@ -180,7 +187,7 @@ class Backfill:
             return self._finished
         raise InternalError("a wave is run at least once")
 
-    def _deposed(self) -> str:
+    def _superseded(self) -> str:
         return (
             f"Job {self._submission.job!r} has been submitted again since this backfill was found:"
             " the job belongs to that submission now. Nothing was claimed for the backfill since"
@@ -188,18 +195,18 @@ class Backfill:
         )
 
     def _pause_after(self, error: TidegateError) -> float | None:
-        """Seconds before the wave may run again; None where that cannot help, or where the job's
-        restart strategy fails a live job, too.
+        """Return the seconds until the wave may run again. Return None if another run cannot help,
+        or if the job's restart strategy would also fail a live job.
         """
         if isinstance(error, IncompleteWaveError):
-            return 0.0  # Spark ran a task again, which is no failure of the job
+            return 0.0  # Spark ran a task again: the job itself did not fail
         if not is_recoverable(error):
             return None
         return self._restarts.next_backoff(self._drivers.clock.monotonic())
 
     def _halve_after(self, seconds: float) -> None:
-        """Make waves smaller from now on, if the failed one took longer than its transactions may
-        be open: that may be why it failed.
+        """Make the next waves smaller, if the failed one took longer than its transactions may be
+        open. This may be the reason why it failed.
         """
         if self._wave_offsets > 1 and self._outlived(seconds):
             self._wave_offsets //= 2
@@ -212,11 +219,11 @@ class Backfill:
             )
 
     def _outlived(self, seconds: float) -> bool:
-        """Whether a wave took longer than its transactions may be open."""
+        """Return whether a wave took longer than its transactions may be open."""
         return 0 < self._transaction_timeout_ms <= seconds * 1000
 
     def _slowness(self, seconds: float) -> str:
-        """What to do about waves that are too slow, with the task that took longest."""
+        """Return a note that names the slowest task and the settings that help."""
         open_s = self._transaction_timeout_ms / 1000
         slow = self._slowest
         slowest = f" The slowest task was {slow.task}: {slow.seconds:.0f} s." if slow else ""
@@ -227,11 +234,11 @@ class Backfill:
         )
 
     def _abort_open(self, failure: TidegateError) -> None:
-        """Abort what the failed wave has open, as a recovery does: readers of the sinks' topics
-        would wait for it. The journal stays open for the next run.
+        """Abort the open transactions of the failed wave with a recovery. Otherwise readers of the
+        sink topics would wait for them. The journal stays open for the next run.
 
-        A recovery that is given a failure in place of a plan restores nothing, so it does not ask
-        again for a topic that is gone. It raises the failure when it is done.
+        A recovery that receives a failure instead of a plan restores nothing. It therefore does not
+        ask again for a topic that was deleted. At its end, it raises the failure.
         """
         try:
             self._journal.recover(failure, lambda _: None)
@@ -248,7 +255,7 @@ class Backfill:
         return plan
 
     def _run_wave(self, plan: JobPlan) -> bool:
-        """Run the next wave; whether there is none left."""
+        """Run the next wave. Return True if no wave is left."""
         clock = self._drivers.clock
         began_s = clock.monotonic()
         recovered = self._journal.recover(plan, lambda _: None)
@@ -309,7 +316,7 @@ class Backfill:
         )
 
     def _cut(self, splits: Sequence[SourceSplit]) -> tuple[SourceSplit, ...]:
-        """The splits with their ends of the next wave."""
+        """Return the splits with their ends in the next wave."""
         limited = tuple(splits)
         if self._wave_span_ms is not None:
             origins, admin = [split.origin for split in splits], self._kafka()
@@ -322,8 +329,9 @@ class Backfill:
         return cut_wave(limited, self._wave_offsets)
 
     def _longest_timeout_ms(self, recovered: RecoveredJob) -> int:
-        """How long a wave's transactions may be open: as long as the brokers allow. A live job
-        wants its dead transactions to end soon; those of a dead wave are ended by the next claim.
+        """Return the transaction timeout of a wave: the maximum that the brokers allow. A live job
+        prefers a short one, so that transactions of dead processes end soon. Those of a dead wave
+        are ended by the next claim.
         """
         return self._kafka().transaction_max_timeout_ms() or recovered.transaction_timeout_ms
 
@@ -339,7 +347,7 @@ class Backfill:
         tasks: WaveTasks,
         reports: Sequence[TaskReport],
     ) -> PublishCheckpoint:
-        """The checkpoint of a wave, after every report of it has come."""
+        """Return the checkpoint of a wave from the reports of all its tasks."""
         snapshots = with_ends(
             [snapshot for report in reports for snapshot in report.snapshots],
             tasks.deploys,
@@ -359,8 +367,10 @@ class Backfill:
 
 
 def refuse_failures(reports: Sequence[TaskReport]) -> None:
-    """Raise the error of the reports that says most: a user's before the world's, and any before
-    those of receivers that stopped because their sender failed.
+    """Raise the most useful error of the reports, if there is one.
+
+    An internal error precedes a user's error, and both precede an external one. The errors of
+    receivers that stopped because their sender failed come last.
     """
     errors = [(report.task, report.error) for report in reports if report.error is not None]
     if not errors:
@@ -385,10 +395,10 @@ def with_ends(
     deploys: Sequence[Deploy],
     splits: Sequence[SourceSplit],
 ) -> tuple[SubtaskSnapshot, ...]:
-    """The snapshots, ordered, with the ends of the backfill in their splits.
+    """Return the snapshots in order, with the ends of the backfill in their splits.
 
-    InternalError unless they hold every one of `splits` once, at its cut: a split that is missing
-    would be read again from the start of its partition.
+    InternalError unless they hold each of `splits` once, at its cut. A missing split would be read
+    again from the start of its partition.
     """
     cuts = {_of(split): split.end_offset for deploy in deploys for split in deploy.splits}
     ends = {_of(split): split.end_offset for split in splits}

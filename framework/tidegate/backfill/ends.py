@@ -1,7 +1,7 @@
-"""Where a backfill ends: what `--to` says, and the offset that it means in each partition.
+"""The end of a backfill: parses `--to` and finds the offset that it means in each partition.
 
-An end is never behind the last stable offset: what an open transaction hides cannot be read, and
-whether it ever counts is not known. Pure.
+An end is never behind the last stable offset. Records behind that offset may belong to an open
+transaction: they cannot be read, and the transaction may still abort. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tidegate.stream_elements import TopicPartition
 NOW: Final = "now"
 
 To = None | int | Mapping[tuple[str, int], int]
-"""None: all that can be read now. A number: milliseconds since the epoch. A mapping: offsets, by
-topic and partition."""
+"""The parsed value of `--to`. None means all records that can be read now. A number is a time in
+milliseconds since the epoch. A mapping has the offset of each topic and partition."""
 
 
 def parse_to(text: str) -> To:
-    """What `--to` says.
+    """Parse the value of `--to`.
 
-    ConfigError unless it is `now`, a time (ISO 8601, UTC where it names no zone) or a list
+    ConfigError unless it is `now`, a time (ISO 8601, in UTC if it names no zone) or a list
     `TOPIC/PARTITION=OFFSET,…`.
     """
     if text == NOW:
@@ -49,9 +49,10 @@ def choose_ends(
     partitions: Sequence[PartitionOffsets],
     at_time: Callable[[list[TopicPartition], int], Mapping[TopicPartition, int]],
 ) -> tuple[PartitionEnd, ...]:
-    """The end in each partition.
+    """Return the end in each partition.
 
-    RefusedError where an offset is not given for each of them, or does not lie in the log.
+    RefusedError if a mapping lacks a partition, names an unknown one, or has an offset that is not
+    in the log.
     """
     if isinstance(to, Mapping):
         _refuse_unfit(to, partitions)

@@ -1,8 +1,8 @@
-"""What runs the tasks of a wave, and the one that runs them in this process.
+"""The protocol of executors, which run the tasks of a wave, and an executor in this process.
 
-An executor carries rows from level to level: all rows of a receiver, sorted by `(ord, sender,
-seq)`, to its task. It may run a task several times and need not say so, because the rows and the
-reports prove whether the wave is whole.
+An executor carries rows from level to level. Each task gets all rows of its receiver, sorted by
+`(ord, sender, seq)`. An executor may run a task several times and need not report it, because the
+rows and the reports prove whether the wave is complete.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ ORDER: Final = attrgetter("ord", "sender", "seq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveTasks:
-    """The tasks of a wave: one of each level with each index."""
+    """The tasks of a wave. Each level has one task for each index."""
 
     levels: int
     deploys: tuple[Deploy, ...]
-    """By index."""
+    """The deployments, ordered by index."""
 
 
 class Executor(Protocol):
     """Runs the tasks of a wave."""
 
     def check(self, config: Config) -> None:
-        """Refuse, before the first wave, what cannot work."""
+        """Raise an error for settings that cannot work. It is called before the first wave."""
         ...
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
-        """Run all tasks; the reports that came, in any order."""
+        """Run all tasks. Return the reports that arrived, in any order."""
         ...
 
 
 class InProcessExecutor:
     """Runs the tasks one after the other, level by level, over lists of rows.
 
-    For small backfills and for tests: it needs no Spark, and `run_task` is one call.
+    It is for small backfills and for tests. It needs no Spark, and a test can call `run_task`.
     """
 
     def __init__(self, host: TaskHost) -> None:
@@ -53,27 +53,27 @@ class InProcessExecutor:
         self._numbers = count()
 
     def check(self, config: Config) -> None:
-        """Nothing: the tasks run in this very process."""
+        """Check nothing, because the tasks run in this process."""
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
-        """Run all tasks; all their reports."""
+        """Run all tasks. Return all their reports."""
         rows: list[Row] = []
         reports: list[TaskReport] = []
         for level in range(wave.levels):
             sent = list(self.run_level(wave, level, rows))
-            # A task that stops at once, because its sender failed, would not pass them on.
+            # Reports stay here: a task whose sender failed stops at once and forwards none.
             reports += [read_report(row.frame) for row in sent if row.edge == REPORT]
             rows = [row for row in sent if row.edge != REPORT]
         return reports
 
     def run_level(self, wave: WaveTasks, level: int, rows: list[Row]) -> Iterator[Row]:
-        """What the tasks of a level make of the rows of the level before."""
+        """Run the tasks of a level on the rows of the level before. Yield the rows they send."""
         for index in range(len(wave.deploys)):
             mine = sorted((row for row in rows if row.receiver == index), key=ORDER)
             yield from self.run_task(wave, level, index, mine)
 
     def run_task(self, wave: WaveTasks, level: int, index: int, rows: list[Row]) -> Iterator[Row]:
-        """One run of a task."""
+        """Run a task once. Yield the rows that it sends."""
         task = LevelTask(wave.deploys[index], level, self._host, next(self._numbers))
         for sent in task.run(rows):
             yield from sent

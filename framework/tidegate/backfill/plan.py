@@ -1,8 +1,8 @@
-"""What a backfill is about to do: the plan that the command prints before it starts anything.
+"""The plan of a backfill, which the command prints before it starts anything.
 
-It asks Kafka and reads the checkpoint storage, and changes neither. Offsets are exact; a topic may
-have fewer records, because transactions leave markers and compaction leaves gaps. Bytes and times
-come from a few records at the start and the end of each partition.
+The planner reads Kafka and the checkpoint storage, and changes neither. The numbers of offsets are
+exact. A topic may have fewer records, because transactions leave markers and compaction leaves
+gaps. Bytes and times are estimated from a few records at the start and the end of each partition.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tidegate.protocol.snapshots import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 SAMPLE_RECORDS: Final = 2_000
-"""Records that are read to estimate bytes."""
+"""Maximum number of records of one poll for the sample."""
 SAMPLE_TAIL: Final = 50
-"""Offsets before an end that are read for its last timestamp: markers stand among them."""
+"""Number of offsets before an end that are read for the last timestamp. Some may be markers."""
 SAMPLE_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ Places = Mapping[tuple[Uid, str, int], int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    """What is to be read of one partition."""
+    """The offsets that the backfill reads in one partition."""
 
     source: Uid
     topic: str
@@ -66,21 +66,21 @@ class PartitionRange:
 
     @property
     def offsets(self) -> int:
-        """How many are to be read."""
+        """The number of offsets to read."""
         return max(0, self.end - self.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillPlan:
-    """What a backfill is about to do."""
+    """The work of a backfill: what it reads, in how many waves, and with which settings."""
 
     job: JobName
     submission: str
     continues: str
-    """The checkpoint from which it continues; empty where it begins without one."""
+    """The checkpoint from which it continues. Empty if it begins without one."""
     partitions: tuple[PartitionRange, ...]
     waves: int
-    """By `wave_records` alone: a span of time may make more."""
+    """The number of waves by `wave_records` alone. A span of time may increase it."""
     wave_records: int
     wave_span_ms: int | None
     parallelism: int
@@ -89,24 +89,24 @@ class BackfillPlan:
     at_least_once: tuple[str, ...]
     """Sinks that write records again when a wave is run again."""
     record_bytes: float | None = None
-    """Mean size of key and value; None where no record was read."""
+    """Mean size of key and value. None if no record was read."""
     first_ms: int | None = None
     last_ms: int | None = None
 
     @property
     def offsets(self) -> int:
-        """To be read in all partitions."""
+        """The number of offsets to read in all partitions."""
         return sum(each.offsets for each in self.partitions)
 
     @property
     def hidden(self) -> int:
-        """Offsets behind open transactions in all partitions."""
+        """The number of offsets that open transactions hide in all partitions."""
         return sum(each.hidden for each in self.partitions)
 
 
 @dataclass(slots=True)
 class Sample:
-    """What a few records say."""
+    """The times and the total size of a few records."""
 
     first_ms: int | None = None
     last_ms: int | None = None
@@ -121,8 +121,8 @@ class Sample:
         *,
         whole: bool,
     ) -> None:
-        """Read until each partition is at its end or, without `whole`, has given a record; for ten
-        seconds at most.
+        """Read until each partition is at its end or, without `whole`, has returned a record. Stop
+        after `SAMPLE_S` seconds in any case.
         """
         waiting, give_up_s = set(ends), clock.monotonic() + SAMPLE_S
         while waiting and clock.monotonic() < give_up_s:
@@ -150,7 +150,7 @@ class Planner:
         self._drivers, self._storage = drivers, storage
 
     def ends(self, job: JobName, to: To) -> tuple[PartitionEnd, ...]:
-        """The ends that `--to` means now."""
+        """Return the ends that `--to` means now."""
         admin = self._drivers.kafka_admin(kafka_of(self._config))
         try:
             found = enumerate_partitions(self._graph, self._config, job, admin, {}, bounded=True)
@@ -159,10 +159,10 @@ class Planner:
             admin.close()
 
     def plan(self, submission: Submission) -> BackfillPlan:
-        """What a backfill of `submission`, whose ends are chosen, is about to do.
+        """Return the plan of a backfill of `submission`, whose ends are chosen.
 
-        RefusedError for what waves cannot run, and as at the start of a job; KafkaError where the
-        brokers do not answer.
+        RefusedError for a step that waves cannot run, and in the cases in which a start of the job
+        raises it. KafkaError if the brokers do not answer.
         """
         refuse_unknown_steps(self._graph)
         state = run_read_only(self._storage, read_journal(submission.job))
@@ -199,7 +199,7 @@ class Planner:
         )
 
     def _reached(self, state: JournalState, submission: Submission) -> tuple[Places, str]:
-        """Where the job is in each partition, and by which checkpoint."""
+        """Return the job's position in each partition, and the checkpoint that holds it."""
         point = restore_point(state, submission.id, submission.restore) if state.number else None
         if point is None:
             first = run_read_only(self._storage, read_beginnings(submission.job, submission.id))
@@ -224,7 +224,7 @@ class Planner:
                 reader.assign(starts)
                 sample.take(reader, ends, self._drivers.clock, whole=starts is tails)
             except KafkaError as error:
-                # A position that retention has overtaken, say: the restore will name it.
+                # For example, retention has deleted the position. The restore will report it.
                 _log.warning("bytes and times cannot be estimated: %s", error)
                 return Sample()
             finally:
@@ -233,8 +233,8 @@ class Planner:
 
 
 def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
-    """RefusedError for an offset of `--to` before the one where the job is: nothing would be read
-    up to it.
+    """Raise RefusedError if an offset of `--to` is before the job's position, because the backfill
+    would read nothing there.
     """
     if not isinstance(to, Mapping):
         return
@@ -264,8 +264,8 @@ def _ranges(chosen: Sequence[PartitionOffsets], reached: Places) -> tuple[Partit
 
 
 def _begin(facts: PartitionOffsets, reached: Places) -> int:
-    """As a restore reads it: a partition that was added to a source is read from its earliest
-    offset.
+    """Return the first offset that a restore reads. A partition that was added to a source is read
+    from its earliest offset.
     """
     added = any(source == facts.source for source, _, _ in reached)
     first = facts.earliest if added else facts.start

@@ -1,10 +1,11 @@
-"""Tells the consumer groups of the sources how far a backfill is, for lag monitors.
+"""Commits the offsets of a backfill to the consumer groups of the sources, for lag monitors.
 
 A live job commits the offsets of each completed checkpoint to these groups. A wave is a completed
-checkpoint, so it does the same. The offsets decide nothing: the journal knows where the job is, and
-compares the groups with itself only to find that it lacks its end (`commit/lost_tail.py`).
+checkpoint, so it does the same. A restore does not read these offsets, because the journal has the
+job's position. A recovery compares them with the journal only to find out whether the journal has
+lost its last entries (`commit/lost_tail.py`).
 
-Invariant: a group is told of a wave after the wave is published.
+Invariant: the offsets of a wave are committed to a group after the wave is published.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def commit_to_groups(
     checkpoint: CheckpointId,
     snapshots: Sequence[SubtaskSnapshot],
 ) -> None:
-    """Commit the offsets of a wave to the group of each source. A group that cannot be told is
-    logged: a job needs no right on it.
+    """Commit the offsets of a wave to the group of each source. A commit that fails is only logged,
+    because a job needs no right on the group.
     """
     metadata = commit_metadata(journal, checkpoint)
     groups: defaultdict[Uid, dict[TopicPartition, GroupCommit]] = defaultdict(dict)

@@ -1,15 +1,15 @@
 """The durable record of a backfill: a submission in the checkpoint storage, like those of clusters.
 
-The same command must find a backfill again after a crash, with the ends that it began with. A
-cluster must see that the job is a backfill's, and a backfill must see that the job is live. The
+After a crash, the same command must find the backfill again, with the ends that it began with. A
+cluster must see that a backfill owns the job, and a backfill must see that the job is live. The
 store of submissions (`controlplane/jobmanager/job_store.py`) decides this already: the newest
-submission that counts has the job. So a backfill is a submission of a cluster `_backfill-JOB`,
-which no JobManager can have. Its id is that of its attempts in the journal. It holds the ends, the
-parameters and the code. It is created before the first claim, and has a result when its journal is
-closed.
+accepted submission owns the job. So a backfill is a submission of a cluster `_backfill-JOB`, a name
+that no JobManager can have. Its attempts in the journal have the id of this submission. The
+submission holds the ends, the parameters and the code. It is created before the first claim, and
+gets a result when its journal is closed.
 
-Cuts are not recorded. The last publication says where the next wave begins, and the ends say where
-it may end: a second place for the same could only differ.
+Cuts are not recorded. The next wave begins at the last publication and ends at or before the
+recorded ends. A second record of the same facts could only disagree with the first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import JobReport, PartitionEnd, Submission
 
 PREFIX: Final = "_backfill-"
-"""How the name of a backfill's cluster begins; no cluster can be called so (`cluster.name`)."""
+"""The prefix of the name of a backfill's cluster. `cluster.name` cannot begin with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +44,21 @@ class BackfillRecords:
     """The backfills of one job in its checkpoint storage. Methods raise StorageError."""
 
     def __init__(self, storage: BlobStore, job: JobName, settings: Mapping[str, Any]) -> None:
-        """`settings` are those of the command: a password among them is not written down."""
+        """Create the records of `job`. `settings` are those of the command. A password among them
+        is not stored.
+        """
         self._job = job
         self._cluster = f"{PREFIX}{job}"
         self._storage = storage
         self._store = JobStore(storage, self._cluster, settings)
 
     def find(self, *, has_lock: bool, job_is_stopped: bool) -> Recorded | None:
-        """The job's newest submission, if it is a backfill.
+        """Return the job's newest submission, if it is a backfill.
 
-        `has_lock`: this command holds the lock that a run of the job would hold, so none is live;
-        of a standing cluster it says nothing. `job_is_stopped`: the operator says that no process
-        of the job is left. RefusedError for a job that is live.
+        `has_lock` means that this command holds the lock that `tidegate run` would hold, so no run
+        of the job is live. A session cluster does not use this lock. `job_is_stopped` means that
+        the operator confirms that no process of the job is left. RefusedError if the job may be
+        live.
         """
         newest = self._store.newest(self._job)
         if newest is None:
@@ -71,9 +74,9 @@ class BackfillRecords:
     def begin(
         self, submission: Submission, archive: CodeArchive, ends: tuple[PartitionEnd, ...], to: str
     ) -> Submission:
-        """Record a backfill with its code; the submission as it is recorded.
+        """Record a backfill with its code. Return the submission as it is recorded.
 
-        StorageError where another command has recorded one at the same moment.
+        StorageError if another command has recorded one at the same time.
         """
         ours = msgspec.structs.replace(submission, cluster=self._cluster, ends=ends, to=to)
         self._store.claim_epoch(submission.id)
@@ -81,20 +84,20 @@ class BackfillRecords:
         code = self._store.stored_code(self._job)
         if not self._store.accept(self._job):
             message = (
-                f"Another backfill of job {self._job!r} was begun at the same moment. Run the"
+                f"Another backfill of job {self._job!r} was begun at the same time. Run the"
                 " command again to see it."
             )
             raise StorageError(message)
         return msgspec.structs.replace(ours, code=code)
 
     def holds(self, submission: str) -> bool:
-        """Whether this submission still has the job: none that counts has come since."""
+        """Return whether this submission still owns the job: no newer one was accepted."""
         newest = self._store.newest(self._job)
         return newest is not None and newest[0].id == submission
 
     def changed_modules(self, recorded: Submission, archive: CodeArchive) -> list[str]:
-        """The modules that differ between the record's code and `archive`. Data files may differ:
-        a log in the working folder is one. Those of the record are used.
+        """Return the modules that differ between the recorded code and `archive`. Data files may
+        differ, for example a log in the working folder. The backfill uses the recorded ones.
         """
         code = recorded.code
         data = None if code is None else self._storage.get(code.path)
@@ -108,7 +111,7 @@ class BackfillRecords:
         return sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
 
     def finish(self, records_in: int, records_out: int) -> None:
-        """Record that the backfill found last, or begun, is done: the job is nobody's now."""
+        """Record that the current backfill has finished. After this, no submission owns the job."""
         self._store.put_result(
             JobReport(
                 job=self._job,
@@ -122,11 +125,11 @@ class BackfillRecords:
 def continued(
     recorded: Submission, asked: Submission, to: str, changed_modules: Sequence[str] = ()
 ) -> Submission:
-    """What a command runs that continues a recorded backfill: as it asks, with the id, the ends and
-    the code of the record.
+    """Return the submission with which a command continues a recorded backfill. It is `asked`, with
+    the id, the ends and the code of the record.
 
     The parallelism and the settings of processes may differ, as between two attempts. RefusedError
-    where anything differs that makes another output.
+    if a difference would change the output.
     """
     differences = [
         text
@@ -162,10 +165,10 @@ def continued(
 def _live(submission: Submission) -> str:
     if submission.standing:
         return (
-            f"Job {submission.job!r} is a job of the standing cluster {submission.cluster!r}, and"
+            f"Job {submission.job!r} is a job of the session cluster {submission.cluster!r}, and"
             " has not ended there. A backfill would take its journal over. Stop it first"
             f" (tidegate stop {submission.job}), or backfill under another name (--as). If that"
-            " cluster is gone for ever, add --job-is-stopped."
+            " cluster no longer exists, add --job-is-stopped."
         )
     return (
         f"Job {submission.job!r} was run by `tidegate run`, which has left no result: it runs on"
@@ -175,7 +178,7 @@ def _live(submission: Submission) -> str:
 
 
 def _consents(recorded: Submission, asked: Submission) -> Iterator[tuple[str, object, object]]:
-    """What counts for the first claim of a submission only."""
+    """Yield the options that are used only by the first claim of a submission."""
     yield "--restore differs", recorded.restore, asked.restore
     for option in ("accept_loss", "take_over", "restore_to_other_cluster"):
         before, now = getattr(recorded, option), getattr(asked, option)
@@ -187,13 +190,15 @@ def _modules(archive: bytes, path: str, size: int) -> dict[str, bytes]:
 
 
 def _changed(option: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Names only: a value may be a secret."""
+    """Return a text with the names that differ. It has no values, because one may be a secret."""
     names = sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
     return f"{option} differs in {', '.join(names)}"
 
 
 def _connectors(submission: Submission) -> object:
-    """Which topics the sources and sinks are given, beside those of the pipeline itself."""
+    """Return the topics that the settings set for sources and sinks, in place of those in the
+    pipeline's code.
+    """
     return {
         section: {
             name: settings["topic"]

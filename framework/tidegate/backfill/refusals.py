@@ -1,19 +1,19 @@
-"""What a backfill refuses before it runs anything: what waves cannot run, and what they would not
-read.
+"""Checks that a backfill makes before it runs: steps that waves cannot run, and sources that they
+would not read.
 
 A wave runs everything that the API has today: every kind of step, both exchanges, every policy and
-every guarantee. A sink that is written `at_least_once` or with the guarantee `none` is flushed at
-the end of each wave, because the barrier of a wave is a final one. What the API refuses (timers,
-windows, async steps, state that expires) is refused when the pipeline is built, here too.
+every guarantee. A sink with the guarantee `at_least_once` or `none` is flushed at the end of each
+wave, because the barrier of a wave is a final one. The API itself refuses timers, windows, async
+steps and state that expires, when the pipeline is built.
 
-So two things are left. The first is what the API does not have yet: a step is refused by its uid
-if its kind does not run in waves (`graph/operator_kinds.py`), or if waves do not have its exchange.
-The second is a source that begins at the end of its topic: a live job reads what comes, and a
-backfill would read nothing of it and say nothing.
+So two checks are left. The first is for future parts of the API: it refuses a step if its kind does
+not run in waves (`graph/operator_kinds.py`), or if waves do not have its exchange. The second is
+for a source that begins at the end of its topic. A live job reads the records that arrive later,
+but a backfill would silently read nothing.
 
-`open` and `close` of a function are called once in each wave for each subtask. What an object keeps
-between two records beside its state lasts for one wave at most, as it lasts for one attempt of a
-live job. This cannot be seen from here and is not refused.
+`open` and `close` of a function are called once in each wave for each subtask. An attribute that
+is not state therefore lasts for one wave at most, as it lasts for one attempt of a live job. This
+module cannot detect such attributes and does not refuse them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import Exchange, StreamGraph
 
 EXCHANGES: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
-"""The exchanges that waves carry rows along."""
+"""The exchanges that waves support."""
 
 
 def refuse_unknown_steps(graph: StreamGraph) -> None:
-    """RefusedError for the first step, or way into a step, that waves do not run."""
+    """Raise RefusedError for the first step or exchange that waves do not support."""
     for node in graph:
         what = (
             None if operator_kind(node.kind).runs_in_waves else f"a step of the kind {node.kind!r}"
@@ -47,8 +47,8 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
 
 
 def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
-    """RefusedError for a source that begins at the end of its topic, where no checkpoint has a
-    position of it: it is among `begins`.
+    """Raise RefusedError for a source that begins at the end of its topic. `begins` has the sources
+    that have no position in a checkpoint.
     """
     for node in graph:
         if node.kind != "source" or node.id not in begins:

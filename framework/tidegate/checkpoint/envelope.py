@@ -48,7 +48,7 @@ def decode_file(data: bytes, *, what: str) -> bytes:
             raise written_by_newer(what, f"its format is version {version}")
         envelope = msgspec.json.decode(data, type=_Envelope)
     except msgspec.MsgspecError as error:
-        message = f"{what} is torn or was edited: it is no whole JSON document ({error})"
+        message = f"{what} is torn or was edited: it is not a whole JSON document ({error})"
         raise CorruptCheckpointError(message) from error
     body = bytes(envelope.body)
     if _digest(body) != envelope.sha256:

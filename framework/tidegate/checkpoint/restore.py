@@ -280,7 +280,7 @@ def _refuse_changed_sources(manifest: Manifest, plan: StateMetadata) -> None:
         if topic is None:
             message = (
                 f"checkpoint {manifest.checkpoint} holds the position of a source {source.uid!r}, "
-                f"which the pipeline has no more (its sources are: {_list(new_topics)}). If the "
+                f"which the pipeline no longer has (its sources are: {_list(new_topics)}). If the "
                 "attribute was renamed, name it so again; to forget all positions, start with "
                 "--restore none"
             )

@@ -55,8 +55,8 @@ def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaR
         if step.uid not in new_steps:
             message = (
                 f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
-                f"pipeline has no more (its keyed steps are: {_list(new_steps)}). If the step was "
-                f"renamed, give it uid={step.uid!r} again; to drop all state, start with "
+                f"pipeline no longer has (its keyed steps are: {_list(new_steps)}). If the step "
+                f"was renamed, give it uid={step.uid!r} again; to drop all state, start with "
                 "--restore none"
             )
             raise RefusedError(message)
@@ -96,7 +96,7 @@ def _refuse_changed_keys(
         message = (
             f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
             f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
-            "give the step another uid and begin its state anew"
+            "give the step another uid and start without its state"
         )
         raise RefusedError(message)
     for schema in stored.get(KEY_TYPE, ()):

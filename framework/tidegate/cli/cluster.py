@@ -19,13 +19,14 @@ SUBMIT_EXAMPLE = "Example: tidegate submit pipelines.order_totals:OrderTotals --
 
 
 def jobmanager(config: o.Settings = None, *, insecure: o.Insecure = False) -> None:
-    """Be the JobManager of a standing cluster, until SIGTERM or Ctrl-C.
+    """Run the JobManager of a session cluster, until SIGTERM or Ctrl-C.
 
-    TaskManagers register themselves, jobs come by `tidegate submit`. It listens on jobmanager.host
-    and jobmanager.port; its jobs outlive it in checkpoint.storage, under cluster.name. Nothing
-    between the processes of a cluster is encrypted or authenticated: keep it in a private network,
-    and say --insecure where it listens beyond this host. Exit code: 0 ended by a signal, 1 failed,
-    2 a mistake in the settings, 4 a newer JobManager of the same cluster.name has replaced it.
+    It listens on jobmanager.host and jobmanager.port. TaskManagers register with it, and `tidegate
+    submit` sends it jobs. It keeps the jobs in checkpoint.storage, under cluster.name, for the next
+    JobManager. Connections between the processes of a cluster are neither encrypted nor
+    authenticated: keep the cluster in a private network, and add --insecure if it listens beyond
+    this host. Exit code: 0 ended by a signal, 1 failed, 2 a mistake in the settings, 4 replaced by
+    a newer JobManager of the same cluster.name.
 
     Example: tidegate jobmanager --insecure -c jobmanager.host=jm -c checkpoint.storage=s3://b/dir
     """
@@ -45,11 +46,11 @@ def taskmanager(
     *,
     insecure: o.Insecure = False,
 ) -> None:
-    """Be a TaskManager of a standing cluster, until SIGTERM or Ctrl-C.
+    """Run a TaskManager of a session cluster, until SIGTERM or Ctrl-C.
 
-    It registers with the JobManager, waiting for it where it is not up, and joins the next one
-    when that is lost. The packages that jobs import must be installed here; the files of a pipeline
-    come with its submit. Exit code: as of the JobManager.
+    It waits for the JobManager and registers with it. If the JobManager is lost, it registers with
+    the next one. The packages that jobs import must be installed on this host. The files of a
+    pipeline arrive with its submit. Exit code: the same as for the JobManager.
 
     Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4 --insecure
     """
@@ -87,11 +88,11 @@ def submit(
     restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Give a pipeline to a standing cluster, and return once it will run whatever happens here.
+    """Submit a pipeline to a session cluster, and return when the cluster has stored the job.
 
-    The class is built and checked here, and its files are stored with the job: every attempt runs
-    these. A job that has run before continues from its last checkpoint. Exit code: 0 submitted,
-    1 nobody answers, 2 refused.
+    This command builds and checks the class, and stores its files with the job. Every attempt runs
+    these files. A job that has run before continues from its last checkpoint. Exit code:
+    0 submitted, 1 the JobManager does not answer, 2 refused.
 
     Example: tidegate submit pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
@@ -126,7 +127,9 @@ def submit(
 
 
 def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
-    """List the jobs and the TaskManagers of a standing cluster. Exit code: 0, or 1 nobody answers.
+    """List the jobs and the TaskManagers of a session cluster.
+
+    Exit code: 0 listed, 1 the JobManager does not answer.
 
     Example: tidegate list --jobmanager jobmanager:6123
     """
@@ -138,9 +141,10 @@ def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
 def status(
     job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
 ) -> None:
-    """Show how a job of a standing cluster goes; with --json its whole report.
+    """Show the state of a job of a session cluster, or its whole report with --json.
 
-    Exit code: 0, also for a job that has failed; 1 nobody answers, 2 there is no such job.
+    Exit code: 0 also for a job that has failed, 1 the JobManager does not answer, 2 there is no
+    such job.
 
     Example: tidegate status order-totals
     """
@@ -150,10 +154,10 @@ def status(
 
 
 def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
-    """Stop a job of a standing cluster with a final checkpoint, and wait for its end.
+    """Stop a job of a session cluster with a final checkpoint, and wait for its end.
 
-    A later submit continues from there. Exit code: 0 stopped, 1 it ended otherwise or its JobMaster
-    cannot start, 2 refused.
+    A later submit continues from this checkpoint. Exit code: 0 stopped, 1 the job ended otherwise
+    or its JobMaster cannot start, 2 refused.
 
     Example: tidegate stop order-totals
     """
@@ -165,10 +169,10 @@ def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJso
 def cancel(
     job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
 ) -> None:
-    """Stop a job of a standing cluster without a final checkpoint, and wait for its end.
+    """Stop a job of a session cluster without a final checkpoint, and wait for its end.
 
-    What was written since the last checkpoint is taken back; a later submit writes it again. Exit
-    code: 0 cancelled, 1 it ended otherwise or its JobMaster cannot start, 2 refused.
+    The output since the last checkpoint is aborted, and a later submit writes it again. Exit code:
+    0 cancelled, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
 
     Example: tidegate cancel order-totals
     """

@@ -45,9 +45,11 @@ CheckpointInterval = Annotated[
 Bounded = Annotated[
     bool, typer.Option("--bounded", help="Read up to the present end offsets, then stop.")
 ]
-Restore = Annotated[str, typer.Option(help="latest, none (begin anew), or the id of a checkpoint.")]
+Restore = Annotated[
+    str, typer.Option(help="latest, none (start without state), or the id of a checkpoint.")
+]
 AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Go on after output was lost (docs/errors.md).")
+    bool, typer.Option("--accept-loss", help="Continue after a loss of output (docs/errors.md).")
 ]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Use a job name that another storage has used.")
@@ -73,7 +75,8 @@ Insecure = Annotated[
     typer.Option(
         "--insecure",
         help="Listen beyond the loopback address, although connections between the processes are "
-        "neither encrypted nor authenticated: whoever reaches a port can run code as this user.",
+        "neither encrypted nor authenticated: a host that reaches a port can run code as this "
+        "user.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]

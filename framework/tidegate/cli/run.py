@@ -41,9 +41,9 @@ def run(
 ) -> None:
     """Run a pipeline on this machine, with a cluster of its own, until it ends or Ctrl-C.
 
-    It continues from the job's last checkpoint where there is one (--restore none begins anew).
-    Exit code: 0 done, 1 the job failed, 2 refused, 3 stopped before the end of a bounded input,
-    4 stopped without a final checkpoint, 130 interrupted.
+    It continues from the job's last checkpoint, if there is one. --restore none starts without
+    state. Exit code: 0 done, 1 the job failed, 2 refused, 3 stopped before the end of a bounded
+    input, 4 stopped without a final checkpoint, 130 interrupted.
 
     Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """

@@ -35,10 +35,10 @@ def sim(
     workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each seed.")] = False,
 ) -> None:
-    """Simulate whole clusters in virtual time, with kills, freezes and failing servers, and judge.
+    """Simulate clusters in virtual time, with kills, freezes and failing servers, and check them.
 
-    A seed decides everything, so whatever is found can be replayed. Needs the extra `sim`.
-    Exit code: 0 all exact, 1 something is violated.
+    A seed decides everything, so each violation can be replayed. The command needs the extra `sim`.
+    Exit code: 0 all seeds are exact, 1 a seed has a violation.
 
     Example: tidegate sim --seed 4711
     """
@@ -63,7 +63,7 @@ def _range(text: str) -> Iterable[int]:
     first, dots, last = text.partition("..")
     if not (dots and first.isdecimal() and (last.isdecimal() or not last)):
         raise ConfigError(
-            f"--seeds {text!r} is no range: write A..B, or A.. to go on until stopped."
+            f"--seeds {text!r} is not a range: write A..B, or A.. to continue until stopped."
         )
     if not last:
         return itertools.count(int(first))

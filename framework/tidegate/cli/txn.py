@@ -65,7 +65,7 @@ def list_(
         bool, typer.Option("--all", help="Also ids that have nothing open now.")
     ] = False,
     hanging: Annotated[
-        bool, typer.Option("--hanging", help="Instead: open on a partition, and nobody's.")
+        bool, typer.Option("--hanging", help="Instead: open on a partition without a coordinator.")
     ] = False,
     max_transaction_timeout: MAX_TIMEOUT = "15min",
     kafka: KAFKA = None,
@@ -146,13 +146,13 @@ def abort(
     config: CONFIG = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Abort an open transaction and lock its producer out; readers go on behind it.
+    """Abort an open transaction and lock its producer out, so that readers continue behind it.
 
-    An id of a tidegate job is refused while the job's journal names it, may yet name it, or cannot
-    be read: run the job instead, it ends its transactions itself.
+    The command refuses an id of a tidegate job if the job's journal lists it, may still list it, or
+    cannot be read. Run the job instead: it ends its transactions itself.
 
-    A hanging transaction (list --hanging, why-stuck) has no coordinator to ask: it is given by
-    --topic, --partition and --start-offset, and ended by a marker written into the partition.
+    A hanging transaction (list --hanging, why-stuck) has no coordinator. Name it by --topic,
+    --partition and --start-offset. The command ends it by a marker in the partition.
 
     Example: tidegate txn abort order-service-3 --kafka localhost:9092 --yes
 

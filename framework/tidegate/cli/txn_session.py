@@ -334,6 +334,8 @@ def _confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("Nothing was aborted: nobody is there to be asked. Scripts give --yes.")
+        raise RefusedError(
+            "Nothing was aborted: no terminal to ask for confirmation. Use --yes in scripts."
+        )
     if not typer.confirm(question, err=True):
         raise RefusedError("Nothing was aborted.")

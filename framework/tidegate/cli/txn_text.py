@@ -163,13 +163,13 @@ def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
         case JournalStatus.NAMED:
             why = (
                 f"the journal of job {job} names {name} in its last checkpoint: its records are "
-                "promised, and the job has gone on behind them. Aborted, they are lost. Run the "
+                "promised, and the job has continued behind them. Aborted, they are lost. Run the "
                 "job: it commits the transaction first of all."
             )
         case JournalStatus.CURRENT:
             why = (
                 f"{name} is of the newest attempt of job {job}, whose next checkpoint may promise "
-                "its records at any moment. Stop the job, or run it again if it is down: both end "
+                "its records at any time. Stop the job, or run it again if it is down: both end "
                 "the transaction the right way."
             )
         case JournalStatus.UNKNOWN:
@@ -221,11 +221,11 @@ def _holder(held: OpenTransaction) -> str:
     producer = held.producer
     who = f"producer {producer.producer_id}, epoch {producer.epoch}"
     if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
-        nobody = "no coordinator shows it to us"
+        nobody = "no coordinator lists it"
         if held.cause is OpenReason.UNKNOWN:
-            nobody = "no coordinator that answered shows it to us"
+            nobody = "no coordinator that answered lists it"
         elif held.transaction is not None:
-            nobody = f"its id {held.transaction.transactional_id} has gone on without it"
+            nobody = f"its id {held.transaction.transactional_id} has continued without it"
         last = f"last record {age(held.age_ms)} ago, {at(producer.last_ms)}"
         return f"An open transaction of {who}; {last}; {nobody}."
     transaction = held.transaction
@@ -251,8 +251,8 @@ def _advice_unclaimed(held: OpenTransaction) -> str:
     )
     if held.cause is OpenReason.UNCLAIMED:
         return (
-            f"ask again in a moment. If it is still there after {age(MAX_TIMEOUT_MS)}, it hangs: "
-            f"{command}"
+            f"ask again in some seconds. If it is still there after {age(MAX_TIMEOUT_MS)}, it "
+            f"hangs: {command}"
         )
     if held.committed:
         return (
@@ -261,4 +261,4 @@ def _advice_unclaimed(held: OpenTransaction) -> str:
             "records. Copy them first (read_uncommitted readers see them), then: "
             f"{command} --lose-data"
         )
-    return f"it hangs: nobody will ever end it. {command}"
+    return f"it hangs: no coordinator will end it. {command}"

@@ -122,8 +122,8 @@ def give_up_foreign(
         publication=last.number,
         transactions=given_up,
         statement=(
-            f"Job {journal.job!r} has given up {_listed(given_up)}, of checkpoint "
-            f"{last.checkpoint}, which was published {age_s:.0f} s before. The job went on on "
+            f"Job {journal.job!r} has abandoned {_listed(given_up)}, of checkpoint "
+            f"{last.checkpoint}, which was published {age_s:.0f} s before. The job continued on "
             f"Kafka cluster {journal.state.kafka_cluster} with --accept-loss. The records of "
             "these transactions do not appear."
         ),
@@ -155,8 +155,8 @@ def _unsettled(
         f"Checkpoint {checkpoint} of job {job!r} is published, but {_listed(foreign)} may not be "
         f"committed yet, and kafka.bootstrap leads to Kafka cluster {cluster}. To commit them, "
         f"start the job once with kafka.bootstrap at brokers of {where}, and stop it. If {where} "
-        "no longer exists, add --accept-loss: the records of these transactions are then given "
-        "up; --restore ID of an older checkpoint writes them again."
+        "no longer exists, add --accept-loss: the records of these transactions are then lost; "
+        "--restore ID of an older checkpoint writes them again."
     )
 
 

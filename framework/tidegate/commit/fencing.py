@@ -4,7 +4,7 @@ long.
 Exactly-once relies on the claim and the publication. Fencing frees the readers of the output, which
 wait behind an open transaction; for exactly-once it is a second protection. To fence an id means to
 initialise it: that aborts its open transaction and locks out older producers. So an id that a
-publication lists is never fenced, nor an id of a newer attempt (`recovery.may_fence`).
+publication lists is never fenced, nor an id of a newer attempt (`decisions.may_fence`).
 
 Ids with a complete transaction are not even listed. A producer writes one transaction, so no
 transaction follows under such an id. A backfill of a thousand waves leaves hundreds of thousands of

@@ -95,7 +95,7 @@ def close(
     if journal.last_write_unknown:
         message = (
             f"it is not known what the last entry of job {journal.job!r} is; it must be claimed "
-            "anew before it can be closed"
+            "again before it can be closed"
         )
         raise OutcomeUnknownError(message)
     yield from give_up_foreign(journal, storing=storing)

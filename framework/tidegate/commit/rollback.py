@@ -82,7 +82,7 @@ def _abort_own(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[bool
         trouble = yield from send_end_txn(open_, commit=False)
         if not (yield from waiting.wait()):
             message = (
-                f"{len(open_)} transactions of a checkpoint that is to be taken back were not "
+                f"{len(open_)} transactions of a checkpoint that is to be rolled back were not "
                 f"aborted by Kafka in {patience.timeout_s:g} s, among them "
                 f"{open_[0].transactional_id}; the job restarts and tries again"
             )

@@ -1,8 +1,9 @@
 """The state of a job: one enumeration for all processes, for the storage and for `--json`.
 
-Messages and `result.json` hold the value of a member, which does not change if the member is
-renamed in Python. `shown` is for people. The journal's entry `closed` has its own words for how a
-job ended: `outcome` and `ended_as` convert them.
+Messages, `--json` and `result.json` hold the value of a member. Three members have got Flink's and
+Kafka's names since; their values stay, so that stored results are read. `shown` is for people. The
+journal's entry `closed` has its own words for how a job ended: `outcome` and `ended_as` convert
+them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ class JobState(enum.StrEnum):
     """The state of a job. The states in `ENDED` are terminal."""
 
     CREATED = "CREATED"
-    RECOVERING = "RECOVERING"
-    BACKING_OFF = "BACKING_OFF"
+    INITIALIZING = "RECOVERING"
+    RESTARTING = "BACKING_OFF"
     WAITING_FOR_SLOTS = "WAITING_FOR_SLOTS"
     DEPLOYING = "DEPLOYING"
     RUNNING = "RUNNING"
@@ -25,7 +26,7 @@ class JobState(enum.StrEnum):
     FINISHED = "FINISHED"
     FAILED = "FAILED"
     CANCELED = "CANCELED"
-    DEPOSED = "DEPOSED"
+    FENCED = "DEPOSED"
 
     @property
     def shown(self) -> str:
@@ -40,12 +41,12 @@ class JobState(enum.StrEnum):
         return _OUTCOMES[self]
 
 
-ENDED: Final = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED, JobState.DEPOSED})
+ENDED: Final = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED, JobState.FENCED})
 
 _SHOWN: Final = {
     JobState.CREATED: "created",
-    JobState.RECOVERING: "recovering",
-    JobState.BACKING_OFF: "backing off",
+    JobState.INITIALIZING: "initializing",
+    JobState.RESTARTING: "restarting",
     JobState.WAITING_FOR_SLOTS: "waiting for slots",
     JobState.DEPLOYING: "deploying",
     JobState.RUNNING: "running",
@@ -54,7 +55,7 @@ _SHOWN: Final = {
     JobState.FINISHED: "finished",
     JobState.FAILED: "failed",
     JobState.CANCELED: "canceled",
-    JobState.DEPOSED: "deposed",
+    JobState.FENCED: "fenced",
 }
 _OUTCOMES: Final = {
     JobState.FINISHED: "finished",

@@ -181,7 +181,7 @@ class SimBlobStore:
         if here.written is not None:
             here.written(self._process, path)
         if not here.identity:
-            raise StorageError(f"nothing is mounted, and nobody may write there: {kind} {path}")
+            raise StorageError(f"nothing is mounted, and no process may write there: {kind} {path}")
 
     def _put(self, kind: str, path: str, data: bytes) -> None:
         self._note_write(self._confirmed(), kind, path)

@@ -286,16 +286,16 @@ class ProtocolChecker:
         committed.
         """
         journal = self.journal
-        self._is_about_the_last("retracted", entry.publication)
+        self._is_about_the_last("rolled back", entry.publication)
         before, carried = journal.earlier.pop(), journal.last.named
         first = carried - before.named
         if first != frozenset(entry.aborted):
-            self.violated("a retraction names other transactions than its publication did first")
+            self.violated("a rollback names other transactions than its publication did first")
         for each in first:
             became = self._became(each)
             if became in {None, Decision.COMMITTED, Decision.FENCED}:
-                self.violated(f"retracted, and {each.transactional_id} is {_said(became)}")
-        self._one_has_timed_out("retracted", tuple(carried))
+                self.violated(f"rolled back, and {each.transactional_id} is {_said(became)}")
+        self._one_has_timed_out("rolled back", tuple(carried))
         journal.last = replace(before, named=before.named & carried)
         journal.base = before.offsets
         self._oracle.plain.begins(journal.attempt, _by_origin(journal.base))
@@ -453,7 +453,7 @@ class ProtocolChecker:
     def nothing_open(self) -> None:
         """Check that at the end of a job no transaction is open and all losses were stated."""
         for each in self._owed:
-            self.violated(f"{each.transactional_id} has timed out, and nobody has stated the loss")
+            self.violated(f"{each.transactional_id} has timed out, and no entry states the loss")
         for name, state in self._kafka.coordinator.list().items():
             if state is TransactionState.ONGOING and not self._of_a_late_worker(name):
                 self.violated(f"{name} is open after the end of the job")

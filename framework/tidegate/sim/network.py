@@ -133,7 +133,7 @@ class Network:
     def _first(self, address: str, far: End, items: list[Any]) -> None:
         process, accept = self._listeners.get(address, (far.process, None))
         if accept is None or not process.alive:
-            far.refuse(f"nobody listens at {address}")
+            far.refuse(f"no process listens at {address}")
             return
         self.join(process, far)
         accept(far)

@@ -273,7 +273,7 @@ class Run:
             f"{len(plan.inputs)} records; "
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
-            f"{'a standing cluster; ' if plan.standing else ''}"
+            f"{'a session cluster; ' if plan.standing else ''}"
             f"{'user code cannot open; ' if plan.failing_open else ''}"
             f"{'user code crashes; ' if plan.crashing else ''}"
             f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
@@ -493,7 +493,7 @@ class _User:
                     submission.job, lambda report: self._reported(report, client)
                 )
             except (ExternalError, RefusedError) as error:
-                self._process.scheduler.tell("gives up: %s", error)
+                self._process.scheduler.tell("the client stops: %s", error)
                 if self._submitted and isinstance(error, RefusedError):
                     run.world.watch.violated(f"a job that was accepted is gone: {error}")
                 return 1
@@ -516,7 +516,7 @@ class _User:
 
     def _reported(self, report: JobReport, client: Client) -> None:
         if self._refused and report.state not in ENDED:
-            self._run.world.watch.violated("a stop was refused, and the job goes on")
+            self._run.world.watch.violated("a stop was refused, and the job continues")
         told = self._told == report.epoch
         if told or report.state in ENDED or not self._run.may_end(self._life):
             return

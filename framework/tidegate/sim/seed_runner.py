@@ -84,8 +84,8 @@ class Summary:
             f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
             f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
             f"{self.attempts} attempts, {self.publications} publications, {self.waves} waves of "
-            f"backfills, {self.retractions} taken back, {self.losses} losses by "
-            f"right, {self.expired} offsets of inputs expired"
+            f"backfills, {self.retractions} rolled back, {self.losses} expected "
+            f"losses, {self.expired} offsets of inputs expired"
         )
 
 

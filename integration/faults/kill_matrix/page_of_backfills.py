@@ -22,7 +22,7 @@ the recovery in seconds, where the same command recovers.
   the task that is struck is run again, which each of these cells demands.
 - **SIGSTOP** of the driver, of its JVM or of a Python worker holds a command up, and Spark does not
   notice. A second command takes the job over. Then the victim is continued, while a task or the
-  driver of the second one stands at a point: the first command must end as deposed. A frozen
+  driver of the second one stands at a point: the first command must end as fenced. A frozen
   executor is given up by Spark. It is continued when the wave is done, if it was in a task, and
   must be gone soon.
 - An executor is one of two of a standalone cluster, the others are those of `local[2,4]`.

@@ -198,5 +198,5 @@ def wrong_in_journal(entries: Sequence[Mapping[str, Any]]) -> str | None:
         if entry["kind"] == "claim":
             owner = number
         elif entry.get("attempt", owner) != owner:
-            return f"a deposed attempt wrote into the journal: {entry}"
+            return f"a fenced attempt wrote into the journal: {entry}"
     return None

@@ -259,7 +259,7 @@ class MasterSteps:
             done = tasks._replace(barrier=None, done=tasks.done + 1, prepared=())
             yield label, seen.with_tasks(self.number, done)
         elif len(state.journal) > number:
-            yield self._go("is deposed", me._replace(does=DEAD))
+            yield self._go("is fenced", me._replace(does=DEAD))
         yield from self._give_up(tasks)
 
     def _give_up(self, tasks: Tasks) -> Iterator[Step]:
@@ -296,7 +296,7 @@ class MasterSteps:
         if commit:
             yield self._lost(next(txn for txn in me.named if verdicts[txn] == "lost"))
         elif len(state.journal) != me.known + 1:
-            yield self._go("is deposed", me._replace(does=DEAD))
+            yield self._go("is fenced", me._replace(does=DEAD))
         else:
             entry = Entry(RETRACTED, self.number)
             before = standing((*known, entry))

@@ -100,7 +100,7 @@ class DriverSteps:
             if not self._passes(chosen) or not opened:
                 continue
             if not self._is_latest:
-                yield self._go("is deposed", self.me._replace(does=DEAD))
+                yield self._go("is fenced", self.me._replace(does=DEAD))
                 return
             names, positions = publication.names, publication.positions
             driver = Driver(COMMIT, self.me.begins, positions, names, names)

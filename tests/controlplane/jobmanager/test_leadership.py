@@ -44,7 +44,7 @@ from tidegate.protocol.messages import (
 
 CLUSTER = "here"
 HERE = msgspec.structs.replace(submission(), cluster=CLUSTER)
-DEPOSED = JobReport(job=A, state=JobState.DEPOSED)
+DEPOSED = JobReport(job=A, state=JobState.FENCED)
 FAILED = JobReport(job=A, state=JobState.FAILED)
 
 
@@ -154,7 +154,7 @@ def test_one_that_was_replaced_starts_no_jobmaster_and_ends(
     assert old.loop.stopped
     assert old.service.replaced, "its exit code says so"
     assert not new.service.replaced
-    assert "another JobManager has taken over cluster here: this one, of epoch 1" in caplog.text
+    assert "another JobManager leads cluster here: this one, of epoch 1, exits" in caplog.text
     new.instructed(START)
     assert (new.spawned, new.loop.stopped) == (["jobmaster"], False)
 

@@ -297,9 +297,9 @@ class TestLocal:
         heartbeat = TaskManagerHeartbeat(id=TaskManagerId("tm-7-1"), epoch=EPOCH)
         (reply,) = rm.handle(r.ResourceRequestReceived(ask=1, message=heartbeat), 1002)
         assert isinstance(reply, r.Reply)
-        lost = "tm-7-1 is not registered: it was lost and its slots given up"
+        lost = "tm-7-1 is not registered: it was lost, and its slots too"
         assert reply.message == Refused(reason=lost)
-        assert register(rm, "tm-7-1") == Refused(reason="tm-7-1 was given up")
+        assert register(rm, "tm-7-1") == Refused(reason="tm-7-1 was declared lost or has exited")
 
     def test_one_that_does_not_register_is_killed(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)

@@ -121,7 +121,7 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
     made.check_ownership(outcomes.append)
     posted.get(timeout=10)()
     assert isinstance(outcomes[1], FencedError)
-    assert "attempt 2 has claimed the job" in str(outcomes[1])
+    assert "fenced by attempt 2" in str(outcomes[1])
 
 
 def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def before_deployment(state: JobState) -> JobMachine:
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
     job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
-    if state is not JobState.RECOVERING:
+    if state is not JobState.INITIALIZING:
         job.handle(JobRecovered(attempt=TWO))
     if state is JobState.WAITING_FOR_SLOTS:
         job.handle(RestartDelayElapsed(restart=1))
@@ -132,7 +132,7 @@ def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() ->
     for ordinal in range(2):
         job.handle(SlotRegistered(attempt=TWO, ordinal=ordinal, slot=slot(ordinal)))
     assert job.handle(JobRecovered(attempt=TWO)) == []
-    assert job.state is JobState.BACKING_OFF
+    assert job.state is JobState.RESTARTING
     assert job.handle(RestartDelayElapsed(restart=1)) == [DeploySlots(attempt=TWO)]
     assert job.restarts == 1
 
@@ -155,7 +155,7 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS]
+    "state", [JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS]
 )
 def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
     """The ResourceManager brings another, and the attempt goes on."""
@@ -166,7 +166,7 @@ def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState
 
 
 @pytest.mark.parametrize(
-    "state", [JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS]
+    "state", [JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS]
 )
 def test_a_slot_that_is_silent_before_the_deployment_ends_the_attempt(state: JobState) -> None:
     """The ResourceManager takes it for occupied, and would bring no other to this one."""
@@ -184,7 +184,7 @@ def test_messages_of_an_older_attempt_change_nothing() -> None:
     job.handle(Claimed(attempt=TWO))
     assert job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0))) == []
     assert job.handle(AttemptFailed(attempt=ONE, error=ExternalError("late"))) == []
-    assert job.state is JobState.RECOVERING
+    assert job.state is JobState.INITIALIZING
     assert job.slots_missing == 2
 
 
@@ -305,7 +305,7 @@ def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
     assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
 
 
-@pytest.mark.parametrize("state", [JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS])
+@pytest.mark.parametrize("state", [JobState.RESTARTING, JobState.WAITING_FOR_SLOTS])
 def test_a_stop_while_nothing_runs_says_that_there_is_no_final_checkpoint(state: JobState) -> None:
     job = before_deployment(state)
     assert job.handle(StopRequested(final_checkpoint=True)) == [STOPPED_WITHOUT]
@@ -350,7 +350,7 @@ def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
     assert job.handle(AttemptFailed(attempt=ONE, error=FencedError("newer claim"))) == [
         ExitProcess()
     ]
-    assert job.state is JobState.DEPOSED
+    assert job.state is JobState.FENCED
     assert job.handle(ProcessStarted()) == []
 
 
@@ -377,7 +377,7 @@ def test_a_stop_whose_journal_another_has_claimed_is_deposed_not_failed() -> Non
     job = running()
     job.handle(StopRequested(final_checkpoint=False))
     job.handle(CloseFailed(error=FencedError("attempt 2 has claimed the job")))
-    assert job.state is JobState.DEPOSED
+    assert job.state is JobState.FENCED
 
 
 def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
@@ -403,7 +403,7 @@ def test_a_disk_or_a_connection_that_failed_in_a_slot_restarts_the_job(number: i
     job = running()
     error = reported(OSError(number, os.strerror(number)))
     job.handle(AttemptFailed(attempt=ONE, error=error))
-    assert (job.state, job.restarts) == (JobState.RECOVERING, 1)
+    assert (job.state, job.restarts) == (JobState.INITIALIZING, 1)
 
 
 def reported(error: Exception) -> TidegateError:
@@ -494,7 +494,7 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
         if isinstance(event, JobRecovered) and event.attempt != job.attempt:
             continue  # follows its claim
         ended = job.state in ENDED
-        if isinstance(event, JobRecovered) and job.state is JobState.RECOVERING:
+        if isinstance(event, JobRecovered) and job.state is JobState.INITIALIZING:
             recovered.add(event.attempt)
         closing = job.state is JobState.CLOSING
         instructions = job.handle(event)

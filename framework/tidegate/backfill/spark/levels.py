@@ -1,17 +1,18 @@
 """One Spark job of several levels: task i of a level sends frames to the tasks of the next level.
 
-`run_levels` builds one linear plan. Each level is a `mapInArrow` with exactly P tasks; between two
-levels `repartitionById` sends a row to the partition that its receiver names, and a sort puts each
-partition's rows in order. One `collect` runs the job and brings the reports of all levels.
+`run_levels` builds one linear plan. Each level is a `mapInArrow` with exactly P tasks. Between two
+levels, `repartitionById` sends each row to the partition with the number of its receiver, and a
+sort puts each partition's rows in order. One `collect` runs the job and returns the reports of all
+levels.
 
-A task runs an entry, a function that is named by its module and imported in the Python worker. The
-entry gets a `TaskAttempt`, the payload and its rows, and yields `FrameRow`s and `Report`s. An
-exception of the entry counts as a crash, which Spark retries: an error that a retry cannot help
-must leave as a report.
+A task runs an entry: a function that the Python worker imports by the name of its module. The entry
+gets a `TaskAttempt`, the payload and its rows, and yields `FrameRow`s and `Report`s. An exception
+of the entry counts as a crash, which Spark retries. So an entry must report an error that a retry
+cannot solve.
 
 Invariant: task i of a level reads exactly the rows whose receiver is i. Every task checks the
-receivers of its rows, because a plan that Spark rewrites (AQE merges small partitions) breaks this
-without an error.
+receivers of its rows, because Spark may rewrite the plan (AQE merges small partitions). That would
+break the invariant without an error.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from tidegate.errors import check
 RUN_ID_BYTES: Final = 16
 
 Entry = Callable[["TaskAttempt", bytes, Iterator[FrameRow]], Iterator["FrameRow | Report"]]
-"""What a task runs. It need not read all of its rows, and no rows come to level 0."""
+"""The function that a task runs. It need not read all of its rows. Level 0 receives no rows."""
 
 
 @dataclass(slots=True)
 class TaskAttempt:
-    """Who a running task is. Two runs of one task differ in `task_attempt_id` and in `run`."""
+    """The identity of one run of a task. Two runs differ in `task_attempt_id` and in `run`."""
 
     level: int
     levels: int
@@ -57,17 +58,17 @@ class TaskAttempt:
     subtask: int
     """0 to P - 1, equal to Spark's partition id."""
     task_attempt_id: int
-    """Spark's, unique within one SparkContext, also over retried stages and speculative copies."""
+    """Spark's id, unique in one SparkContext, also for retried stages and speculative copies."""
     attempt_number: int
-    """How often Spark had started this task before; a retried stage counts from 0 again."""
+    """Number of earlier starts of this task. A retried stage counts from 0 again."""
     stage_id: int
     run: bytes
-    """Random, drawn by this run of the task."""
+    """Random bytes that this run of the task has drawn."""
     reports: int = 0
-    """How many reports this run has made."""
+    """Number of reports that this run has made."""
 
     def report(self, body: bytes) -> Report:
-        """A report of this run, for the entry to yield."""
+        """Return a report of this run, for the entry to yield."""
         number = self.reports
         self.reports += 1
         return Report(
@@ -86,7 +87,7 @@ class TaskAttempt:
 class LevelTask:
     """The function that Spark calls in its Python workers, once per task of a level.
 
-    Spark pickles an instance by the name of this class and its fields, and no code with it.
+    Spark pickles the name of this class and the fields of an instance, but no code.
     """
 
     level: int
@@ -113,7 +114,7 @@ class LevelTask:
         yield from write_batches(self.run(attempt, batches))
 
     def run(self, attempt: TaskAttempt, batches: Iterator[Any]) -> Iterator[FrameRow | ReportRow]:
-        """The rows that leave this run of the task: the entry's, then the reports passed on."""
+        """Run the entry. Yield its rows, then the reports of earlier levels."""
         if self.level == 0:
             _check_source(attempt, batches)
             rows = _OwnRows(attempt, iter(()))
@@ -164,7 +165,7 @@ class _OwnRows:
 
 
 def _check_source(attempt: TaskAttempt, batches: Iterator[Any]) -> None:
-    """The source has one row per partition, which holds the partition's number."""
+    """Check that the source has one row per partition, which holds the partition's number."""
     numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
     check(numbers == [attempt.subtask], f"{_name(attempt)} has the source rows {numbers}")
 
@@ -202,14 +203,14 @@ def run_levels(
     """Run one Spark job and return the reports of all levels, by level, subtask and number.
 
     The calling thread waits and stays free for signals. If the wait ends with an exception
-    (Ctrl-C), the Spark job is cancelled before that exception goes on.
+    (Ctrl-C), the Spark job is cancelled before this function raises it.
 
     Args:
-        session: of `start_session` or `adopt_session`.
+        session: a session of `start_session` or `adopt_session`.
         parallelism: P, the number of tasks of each level.
-        levels: how many levels, at least 1. The last one sends no frames.
+        levels: the number of levels, at least 1. The last one sends no frames.
         entry: `module:function` of an `Entry`. The Python workers must be able to import it.
-        payload: goes to every task as it is.
+        payload: the bytes that every task gets.
 
     Raises:
         SparkError: a task failed more often than Spark retries it.
@@ -240,7 +241,7 @@ def run_levels(
 
 
 def build_plan(spark: Any, parallelism: int, tasks: Iterable[LevelTask]) -> Any:
-    """The DataFrame of a job: a source of one row per partition, then level after level."""
+    """Return the DataFrame of a job: a source with one row per partition, then all levels."""
     check(
         spark.conf.get("spark.sql.adaptive.enabled") == "false",
         "adaptive query execution is on, which may merge the partitions of a level",

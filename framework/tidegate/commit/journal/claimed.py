@@ -286,14 +286,15 @@ def fenced_error(journal: ClaimedJournal, found: AnyEntry | None) -> FencedError
     own entry.
     """
     if found is None:
-        who = "others have gone on with the job and trimmed its journal"
+        who = "a newer attempt, which has truncated the journal since"
     elif isinstance(found, Claim):
-        who = f"attempt {found.number} has claimed the job"
+        who = f"attempt {found.number}, which owns the job now"
     else:
-        who = f"another process has written entry {found.number}"
+        who = f"another process, which has written journal entry {found.number}"
     return FencedError(
-        f"attempt {journal.attempt} of job {journal.job!r} was deposed: {who}. This process exits; "
-        "nothing that it did after that entry counts"
+        f"Attempt {journal.attempt} of job {journal.job!r} was fenced by {who}. This process "
+        "exits. Nothing that it did after that entry counts. Check that only one cluster runs the "
+        "job."
     )
 
 

@@ -200,8 +200,8 @@ def decode_entry(data: bytes, path: str) -> AnyEntry:
 
 
 REMEDY: Final = (
-    "The journal decides what was committed, so nothing is skipped: bring the checkpoint storage "
-    "back from a backup of this moment, or give the job another name and known start offsets"
+    "Journal entries cannot be skipped, because they record what was committed. Restore the whole "
+    "checkpoint storage from one backup, or start under another job name with known start offsets."
 )
 
 

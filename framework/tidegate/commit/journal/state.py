@@ -163,7 +163,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
                 return msgspec.structs.replace(state, lost=entry)
             case RolledBack():
                 _require_last(state, entry, entry.attempt, entry.publication)
-                _require(not self.firm, entry, "what it takes back may be committed")
+                _require(not self.firm, entry, "what it rolls back may be committed")
                 return _taken_back(state)
             case LossAccepted():
                 known = self.lost is not None and self.lost.number == entry.lost
@@ -292,7 +292,7 @@ def _taken_back(state: JournalState) -> JournalState:
 def _require_last(state: JournalState, entry: AnyEntry, attempt: Attempt, publication: int) -> None:
     _require(attempt == state.attempt, entry, _newer(state, attempt))
     last = None if state.publication is None else state.publication.number
-    _require(publication == last, entry, f"it is about entry {publication}, not {last}")
+    _require(publication == last, entry, f"it names entry {publication}, not {last}")
     _require(not state.settled and state.lost is None, entry, "that was decided before")
 
 

@@ -190,7 +190,7 @@ class Dispatcher:
                 if name in self._jobs:
                     self._jobs[name].claim_stored = False
             case JobStillOwned(job=name):
-                yield from self._deposed(self._jobs[name], now_ms, wall_ms)
+                yield from self._restart_fenced(self._jobs[name], now_ms, wall_ms)
             case ResultNotStored(job=name):
                 self._jobs[name].result_under_way = False
             case StartDelayElapsed(job=name, start=start):
@@ -252,7 +252,7 @@ class Dispatcher:
             yield Reply(request_id=ask, message=Refused(reason=reason))
             return
         if known is not None and known.pid:
-            yield _kill(known, "its job is submitted anew")
+            yield _kill(known, "its job was submitted again")
             yield ReleaseJobSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
         self._jobs[name] = JobRecord(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
@@ -358,7 +358,7 @@ class Dispatcher:
             yield from self._put_off(job, why, now_ms, wall_ms)
             return
         if job.other_version:
-            why = f"{job.other_version} Restart the JobManager, so that all processes are alike"
+            why = f"{job.other_version} Restart the JobManager, so that all versions are the same"
             yield from self._put_off(job, why, now_ms, wall_ms)
             return
         job.put_off_since_ms = 0
@@ -393,7 +393,7 @@ class Dispatcher:
             job=job.submission.job, start=job.start, after_ms=REFUSED_START_PAUSE_MS
         )
 
-    def _deposed(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
+    def _restart_fenced(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         """Restart a job that was fenced by an old JobMaster, which had been declared lost.
 
         The next JobMaster fences the old one permanently. If the old one still has its JobManager,
@@ -402,12 +402,14 @@ class Dispatcher:
         name = job.submission.job
         yield from self._answer(job, Acknowledge())
         if job.pid:
-            yield _kill(job, "it was deposed")
+            yield _kill(job, "it was fenced")
             yield ReleaseJobSlots(job=name)
         job.pid, job.result_under_way = 0, False
         job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
-            FencedError(f"The JobMaster of {name} was deposed by one that was given up before.")
+            FencedError(
+                f"The JobMaster of {name} was fenced by an older one, which had counted as lost."
+            )
         )
         self._note_end(job, error, wall_ms)
         self._starts += 1
@@ -424,7 +426,7 @@ class Dispatcher:
         job.history.jobmaster_died(last, error, wall_ms)
         job.report = JobReport(
             job=last.job,
-            state=JobState.RECOVERING,
+            state=JobState.INITIALIZING,
             attempt=last.attempt,
             lag=last.lag,
             error=error,
@@ -481,7 +483,7 @@ class Dispatcher:
     def _store_result(self, job: JobRecord) -> Instruction:
         job.result_under_way = True
         report = report_of(job)
-        return StoreResult(report=report, fenced=report.state == JobState.DEPOSED)
+        return StoreResult(report=report, fenced=report.state == JobState.FENCED)
 
     def _answer(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
         for ask in job.asks:

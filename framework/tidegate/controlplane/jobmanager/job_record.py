@@ -88,11 +88,11 @@ class JobRecord:
 def view(job: JobRecord) -> JobReport:
     """Return the report that clients see.
 
-    A job that was fenced is shown as recovering until another cluster is known to own it.
+    A job that was fenced is shown as initializing until another cluster is known to own it.
     """
     report = report_of(job)
-    if job.phase is Phase.ENDING and report.state == JobState.DEPOSED:
-        return msgspec.structs.replace(report, state=JobState.RECOVERING)
+    if job.phase is Phase.ENDING and report.state == JobState.FENCED:
+        return msgspec.structs.replace(report, state=JobState.INITIALIZING)
     return report
 
 

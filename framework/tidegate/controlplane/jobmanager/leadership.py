@@ -131,9 +131,9 @@ class Leadership:
     def _end(self) -> None:
         self.replaced = True
         _log.error(
-            "another JobManager has taken over cluster %s: this one, of epoch %d, stood still or "
-            "was forgotten. It ends with all that it has started. One JobManager of a cluster.name "
-            "is enough: see that this one is not started again beside the other",
+            "another JobManager leads cluster %s: this one, of epoch %d, exits with all processes "
+            "that it has started. It hung, or it still ran when the other one was started. Run "
+            "only one JobManager for each cluster.name",
             self._cluster,
             self._epoch,
         )

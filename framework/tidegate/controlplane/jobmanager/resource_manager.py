@@ -298,7 +298,7 @@ class ResourceManager:
             return Refused(reason=f"another {message.id} is registered")
         if self._is_local(message.id):
             if message.id not in self._starting:
-                return Refused(reason=f"{message.id} was given up")
+                return Refused(reason=f"{message.id} was declared lost or has exited")
             del self._starting[message.id]
             self._refused = False
             self._backoff.record_start(now_ms)
@@ -325,7 +325,7 @@ class ResourceManager:
     def _heard(self, id_: TaskManagerId, now_ms: int) -> Message:
         tm = self._task_managers.get(id_)
         if tm is None:
-            return Refused(reason=f"{id_} is not registered: it was lost and its slots given up")
+            return Refused(reason=f"{id_} is not registered: it was lost, and its slots too")
         tm.last_heartbeat_ms = now_ms
         return Acknowledge()
 

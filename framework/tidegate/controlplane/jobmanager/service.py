@@ -360,7 +360,7 @@ class JobManager:
             if self.store.has_moved(job):
                 self.loop.post(stored)
             else:
-                _log.warning("job %s was deposed by a JobMaster that had been given up", job)
+                _log.warning("job %s was fenced by a JobMaster that had counted as lost", job)
                 self.loop.post(jobs.JobStillOwned(job=job))
 
         if instruction.fenced:
@@ -452,7 +452,7 @@ class JobManager:
                     after_ms / 1000, functools.partial(self._start_task_manager, id_)
                 )
             case slots.DisconnectTaskManager(id=id_, reason=reason):
-                _log.warning("TaskManager %s is given up: %s", id_, reason)
+                _log.warning("TaskManager %s counts as lost: %s", id_, reason)
                 self._kill(id_)
 
     def _start_slot(self, start: slots.StartSlotAt) -> None:

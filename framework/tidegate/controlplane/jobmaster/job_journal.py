@@ -155,7 +155,7 @@ class JobJournal:
             )
         if recovered.given_up:
             ids = [txn.transactional_id for txn in recovered.given_up]
-            _log.warning("gave up transactions of another Kafka cluster", extra={"ids": ids})
+            _log.warning("abandoned transactions of another Kafka cluster", extra={"ids": ids})
         _log.info(
             "recovered",
             extra={

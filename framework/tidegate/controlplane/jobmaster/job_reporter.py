@@ -119,7 +119,7 @@ class JobReporter:
         """Return a report of the current state of the job. `delay` is its current wait."""
         metrics = self._before if live is None else _sum(self._before, live)
         counts = None if live is None else live.coordinator.counts
-        failed = machine.state in {JobState.FAILED, JobState.DEPOSED}
+        failed = machine.state in {JobState.FAILED, JobState.FENCED}
         error = self._last_error
         if error is None and machine.error is not None:
             error = ErrorReport.of(machine.error)

@@ -65,36 +65,36 @@ from tidegate.ids import Attempt, SlotId, SubtaskId
 from tidegate.protocol.job_state import ENDED, JobState, ended_as
 
 _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
-    JobState.CREATED: frozenset({JobState.RECOVERING}),
-    JobState.RECOVERING: frozenset(
+    JobState.CREATED: frozenset({JobState.INITIALIZING}),
+    JobState.INITIALIZING: frozenset(
         {
-            JobState.BACKING_OFF,
+            JobState.RESTARTING,
             JobState.WAITING_FOR_SLOTS,
             JobState.DEPLOYING,
             JobState.CLOSING,
         }
     ),
-    JobState.BACKING_OFF: frozenset(
+    JobState.RESTARTING: frozenset(
         {
             JobState.WAITING_FOR_SLOTS,
             JobState.DEPLOYING,
-            JobState.RECOVERING,
+            JobState.INITIALIZING,
             JobState.CLOSING,
         }
     ),
     JobState.WAITING_FOR_SLOTS: frozenset(
-        {JobState.DEPLOYING, JobState.RECOVERING, JobState.CLOSING}
+        {JobState.DEPLOYING, JobState.INITIALIZING, JobState.CLOSING}
     ),
-    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.RECOVERING, JobState.CLOSING}),
-    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.RECOVERING, JobState.CLOSING}),
-    JobState.STOPPING: frozenset({JobState.CLOSING, JobState.RECOVERING}),
+    JobState.DEPLOYING: frozenset({JobState.RUNNING, JobState.INITIALIZING, JobState.CLOSING}),
+    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.INITIALIZING, JobState.CLOSING}),
+    JobState.STOPPING: frozenset({JobState.CLOSING, JobState.INITIALIZING}),
     JobState.CLOSING: frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED}),
 }
 """The legal moves of `_move`. In addition, `_end` moves a job that has not ended from any state
 directly to an end state: it was fenced, its journal is closed, or its close failed."""
 
 _BEFORE_DEPLOYMENT: Final = frozenset(
-    {JobState.RECOVERING, JobState.BACKING_OFF, JobState.WAITING_FOR_SLOTS}
+    {JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS}
 )
 
 NextDelay = Callable[[], float | None]
@@ -155,7 +155,7 @@ class JobMachine:
             return []
         match event:
             case ProcessStarted():
-                return self._move(JobState.RECOVERING, Recover())
+                return self._move(JobState.INITIALIZING, Recover())
             case Claimed():
                 self.attempt = event.attempt
                 return [AcquireSlots(attempt=event.attempt)]
@@ -193,7 +193,7 @@ class JobMachine:
                 # not submit again, and the transactions would time out.
                 self.error = self.error or event.error
                 fenced = isinstance(event.error, FencedError)
-                return self._end(JobState.DEPOSED if fenced else JobState.FAILED)
+                return self._end(JobState.FENCED if fenced else JobState.FAILED)
         assert_never(event)
 
     def validate(self) -> None:
@@ -212,12 +212,12 @@ class JobMachine:
     def _is_stale(self, event: Event) -> bool:
         attempt = getattr(event, "attempt", None)
         if isinstance(event, Claimed | RecoveryFailed):
-            return self.state is not JobState.RECOVERING
+            return self.state is not JobState.INITIALIZING
         if isinstance(event, JobRecovered):
             # A slot may fail while its attempt still recovers, and then the next recovery has
             # begun. Without a plan there was no `Claimed`, and only the end of the job can follow.
             late = attempt != self.attempt and not (event.final and self.attempt is None)
-            return self.state is not JobState.RECOVERING or late
+            return self.state is not JobState.INITIALIZING or late
         if isinstance(event, JobClosed | CloseFailed):
             return self.state is not JobState.CLOSING
         if isinstance(event, RestartDelayElapsed):
@@ -234,15 +234,15 @@ class JobMachine:
         if self._stop is not None:
             return self._finish(StopEnd.WITHOUT_CHECKPOINT)
         if self._backing_off:
-            return self._move(JobState.BACKING_OFF)
+            return self._move(JobState.RESTARTING)
         return self._deploy_when_complete()
 
     def _backed_off(self) -> list[Instruction]:
         self._backing_off = False
-        if self.state is not JobState.BACKING_OFF:
+        if self.state is not JobState.RESTARTING:
             return []  # the recovery takes longer than the wait
         if self.attempt is None:
-            return self._move(JobState.RECOVERING, Recover())
+            return self._move(JobState.INITIALIZING, Recover())
         return self._deploy_when_complete()
 
     def _deploy_when_complete(self) -> list[Instruction]:
@@ -297,7 +297,7 @@ class JobMachine:
     def _stop_requested(self, event: StopRequested) -> list[Instruction]:
         if self._stop is None or not event.final_checkpoint:
             self._stop = event
-        if self.state in {JobState.CREATED, JobState.RECOVERING, JobState.CLOSING}:
+        if self.state in {JobState.CREATED, JobState.INITIALIZING, JobState.CLOSING}:
             return []  # the recovery ends first: published records must become visible
         if event.final_checkpoint and self.state is JobState.RUNNING:
             return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
@@ -319,14 +319,14 @@ class JobMachine:
             return self._end(outcome)
         self.error = error
         if isinstance(error, FencedError):
-            return self._end(JobState.DEPOSED)
+            return self._end(JobState.FENCED)
         if self.state is JobState.CLOSING:
             return []
         ended: list[Instruction] = []
         if self.attempt is not None:
             ended = [EndAttempt(attempt=self.attempt)]
         delay_s = self._next_delay() if is_recoverable(error) else None
-        in_recovery = self.state is JobState.RECOVERING
+        in_recovery = self.state is JobState.INITIALIZING
         self._forget_attempt()
         if delay_s is None:
             return ended + self._close(JobState.FAILED)
@@ -338,8 +338,8 @@ class JobMachine:
         self._backing_off = True
         back_off = ScheduleRestart(delay_s=delay_s, restart=self.restarts)
         if in_recovery:  # the recovery failed: the next one begins after the wait
-            return ended + self._move(JobState.BACKING_OFF, back_off)
-        return ended + self._move(JobState.RECOVERING, back_off, Recover())
+            return ended + self._move(JobState.RESTARTING, back_off)
+        return ended + self._move(JobState.INITIALIZING, back_off, Recover())
 
     def _forget_attempt(self) -> None:
         self.attempt = None

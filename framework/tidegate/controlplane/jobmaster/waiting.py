@@ -16,7 +16,7 @@ def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotDepa
     match machine.state:
         case JobState.CLOSING:
             return departure.waits_for
-        case JobState.RECOVERING:
+        case JobState.INITIALIZING:
             return (
                 "The recovery commits the last checkpoint and fences transactions of older attempts"
             )

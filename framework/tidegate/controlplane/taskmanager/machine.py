@@ -236,7 +236,7 @@ class TaskManagerMachine:
             case SlotProcessExited(index=index, pid=pid, status=status):
                 return self._slot_ended(index, pid, status)
             case ZygoteGone(status=status):
-                return self._end(f"the zygote ended with status {status}")
+                return self._end(f"the fork server exited with status {status}")
             case Replied(message=message, reply=reply):
                 return self._replied(message, reply, now_ms)
             case RequestFailed(message=message):
@@ -307,7 +307,7 @@ class TaskManagerMachine:
         return [*refused, KillSlot(pid=slot.pid)] if known else refused
 
     def _forked(self, slot: _Slot, pid: int) -> list[Instruction]:
-        check(slot.start is not None and not slot.pid, "A fork that nobody asked for.")
+        check(slot.start is not None and not slot.pid, "A fork that was not requested.")
         slot.pid = pid
         if slot.phase is SlotPhase.KILLING:
             return [KillSlot(pid=pid)]
@@ -319,7 +319,7 @@ class TaskManagerMachine:
         return replies
 
     def _not_forked(self, slot: _Slot, reason: str) -> list[Instruction]:
-        check(slot.start is not None and not slot.pid, "A fork that nobody asked for.")
+        check(slot.start is not None and not slot.pid, "A fork that was not requested.")
         refused = Refused(reason=f"the operating system refused the slot's process: {reason}")
         replies: list[Instruction] = [Reply(ask=ask, message=refused) for ask in slot.starting]
         replies += [Reply(ask=ask, message=Acknowledge()) for ask in slot.stopping]

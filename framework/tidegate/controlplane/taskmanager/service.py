@@ -195,7 +195,7 @@ class _Service:
             case _SendDue(message=message):
                 self._send(message)
             case _ZygoteIsReady(pid=pid):
-                _log.info("zygote %d is ready", pid)
+                _log.info("fork server %d is ready", pid)
             case m.HeartbeatDue():
                 self.loop.call_later(self.heartbeat_s, event)
                 self._decide(event)

@@ -185,7 +185,9 @@ class FrameCodec:
 
     def _read(self, payload: bytes) -> list[RecordBatch]:
         version, kind, segments = _DATA_HEAD.unpack_from(payload)
-        _must(version == VERSION and kind == FrameKind.DATA, "it is no data frame of this version")
+        _must(
+            version == VERSION and kind == FrameKind.DATA, "it is not a data frame of this version"
+        )
         _must(segments, "it holds nothing")
         view = memoryview(payload)
         batches = []
@@ -203,7 +205,7 @@ class FrameCodec:
             _must(_fit(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, TopicPartition(topic, partition), keys))
             at = end
-        _must(at == len(payload), "it goes on behind its last segment")
+        _must(at == len(payload), "it continues behind its last segment")
         return batches
 
     def _wrong_field(

@@ -52,7 +52,7 @@ def user_code_error(
     offset = batch.offsets[index]
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.place}) raised {type(error).__name__}: {error}, "
-        f"on the record that came from {topic}-{partition} at offset {offset}. Mend the code or "
+        f"on the record that came from {topic}-{partition} at offset {offset}. Correct the code or "
         "filter such records out before this step; the job restarts from its last checkpoint as "
         "the restart strategy says."
     )

@@ -148,9 +148,9 @@ class BatchDecoder:
             raise BadRecordError(
                 f"Source {self._uid!r} ({self._source.place}) cannot decode the record of "
                 f"{origin.topic}-{origin.partition} at offset {message.offset()} as {format_name}: "
-                f"{reason}. Correct the source's format, or let the job go on without such records "
-                "by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' with "
-                "dead_letter_topic='TOPIC' (they are kept)."
+                f"{reason}. Correct the source's format, or let the job continue without such "
+                "records by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' "
+                "with dead_letter_topic='TOPIC' (they are kept)."
             ) from (None if isinstance(error, _MissingPartError) else error)
 
     def _reason(self, message: RawRecord, error: Exception) -> str:

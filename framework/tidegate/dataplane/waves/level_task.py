@@ -171,7 +171,7 @@ class LevelTask:
 
     def _timed_sources(self) -> list[TimedSource]:
         sources = [task for task in self._tasks if isinstance(task, SourceTask)]
-        check(len(sources) == len(self._tasks), "level 0 has a vertex that is no source")
+        check(len(sources) == len(self._tasks), "level 0 has a vertex that is not a source")
         offsets = dict.fromkeys((each.subtask.vertex for each in sources), 0)
         for split in self._deploy.splits:
             offsets[VertexId(split.source)] += offsets_left(split)

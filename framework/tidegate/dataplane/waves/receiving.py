@@ -93,7 +93,7 @@ class RowReceiver:
     def _end(self, row: Row, received: _Received) -> None:
         barrier = read_control(row.frame)
         if not isinstance(barrier, Barrier) or barrier.checkpoint != self._checkpoint:
-            raise self._broken(row, f"its marker is none of checkpoint {self._checkpoint}")
+            raise self._broken(row, f"its marker is not of checkpoint {self._checkpoint}")
         if received.frames != row.seq:
             raise self._broken(
                 row, f"its marker counts {row.seq} frames and {received.frames} came"

@@ -178,7 +178,7 @@ class SocketExchange:
                 if owner in self._strangers and events & selectors.EVENT_READ:
                     self._greet(owner)
             case _:
-                check(callable(owner), f"nobody handles events of {owner!r}")
+                check(callable(owner), f"no handler for events of {owner!r}")
                 owner()  # type: ignore[operator]  # checked: `_run_commands` or `_accept`
 
     def _run_commands(self) -> None:

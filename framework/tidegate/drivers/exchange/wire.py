@@ -128,7 +128,7 @@ class FrameReader:
                 if size > self._limit:
                     raise ExchangeError(
                         f"a frame of {size} bytes is announced, and {self._limit} is the limit; "
-                        "whoever sends this is no slot of this version"
+                        "the sender is not a slot of this version"
                     )
                 end = at + _HEAD.size + size
                 if end > filled:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 RIGHTS: Final = (
     "looking at transactions needs DESCRIBE on their transactional ids and READ on their topics; "
     "aborting one needs WRITE on its id, and a hanging one ALTER (before Kafka 3.8: "
-    "CLUSTER_ACTION) on the cluster. Grant it, or use the credentials of somebody who has it."
+    "CLUSTER_ACTION) on the cluster. Grant it, or use the credentials of a user who has it."
 )
 DEADLINE_S: Final = 12.0
 """The deadline in seconds of a request that must be answered. With Kafka's defaults, a failover of

@@ -298,8 +298,8 @@ class KafkaPartitionReader:
 
     def _absent(self, where: str) -> KafkaError:
         return KafkaError(
-            f"Partition {where} does not exist at {self._servers}: the topic was deleted or made "
-            "anew with fewer partitions. Create it again, or change the source's topic."
+            f"Partition {where} does not exist at {self._servers}: the topic was deleted, or "
+            "created again with fewer partitions. Create it again, or change the source's topic."
         )
 
     def _runs(self, messages: list[Message]) -> list[PartitionBatch]:
@@ -354,8 +354,8 @@ class KafkaPartitionReader:
                 f"Partition {where} at {self._servers}, which is read from offset "
                 f"{self._positions.get(origin, 'unknown')}, cannot be read on: {event.str()}. The "
                 "next offset is not in the log any more, or not yet (retention has deleted it, an "
-                "unclean leader election has truncated the log, or the topic was made anew). Start "
-                "from another checkpoint, or from new offsets with --restore none; records "
+                "unclean leader election has truncated the log, or the topic was created again). "
+                "Start from another checkpoint, or from new offsets with --restore none; records "
                 "between, if any, are lost."
             )
         if code in _ABSENT:

@@ -67,7 +67,7 @@ class _Zygote:
         self._waker.setblocking(False)
 
     def run(self) -> int:
-        check(_threads() == 1, "A zygote with threads must not fork: some import started one.")
+        check(_threads() == 1, "A fork server must have one thread: some import started another.")
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         gc.collect()

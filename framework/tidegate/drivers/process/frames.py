@@ -94,7 +94,7 @@ def _receive(connection: socket.socket) -> bytes | None:
         return None
     (length,) = _LENGTH.unpack(head)
     if length > FRAME_BYTES_MAX:
-        raise InternalError(f"A frame of {length} bytes between TaskManager and zygote.")
+        raise InternalError(f"A frame of {length} bytes between TaskManager and fork server.")
     return _exactly(connection, length)
 
 

@@ -15,7 +15,7 @@ from tidegate.protocol import codec
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import Failed, Message
 
-NOBODY: Final = "nobody answers there (the process is gone or not yet up)"
+NOBODY: Final = "no process answers there (it is gone or not yet up)"
 
 _log = logging.getLogger(__name__)
 

@@ -142,7 +142,7 @@ class GrpcServer:
             raise RpcError(
                 f"Cannot listen on {bound}. Is it an address of this host, and is the port free? "
                 "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
-                "say where a process of a standing cluster listens."
+                "say where a process of a session cluster listens."
             ) from error
         return network.advertised_address(port)
 

@@ -68,10 +68,10 @@ def _required(found: bytes, where: str) -> str:
     present = id_in(found)
     if present is None:
         raise CorruptCheckpointError(
-            f"The checkpoint storage {where} cannot be told from another one: {IDENTITY} in it is "
-            f"damaged, because it holds {_shown(found)} and no id. Restore this file from a "
-            "backup. If there is none, stop every job that uses this storage, and then delete the "
-            "file: the next process writes a new id."
+            f"The checkpoint storage {where} cannot be identified: {IDENTITY} in it is damaged, "
+            f"because it holds {_shown(found)} and no id. Restore this file from a backup. If no "
+            "backup exists, stop every job that uses this storage, and then delete the file: the "
+            "next process writes a new id."
         )
     return present
 

@@ -41,7 +41,7 @@ class RememberedStorage:
         if found is None:
             raise CorruptCheckpointError(
                 f"{self.file}, which says what checkpoint storage this host used last at "
-                f"{self._storage}, is damaged. Make sure that the right storage is mounted there, "
+                f"{self._storage}, is damaged. Check that the right storage is mounted there, "
                 "and delete the file."
             )
         return found

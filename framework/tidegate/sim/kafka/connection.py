@@ -84,7 +84,7 @@ class Connection:
 
         Raise BrokerError if the request failed or has no answer.
         """
-        check(not self._killed, f"process {self.name} was killed and goes on all the same")
+        check(not self._killed, f"process {self.name} was killed and continues all the same")
         self.timeline.run_due()
         verdict = self._faults.decide(call)
         if verdict is PROCEED:

@@ -234,7 +234,7 @@ class FakeReader:
             except BrokerError:
                 raise KafkaError(
                     f"Partition {origin.topic}-{origin.partition}: there is no such topic or "
-                    "partition. It was deleted, or made anew with fewer partitions."
+                    "partition. It was deleted, or created again with fewer partitions."
                 ) from None
 
     def _error(self, origin: TopicPartition, each: _Assigned, code: Code) -> TidegateError:
