@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and how each mistake in them is told."""
+"""Where settings come from, which value wins, and how each mistake in them is reported."""
 
 import itertools
 import os
@@ -313,7 +313,7 @@ class TestForeignFile:
         folder = below.parent.parent
         foreign(folder / "tidegate.toml")
         with pytest.raises(ConfigError, match="belongs to another user"):
-            load(folder=folder)  # somebody has put it into my folder, which could be /tmp
+            load(folder=folder)  # another user has put it into my folder, which could be /tmp
         foreign(folder)
         assert load(folder=folder).kafka.bootstrap == "evil:9092"
 

@@ -142,6 +142,6 @@ def test_every_error_has_a_kind_that_does_not_depend_on_its_name() -> None:
 
 def test_a_class_without_a_kind_is_reported_as_its_base_class() -> None:
     class OfAUser(UserCodeError):
-        """A subclass that nobody has pinned."""
+        """A subclass that has no entry in KINDS."""
 
     assert ErrorReport.of(OfAUser("x")).kind == "UserCodeError"

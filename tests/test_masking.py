@@ -217,7 +217,7 @@ def test_parameters_come_from_the_environment_and_the_command_line_wins(
     monkeypatch.setenv(PARAMETERS + "DB_PASSWORD", "hush-hush")
     monkeypatch.setenv(PARAMETERS + "LIMIT", "5")
     assert parameters(["limit=6"], "") == {"db_password": "hush-hush", "limit": "6"}
-    load(environment={PARAMETERS + "LIMIT": "5"})  # it is no setting
+    load(environment={PARAMETERS + "LIMIT": "5"})  # the parameter is not a setting
 
 
 def test_short_values_do_not_blank_out_words() -> None:

@@ -258,7 +258,9 @@ def test_the_largest_data_files_are_left_out_until_the_rest_fits(tmp_path: Path)
 def test_data_files_beyond_the_limit_are_left_out_by_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A data set beside the pipeline, say. Modules and smaller folders of data stay."""
+    """Large folders of data next to the pipeline are left out. Modules and smaller data folders
+    stay.
+    """
     assert FILES_MAX == 10_000
     monkeypatch.setattr("tidegate.api.pipeline_files.FILES_MAX", 5)
     written(tmp_path, "job.py:", "rules/a.txt:", "rules/b.txt:", "images/x.py:", "images/1.png:")

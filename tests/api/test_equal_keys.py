@@ -49,7 +49,7 @@ EAST = timezone(timedelta(hours=2))
 FIRST_0230 = datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN)
 """The clock goes from 3:00 back to 2:00: this is 0:30 UTC."""
 SECOND_0230 = FIRST_0230.replace(fold=1)
-"""And this is 1:30 UTC."""
+"""The same wall-clock time an hour later: 1:30 UTC."""
 
 
 class Text(str):

@@ -1,10 +1,12 @@
-"""Whatever change of a stored type the check accepts can read every stored value.
+"""Every change of a stored type that the check accepts can read every stored value.
 
-Method: types of all kinds that state supports are drawn, with values; a second type is drawn, or
-made from the first as a user changes a class: fields are added, removed, renamed or given another
-type, unions and Literals grow and shrink. If the check accepts the change, each value that was
-stored under the old type is read as a value of the new one (looked at part by part, so that no
-string passes as an int), and what is read can be stored and read again.
+Method: the test draws a type of any kind that state supports, and values of it. The second type is
+drawn too, or made from the first as a user changes a class. Such a change adds, removes or renames
+fields, gives them another type, or makes unions and Literals grow or shrink.
+
+If the check accepts the change, each value that was stored under the old type is read as a value of
+the new one. The test compares each part of the value, so a string cannot pass as an int. The value
+that was read can be stored and read again.
 """
 
 from __future__ import annotations

@@ -394,7 +394,9 @@ def test_what_cannot_be_read_is_refused_with_the_field(written: Any, of: Any, wo
 
 @pytest.mark.parametrize("of", [of for of, _ in VALUES + UNIONS] + [Any, set[int], Literal[1, 2]])
 def test_a_schema_of_an_earlier_version_without_marks_is_read(of: Any) -> None:
-    """The same code goes on after an update: what an earlier version wrote is never refused."""
+    """The same code runs after an update, so a schema that an earlier version wrote is never
+    refused.
+    """
     resolver(type_info(of).avro, of)
 
 

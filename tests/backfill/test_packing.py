@@ -24,7 +24,7 @@ from tidegate.errors import UserError
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages beside the real ones."""
+    """A folder of installed packages, in addition to the real ones."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)

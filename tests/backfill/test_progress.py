@@ -1,4 +1,4 @@
-"""Which offsets consumer groups are told after a wave, and that a refusal fails nothing."""
+"""Offsets that a wave commits for consumer groups. A refused commit fails nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINT = CheckpointId(Attempt(7), 1)
 
 
 class Groups:
-    """What groups were told."""
+    """Records the offsets that are committed for each group."""
 
     def __init__(self, refuses: dict[str, TidegateError] | None = None) -> None:
         self.told: dict[str, Mapping[TopicPartition, GroupCommit]] = {}

@@ -1,7 +1,8 @@
-"""The turns of streamed waves, with a query that is a thread: who waits for whom, and who gives up.
+"""The turns of streamed waves, with a query that is a thread: which side waits, and which times
+out.
 
-`integration/spark/test_stream.py` runs the same on a real Spark. Here stand the moments that a real
-one does not come to on demand.
+`integration/spark/test_stream.py` runs the same on a real Spark. This module tests the situations
+that a real Spark does not produce on demand.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def test_a_query_that_fails_is_an_error_of_spark(
     with pytest.raises(SparkError, match=r"^The stream of waves failed: ") as caught:
         run(stream, lambda: False)
     assert type(caught.value) is kind
-    stream._take_turn(None, 1)  # a batch that comes late waits for nobody
+    stream._take_turn(None, 1)  # a batch that comes late does not wait
 
 
 class Failing:
@@ -181,7 +182,7 @@ def failing(
 
 
 FINE = -1
-"""A query that goes on to the end."""
+"""A query that runs to its end."""
 
 
 def test_a_query_that_spark_fails_is_started_again(

@@ -1,4 +1,4 @@
-"""A coordinator of two subtasks and what it is told, for its tests."""
+"""A coordinator of two subtasks and the messages that it receives, for its tests."""
 
 from __future__ import annotations
 

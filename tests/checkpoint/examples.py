@@ -23,7 +23,7 @@ def txn(number: int, *, epoch: int = 0, attempt: int = 1) -> PreparedTransaction
 def facts(
     transaction: PreparedTransaction, state: TransactionState, **changes: int
 ) -> TransactionDescription:
-    """What a broker says of a transaction that is as it was recorded, but for the changes."""
+    """Describes a transaction as a broker does: as it was recorded, except for `changes`."""
     return TransactionDescription(
         state=state,
         producer_id=changes.get("producer_id", transaction.producer_id),

@@ -1,4 +1,4 @@
-"""When a job counts as behind, and when it does no more."""
+"""When a job counts as behind, and when it no longer does."""
 
 from __future__ import annotations
 

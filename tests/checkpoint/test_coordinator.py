@@ -1,6 +1,6 @@
-"""The checkpoint coordinator: when it completes and gives up, and that it drops nothing.
+"""The checkpoint coordinator: when it completes or aborts a checkpoint, and that it drops nothing.
 
-When it triggers: `test_triggers.py`.
+`test_triggers.py` tests when it triggers one.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ def test_counts_for_display() -> None:
 
 
 class Slots:
-    """What the world does to a coordinator: subtasks prepare and decline, messages are lost."""
+    """A random environment of a coordinator: subtasks prepare and decline, messages are lost."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance

@@ -58,7 +58,9 @@ def checkpoint(
     schemas: dict[str, list[str]] | None = None,
     **split: Any,
 ) -> Manifest:
-    """What a run of that plan would have written: a snapshot per subtask, splits dealt out."""
+    """A manifest as a run of that plan writes it: one snapshot per subtask, with the splits
+    assigned.
+    """
     splits = assign_splits(
         [
             SourceSplit(source=ORDERS, topic="orders", partition=p, offset=100 + p, **split)
@@ -285,7 +287,7 @@ def test_a_topic_with_fewer_partitions_is_refused() -> None:
 
 
 def changed(old: Manifest, *, submission: str = "s2", **changes: Any) -> str:
-    """What is refused of partitions that are 50 to 200 but for the changes."""
+    """The refusal of a restore whose partitions have offsets 50 to 200, except for `changes`."""
     on_other_cluster = changes.pop("on_other_cluster", False)
     facts = [
         dataclasses.replace(each, **{"latest": 200, "topic_id": "id-a", **changes})
@@ -323,7 +325,7 @@ def test_an_id_that_is_not_known_refuses_nothing(stored: str, now_has: str) -> N
 
 
 def test_a_position_behind_the_end_is_refused() -> None:
-    """Of a bounded run, too: it would end at once, with 0 records."""
+    """Bounded runs are refused too: without the refusal they would end at once, with 0 records."""
     for end in (None, 60):
         said = changed(checkpoint(plan(), topic_id="id-a"), latest=60, end=end)
         assert "is offset 100, but the partition begins at offset 50 and ends at offset 60" in said

@@ -1,4 +1,4 @@
-"""The commands of a standing cluster: how it is named, what is printed, and exit codes."""
+"""The commands of a session cluster: how it is named, what is printed, and exit codes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
 
 
 def failing(kind: type[Exception], text: str) -> JobReport:
-    """A job that is about to restart because of that error."""
+    """A job that will restart because of that error."""
     error = ErrorReport.of(kind(text))
     return JobReport(job=JobName("totals"), state=JobState.RESTARTING, restarts=1, error=error)
 

@@ -1,4 +1,4 @@
-"""What commands refuse by themselves, before they ask anybody, and the exit codes they make."""
+"""What commands refuse before they send a request, and the exit codes of these refusals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_seeds_of_which_there_are_none_are_refused(seeds: str) -> None:
 @pytest.mark.parametrize("seeds", ["7", "..", "a..b", "1..b", "-1..5"])
 def test_seeds_that_are_no_range_are_refused(monkeypatch: pytest.MonkeyPatch, seeds: str) -> None:
     monkeypatch.setattr(sim, "_many", lambda *_, **__: False)
-    with pytest.raises(ConfigError, match=f"--seeds '{seeds}' is not a range: write A..B, or A.. to"):
+    with pytest.raises(
+        ConfigError, match=f"--seeds '{seeds}' is not a range: write A..B, or A.. to"
+    ):
         run("sim", "--seeds", seeds)
 
 

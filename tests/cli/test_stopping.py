@@ -1,4 +1,4 @@
-"""Ctrl-C in `tidegate run`: when a stop is told, to whom, and what a second one does."""
+"""Ctrl-C in `tidegate run`: when and where a stop is sent, and what a second Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cluster:
         pass
 
     def report(self, state: str = "RUNNING") -> int:
-        """One more report; how often the stop has been told."""
+        """Reports once more and returns how many stops have been sent."""
         self.stop_of_run.reported(JobReport(job=JOB, state=JobState(state), jobmaster_pid=1))
         return self.told
 

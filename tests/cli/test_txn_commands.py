@@ -1,7 +1,7 @@
-"""`tidegate txn` as commands: what is refused, in whose words, and with which exit code.
+"""`tidegate txn` as commands: what is refused, with which text, and with which exit code.
 
-Method: the true commands before an inspector that answers from tables, and a clock that goes on
-only while somebody sleeps.
+Method: the real commands use an inspector that answers from tables, and a clock that advances only
+during a sleep.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """JobMasters and their tasks, as processes of `world.py`, and the scheduler that runs them.
 
-A JobMaster is one attempt: a main thread that takes checkpoints, and a committer beside it. It
-keeps the `Rules` of its world, and ends as a process does that has failed: its successor must cope.
+A JobMaster is one attempt: a main thread that takes checkpoints, and a committer in parallel with
+it. It keeps the `Rules` of its world. It ends as a failed process does, so its successor must
+handle every state that it leaves.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class JobMaster:
         self.threads: list[Thread] = [self._main()]
         self.answers: dict[int, Any] = {}
         self.after: dict[int, Callable[[], Thread]] = {}
-        """Who goes on when a thread has ended."""
+        """Chooses the thread that continues when a thread has ended, by the id of the ended one."""
 
     def advance(self, thread: Thread) -> None:
         """Run one thread up to its next effect, and carry that out: of another thread, where this
@@ -183,8 +184,8 @@ class JobMaster:
             self.answers[id(thread)] = error
 
     def _started_together(self, parent: Thread, effect: effects.Gather) -> Thread:
-        """Threads of their own, which the scheduler interleaves; the parent stands until the last
-        has ended. Who goes on.
+        """Starts threads that the scheduler interleaves, and returns the one that continues. The
+        parent waits until the last of them has ended.
         """
         results: dict[int, Any] = {}
         failures: dict[int, TidegateError] = {}
@@ -354,7 +355,7 @@ EXPECTED = (
     KafkaError,
     JobClosedError,
 )
-"""How a JobMaster may end: its successor goes on, and nothing is lost."""
+"""Errors by which a JobMaster may end: its successor continues, and nothing is lost."""
 
 
 def chaos(world: World, *, attempts: int = 4, steps: int = 600) -> list[JobMaster]:
@@ -376,7 +377,7 @@ def chaos(world: World, *, attempts: int = 4, steps: int = 600) -> list[JobMaste
 
 
 def check(master: JobMaster, world: World) -> None:
-    """How a JobMaster ended must be one of the ways it may."""
+    """Checks that the JobMaster ended in one of the allowed ways."""
     outcome = master.outcome
     if isinstance(outcome, DataLossError):
         if not world.timed_out and not world.intruded:

@@ -210,7 +210,7 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
 
 
 def test_claims_alone_write_hints_too(quiet: Quiet) -> None:
-    """A job that restarts for days and never publishes: each claim reads no more than the last."""
+    """A job restarts for days and never publishes. The cost of a claim does not grow."""
     for _ in range(3 * SNAPSHOT_INTERVAL):
         quiet.asked.clear()
         journal = quiet.claim()

@@ -1,4 +1,4 @@
-"""Claims of one process after another, and of two that take turns: who may, and who was deposed."""
+"""Claims of successive processes, and of two that take turns: which may claim, which are fenced."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_fresh_process_claims_after_another(tmp_path: Path) -> None:
 
 
 def test_a_process_that_was_replaced_never_claims_again(tmp_path: Path) -> None:
-    """Else the two would depose each other for ever."""
+    """Without this rule the two processes would fence each other without end."""
     zombie, successor = Process("one", tmp_path), Process("two", tmp_path)
     zombie.claim()
     successor.claim()

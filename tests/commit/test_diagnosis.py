@@ -81,7 +81,7 @@ def old(age_ms: int) -> ProducerState:
             OpenReason.OVERDUE,
             60_001 + TIMEOUT_SCAN_MS,
         ),
-        # Nobody's: the age of its last record decides.
+        # No producer owns it: the age of its last record decides.
         (old(MAX_TIMEOUT_MS), None, True, OpenReason.UNCLAIMED, MAX_TIMEOUT_MS),
         (old(LATE), None, True, OpenReason.HANGING, LATE),
         (old(LATE), None, False, OpenReason.UNKNOWN, LATE),
@@ -89,7 +89,7 @@ def old(age_ms: int) -> ProducerState:
         (old(LATE), changed(partitions=(THERE,)), True, OpenReason.HANGING, LATE),
         (old(LATE), changed(partitions=(THERE,)), False, OpenReason.HANGING, LATE),
         (PRODUCER, changed(partitions=()), True, OpenReason.UNCLAIMED, 500),
-        # Another machine's clock may be ahead of ours.
+        # Another machine's clock may be ahead of our clock.
         (old(-5_000), None, True, OpenReason.UNCLAIMED, 0),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where a submission begins: the first look counts, whoever looks again."""
+"""The offsets at which a submission begins: the first ones that are recorded count."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit(backup: Backup
 
 
 def test_offsets_of_a_checkpoint_that_the_journal_lacks_refuse_a_submit(backup: Backup) -> None:
-    """The same attempt went on: its ids show nothing."""
+    """The same attempt continued after the backup, so its transactional ids show nothing."""
     before = backup.quiet.kinds()
     with pytest.raises(RefusedError, match=r"attempt 1 of this journal, and offsets of .* 1-40"):
         backup.quiet.claim("s2", commits=backup.committed("1-40"))

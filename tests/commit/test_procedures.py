@@ -191,7 +191,9 @@ def test_a_topic_that_was_deleted_is_not_published(quiet: Quiet) -> None:
 
 
 def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
-    """What is said of a checkpoint of t0 and t1 when the brokers have repeated this."""
+    """The refusal to publish a checkpoint of t0 and t1 whose topics have had the ids `now_has` for
+    the whole wait.
+    """
     journal = quiet.claim()
 
     def answer(effect: Effect) -> Any:

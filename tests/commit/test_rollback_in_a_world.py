@@ -1,7 +1,8 @@
-"""Retraction among zombies, late messages, timeouts and intruders; and what breaks without a rule.
+"""Rolling back among zombies, late messages, timeouts and intruders; what breaks without a rule.
 
-The world of `test_protocol_in_a_world.py`, with brokers that abort what is published. A loss may
-only be stated where something of the publication is visible, and nothing is ever visible twice.
+The world is that of `test_protocol_in_a_world.py`, with brokers that abort what is published. A
+loss may be reported only if some output of the publication is visible. No record is ever visible
+twice.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def publish_up_to(quiet: Quiet, journal: ClaimedJournal, number: int) -> None:
 
 
 def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
-    """Of the entries and of the hints that are there."""
+    """The numbers of the entries and of the hints that exist."""
     paths = sorted(quiet.world.store.objects)
     return (
         [n for path in paths if (n := entry_number(path)) is not None],

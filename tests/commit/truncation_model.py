@@ -1,19 +1,19 @@
-"""An explicit-state model of one journal that is trimmed while late creates are under way.
+"""An explicit-state model of one journal that is truncated while late creates are in flight.
 
-Breadth first over every interleaving, in the manner of the protocol's model: nobody is killed or
-frozen explicitly, a writer that is not scheduled is dead, one that is scheduled late is a zombie. A
-create that was sent may land at any later time and any number of times (a store that tries again,
-a request that a proxy has held), each time only where nothing stands. The oldest entry below the
-hint may go at any time.
+The search visits every interleaving breadth first, like the protocol's model. No step kills or
+freezes a writer: one that is not scheduled is dead, and one that is scheduled late is a zombie. A
+create that was sent may land at any later time and any number of times, because a store retries or
+a proxy holds a request. It lands only where no entry exists. The oldest entry below the hint may be
+deleted at any time.
 
-Checked wherever a writer takes its entry for counted: it was the first that ever stood at that
-number. `look` is what a writer asks for before it does:
+Whenever a writer counts its entry as written, the model checks that no other writer's entry had
+that number first. `look` is what a writer checks before it counts its entry:
 
-- `nothing`: that its entry stands there;
-- `predecessor`: that the entry before it, which it followed, is still there too;
-- `hint`: that no hint beyond its entry is there.
+- `nothing`: that its entry exists;
+- `predecessor`: that the entry before it, which it followed, still exists too;
+- `hint`: that no hint beyond its entry exists.
 
-Not modelled: what entries mean, and how a reader finds the end (it is told the truth).
+Not modelled: what entries mean, and how a reader finds the end (it always finds the true one).
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ GONE = "gone"
 
 
 class Writer(NamedTuple):
-    """What one attempt knows: the last entry that it has read or written, and by whom it was."""
+    """The knowledge of one attempt: the last entry that it has read or written, and that entry's
+    writer.
+    """
 
     state: str = GONE
     known: int = 0
@@ -35,10 +37,10 @@ class Writer(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of the store and of all writers."""
+    """A state of the store and of all writers."""
 
     taken: tuple[int, ...]
-    """Who was first at each number, from 1."""
+    """The first writer of each number, from 1."""
     present: frozenset[tuple[int, int]]
     """Number and writer of what stands there."""
     sent: frozenset[tuple[int, int]]
@@ -48,7 +50,7 @@ class State(NamedTuple):
 
 
 class WronglyCountedError(AssertionError):
-    """A writer takes an entry for counted that nobody reads; the message tells the steps."""
+    """A writer counts an entry as written that no reader reads. The message lists the steps."""
 
 
 Step = tuple[str, State]

@@ -1,19 +1,20 @@
 """A small world for the commit protocol: a store, a broker, zombies, and a scheduler on one seed.
 
-JobMasters are started one after the other, whether the one before is dead or not; nobody is killed
-explicitly: a process that is not scheduled any more is dead, one that is scheduled late is a
-zombie. One effect of one process is carried out at a time, so every run is one interleaving of all
-of them.
+JobMasters start one after the other, whether or not the one before is dead. No step kills a
+process: one that is not scheduled again is dead, and one that is scheduled late is a zombie. The
+world carries out one effect of one process at a time, so every run is one interleaving of all of
+them.
 
-The store answers UNKNOWN at times (the create has landed, lands later, or never); an EndTxn may
-arrive later and more than once; Kafka is away at times; where the test allows it, the broker aborts
-an open transaction, or an intruder fences an id. Checked while it runs: no record is committed
-twice, nothing is committed that no publication in the journal names, and with exactly what was
-prepared. Checked by `finish`: every record of the input is in the output once, and nothing stays
-open.
+The store sometimes answers UNKNOWN: the create has landed, lands later, or never does. An EndTxn
+may arrive later and more than once. Kafka is sometimes unavailable. If the test allows it, the
+broker aborts an open transaction, or an intruder fences an id.
 
-`masters.py` holds the processes. `Rules` are what an attempt obeys; the mutation tests switch them
-off one by one.
+Checked during a run: no record is committed twice, and nothing is committed that no publication in
+the journal names. A transaction is committed with exactly the records that were prepared. Checked
+by `finish`: every record of the input is in the output once, and no transaction stays open.
+
+`masters.py` holds the processes. An attempt obeys the `Rules`; the mutation tests switch them off
+one by one.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Step:
 
 @dataclass(kw_only=True)
 class Rules:
-    """What keeps the protocol exact. All true in the protocol; a mutant lacks one."""
+    """Rules that keep the protocol exact. All are true in the protocol; a mutant lacks one."""
 
     end_only_after_publication: bool = True
     keep_prepared_of_failed_checkpoints: bool = True
@@ -116,7 +117,7 @@ class Store:
 
     objects: dict[str, bytes] = field(default_factory=dict)
     history: dict[str, bytes] = field(default_factory=dict)
-    """What was created first under each path, whatever was deleted since."""
+    """The first object created under each path, also if it was deleted later."""
     in_flight: list[tuple[str, bytes]] = field(default_factory=list)
 
     def land(self, path: str, data: bytes) -> bool:
@@ -173,7 +174,9 @@ class World:
         return [self._decoded[number] for number in sorted(self._decoded)]
 
     def named(self) -> set[PreparedTransaction]:
-        """What any publication in the journal names, but what was retracted."""
+        """Transactions that any publication in the journal names, except those that were rolled
+        back.
+        """
         named: set[PreparedTransaction] = set()
         for entry in self.entries():
             if isinstance(entry, Publication):
@@ -301,7 +304,7 @@ class World:
             self._abort_by_bumping(self.broker[tid])
 
     def _abort_by_bumping(self, found: Transaction) -> None:
-        """What a timeout does, and the first half of a fence."""
+        """Aborts and raises the epoch, as a timeout does and the first half of a fence."""
         found.state, found.epoch = TransactionState.COMPLETE_ABORT, found.epoch + 1
 
     def _intrude(self, tid: TransactionalId) -> None:
@@ -376,7 +379,7 @@ class World:
         """Entries go oldest first, and none that the newest publications or hints stand on."""
         number = entry_number(path)
         if number is not None and path in self.store.objects:
-            older = set(range(1, number)) - self._trimmed  # what lands there again is a stray
+            older = set(range(1, number)) - self._trimmed  # entries that land again are orphans
             published = [e.number for e in self.entries() if isinstance(e, Publication)]
             if older:
                 raise Violation(f"entry {number} is trimmed before {sorted(older)}")

@@ -15,7 +15,7 @@ from tidegate.protocol.messages import StartSlot
 
 
 def start_slot(index: int, does: str) -> StartSlot:
-    """What a slot is forked for."""
+    """The request for a slot with this behaviour."""
     return StartSlot(
         epoch=LeaderEpoch(1),
         index=index,
@@ -29,7 +29,7 @@ def start_slot(index: int, does: str) -> StartSlot:
 
 
 class Starter(Protocol):
-    """Starts processes that do as they are told."""
+    """Starts processes with a given behaviour."""
 
     def spawn(
         self,
@@ -51,7 +51,7 @@ class Me(Protocol):
     def announce(self, facts: dict[str, Any]) -> None: ...
 
     def wait(self) -> NoReturn:
-        """For ever."""
+        """Waits for ever."""
         ...
 
     def starter(self) -> Starter: ...

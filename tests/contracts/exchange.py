@@ -1,8 +1,8 @@
-"""The contract of `ports/exchange.py`: what every way between slots does.
+"""The contract of `ports/exchange.py`: the behaviour of every connection between slots.
 
 A test class inherits it and gives a `world` that makes slots. Each slot is an exchange, a mailbox
-that the test runs, and what came; it sees by itself that callbacks run only there, that nobody is
-lost twice, and that nothing comes of a peer that was lost.
+that the test runs, and the frames that came. The slot checks that callbacks run only in the
+mailbox, that no peer is lost twice, and that nothing comes from a lost peer.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ExchangeWorld(Protocol):
         ...
 
     def nowhere(self) -> str:
-        """An address where nobody listens."""
+        """An address without a listener."""
         ...
 
 
@@ -99,7 +99,9 @@ class ExchangeContract:
 
     @pytest.fixture
     def long_farewell(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever waits for it is found out, however slow the machine is."""
+        """A close timeout so long that a test fails if an exchange waits for it, also on a slow
+        machine.
+        """
         for driver in ("tidegate.drivers.exchange.sockets", "tidegate.sim.exchange"):
             monkeypatch.setattr(f"{driver}.CLOSE_TIMEOUT_S", 6 * SOON_S)
 
@@ -343,7 +345,7 @@ class ExchangeContract:
         for _ in range(100):
             low.exchange.send(1, 0, (b"x" * 100_000,))
         began = world.around.clock.monotonic()
-        low.exchange.close()  # and nobody reads
+        low.exchange.close()  # and no peer reads
         assert 1.5 < world.around.clock.monotonic() - began < SOON_S
 
     def test_both_may_leave_at_once_and_twice(

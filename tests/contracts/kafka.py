@@ -41,11 +41,11 @@ MURMUR2 = {
     b"a-little-bit-longer-string": -1486304829,
     b"abc": 479470107,
 }
-"""Hashes of Kafka's Java client, which topics of ours must be partitioned like."""
+"""Hashes of Kafka's Java client. Topics that tidegate writes must be partitioned the same way."""
 
 
 class KafkaDrivers(Protocol):
-    """The part of `Drivers` that is about Kafka: a fake cluster has no other."""
+    """The Kafka methods of `Drivers`. A fake cluster has no others."""
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
     def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin: ...
@@ -68,7 +68,7 @@ class MakeTopic(Protocol):
 
 @dataclass(kw_only=True)
 class KafkaUnderTest:
-    """A cluster, the drivers to it, and ways to make topics and names that nobody else uses."""
+    """A cluster, the drivers to it, and functions that make unused topics and names."""
 
     version: str
     """Kafka's, as `major.minor.patch`."""
@@ -142,7 +142,7 @@ class KafkaUnderTest:
     def runs(
         self, reader: PartitionReader, last: Callable[[tuple[object, object, int]], bool]
     ) -> list[Any]:
-        """What the reader brings, up to and with a run of which `last` holds."""
+        """The runs that the reader brings, up to and including the first for which `last` holds."""
         found: list[Any] = []
         deadline = self.clock.monotonic() + TIMEOUT_S
         while True:
@@ -163,7 +163,7 @@ def eventually(ask: Callable[[], T], holds: Callable[[T], bool], clock: Clock = 
 
 
 def write(producer: Producer, topic: str, *values: bytes | None) -> None:
-    """Send and flush: what fails may be told by either."""
+    """Sends and flushes: either call may report a failure."""
     producer.send(topic, values, None)
     producer.flush(TIMEOUT_S)
 

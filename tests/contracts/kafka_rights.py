@@ -1,8 +1,8 @@
-"""The contract of rights: what a user without them is told, and which ones writing needs.
+"""The contract of rights: the error for a user without them, and the rights that writing needs.
 
-A test class inherits it and gives two users of one cluster with an authorizer: `guest`, who may do
-nothing, and `writer`, who may WRITE to topics that begin with `drivers` and to transactional ids
-that begin with `tidegate`. Their `make_topic` is somebody else's, who may create topics.
+A test class inherits it and gives two users of one cluster with an authorizer. `guest` may do
+nothing. `writer` may WRITE to topics that begin with `drivers` and to transactional ids that begin
+with `tidegate`. The `make_topic` of both belongs to a third user, who may create topics.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The contract of transactions, table by table: what brokers answer in every state, and what their
 readers see.
 
-Measured first on Apache Kafka 3.9.1 and 4.3.0; a test class inherits it beside `KafkaContract` and
-gives a `cluster`. Nothing here has a broker of its own, so ids, topics and groups are fresh.
+A test class inherits it together with `KafkaContract` and gives a `cluster`. The behaviour was
+measured first on Apache Kafka 3.9.1 and 4.3.0. No test has a broker of its own, so ids, topics and
+groups are fresh.
 """
 
 from __future__ import annotations
@@ -273,7 +274,9 @@ class TransactionContract:
     def test_a_used_producer_opens_another_transaction_under_the_same_epoch(
         self, cluster: KafkaUnderTest
     ) -> None:
-        """Why there is one producer to a transaction: only the start time tells them apart."""
+        """Shows why each transaction has its own producer: two of one producer differ only in start
+        time.
+        """
         first, second = cluster.make_topic(1), cluster.make_topic(1)
         name, producer = opened(cluster, first)
         ended = end(cluster, name, commit=True)

@@ -1,8 +1,8 @@
 """The contract of `read_committed` readers: what they see of transactions, in which order and when,
 and at which offsets.
 
-Measured first on Apache Kafka 3.9.1 and 4.3.0; a test class inherits it beside `KafkaContract` and
-gives a `cluster`.
+A test class inherits it together with `KafkaContract` and gives a `cluster`. The behaviour was
+measured first on Apache Kafka 3.9.1 and 4.3.0.
 """
 
 from __future__ import annotations

@@ -194,8 +194,8 @@ class KeyValueStoreContract:
     def test_files_stay_until_those_of_a_later_checkpoint_are_asked_for(
         self, open_store: Open, tmp_path: Path
     ) -> None:
-        """An upload reads them beside whatever the store does meanwhile, also after its end; and
-        none takes room for long.
+        """An upload reads the files while the store continues, and also after the store's end. No
+        file takes up space for long.
         """
         store = open_store(tmp_path / "store")
         for round_number in range(50):  # several changelogs

@@ -1,8 +1,8 @@
 """The contract of `ports/processes.py`: processes that are watched and end with their parent, and
-slots that are forked from a zygote.
+slots that are forked from a fork server.
 
-A test class inherits it and gives a `world`. What a process under test does is named by a word or
-two, see `behaviour.py`.
+A test class inherits it and gives a `world`. One or two words name the behaviour of a process under
+test, see `behaviour.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ProcessesWorld(Starter, Protocol):
 
 
 class Watched:
-    """A child and what was told of it, in order."""
+    """A child, and the events that it reported, in order."""
 
     def __init__(self, world: ProcessesWorld, does: str, *, announces: bool = False) -> None:
         self.told: list[ExitStatus | dict[str, Any]] = []
@@ -55,7 +55,7 @@ class Watched:
 
 
 class Slots:
-    """A zygote and what was told of it, in order."""
+    """A fork server, and the events that it reported, in order."""
 
     def __init__(self, world: ProcessesWorld) -> None:
         self.told: list[ZygoteEvent] = []
@@ -218,7 +218,7 @@ class ProcessesContract:
 
     @pytest.mark.parametrize("first", ["taskmanager", "zygote"])
     def test_slots_end_with_their_task_manager(self, world: ProcessesWorld, first: str) -> None:
-        """Also those of a zygote that is gone and could kill nobody."""
+        """Slots end even if their fork server is gone and cannot kill them."""
         manager = Watched(world, "taskmanager", announces=True)
         world.around.until(lambda: manager.told)
         (facts,) = manager.told

@@ -1,7 +1,7 @@
 """Time and threads for the tests of contracts: real ones here, virtual ones in the simulator.
 
-A contract's test says what happens beside it and how long it waits by these means only, so that the
-same sentence is tested on a driver with threads and sockets and on one without either.
+A contract's test uses only these to run work in parallel and to wait. The same test therefore
+checks a driver with threads and sockets, and one without either.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Surroundings:
         return self._threads.event()
 
     def beside(self, work: Callable[[], object]) -> Callable[[], None]:
-        """Run `work` beside the test; what is returned waits for it, and raises what it raised."""
+        """Run `work` in parallel with the test. The returned function waits for it and raises its
+        error.
+        """
         raised: list[BaseException] = []
         ended = self._threads.event()
 
@@ -50,7 +52,7 @@ class Surroundings:
         return join
 
     def until(self, holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-        """Wait for something that happens beside the test."""
+        """Wait for an event that happens in parallel with the test."""
         deadline = self.clock.monotonic() + patience_s
         while not holds():
             assert self.clock.monotonic() < deadline, f"not within {patience_s} s"

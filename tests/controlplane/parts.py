@@ -1,7 +1,8 @@
-"""A small cluster in one thread: a ResourceManager and TaskManagers, joined by a careless network.
+"""A small cluster in one thread: a ResourceManager and TaskManagers, joined by an unreliable
+network.
 
-A call may arrive late, after its caller has given up; be lost before or after it is obeyed; or
-arrive twice. Slot processes are entries of a table. What happens next is drawn by the test.
+A call may arrive late, after its caller has timed out. It may be lost before or after it is
+executed, or arrive twice. Slot processes are entries of a table. The test draws what happens next.
 """
 
 import functools
@@ -38,11 +39,11 @@ class Cluster:
     rm: ResourceManager = field(default_factory=lambda: ResourceManager(EPOCH, 0, 10**12))
     tms: dict[str, t.TaskManagerMachine] = field(default_factory=dict)
     processes: dict[tuple[str, int], tuple[int, StartSlot]] = field(default_factory=dict)
-    """By TaskManager and slot: pid and what it was started for."""
+    """The pid of each slot process and what it was started for, by TaskManager and slot."""
     under_way: list[Callable[[], None]] = field(default_factory=list)
     attempts: dict[str, int] = field(default_factory=dict)
     lost: list[tuple[str, int]] = field(default_factory=list)
-    """Job and attempt of each SlotLost that was told."""
+    """Job and attempt of each SlotLost that was sent."""
     released: list[tuple[str, int]] = field(default_factory=list)
     """The same of each SlotsReleased."""
     occupied: list[str] = field(default_factory=list)
@@ -87,7 +88,7 @@ class Cluster:
         )
 
     def kill(self, tm: str, index: int) -> None:
-        """Something kills a slot process; the zygote notices at once."""
+        """Something kills a slot process, and the fork server notices at once."""
         pid, _ = self.processes.pop((tm, index))
         self.under_way.append(
             lambda: self.to_tm(tm, t.SlotProcessExited(index=index, pid=pid, status=-9))
@@ -258,7 +259,7 @@ class Cluster:
 
 
 def registration(job: JobName, epoch: LeaderEpoch, address: str, pid: int) -> RegisterJobMaster:
-    """Of a JobMaster of this version."""
+    """The registration of a JobMaster of this version."""
     return RegisterJobMaster(
         job=job,
         epoch=epoch,

@@ -1,9 +1,9 @@
-"""`on_error` of steps, edges by key and sinks: what goes on, what is refused, and what is undone.
+"""`on_error` of steps, edges by key and sinks: what continues, what is refused, and what is undone.
 
-Method: whole pipelines in `PipelineTest`, which runs the operators of a slot, with batches of
-several records: a refused record must leave no result, no side output and no state behind, and the
-records before and behind it in the batch must come through.
-`integration/connectors/test_on_error.py` does the same over Kafka with kills.
+Method: whole pipelines run in `PipelineTest`, which runs the operators of a slot, with batches of
+several records. A refused record must leave no result, no side output and no state. The records
+before and behind it in the batch must come through. `integration/connectors/test_on_error.py` does
+the same over Kafka with kills.
 """
 
 from __future__ import annotations

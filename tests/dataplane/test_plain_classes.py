@@ -1,7 +1,7 @@
-"""Classes without a schema between the steps of one slot: nobody encodes them there.
+"""Classes without a schema between the steps of one slot: they are not encoded there.
 
 Method: each annotation that a type checker takes goes through a map into a `process`, in slots and
-in a PipelineTest, with values of subclasses of what it declares.
+in a PipelineTest, with values of subclasses of the declared type.
 """
 
 from __future__ import annotations

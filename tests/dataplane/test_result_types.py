@@ -68,7 +68,7 @@ GIVEN: dict[str, object] = {
     "list": [Click("ann", 1)],
     "ClickWithFee": ClickWithFee("ann", 1),
 }
-"""What a map gives for a word; any other word gives a Click."""
+"""The result of a map for a word. Any other word gives a Click."""
 
 
 def made(word: str) -> Any:
@@ -84,7 +84,7 @@ class Mapped(Pipeline, name="mapped"):
 
 
 def refusal(pipeline: type[Pipeline], *words: str, parallelism: int = 1) -> str:
-    """What slots say of words that begin at offset 70 of words-0."""
+    """The error of slots for words that begin at offset 70 of words-0."""
     with pytest.raises(UserCodeError) as raised:
         RunningSlots(pipeline, parallelism).push(0, "words", words, first=70)
     assert raised.value.retry is Retry.RESTORE
@@ -121,7 +121,7 @@ def test_nothing_of_a_batch_with_a_wrong_result_is_written() -> None:
 
 
 class Untyped(Pipeline, name="untyped"):
-    """Nobody says what the map gives; the sink does."""
+    """The map declares no result type; the sink does."""
 
     words = KafkaSource("words", value=Utf8())
     clicks = KafkaSink("clicks", value=Json(Click))

@@ -1,7 +1,7 @@
 r"""Text with half of a surrogate pair, as `json.loads('"\\ud800"')` gives it: it has no UTF-8.
 
-An error that quotes such a text must reach whoever is to hear of it: a dead letter's header, the
-log, the JobMaster.
+An error that quotes such a text must reach each of its receivers: the header of a dead letter, the
+log, and the JobMaster.
 """
 
 from __future__ import annotations

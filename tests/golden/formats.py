@@ -1,9 +1,9 @@
 """The form of everything that tidegate keeps in a checkpoint storage, as one text.
 
-It has tags, names and types of fields, and says which of them have a default. The names of classes
-and attributes in Python are no part of it, so a renamed class changes nothing here. `make golden`
-writes the text beside the storages of a generation, and `test_storages.py` compares it with the
-newest one. Control messages are not in it: all processes of a cluster have one version.
+It has tags, names and types of fields, and says which of them have a default. It has no names of
+Python classes and attributes, so a renamed class changes nothing here. `make golden` writes the
+text next to the storages of a generation, and `test_storages.py` compares it with the newest one.
+Control messages are not in it: all processes of a cluster have one version.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ RECORDS: Final = 300
 PACE: Final = 50
 """Records a second of a source subtask: a storage is taken in the middle of the input."""
 PUBLISHED: Final = 7
-"""Checkpoints before a storage is taken: enough for files of changes beside a full checkpoint."""
+"""Checkpoints before a storage is taken: enough for files of changes in addition to a full one."""
 WAIT_S: Final = 90.0
 UNSETTLED: Final = Trap("jobmaster.published", nth=PUBLISHED, holds=True)
 
@@ -72,7 +72,7 @@ class Golden:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.case}-{self.backend}-{self.how}"
 
 

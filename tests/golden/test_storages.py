@@ -108,8 +108,8 @@ def test_the_submissions_of_a_golden_storage_are_read(golden: Path, tmp_path: Pa
 
 
 def test_generations_have_what_is_worst_to_restore() -> None:
-    """Files of changes beside a full checkpoint, both backends, open transactions of a publication,
-    and a final checkpoint.
+    """Hard cases are files of changes in addition to a full checkpoint, both backends, open
+    transactions of a publication, and a final checkpoint.
     """
     assert NEWEST
     for generation in range(1, NEWEST + 1):

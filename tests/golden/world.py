@@ -26,7 +26,7 @@ STORAGES: Final = Path(__file__).parent / "storages"
 WORLD: Final = "world.json"
 STORAGE: Final = "checkpoints"
 TIMEOUT_S: Final = 600.0
-"""Of transactions that are open."""
+"""The timeout of open transactions."""
 
 
 class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +54,7 @@ class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
         return 1, self.timestamp_ms
 
     def record(self) -> Record:
-        """As a producer sends it."""
+        """The record as a producer sends it."""
         return Record(self.value_, self.key_, self.headers_, self.timestamp_ms)
 
 
@@ -72,11 +72,11 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     committed: list[StoredMessage]
     open: list[tuple[int, StoredMessage]]
-    """Of open transactions, each with the id of its producer."""
+    """Records of open transactions, each with the id of its producer."""
 
 
 class Transaction(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator said of a transactional id."""
+    """The coordinator's description of a transactional id."""
 
     id: TransactionalId
     state: TransactionState
@@ -88,12 +88,12 @@ class Transaction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job that wrote the storage had written and kept when it had read everything."""
+    """Output and state of the job that wrote the storage, after it had read all its input."""
 
     messages: dict[str, list[StoredMessage]]
-    """By sink."""
+    """Output by sink."""
     state: dict[str, list[tuple[bytes, bytes]]]
-    """By the uid of a step: keys and values of its store."""
+    """Keys and values of each step's store, by the uid of the step."""
     positions: list[tuple[str, str, int, int]]
     """Source, topic, partition, and the next offset."""
 
@@ -109,7 +109,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     cluster_id: str
     partitions: int
-    """Of each topic."""
+    """The number of partitions of each topic."""
     sources: dict[str, Source]
     sinks: dict[str, Sink]
     transactions: list[Transaction]
@@ -251,7 +251,7 @@ def _open(kafka: FakeKafka, world: World, sink: Sink) -> None:
 
 
 def committed(kafka: FakeKafka, sink: Sink, partitions: int) -> list[StoredMessage]:
-    """What `read_committed` readers see of a sink's topic."""
+    """The records of a sink's topic that `read_committed` readers see."""
     kafka.run_due()
     found = []
     for number in range(partitions):

@@ -44,7 +44,7 @@ class FakeRig:
     """Runs nothing: a start costs 0.5 s of CPU and takes 2 s, a million records what is said."""
 
     cpu_s: dict[str, list[float]]
-    """Of a million records in each round, by kind and workload."""
+    """CPU seconds for a million records in each round, by kind and workload."""
     wall_s: float = 4.0
     count: int = COUNT
     paces: list[Pace] = field(default_factory=list)
@@ -106,7 +106,9 @@ def rows_of(table: Any) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def loops(*, total: float = 3.3) -> dict[str, list[float]]:
-    """As where the goals were set, but for one."""
+    """CPU seconds by kind and workload, as on the machine for which the goals were set, except for
+    `total`.
+    """
     cpu = {**LOOP_SHAPE, "total": total}
     return {f"{kind} {name}": [cpu[name]] for name in LOOP_SHAPE for kind in ("loop", "tidegate")}
 

@@ -16,7 +16,7 @@ BEGAN = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
 
 def line(after_s: float, message: str, **extra: object) -> str:
-    """As the JobMaster's own log writes it."""
+    """A line of the JobMaster's own log."""
     record = logging.makeLogRecord(
         {"name": "tidegate.x", "levelname": "INFO", "msg": message, "created": BEGAN + after_s}
     )

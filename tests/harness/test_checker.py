@@ -1,6 +1,7 @@
-"""The checker that judges the demo must see every kind of mistake, and none where there is none.
+"""The checker that judges the demo finds every kind of mistake, and reports none in correct output.
 
-Its comparison is a function of records, so each control is a short list: what must fail does.
+Its comparison is a function of records, so each control is a short list, and each control that must
+fail does.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ time.sleep(60)
 
 
 def test_the_thread_that_comes_to_a_stop_goes_no_further(tmp_path: Path) -> None:
-    """Several times: a stop for the process as a whole lets it go on now and then."""
+    """The test repeats this, because a stop of the whole process sometimes lets the thread
+    continue.
+    """
     for number in range(10):
         plan = Plan.of(tmp_path / str(number), [Trap("slot.wrote", stops=True)])
         with subprocess.Popen(

@@ -57,7 +57,7 @@ WORLDS = {
 
 
 class Row(NamedTuple):
-    """Of the table."""
+    """A row of the table."""
 
     name: str
     variant: str
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 def planted_mutants() -> Iterator[Row]:
-    """Of all modules here."""
+    """The rows of the mutants in all modules of this folder."""
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"tests.mutants.{path.stem}")
         for mutant in getattr(module, "MUTANTS", []):
@@ -78,7 +78,7 @@ def planted_mutants() -> Iterator[Row]:
 
 
 def finder(mutant: Mutant) -> str:
-    """How a reader finds the detector."""
+    """The name by which a reader finds the detector."""
     detector = mutant.detector
     if hasattr(detector, "__wrapped__") and detector.__name__.startswith("test_"):
         return f"`{detector.__module__.split('.')[-1]}.{detector.__name__}`"
@@ -86,7 +86,7 @@ def finder(mutant: Mutant) -> str:
 
 
 def world_mutants() -> Iterator[Row]:
-    """Of the protocol's world."""
+    """The rows of the mutants of the protocol's world."""
     for name, variants in IN_A_WORLD.items():
         module = importlib.import_module(f"tests.commit.{name}")
         for test in [each for each in vars(module) if each.startswith("test_mutant_")]:

@@ -47,7 +47,7 @@ COSTLY.update((simulator, backfills))
 
 @functools.cache
 def plan_of(seed: int) -> Plan:
-    """What a seed draws."""
+    """The plan that a seed draws."""
     return Plan.drawn(random.Random(f"{seed}/plan"))
 
 
@@ -81,7 +81,7 @@ def simulator_where(kind: str, count: int) -> Detector:
 
 
 def simulator_in_haste(count: int) -> Detector:
-    """The simulator, in the first runs whose checkpoints are soon given up."""
+    """The simulator, in the first runs whose checkpoints soon time out."""
 
     def seeds() -> tuple[int, ...]:
         return first(count, lambda plan: plan.load.hasty_ms is not None)

@@ -1,9 +1,11 @@
 """Plants a mutant: swaps the code of functions for that of their changed source, for a while.
 
-The function objects stay who they are, so whoever has imported one runs the changed code. An edit
-whose text is not in the function exactly once fails: a mutant cannot outlive the code it was made
-for unnoticed. A detector finds a mutant by the errors of a test or by our own checks; anything else
-(a name that does not exist) is a mistake in the mutant, and is raised.
+The function objects stay the same, so a module that has imported one runs the changed code. An edit
+fails if its text is not in the function exactly once. A mutant therefore cannot outlive unnoticed
+the code for which it was made.
+
+A detector finds a mutant by the errors of a test or by our own checks. Any other error, such as a
+name that does not exist, is a mistake in the mutant, and is raised.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class Mutant:
     edits: tuple[Edit, ...]
     detector: Detector
     seeds: int
-    """How many are tried."""
+    """The number of seeds that are tried."""
     found_min: int
     """In at least so many of them it is found; a deterministic detector finds it in all. 0: this
     detector is too slow or too weak to stand for it, another does; it is measured all the same."""

@@ -91,7 +91,7 @@ WAITS_FOR_EVER = Edit(StorageWatch._leave_if_hanging, "if call is not None:", "i
 
 
 def found_where(name: str, edit: Edit, kind: str, seeds: int, found_min: int = 1) -> Mutant:
-    """By the simulator, in runs with a mishap or a swap of this kind."""
+    """A mutant for the simulator, in runs with a mishap or a swap of this kind."""
     return Mutant(name, (edit,), simulator_where(kind, seeds), seeds, found_min)
 
 

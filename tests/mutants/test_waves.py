@@ -28,7 +28,7 @@ from tidegate.sim.plan import Plan
 DISORDER = 0.3
 SEEDS = 2000
 RUNS = 40
-"""Of the simulator."""
+"""Runs of the simulator."""
 
 
 def spread(plan: Plan) -> bool:

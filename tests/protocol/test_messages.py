@@ -15,7 +15,7 @@ KINDS = [*codec._KINDS, *entries.AnyEntry.__args__]
 
 @pytest.mark.parametrize("module", [messages, entries], ids=["messages", "journal"])
 def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
-    """Else a renamed class would change what is stored and sent."""
+    """Without a written tag a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))
     bases = {"Message", "SlotCommand", "Entry"}
     classes = [

@@ -197,7 +197,7 @@ def _without_code(text: str) -> str:
 
 
 def complaints(path: Path, text: str) -> list[str]:
-    """What is wrong with the prose and the names of one file, each with its line."""
+    """Complaints about the prose and the names of one file, each with its line."""
     found = [f"{each.line}: {what}" for each in prose_of(path, text) for what in _wrong(each)]
     if path.suffix == ".py":
         found += _old_identifiers(text)

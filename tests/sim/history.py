@@ -1,7 +1,7 @@
-"""A job's history for the watch over the commit protocol, step by step as a test tells it.
+"""A job's history for the checker of the commit protocol, step by step as a test writes it.
 
-Transactions are true ones of the fake Kafka, so what the brokers know of them is not made up here;
-journal entries are created as the storage would tell of them.
+Transactions are real ones of the fake Kafka, so the brokers' knowledge of them is not invented
+here. Journal entries are created in the form in which the storage would report them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class History:
         offsets: tuple[int, ...] = (),
         files: tuple[str, ...] = (),
     ) -> JournalNumber:
-        """By default of all events until now; `files` are those of its state."""
+        """Publishes a checkpoint, by default of all events until now. `files` are the files of its
+        state.
+        """
         checkpoint = CheckpointId(attempt or self.attempt, counter)
         splits = tuple(
             SourceSplit(source=Uid("events"), topic=IN_A, partition=partition, offset=offset)
@@ -202,7 +204,9 @@ class History:
         return event
 
     def prepare(self, *events: Event, slot: int = 0) -> PreparedTransaction:
-        """By the slot: results of these events, or of a new one, flushed and open."""
+        """Prepares a transaction of the slot: results of these events, or of a new one, flushed and
+        open.
+        """
         self.asks, name = self.slot, self.name(slot)
         producer = self.clients.producer({}, name, TIMEOUT_MS)
         producer.begin()

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.seeds
 
 RUNS = 16
 RUNS_MAX = 160
-"""Which runs lose output changes with every change of the code; about one in twelve does."""
+"""Limit of the runs that are tried. About one in twelve loses output, and each change of the code
+changes which ones do.
+"""
 SILENT = Edit(
     state_loss,
     "    entry = Lost(\n        **header,\n        attempt=journal.attempt,\n"
@@ -46,7 +48,7 @@ def first(runs: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
-    """Some runs, and as many more as it takes until output was lost and taken back."""
+    """Some runs, and more of them until output was lost and publications were rolled back."""
     found: list[Outcome] = []
     for seed in first(RUNS_MAX):
         found.append(run_seed(seed))
@@ -83,7 +85,7 @@ def test_a_job_stays_failed_until_its_loss_is_accepted(outcomes: list[Outcome]) 
 
 
 def test_a_loss_that_is_not_stated_is_found() -> None:
-    """As if it had been settled: the records are gone, and nobody says so."""
+    """The entry is written as if it were settled: the records are gone, and no error says so."""
     with planted(Mutant("a loss is not stated", (SILENT,), run_seed, RUNS_MAX, 1)):
         violations = (run_seed(seed).violation or "" for seed in first(RUNS_MAX))
         assert any("settled, and" in each and "is timed out" in each for each in violations)

@@ -50,7 +50,7 @@ class Always:
 
 
 def stored(verdict: StorageVerdict, act: Callable[[SimBlobStore], None]) -> dict[str, bytes]:
-    """What is there long after `act`, all of whose requests have this verdict."""
+    """The objects that exist long after `act`, all of whose requests have this verdict."""
     world, blobs = World(0), MemoryBlobs()
     store = SimBlobStore(blobs, world.process, Always(verdict))
 

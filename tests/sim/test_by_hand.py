@@ -16,7 +16,7 @@ from tidegate.sim.run import run_seed
 
 SEEDS = range(400)
 RUNS = 30
-"""Of those that begin by hand: about one in eight of them finds the bug that is planted here."""
+"""Runs that begin by hand. About one in eight of them finds the bug that is planted here."""
 GOES_ON = Edit(restore_point, 'if restore == "latest" or', "if restore or")
 
 

@@ -463,7 +463,9 @@ def test_a_transaction_that_outlives_the_job(history: History) -> None:
 
 
 def test_a_transaction_that_outlives_a_job_with_backfills(history: History) -> None:
-    """What a worker of a dead backfill opens behind the close is excused, and nothing else."""
+    """A transaction that a worker of a dead backfill opens behind the close is excused. No other
+    is.
+    """
     history.watch.waves = 3
     txn = history.prepare()
     history.watch.nothing_open()

@@ -28,7 +28,7 @@ def plan(seed: int) -> Plan:
 
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often runs have met what a load is to bring about."""
+    """Counts how often runs have met the effects that a load must cause."""
     counts: Counter[str] = Counter()
 
     def watch(
@@ -84,7 +84,7 @@ def test_some_runs_have_no_load_and_others_every_kind_of_it() -> None:
 
 
 def test_a_job_whose_records_take_time_may_take_time_for_its_checkpoints() -> None:
-    """Else it would have no end, by nobody's fault."""
+    """With a shorter timeout such a job would never end, although no code is wrong."""
     busy = [each for each in map(plan, range(200)) if each.load.work_s]
     assert busy
     for each in busy:

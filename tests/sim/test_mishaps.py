@@ -136,7 +136,7 @@ MET = {
     mishaps.SLOTS_ELSEWHERE: ("StorageMismatchError",),
     mishaps.SLOTS_ASTRAY: ("ClusterMismatchError",),
 }
-"""What processes say of each kind when they meet it."""
+"""Log texts of the processes that meet each kind of mishap."""
 
 
 @pytest.mark.seeds

@@ -1,7 +1,8 @@
-"""The simulated network's faults: each does what its real counterpart does, and no more.
+"""The simulated network's faults: each does exactly what its real counterpart does.
 
-Goal: whoever draws faults must know what they mean. Method: a server or a pair of slots in
-processes of their own, one fault at a time, chosen and not drawn; at the end one digest per seed.
+Goal: a test that draws faults must know their meaning. Method: a server or a pair of slots runs in
+processes of its own, with one fault at a time, chosen and not drawn. At the end there is one digest
+per seed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Calls:
         self.outcomes: dict[str, str] = {}
 
     def call(self, name: str, timeout_s: float = 10.0) -> None:
-        """Call beside the test; `outcomes` says what came of it, and when."""
+        """Call in parallel with the test. `outcomes` says how the call ended, and when."""
 
         def call() -> None:
             began_s = self.scheduler.now

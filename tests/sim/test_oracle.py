@@ -76,7 +76,7 @@ def plain(event: Event) -> Result:
 
 
 def totals(of: Sequence[Event]) -> list[Result]:
-    """What `Totals` writes for them."""
+    """The results that `Totals` writes for these events."""
     counted: dict[str, tuple[int, int]] = {}
     results = []
     for event in of:
@@ -178,7 +178,7 @@ def test_a_state_that_did_not_hold_each_event_once_is_named(count: int, total: i
 
 
 def sided(given: Sequence[Event]) -> tuple[list[Result], list[Result]]:
-    """What `Sided` writes: even amounts, and odd ones."""
+    """The results that `Sided` writes: even amounts, and odd ones."""
     results = totals(given)
     return [r for r in results if r.amount % 2 == 0], [r for r in results if r.amount % 2]
 
@@ -242,7 +242,7 @@ def test_what_is_visible_is_not_lost() -> None:
 
 
 class Anew:
-    """Four events of a key, three of them visible, and a job that is begun anew from the second.
+    """Four events of a key, three of them visible, and a job that begins again from the second.
 
     The last checkpoint covers the third.
     """
@@ -294,7 +294,9 @@ def test_what_the_last_checkpoint_holds_becomes_visible_first() -> None:
 
 
 def test_who_goes_on_after_all_repeats_nothing() -> None:
-    """From the last checkpoint, as the one that began anew has published nothing."""
+    """The job continues from the last checkpoint, because the one that began again published
+    nothing.
+    """
     anew = Anew()
     anew.history.oracle.rewind({SOURCE: 3}, {SOURCE: 3})
     anew.history.committed(anew.results[3])

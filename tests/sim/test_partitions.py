@@ -55,4 +55,4 @@ def test_the_side_of_a_host_that_appears_is_drawn_and_stays(scheduler: Scheduler
 
 
 def _nothing() -> None:
-    """What would arrive."""
+    """A message that would arrive."""

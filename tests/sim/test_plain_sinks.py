@@ -60,7 +60,7 @@ def test_what_follows_a_checkpoint_may_come_again_with_each_recovery() -> None:
     job.publish(1, 1)
     job.begins(2, 1)
     job.write(2, second, third)
-    job.write(1, third)  # a zombie, whom nobody can stop
+    job.write(1, third)  # a zombie, which no process can stop
     job.begins(3, 1)
     job.write(3, second, third, fourth)
     job.publish(3, 4)
@@ -90,7 +90,7 @@ def test_what_a_checkpoint_covers_does_not_come_again() -> None:
 
 
 def test_what_a_checkpoint_covers_was_written_by_its_attempt() -> None:
-    """What an earlier one has written there belongs to a state that is gone."""
+    """Output that an earlier attempt has written there belongs to a state that is gone."""
     job = Job()
     job.write(1, *job.results[:2])
     job.begins(2, 0)

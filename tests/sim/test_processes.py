@@ -18,7 +18,7 @@ from tidegate.sim.scheduler import Scheduler, SimProcess
 
 
 class SimStarter:
-    """Starts simulated processes that do as they are told."""
+    """Starts simulated processes with a given behaviour."""
 
     def __init__(self, owner: SimProcess) -> None:
         self._processes = SimProcesses(owner, Behaving())
@@ -38,7 +38,7 @@ class SimStarter:
 
 
 class Behaving:
-    """What they run."""
+    """The code that simulated processes run."""
 
     def __init__(self) -> None:
         self.roles = {"child": self._child}
@@ -71,7 +71,7 @@ class SimMe:
 
 
 def _nobody(_facts: Mapping[str, Any]) -> None:
-    """Hears what a slot announces."""
+    """Ignores what a slot announces."""
 
 
 class SimProcessesWorld(SimStarter):

@@ -56,7 +56,7 @@ def test_what_was_passed_goes_when_the_next_checkpoint_but_one_is_published() ->
 
 
 def test_a_new_attempt_begins_to_count_anew() -> None:
-    """It may stand where the last checkpoint stood, which nobody has looked at."""
+    """A new attempt may begin at the position of the last checkpoint, which no check has seen."""
     world = World()
     world.published(5)
     world.published(9)

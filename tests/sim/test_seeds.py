@@ -1,8 +1,8 @@
 """Simulated clusters: a sample of seeds in `make check`, two thousand in `make test`, replay.
 
-A seed that was once violated belongs into `ONCE_VIOLATED` as long as its plan is the same: when
-what a seed draws changes, it is only one more seed. The guard that mended it has a unit test where
-it stands.
+A seed that was once violated stays in `ONCE_VIOLATED` as long as its plan is the same. When seeds
+draw other plans, it is only one more seed. The check that prevents the violation has a unit test
+of its own.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ for seed in sys.argv[1:]:
 
 
 def replayed(hash_seed: str, *seeds: str) -> str:
-    """What a process of its own tells of the seeds."""
+    """The report of a separate process that runs the seeds."""
     return subprocess.run(
         [sys.executable, "-c", REPLAY, *seeds],
         check=True,

@@ -1,4 +1,4 @@
-"""Runs on a standing cluster, whose JobManager is replaced where it does not answer."""
+"""Runs on a session cluster, whose JobManager is replaced if it does not answer."""
 
 from __future__ import annotations
 

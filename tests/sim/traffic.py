@@ -1,10 +1,14 @@
 """Slots that send each other records and barriers over the simulated network, and what must hold.
 
-Goal: whatever the schedule and the latencies, each record reaches the owner of its key's group,
-once, unaltered and in the order of its key; a barrier goes on downstream where it cut every input,
-no record earlier or later; and everything arrives in the end, so no credit is lost. Method: every
-slot is a process with one mailbox thread, as real ones are; it runs the true channels, the true
-alignment and the true task, and only the operators are missing. Connections never break here.
+Goal, for every schedule and latency:
+
+- Each record reaches the owner of its key's group, once, unaltered and in the order of its key.
+- A barrier continues downstream at the point where it cut every input, no record earlier or later.
+- Everything arrives in the end, so no credit is lost.
+
+Method: every slot is a process with one mailbox thread, as real ones are. It runs the real
+channels, the real alignment and the real task, and only the operators are missing. Connections
+never break here.
 """
 
 from __future__ import annotations
@@ -43,10 +47,10 @@ KEYS: Final = 40
 TOTALS: Final = VertexId("totals")
 SOURCES: Final = (VertexId("orders"), VertexId("payments"))
 RECORDS: Final = 300
-"""Of each source subtask."""
+"""Records of each source subtask."""
 BARRIERS: Final = 4
 FLUSHED: Final = 0.3
-"""How often a slot has nothing better to do, in spite of all: many small frames."""
+"""The chance that a slot flushes although it is not idle, which makes many small frames."""
 VIRTUAL_S_MAX: Final = 60.0
 """A run takes seconds; one that has lost a credit takes for ever."""
 
@@ -56,7 +60,7 @@ SETTLED_S: Final = 0.5
 
 
 class Wrong(Exception):  # a verdict
-    """What must hold does not."""
+    """A condition that must hold does not."""
 
 
 def must(holds: object, what: str) -> None:
@@ -196,7 +200,9 @@ class Slot:
         self.process.start(main, name="mailbox")
 
     def _turn(self) -> None:
-        """As the slot's loop: posts first, then a little of everything, then wait."""
+        """Runs one turn as the slot's loop does: posts first, then a little of everything, then a
+        wait.
+        """
         busy = False
         while self._mailbox.qsize():
             self._mailbox.get()()

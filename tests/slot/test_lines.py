@@ -178,7 +178,7 @@ class OutOfFiles(Failing):
 
 
 def test_a_slot_to_which_nothing_can_be_sent_is_lost() -> None:
-    """It would hear nothing any more, and keep its attempt waiting."""
+    """The slot would receive nothing more and keep its attempt waiting."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = OutOfFiles()
     client: Any = other
@@ -271,7 +271,7 @@ def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["post", "run_io"])
 def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: str) -> None:
-    """As a value that is not of its state's type, which is saved behind the barrier."""
+    """An example is a value that is not of its state's type, which is saved behind the barrier."""
     slot, subtask = slot_of(serial=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
     sent: list[Any] = []
     cast("Any", slot._control).send = lambda message, then: sent.append(message)

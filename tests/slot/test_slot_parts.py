@@ -106,7 +106,9 @@ def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
 
 
 def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
-    """What a snapshot has yet to save is posted turn by turn: it must not take a wait each."""
+    """The rows that a snapshot has yet to save are posted turn by turn, and must not take a wait
+    each.
+    """
     waits: list[float] = []
 
     class Idle:

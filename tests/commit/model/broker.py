@@ -23,7 +23,7 @@ Records = tuple[int, ...]
 
 
 class Row(NamedTuple):
-    """What the coordinator knows of an id."""
+    """The coordinator's entry for an id."""
 
     tid: Tid
     status: str
@@ -61,7 +61,7 @@ def init_producer(broker: Broker, tid: Tid) -> tuple[Broker, int]:
 
 
 def verdict(broker: Broker, txn: Txn) -> str:
-    """What DescribeTransactions tells of a named transaction: `done`, `open` or `lost`."""
+    """The state of a named transaction by DescribeTransactions: `done`, `open` or `lost`."""
     row = look(broker, txn.tid)
     if row is None or row.epoch != txn.epoch:
         return "lost"
@@ -72,5 +72,5 @@ def verdict(broker: Broker, txn: Txn) -> str:
 
 
 def committed(output: Records, records: Records) -> Records:
-    """How often each record is visible, after these have become so."""
+    """The number of times each record is visible after `records` are committed."""
     return tuple(count + records.count(record) for record, count in enumerate(output))

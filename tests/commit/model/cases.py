@@ -27,7 +27,7 @@ class Case:
     name: str
     run: Callable[[], Result]
     shows: str = ""
-    """How the violation begins; empty where none is expected."""
+    """The beginning of the violation's text. Empty if no violation is expected."""
 
 
 def live(name: str, *, shows: str = "", **bounds: Any) -> Case:

@@ -1,4 +1,4 @@
-"""The steps of a JobMaster: claim, decide, fence, deploy, publish, end, sweep, settle, retract."""
+"""Steps of a JobMaster: claim, decide, fence, deploy, publish, end, sweep, settle, roll back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Step = tuple[str, State]
 
 @dataclass(frozen=True, slots=True)
 class MasterSteps:
-    """What the JobMaster of one attempt can do in one state."""
+    """The steps that the JobMaster of one attempt can take in one state."""
 
     bounds: Bounds
     state: State
@@ -136,8 +136,8 @@ class MasterSteps:
                 yield from self._send_end(txn)
 
     def _lost(self, txn: Txn) -> Step:
-        """The verdict of a JobMaster that is no more the latest does not count; with retraction the
-        next attempt decides.
+        """A transaction is found lost. The verdict counts only if this JobMaster is the latest one.
+        With the rule for rolling back, the next attempt decides.
         """
         me = self.me
         if "retract" in self.bounds.rules and me.does in {RUN, WAIT}:
@@ -263,7 +263,7 @@ class MasterSteps:
         yield from self._give_up(tasks)
 
     def _give_up(self, tasks: Tasks) -> Iterator[Step]:
-        """What a JobMaster must not do while it does not know what became of its publication."""
+        """Steps that a JobMaster must not take while the outcome of its publication is unknown."""
         dead = self.me._replace(does=DEAD)
         if self._is("unknown create is failure"):
             broker: Broker = self.state.broker
@@ -278,8 +278,8 @@ class MasterSteps:
     # --- a publication that is taken back -------------------------------------------------------
 
     def _retract(self) -> Iterator[Step]:
-        """Something that the publication names is lost: it is taken back if nothing that it was the
-        first to name is committed.
+        """Reacts to the loss of a transaction that the publication names. The publication is rolled
+        back if no transaction that it was the first to name is committed.
         """
         me, state = self.me, self.state
         known = state.journal[: me.known + 1]  # a newer claim may have followed

@@ -1,16 +1,26 @@
 """The model of the commit protocol of a live job: claim, publication, EndTxn, fencing, slot reuse.
 
-What may happen besides the steps of JobMasters and tasks: a create lands late, and its sender
-learns the outcome only by reading the entry; an EndTxn that was sent arrives at any later time, any
-number of times, or never (until its sender has seen its effect); a transaction times out; a
-checkpoint is aborted. A transactional id is (attempt, sink subtask, slot).
+JobMasters and tasks take their steps. In addition, these events may happen:
 
-Checked in every state: a record is visible at most once; nothing is committed before its
-publication, and only with exactly the records that were prepared; where all that is published has
-ended, the output is exactly the input up to the published offset; a loss is reported only if a
-transaction timed out after its publication was sent, and with retraction only if something that the
-publication was the first to name is committed. Checked where nobody can move: nobody is stuck, and
-no transaction of a dead attempt is left open.
+- A create lands late. Its sender learns the outcome only by reading the entry.
+- An EndTxn that was sent arrives at any later time, any number of times, or never. It no longer
+  arrives after its sender has seen its effect.
+- A transaction times out.
+- A checkpoint is aborted.
+
+A transactional id is (attempt, sink subtask, slot).
+
+Checked in every state:
+
+- A record is visible at most once.
+- Nothing is committed before its publication, and then only with exactly the prepared records.
+- If everything published has ended, the output is exactly the input up to the published offset.
+- A loss is reported only if a transaction timed out after its publication was sent. If publications
+  may be rolled back, a transaction that this publication was the first to name must also be
+  committed.
+
+Checked in states without a possible step: no process is stuck, and no transaction of a dead attempt
+is left open.
 
 Not modelled: channels, rescaling, savepoints, and what `broker.py` leaves out.
 """
@@ -55,7 +65,7 @@ class LiveModel:
         self._bounds = bounds
 
     def initial(self) -> State:
-        """Nobody has started."""
+        """The state before any attempt has started."""
         bounds = self._bounds
         return State(
             journal=(),
@@ -198,7 +208,7 @@ class LiveModel:
         return max((offset for offset in offsets if offset < master.offset), default=0)
 
     def check_end(self, state: State) -> None:
-        """Where nobody can take a step any more."""
+        """Checks a state in which no step is possible."""
         last = state.latest
         if last is None:
             raise Violation("stuck: nobody has claimed")
@@ -211,7 +221,7 @@ class LiveModel:
                     f"stall: {row.tid} of a dead attempt stays Ongoing with {row.records}"
                 )
         if state.timeouts:
-            return  # a timeout may stop the last attempt; nobody is left to start another
+            return  # a timeout may stop the last attempt, and no further attempt is left to start
         if tasks is None or master.does != RUN or master.unended or tasks.barrier is not None:
             raise Violation(f"stuck: the last JobMaster in {master.does}, {master.unended} open")
         if tasks.done < self._bounds.checkpoints and tasks.position < self._bounds.records:

@@ -29,17 +29,17 @@ class Model(Protocol[S]):
         ...
 
     def check(self, state: S) -> None:
-        """What holds in every state."""
+        """Checks what holds in every state."""
         ...
 
     def check_end(self, state: S) -> None:
-        """What holds where no step is possible."""
+        """Checks what holds in states without a possible step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a search found."""
+    """The result of a search."""
 
     states: int
     violation: str = ""

@@ -43,7 +43,7 @@ and prepared transactions are described before a publication."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of everything there is, and what is broken."""
+    """The limits of the model, and the rule that is broken."""
 
     attempts: int = 2
     records: int = 2
@@ -51,7 +51,7 @@ class Bounds:
     slots: int = 4
     """Transactional ids of a sink's subtask."""
     checkpoints: int = 2
-    """Of one attempt."""
+    """Checkpoints of one attempt."""
     timeouts: int = 0
     aborts: int = 0
     """Checkpoints that are aborted."""
@@ -61,7 +61,7 @@ class Bounds:
 
 
 class Entry(NamedTuple):
-    """Of the journal."""
+    """A journal entry."""
 
     kind: str
     by: int
@@ -91,7 +91,7 @@ class Master(NamedTuple):
     known: int = 0
     """The index of its last own entry."""
     offset: int = 0
-    """Of the publication that it stands on."""
+    """The offset of the publication that it has restored or written last."""
     txns: tuple[Txn, ...] = ()
     """Transactions that are still to be decided."""
     ids: tuple[Tid, ...] = ()
@@ -99,7 +99,7 @@ class Master(NamedTuple):
     sent: Create | None = None
     """The publication whose outcome it awaits."""
     named: tuple[Txn, ...] = ()
-    """By the publication that it stands on."""
+    """Transactions that this publication names."""
     unended: tuple[Txn, ...] = ()
     """Those that are not known to be ended."""
 
@@ -126,7 +126,7 @@ class Tasks(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of everything."""
+    """A state of the whole model."""
 
     journal: tuple[Entry, ...]
     creates: tuple[Create, ...]
@@ -135,7 +135,7 @@ class State(NamedTuple):
     masters: tuple[Master, ...]
     tasks: tuple[Tasks | None, ...]
     output: Records
-    """How often each record is visible."""
+    """The number of times each record is visible."""
     timeouts: tuple[str, ...]
     """`early` or `late`: before or after the publication was sent."""
     started: int
@@ -160,12 +160,12 @@ class State(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What the journal adds up to."""
+    """The state that the journal's entries result in."""
 
     offset: int = 0
     names: tuple[Txn, ...] = ()
     own: tuple[Txn, ...] = ()
-    """What the publication was the first to name."""
+    """Transactions that the publication was the first to name."""
     firm: bool = False
     """Whether one of these is known to be committed."""
 
@@ -173,8 +173,9 @@ class Standing(NamedTuple):
 def standing(journal: tuple[Entry, ...]) -> Standing:
     """The last publication that counts.
 
-    A settled entry empties the list. A retracted one leads to the publication before, of which only
-    those are open that the retracted one still carried: the ids of others may be in use again.
+    A settled entry empties the list of named transactions. If a publication is rolled back, the one
+    before it counts again. Of its transactions, only those are open that the rolled-back
+    publication still carried, because the ids of the others may be in use again.
     """
     stack = [Standing()]
     for entry in journal:

@@ -34,7 +34,7 @@ from tests.commit.model.state import (
 
 @dataclass(frozen=True, slots=True)
 class TaskSteps:
-    """What the tasks of one attempt can do in one state."""
+    """The steps that the tasks of one attempt can take in one state."""
 
     bounds: Bounds
     state: State
@@ -69,7 +69,7 @@ class TaskSteps:
         """A transaction begins under a free id, by a producer of its own."""
         tasks = self.tasks
         if self._is("one producer, many transactions") and tasks.done + len(tasks.prepared) > 0:
-            # It waits for the commit and goes on with the same epoch.
+            # It waits for the commit and continues with the same epoch.
             row = look(self.state.broker, self._tid(index, sink.slot))
             if row and row.status == COMMIT and row.epoch == sink.epoch:
                 again = self._with(index, sink._replace(does=WRITE))

@@ -26,12 +26,12 @@ from tests.commit.model.wave_state import (
 
 Step = tuple[str, WaveState]
 Collection = tuple[tuple[int | None, ...], ...]
-"""By level and task: the run whose report the driver has, or None."""
+"""The run whose report the driver has, or None, for each level and task."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverSteps:
-    """What the driver of one attempt can do in one state."""
+    """The steps that the driver of one attempt can take in one state."""
 
     bounds: WaveBounds
     state: WaveState
@@ -150,7 +150,7 @@ class DriverSteps:
         return True
 
     def _publication(self, chosen: Collection) -> Publication:
-        """What these reports add up to. A split that no report holds is restored as a new one."""
+        """The publication of these reports. A split without a report is restored as a new one."""
         last = self.bounds.last
         names: list[Txn] = []
         files = []

@@ -1,22 +1,35 @@
 """The model of a backfill's waves: runs and markers, ids and folders of runs, publication.
 
-A wave is an attempt: a driver claims, ends what is published, fences what is not, has tasks run
-level by level, and publishes their reports. What may happen: a task is run several times, at any
-time, and each run sends its records where it likes; a reader gets the rows of any run of a sender,
-and within a budget other rows too; a run goes on at any later time, also after the publication; the
-driver has the report of any run; another driver claims at any time; EndTxn arrives late or never.
+A wave is an attempt. Its driver claims, ends what is published, and fences what is not. It then has
+tasks run level by level, and publishes their reports. These events may happen:
 
-Checked in every state: a record is visible at most once; nothing is committed before its
-publication, and only with exactly the records that were prepared; nothing that is published is
-lost; where all that is published has ended, the output is exactly the input up to the published
-positions; the state that a publication names is what its task has reported. Checked where nobody
-can move: nobody waits for a transaction that nobody ends.
+- A task runs several times, at any time, and each run sends its records to any receiver.
+- A reader gets the rows of any run of a sender and, within a budget, other rows too.
+- A run continues at any later time, also after the publication.
+- The driver has the report of any run.
+- Another driver claims at any time.
+- An EndTxn arrives late or never.
 
-Abstracted: a claim and a publication are one step each, and a fence too, because `model.py` has
-their late and unknown outcomes; a task takes all rows of all its senders in one step; a run writes
-one transaction, in one step with its prepare, upload and report; an attempt after the first runs
-each task `later_runs` times. Not modelled: transaction timeouts, sweeps and what zombies leave open
-(`model.py` has the stalls), offsets within a wave, rows of reports.
+Checked in every state:
+
+- A record is visible at most once.
+- Nothing is committed before its publication, and then only with exactly the prepared records.
+- Nothing that is published is lost.
+- If everything published has ended, the output is exactly the input up to the published positions.
+- The state that a publication names is the state that its task has reported.
+
+Checked in states without a possible step: no driver waits for a transaction that no driver ends.
+
+These parts are simplified:
+
+- A claim, a publication and a fence are one step each, because `model.py` has their late and
+  unknown outcomes.
+- A task takes all rows of all its senders in one step.
+- A run writes one transaction, in one step with its prepare, upload and report.
+- An attempt after the first runs each task `later_runs` times.
+
+Not modelled: transaction timeouts, sweeps, transactions that zombies leave open (`model.py` has the
+stalls), offsets within a wave, rows of reports.
 """
 
 from __future__ import annotations
@@ -46,7 +59,7 @@ class WaveModel:
         self._bounds = bounds
 
     def initial(self) -> WaveState:
-        """Nobody has claimed."""
+        """The state before any driver has claimed."""
         bounds = self._bounds
         return WaveState(
             drivers=(),
@@ -134,6 +147,6 @@ class WaveModel:
             )
 
     def check_end(self, state: WaveState) -> None:
-        """Where nobody can take a step any more."""
+        """Checks a state in which no step is possible."""
         if state.drivers[-1].does in {DECIDE, COMMIT}:
             raise Violation(f"stuck: the last driver waits for {state.drivers[-1].unended}")

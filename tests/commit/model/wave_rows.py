@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What a task is given of one sender."""
+    """Rows of one sender that are given to a task."""
 
     rows: tuple[Row, ...]
     label: str
@@ -33,7 +33,7 @@ class Delivery(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a task takes from one sender."""
+    """Records that a task takes from one sender."""
 
     run: int
     """-1: no row of it came, so that the task knows no run."""
@@ -60,7 +60,7 @@ def deliveries(runs: tuple[TaskRun, ...], receiver: int, *, faults: bool) -> Ite
 
 
 def receive(rows: tuple[Row, ...], broken: str) -> Received | None:
-    """What a receiver takes from one sender; None where it refuses."""
+    """The records that a receiver takes from one sender. None if it refuses the rows."""
     if broken == "no marker":
         rows = tuple(row for row in rows if row.record is not None)
     frames = tuple(row.record for row in rows if row.record is not None)

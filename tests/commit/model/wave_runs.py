@@ -1,4 +1,4 @@
-"""The steps of the tasks of a wave: each may be run several times, and any run may go on late."""
+"""The steps of a wave's tasks: each task may run several times, and any run may continue late."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def path_of(bounds: WaveBounds, attempt: int, task: int, run: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunSteps:
-    """What the runs of one attempt's tasks can do in one state."""
+    """The steps that the runs of one attempt's tasks can take in one state."""
 
     bounds: WaveBounds
     state: WaveState

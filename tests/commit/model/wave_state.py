@@ -1,7 +1,7 @@
 """The state of the model of waves: drivers, runs of tasks, brokers, files, and the output.
 
-As in `state.py` nobody is killed: a driver or a run of a task that takes no step any more is dead,
-and one that takes a step late is a zombie.
+As in `state.py`, no step kills a process. A driver or a run that takes no further step is dead, and
+one that takes a step late is a zombie.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveBounds:
-    """How much of everything there is, and what is broken."""
+    """The limits of the model, and the rule that is broken."""
 
     widths: tuple[int, ...] = (2, 2)
     """Tasks of each level."""
@@ -39,7 +39,7 @@ class WaveBounds:
     later_runs: int = 1
     """The same in attempts after it."""
     records: int = 1
-    """Of each source in each wave."""
+    """Records of each source in each wave."""
     waves: int = 1
     attempts: int = 2
     """Claims: each wave needs one, and each wave that is run again."""
@@ -64,15 +64,15 @@ class TaskRun(NamedTuple):
 
     status: str
     consumed: tuple[int, ...] = ()
-    """By sender: the run that its rows named, or -1 where no row did."""
+    """The run that the rows of each sender named, or -1 if no row arrived."""
     holds: Records = ()
     sends: tuple[Records, ...] = ()
-    """By receiver: a frame for each record."""
+    """The records for each receiver, one frame for each record."""
     epoch: int = 0
 
 
 Level = tuple[tuple[TaskRun, ...], ...]
-"""By task, and by run."""
+"""Runs, by task and by number of the run."""
 Path = tuple[int, ...]
 
 
@@ -80,7 +80,7 @@ class Publication(NamedTuple):
     """A journal entry, with what its manifest says."""
 
     positions: tuple[int, ...]
-    """By source: waves that are read."""
+    """Waves that are read, for each source."""
     names: tuple[Txn, ...]
     files: tuple[tuple[Path, Records], ...]
     """The state of each task of the last level: where it lies, and what it held."""
@@ -91,15 +91,15 @@ class Driver(NamedTuple):
 
     does: str
     begins: tuple[int, ...]
-    """By source: the wave that its tasks read."""
+    """The wave that the tasks of each source read."""
     positions: tuple[int, ...]
-    """By source: the waves that are read by what it stands on."""
+    """Waves of each source that the restored publication has read."""
     named: tuple[Txn, ...]
     unended: tuple[Txn, ...]
 
 
 class WaveState(NamedTuple):
-    """Of everything."""
+    """A state of the whole model."""
 
     drivers: tuple[Driver, ...]
     """The last of them has the newest claim."""
@@ -108,7 +108,7 @@ class WaveState(NamedTuple):
     ends: frozenset[tuple[Tid, int]]
     """Id and epoch of each EndTxn that was sent."""
     tasks: tuple[tuple[Level, ...], ...]
-    """By attempt and level."""
+    """Levels, by attempt and level."""
     files: tuple[tuple[Path, Records], ...]
     output: Records
     faults: int

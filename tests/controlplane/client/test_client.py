@@ -145,12 +145,14 @@ def test_a_list_and_a_stop_are_asked_for() -> None:
 
 
 def stops(lines: Lines) -> list[int]:
-    """Which calls were stops."""
+    """The positions of the calls that were stops."""
     return [n for n, (_, message) in enumerate(lines.calls) if isinstance(message, StopJob)]
 
 
 def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
-    """What one was told it keeps in memory, and the next would run the job on for ever."""
+    """A JobManager keeps a stop in memory only. Without a repetition the next JobManager would run
+    the job for ever.
+    """
     lines = Lines(
         *(state("RUNNING", 1), Acknowledge()),
         *(state("RUNNING", 1), RpcError("gone")),
@@ -180,7 +182,7 @@ def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
 
 
 def test_a_stop_waits_for_a_jobmanager_that_is_down() -> None:
-    """As a submit does: both are asked for while the cluster is restarted."""
+    """A stop waits as a submit does: users send both while the cluster is restarted."""
     lines = Lines(
         *(RpcError("gone"), RpcError("gone"), state("RUNNING", 1)),
         *(RpcError("gone"), Acknowledge(), state("RUNNING", 1), state("FINISHED", 1)),
@@ -220,7 +222,7 @@ def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> Non
 
 
 def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
-    """A host that is short of memory for a moment refuses some starts."""
+    """A host that is temporarily short of memory refuses some starts."""
     clock = VirtualClock()
     answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
     lines = Lines(REFUSED, Acknowledge(), *answers, state("CANCELED"))
@@ -284,7 +286,7 @@ class TestLocalCluster:
         for question in (cluster.address, lambda: cluster.client().wait(A)):
             with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
                 question()
-        assert clock.now < PATIENCE_S  # nobody waits for what does not come
+        assert clock.now < PATIENCE_S  # no call waits for a JobManager that does not come
         cluster.close()
 
     def test_waits_for_the_jobmanager_so_long_and_no_longer(

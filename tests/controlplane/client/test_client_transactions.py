@@ -123,7 +123,7 @@ class Tables:
 
 
 class StillClock:
-    """Goes on only while somebody sleeps."""
+    """A clock that advances only during a sleep."""
 
     def __init__(self) -> None:
         self.slept_s = 0.0

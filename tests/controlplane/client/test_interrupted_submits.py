@@ -1,12 +1,12 @@
 """A submit that is interrupted at any of its storage requests, and the leader that follows.
 
-Goal: a submission that was never accepted supersedes nothing, a submission of a fenced leader never
-counts, and nothing takes back what a later leader has accepted.
+Goal: a submission that was never accepted supersedes nothing. A submission of a fenced leader never
+counts. No process reverts what a later leader has accepted.
 
-Method: the true shells, machines and store over objects in memory. Every request of the first
-JobManager is a point at which it may stand still, die, or leave the request to arrive late. What
-the later JobManagers do happens at every combination of these points. The last JobManager that
-reads the storage tells what counts in the end.
+Method: the real shells, machines and store over objects in memory. At every request the first
+JobManager may hang, die, or leave the request to arrive late. The later JobManagers act at every
+combination of these points. The last JobManager that reads the storage shows what counts in the
+end.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def accepted(manager: ByHand) -> bool:
 
 
 class Later:
-    """The JobManager that follows, in the steps that the old one may stand still between."""
+    """The next JobManager. Its actions are separate steps, and the old one may hang between any
+    two.
+    """
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -118,7 +120,7 @@ class Later:
 
 
 def stood_still(blobs: Blobs, steps: list[Callable[[], None]], at: tuple[int, ...]) -> ByHand:
-    """An old leader that submits, and stands still for each step before one of its requests."""
+    """An old leader that submits. It hangs before the requests of `at` while the steps run."""
     left = list(zip(at, steps, strict=True))
 
     def before(number: int, act: Callable[[], Any]) -> Any:
@@ -149,17 +151,17 @@ LENGTH = submit_length()
 
 
 def test_only_what_the_next_leader_has_found_counts() -> None:
-    """Wherever the old leader stands still while the next one claims its epoch and recovers."""
+    """The old leader hangs at any request while the next one claims its epoch and recovers."""
     assert interrupted(submits=False) == {(OLDS.id,), (EARLIER.id,)}, "both were reached"
 
 
 def test_what_the_next_leader_has_accepted_is_not_taken_back() -> None:
-    """Wherever the old leader stands still, and for how much of what the next one does."""
+    """The old leader hangs at any request, during any part of the next leader's steps."""
     assert interrupted(submits=True) == {(NEWS.id,)}
 
 
 def interrupted(*, submits: bool) -> set[tuple[str, ...]]:
-    """What counts in the end, of all combinations of points."""
+    """The submissions that count in the end, for all combinations of points."""
     outcomes = set()
     for at in itertools.combinations_with_replacement(range(1, LENGTH + 2), 2 + submits):
         blobs = ended_earlier()
@@ -257,7 +259,7 @@ def test_a_request_of_a_dead_leader_that_arrives_at_any_time_changes_nothing_tha
 
 
 def test_a_submit_that_is_not_accepted_leaves_the_job_to_the_other_cluster() -> None:
-    """The other runs it: its JobMaster would be given up as soon as it is deposed."""
+    """The other cluster runs the job, and would drop its JobMaster as soon as that is fenced."""
     for last in range(1, LENGTH + 1):
         blobs = Blobs()
         there = JobStore(store(blobs), "there")

@@ -1,4 +1,4 @@
-"""Which settings of a submission a standing cluster puts its own in place of."""
+"""The settings of a submission that a session cluster replaces with its own."""
 
 from __future__ import annotations
 

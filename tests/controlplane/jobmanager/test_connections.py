@@ -1,4 +1,4 @@
-"""The JobManager's connections: made once for each address, and anew for a new process there."""
+"""The JobManager's connections: one for each address, and a new one for a new process there."""
 
 from __future__ import annotations
 

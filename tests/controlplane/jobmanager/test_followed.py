@@ -45,7 +45,7 @@ class Loop:
 
 
 class Store:
-    """What the looks for a newer JobManager find, one after the other; None: no answer."""
+    """A store with the results of successive leader checks. None means no answer."""
 
     def __init__(self, *leads: bool | None) -> None:
         self.leads, self.looks = list(leads), 0
@@ -117,8 +117,8 @@ def test_it_looks_now_and_then() -> None:
 def test_what_is_written_is_not_called_failed_while_the_storage_does_not_answer(
     *, leads: bool, posted: list[str]
 ) -> None:
-    """It stands, and whoever leads next finds it: to deny it now would start a job that its user
-    was told is none.
+    """The written submission exists, and the next leader finds it. If the JobManager reported a
+    failure now, a job would start although its user was notified that it does not exist.
     """
     store, loop = Store(True, None, None, leads), Loop()
     of(store, loop).run_if_leader(lambda: None, "stored", str)

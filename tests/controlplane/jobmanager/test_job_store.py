@@ -68,7 +68,7 @@ def leader_of(blobs: Blobs, cluster: str = "here") -> JobStore:
 
 
 def submit(store: JobStore, submitted: Submission = HERE) -> None:
-    """What a JobManager that leads does with a submit."""
+    """Stores and accepts a submission, as a leading JobManager does for a submit."""
     store.put_submission(submitted)
     assert store.accept(submitted.job)
 
@@ -148,7 +148,7 @@ def test_a_job_that_another_cluster_has_taken_has_moved_and_leaves_no_result(
 
 
 def limited(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """After so many writes no more happen."""
+    """Makes every write after the first `writes` ones fail."""
     left = writes
 
     def counted(method: object) -> object:
@@ -210,7 +210,9 @@ def test_a_submit_that_fails_leaves_nothing_that_a_later_jobmanager_would_run(
 
 
 def late(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Callable[[], object]]:
-    """What is written from now on by this method arrives when it is called, and nobody answers."""
+    """Delays all further writes by this method until the test calls them. The writer gets no
+    answer.
+    """
     under_way: list[Callable[[], object]] = []
     method = getattr(blobs, name)
 
@@ -227,7 +229,9 @@ def late(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Calla
 def test_a_submit_that_arrives_late_takes_no_job_back(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that was given up for it, while another cluster has taken the job meanwhile."""
+    """The submit failed for its client, and another cluster takes the job before the request
+    arrives.
+    """
     given_up = leader_of(blobs, "other")
     with monkeypatch.context() as patched:
         under_way = late(blobs, patched, "create")
@@ -243,7 +247,7 @@ def test_a_submit_that_arrives_late_takes_no_job_back(
 def test_a_submit_that_the_storage_never_answered_is_run_by_no_later_jobmanager(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client was told that it failed."""
+    """The client was notified that the submit failed."""
     leader = leader_of(blobs)
     with monkeypatch.context() as patched:
         under_way = late(blobs, patched, "create")
@@ -279,7 +283,7 @@ def test_a_decision_of_unknown_outcome_is_final_once_the_next_leader_has_looked(
 
 
 def test_a_submission_of_a_version_without_decisions_counts(blobs: Blobs) -> None:
-    """Its object has no epoch, and nothing lies beside it."""
+    """The object of the submission has no epoch, and no other object is next to it."""
     blobs.objects[f"{FIRST}/submission.json"] = msgspec.json.encode(HERE)
     blobs.objects["_cluster/here/jobs/a"] = b""
     assert leader_of(blobs).jobs() == [(HERE, None)]

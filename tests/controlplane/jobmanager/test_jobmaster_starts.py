@@ -90,7 +90,7 @@ def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
 
 
 def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
-    """A standing JobManager starts nothing before the storage says that it leads."""
+    """A session cluster starts no JobMaster before the storage confirms who leads."""
     shell.ask(SubmitJob(submission=submission()))
     shell.event(j.SubmissionStored(job=A))
     shell.now_ms += HELD_UP_MS

@@ -1,7 +1,8 @@
-"""Two JobManagers of one cluster: one that stood still goes on beside the one that took its place.
+"""Two JobManagers of one cluster: one that hung continues in parallel with its replacement.
 
-Method: the true shells, machines and store, on one folder; a loop that is turned by hand, in which
-work is done when it is asked for. What stood still hears its timers before anything else.
+Method: the real shells, machines and store work on one folder. The test runs the loop by hand, and
+the loop does work as soon as it is requested. A JobManager that hung receives its timers before
+anything else.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: She
 def test_one_that_dies_after_its_checkpoints_is_not_awaited_longer_and_longer(
     running: Shell,
 ) -> None:
-    """It can live; somebody kills it."""
+    """The JobMaster itself can run, but something kills it."""
     pauses = []
     for pid in range(100, 106):
         running.report(pid, checkpoints_completed=1)

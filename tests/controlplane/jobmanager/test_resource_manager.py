@@ -61,7 +61,7 @@ def test_a_new_attempt_replaces_the_processes_of_the_old_one(cluster: Cluster) -
     cluster.request("a", 4)
     cluster.settle()
     assert cluster.running("a") == [(2, ordinal) for ordinal in range(4)]
-    assert cluster.lost == []  # what was stopped on purpose is not told as lost
+    assert cluster.lost == []  # what was stopped on purpose is not reported as lost
 
 
 def test_an_older_attempt_is_refused(cluster: Cluster) -> None:
@@ -243,7 +243,7 @@ class TestLocal:
     def test_those_that_die_after_they_have_started_slots_are_replaced_within_a_second(
         self,
     ) -> None:
-        """They can live; somebody kills them."""
+        """The TaskManagers themselves can run, but something kills them."""
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         pauses = []

@@ -117,7 +117,7 @@ class Shell:
         self.master._claimed(Attempt(attempt))
 
     def recovers(self, attempt: int) -> None:
-        """What older attempts left is ended; `claims` came before."""
+        """Reports that everything which older attempts left is ended. `claims` came before."""
         order = StartSources(job=JOB, attempt=Attempt(attempt))  # any order serves as deployment
         recovered = SimpleNamespace(
             attempt=Attempt(attempt),
@@ -172,7 +172,7 @@ class Shell:
         return self.master._machine.slots_missing
 
     def reported_error(self) -> str | None:
-        """What the next report says was wrong."""
+        """The error in the next report, or None."""
         self.master._report()
         error = self.reports[-1].error
         return None if error is None else error.message

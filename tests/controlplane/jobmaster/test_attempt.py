@@ -115,7 +115,9 @@ def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
 
 
 def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
-    """Nobody would tell of its end a second time: the job would be deployed to it."""
+    """The end of that slot would not be reported a second time, and the job would be deployed to
+    it.
+    """
     live, lines = attempt()
     newer = msgspec.structs.replace(OTHER, serial=FIRST.serial + 1)
     assert live.register(newer)
@@ -126,8 +128,8 @@ def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
 
 
 def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
-    """Of a TaskManager that was given up and had a slot under way: seen in the kill matrix, where
-    the job stood still, because all further messages went to the slot without tasks.
+    """The slot belongs to a TaskManager that was declared lost while the slot was starting. Seen in
+    the kill matrix: the job hung, because all further messages went to the slot without tasks.
     """
     live, lines = attempt()
     assert live.register(FIRST)
@@ -160,7 +162,7 @@ def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     live.start()
     live.dispatch(
         CheckpointTick(now_s=1)
-    )  # a checkpoint, which is given up when the next one is long due
+    )  # a checkpoint, which is aborted when the next one is long due
     busy = SlotMetrics(records_in=10, records_out=4, lag=500, saturated=True)
     live.heartbeat(0, busy)
     live.heartbeat(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, saturated=True))

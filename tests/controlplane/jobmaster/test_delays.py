@@ -1,4 +1,4 @@
-"""What a job waits for is told after ten seconds, with the error that explains it."""
+"""The wait of a job is reported after ten seconds, with the error that explains it."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_a_failed_effect_is_thrown_into_the_procedure() -> None:
 
 
 class Meeting(Log):
-    """Nobody is answered before two have asked."""
+    """A transaction log that answers only after two requests have come."""
 
     def __init__(self) -> None:
         super().__init__()

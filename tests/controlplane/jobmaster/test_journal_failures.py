@@ -153,7 +153,7 @@ def test_an_attempt_whose_last_look_the_system_fails_ends() -> None:
 def published(
     made: JournalWorker, posted: queue.SimpleQueue[Any], last: str
 ) -> tuple[list[str], list[TidegateError]]:
-    """Publish a checkpoint; what was told of it until `last` came, and the errors."""
+    """Publishes a checkpoint. Returns what was reported about it up to `last`, and the errors."""
     journal = made.journal.claimed
     assert journal is not None
     whole = at_offset(manifest(journal, 1), 7)

@@ -105,8 +105,8 @@ def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
 
 
 def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_they_begin() -> None:
-    """What they opened after its successor had closed the job, nobody would end. Seen in the
-    simulator, with two JobManagers of which each thought that it led.
+    """If the slots began, no process would end their transactions after the successor had closed
+    the job. The simulator found this with two JobManagers that both believed they led.
     """
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
@@ -158,7 +158,9 @@ def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
 
 
 def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:
-    """Seen in the kill matrix: it read on, claimed, and the job ended as deposed by nobody."""
+    """Seen in the kill matrix: the JobMaster read further and claimed. The job then ended as
+    fenced, although no other attempt had fenced it.
+    """
     asked: list[bool] = []
 
     def wanted() -> bool:
@@ -354,7 +356,7 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
 
 
 def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A retraction during the recovery leads to an older one than the claim has checked."""
+    """Rolling back during the recovery leads to an older manifest than the claim has checked."""
     made = work(queue.SimpleQueue())
     made.journal._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
     cast("Any", made.journal._drivers).kafka_admin = lambda _: Admin()
@@ -462,7 +464,7 @@ def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
 
 
 class Admin:
-    """A topic of one partition, to which somebody writes."""
+    """A topic of one partition, to which other producers write."""
 
     end = 0
 

@@ -72,7 +72,7 @@ def machine(delay: float | None = 0.5) -> JobMachine:
 
 
 def started(attempt: Attempt) -> list[Event]:
-    """What an attempt goes through until it runs."""
+    """The events of an attempt until it runs."""
     return [
         Claimed(attempt=attempt),
         JobRecovered(attempt=attempt),
@@ -158,7 +158,7 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
     "state", [JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS]
 )
 def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
-    """The ResourceManager brings another, and the attempt goes on."""
+    """The ResourceManager brings another slot, and the attempt continues."""
     job = before_deployment(state)
     assert job.handle(SlotDisappeared(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
     assert job.slots_missing == 2
@@ -407,7 +407,7 @@ def test_a_disk_or_a_connection_that_failed_in_a_slot_restarts_the_job(number: i
 
 
 def reported(error: Exception) -> TidegateError:
-    """As the JobMaster gets what failed in a slot and was translated by nobody."""
+    """The error that the JobMaster receives for an untranslated failure in a slot."""
     return ErrorReport.of(error).exception()
 
 

@@ -1,4 +1,4 @@
-"""The line to the JobManager: a JobMaster hears from it that another has taken its place."""
+"""The gateway to the JobManager: through it a JobMaster learns that another one has replaced it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> No
 
 
 def test_a_jobmaster_that_no_jobmanager_answers_ends_instead_of_claiming() -> None:
-    """Its lifeline was lost: it would ask for ever, and nobody would end it."""
+    """The JobMaster no longer notices the end of its JobManager. Without a timeout it would ask for
+    ever, and no process would end it.
+    """
 
     class Away(JobManager):
         def call(self, message: Any, timeout_s: float = 10.0) -> Message:

@@ -1,5 +1,5 @@
 """What an attempt asks Kafka before it restores, on the fake brokers: topics that were created
-again, logs that were truncated, and brokers that are behind for a moment.
+again, logs that were truncated, and brokers that are temporarily behind.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class World:
             self._hear,
         )
         self.while_asked: dict[int, Any] = {}
-        """What happens when the job hears of trouble for the n-th time."""
+        """Actions to run when the job gets its n-th report of trouble, by n."""
 
     def waited_s(self) -> float:
         return self.clock.monotonic() - BEGAN_S
@@ -141,7 +141,7 @@ class World:
         )
 
     def refusal(self, manifest: Manifest | None, repeated_s: float = REPEATED_S) -> str:
-        """What is said when Kafka has repeated it for so long."""
+        """The text of the refusal after Kafka has repeated its answer for so long."""
         before_s = self.clock.monotonic()
         with pytest.raises(RefusedError) as refused:
             self.restoring.resolve(manifest)

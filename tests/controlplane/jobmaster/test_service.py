@@ -57,8 +57,8 @@ def running() -> Shell:
 
 
 def test_the_first_sweeps_come_soon_and_then_every_ten_seconds() -> None:
-    """What the recovery missed, because a coordinator was elected a moment before, holds readers
-    back until a sweep finds it.
+    """The recovery misses transactions if their coordinator was elected just before it. These
+    transactions hold readers back until a sweep finds them.
     """
     shell, swept = running(), []
     cast("Any", shell.master._journal).fence_zombies = lambda: swept.append(shell.now_s)
@@ -237,7 +237,7 @@ def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
 
 
 def test_a_silent_slot_is_given_up_and_stopped() -> None:
-    """Nothing is deployed yet, and nobody else would bring another one in its place."""
+    """Nothing is deployed yet, and no other process would bring a slot in its place."""
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, serial=3)

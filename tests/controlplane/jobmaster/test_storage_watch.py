@@ -1,4 +1,4 @@
-"""The looks at the storage: a loss and a return are told once, and so is a look that hangs."""
+"""The checks of the storage: a loss, a return and a check that hangs are each reported once."""
 
 from __future__ import annotations
 

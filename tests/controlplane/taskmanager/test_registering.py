@@ -1,6 +1,6 @@
 """How a TaskManager talks to its JobManager: how it registers, and how long it waits for a reply.
 
-One that was started here fails at once where nobody answers, a standing one waits.
+A TaskManager that a JobManager started fails at once if it gets no answer. A standalone one waits.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Wire:
         return [frame_kind(payload).name for payload in self.payloads]
 
     def offsets(self) -> list[list[int]]:
-        """Of each data frame."""
+        """The offsets in each data frame."""
         return [
             [offset for part in codec().decode(payload) for offset in part.offsets]
             for payload in self.payloads

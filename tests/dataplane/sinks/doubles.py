@@ -30,7 +30,7 @@ class Broker:
         """Everything sent, in the order of sending."""
         self.producers: list[ProducerDouble] = []
         self.settings: list[Mapping[str, str]] = []
-        """What each of them was made with."""
+        """The settings of each producer."""
         self.initialised: list[TransactionalId] = []
         self.now_s = 0.0
         self.describe_order: list[TransactionalId] = []

@@ -25,8 +25,8 @@ def given(
     everywhere: Mapping[str, str] | None = None,
     here: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What a producer of `sink` is made with, where the configuration says so of all clients and of
-    this sink.
+    """The settings of a producer of `sink`, with configured properties for all clients and for this
+    sink.
     """
     config = {
         "kafka": {"bootstrap": "broker:9092", "properties": everywhere or {}},

@@ -299,7 +299,9 @@ def test_a_producer_that_was_idle_for_a_day_is_made_anew(bench: Bench) -> None:
 
 @pytest.mark.parametrize("last", [(), (b"b",)], ids=["an empty interval", "records"])
 def test_what_nobody_waited_for_is_waited_for_at_the_end(last: tuple[bytes, ...]) -> None:
-    """What a producer holds goes with its process, and a job that ends in order loses nothing."""
+    """Records that a producer holds are lost when its process ends. A job that ends in order loses
+    none.
+    """
     bench = Bench(KafkaSink("out", value=Raw(), guarantee="none"))
     bench.around.settle()
     bench.writer.write(batch(b"a"))

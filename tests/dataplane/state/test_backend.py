@@ -71,7 +71,7 @@ def add(state: KeyedStateBackend, keys: list[str], amount: int = 1) -> None:
 
 
 def forget(state: KeyedStateBackend) -> None:
-    """As if other keys had come since, more than are cached."""
+    """Empties the cache, as if more other keys had come since than it holds."""
     state._cache.clear()
     state._all_cached = False
 
@@ -296,7 +296,9 @@ def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
 
 
 def test_after_a_failed_flush_nothing_is_flushed_any_more(store: CountingStore) -> None:
-    """What the flush took from the cells is lost; a later snapshot must not pass for whole."""
+    """The changes that the flush took from the cells are lost, so a later snapshot must not pass
+    for whole.
+    """
     state = keyed(store, total=total())
     add(state, ["a"])
     store.broken = True

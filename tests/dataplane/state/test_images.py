@@ -1,7 +1,7 @@
 """Undoing changes of stored cells: `image` and `restore` beneath the write-back cache.
 
-A restored cell must be stored at the next flush as it was when its image was taken, whatever was
-flushed before, and the count of map entries in memory must stay right.
+The next flush must store a restored cell as it was when its image was taken, also if another flush
+came before. The count of map entries in memory must stay right.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ GOLDEN = {
     "0006 04 7365656e 03 616e6e 6b": "00 92 a16b 07",
     "0006 04 7365656e 03 616e6e 6b6b": "00 92 a26b6b 08",
 }
-"""What a step stores for the key "ann", as hex, with 8 key groups."""
+"""Stored entries of a step for the key "ann", as hex, with 8 key groups."""
 
 
 def test_what_a_step_stores_is_what_old_checkpoints_hold(tmp_path: Path) -> None:

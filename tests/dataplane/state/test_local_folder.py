@@ -98,7 +98,7 @@ def test_earlier_files_are_those_of_earlier_attempts(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
-    """A slot beside this one may be removing it."""
+    """Another slot of this host may remove the folder at the same time."""
     there = tmp_path / "there"
     there.mkdir()
     (there / "file").touch()

@@ -24,7 +24,7 @@ MAP_KEYS = ["", "k", "kk", "l"]
 
 @dataclass
 class Model:
-    """What a key holds."""
+    """The state of a key."""
 
     count: int = 0
     bag: list[int] = field(default_factory=list)
@@ -225,7 +225,7 @@ class Run:
 
 
 def content(cells: Any) -> Model:
-    """What cells show, maps in the order of their keys."""
+    """The content of cells, with maps in the order of their keys."""
     count, bag, log, boxes, seen, groups = cells
     for cell in (seen, groups):
         assert list(cell) == sorted(cell, key=str.encode)

@@ -1,5 +1,5 @@
-"""A snapshot that is saved while batches go on holds what was there at its barrier, and nothing of
-what came later.
+"""A snapshot that is saved while batches continue holds the state at its barrier, and nothing that
+came later.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def step(tmp_path: Path) -> Any:
 
 
 def test_a_barrier_saves_nothing_itself(step: Step) -> None:
-    """However much has changed: so it holds nobody up."""
+    """A barrier therefore delays no batch, however much has changed."""
     (state,) = step.subtasks
     add(state, [str(number) for number in range(50)])
     writes: list[int] = []

@@ -1,8 +1,10 @@
 """States that are renamed, dropped and added: whose rows they have after a restore.
 
-Goal: a renamed state goes on with its values, through restarts, rescalings and further renames, and
-also when `renamed_from=` is removed; a dropped state has no rows left, so a later state of its name
-begins empty. Method: attempts of one step over both backends, at other parallelisms.
+Goal: a renamed state keeps its values through restarts, rescalings and further renames. It also
+keeps them when `renamed_from=` is removed. A dropped state has no rows left, so a later state of
+its name begins empty.
+
+Method: attempts of one step run over both backends, at other parallelisms.
 """
 
 from __future__ import annotations

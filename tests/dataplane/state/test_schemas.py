@@ -1,4 +1,4 @@
-"""State that was written under other declarations: numbers go on, values are read or refused."""
+"""State that was written under other declarations: numbers continue, values are read or refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ EARLIER_SCHEMAS = {
     "level": '"string"',
     KEY_TYPE: '"string"',
 }
-"""As the version wrote them that had no marks."""
+"""Schemas as an earlier version wrote them, without marks."""
 
 
 def of_all_kinds() -> dict[str, State]:

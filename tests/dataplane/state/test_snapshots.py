@@ -151,7 +151,7 @@ def test_a_copy_of_what_was_sent_is_as_good_as_a_link(tmp_path: Path) -> None:
 
 
 def test_what_was_sent_is_not_looked_at_again(tmp_path: Path) -> None:
-    """Nor missed where somebody has removed it: the storage has it."""
+    """A file that was uploaded is not missed if it was removed locally: the storage has it."""
     blobs = MemoryBlobs()
     one = uploader(blobs)
     table = tmp_path / "table"
@@ -224,7 +224,9 @@ def test_tables_are_shared_across_attempts(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_table_of_a_dead_attempt_and_one_of_this_keep_apart(tmp_path: Path) -> None:
-    """Two attempts restore the same checkpoint and go on differently: RocksDB numbers alike."""
+    """Two attempts restore the same checkpoint and continue differently. RocksDB numbers their
+    tables the same.
+    """
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)

@@ -94,8 +94,8 @@ def test_a_snapshot_is_frozen_at_once_and_stored_later(around: Surroundings) -> 
 
 
 def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
-    """And take one I/O thread for each step, however many wait: sinks and other steps need theirs,
-    and a storage that hangs would soon have all of them.
+    """Uploads take one I/O thread for each step, however many wait. Sinks and other steps need I/O
+    threads too, and a storage that hangs would soon occupy all of them.
     """
     state = around.open()
     for _ in range(3):

@@ -70,7 +70,7 @@ def timed(sender: RowSender, edge: int, ends_ms: Sequence[int]) -> TimedSource:
 
 
 def rows_of(index: int, *sources: Sequence[int]) -> list[Row]:
-    """What a sender with these sources sends, its sources taking turns; edges count the sources."""
+    """The rows of a sender whose sources take turns. Edges count the sources."""
     sender = RowSender(index, RUN)
     steps = [timed(sender, edge, ends_ms) for edge, ends_ms in enumerate(sources)]
     while sum(each.step(0.0) for each in steps):
@@ -85,7 +85,7 @@ def received(rows: list[Row]) -> list[Row]:
 
 
 def times(rows: list[Row]) -> list[int]:
-    """Of the frames, in the order in which a receiver takes them."""
+    """The times of the frames, in the order in which a receiver takes them."""
     return [int.from_bytes(row.frame[2:], signed=True) for row in received(rows) if row.ord < LAST]
 
 

@@ -1,9 +1,9 @@
-"""The run check and the markers: a wave that passes them is one execution, whatever was run again.
+"""The run check and the markers: a wave that passes them is one execution, also if tasks ran again.
 
-Method: random executions, in which tasks run up to three times and each run of a reader takes the
-rows of any runs of its senders, also a mixture of two, also without some of them. Where the check
-lets the collected reports pass, every collected run must have read all that the collected runs of
-its senders wrote for it.
+Method: random executions, in which tasks run up to three times. Each run of a reader takes the rows
+of any runs of its senders, also a mixture of two, also without some of them. If the check lets the
+collected reports pass, every collected run must have read all that the collected runs of its
+senders wrote for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.protocol.waves import Row, TaskId, TaskReport
 
 
 def reader_rows(execution: Execution, task: TaskId, chance: Random, disorder: float) -> list[Row]:
-    """What a run of a task is given: of each sender the rows of one run, or of two, or not all."""
+    """Rows for a run of a task: from each sender the rows of one run, or of two, or not all."""
     rows: list[Row] = []
     for sender in sorted(task_inputs(PLAN)[task]):
         runs = execution.runs[sender]

@@ -32,7 +32,9 @@ class SocketWorld:
         return slot
 
     def break_off(self, slot: Slot) -> None:
-        """As the kernel does for a process that is gone; `test_two_processes` kills a real one."""
+        """Closes sockets as the kernel does for a dead process; `test_two_processes` kills a real
+        one.
+        """
         assert isinstance(slot.exchange, SocketExchange)
         for peer in slot.exchange._links.values():
             if peer.socket is not None:

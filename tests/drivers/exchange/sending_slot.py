@@ -29,7 +29,7 @@ def key(value: list[str]) -> str:
 
 
 def channels(slot: Slot, ordinal: int) -> SlotChannels:
-    """Of two slots, four sources by key into one step."""
+    """The channels of one of two slots: four sources go by key into one step."""
     graph = StreamGraph("two-slots")
     for source in SOURCES:
         graph.add("source", (), place="x:1", uid=source)
@@ -55,7 +55,7 @@ def theirs() -> list[str]:
 
 
 def batches(source: VertexId, records: int) -> list[RecordBatch]:
-    """What a source sends: offsets 0, 1, 2 …, all to slot 1."""
+    """The batches that a source sends: offsets 0, 1, 2 …, all to slot 1."""
     names = theirs()
     return [
         RecordBatch(
@@ -68,7 +68,9 @@ def batches(source: VertexId, records: int) -> list[RecordBatch]:
 
 
 def send(pipe: Connection, host: str | None, records: int) -> None:
-    """Main of the process: `records` from each source, then the end; then wait to be told."""
+    """Main of the process: sends `records` from each source, then the end; then waits for a
+    message.
+    """
     slot = socket_slot(0, host=host)
     sender = channels(slot, 0)
     pipe.send(slot.address)

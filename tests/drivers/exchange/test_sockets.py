@@ -73,7 +73,7 @@ def test_a_second_connection_of_a_slot_is_refused(world: SocketWorld, early: boo
         HandshakeRequest(
             job="job", attempt=1, sender=7, receiver=2
         ),  # the higher one does not dial
-        HandshakeRequest(job="job", attempt=1, sender=1, receiver=9),  # meant for somebody else
+        HandshakeRequest(job="job", attempt=1, sender=1, receiver=9),  # meant for another slot
     ):
         assert isinstance(_say(high.address, own_frame(hello)), HandshakeRejected)
 
@@ -139,7 +139,7 @@ def _open_files() -> int:
 
 
 def _say(address: str, data: bytes, *, then_close: bool = False) -> object:
-    """Speak to a listener as anybody could; its answer, None if it hangs up."""
+    """Speaks to a listener as any process could. Returns its answer, None if it hangs up."""
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.settimeout(10)
         stranger.connect(address.removeprefix("unix:"))

@@ -34,7 +34,7 @@ from tidegate.errors import ExchangeError
 from tidegate.stream_elements import EndOfInput, RecordBatch
 
 RECORDS = 50_000
-"""Of each of four sources: 200,000 in all."""
+"""Records of each of four sources: 200,000 in all."""
 
 Sender = tuple[BaseProcess, Connection]
 
@@ -67,7 +67,7 @@ def sender(host: str | None) -> Iterator[Sender]:
 
 
 class Received:
-    """What came out of a gate, checked as it comes."""
+    """The elements that came out of a gate, checked as they come."""
 
     def __init__(self, gate: InputGate) -> None:
         self.gate = gate
@@ -149,6 +149,6 @@ def test_a_killed_slot_is_lost_at_once(receiver: Slot, sender: Sender) -> None:
     process, _ = sender
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
-    receiver.run_until(lambda: bool(lost), 10.0)  # its socket's end tells it: no time has to pass
+    receiver.run_until(lambda: bool(lost), 10.0)  # its socket's end shows it: no time has to pass
     assert len(lost) == 1
     assert "slot 1 lost slot 0" in str(lost[0])

@@ -25,7 +25,7 @@ from tidegate.ports.exchange import MAX_FRAME_BYTES, Frame
 
 
 def feed(reader: FrameReader, data: bytes, most: int) -> list[Frame]:
-    """As a socket does: never more than there is space for, never more than `most`."""
+    """Feeds data as a socket does: at most as much as there is space for, and at most `most`."""
     frames = []
     while data:
         space = reader.space()

@@ -1,4 +1,4 @@
-"""Time that passes only while somebody sleeps."""
+"""Time that passes only during a sleep."""
 
 from __future__ import annotations
 

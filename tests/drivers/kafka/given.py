@@ -39,8 +39,8 @@ def settings_given(
     callbacks: tuple[str, ...],
     overrides: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What `make` gives the class of the qualified name `client`, but for callbacks and log, where
-    a user gives `overrides` (underscores for dots).
+    """The settings, without callbacks and log, that `make` gives the class of the qualified name
+    `client`. The user gives `overrides` (underscores for dots).
     """
     monkeypatch.setattr(client, Client)
     make({**BROKERS, **{name.replace("_", "."): value for name, value in overrides.items()}})

@@ -72,7 +72,9 @@ def admin_over(client: Answering) -> KafkaClusterAdmin:
     ],
 )
 def test_offsets_are_asked_for_again_while_a_leader_is_elected(code: int) -> None:
-    """Topics that were made a moment ago: a broker may know less of their leaders than we do."""
+    """The topics were made just before: a broker may know fewer of their leaders than the client
+    does.
+    """
     client = Answering({FIRST: KafkaError(code), SECOND: 7}, {FIRST: 5, SECOND: 7})
     assert admin_over(client).latest([FIRST, SECOND]) == {FIRST: 5, SECOND: 7}
     assert client.asked == [{FIRST, SECOND}, {FIRST}]
@@ -100,7 +102,9 @@ LEADERLESS = KafkaError(KafkaError._NOENT)
 
 
 def test_a_topic_that_may_not_be_described_is_not_taken_for_one_without_leaders() -> None:
-    """The client says the same of both. Taken for absent, it failed the job for good."""
+    """The client says the same of both. A topic that was taken for absent failed the job
+    permanently.
+    """
     denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
     client = Describing(denied, {FIRST: LEADERLESS, SECOND: 7}, {FIRST: LEADERLESS})
     with pytest.raises(NotAllowedError, match=r"orders-0: .*Grant the job's principal the right"):
@@ -129,7 +133,7 @@ def test_another_error_is_told_at_once() -> None:
 
 
 class Silent:
-    """Has learnt of a leader that is dead: says nothing until it is told to."""
+    """A client that has learnt of a dead leader. It answers only when the test lets it."""
 
     def __init__(self) -> None:
         self.waiting: list[Future[Any]] = []
@@ -143,7 +147,7 @@ class Silent:
 
 
 class Brokers:
-    """Tells the configuration of brokers; of the dead nobody says anything."""
+    """Gives the configuration of brokers. Dead brokers do not answer."""
 
     def __init__(self, limits: Mapping[str, int], dead: frozenset[str]) -> None:
         self._limits, self._dead = limits, dead

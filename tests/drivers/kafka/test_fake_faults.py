@@ -97,7 +97,7 @@ class World:
         self.kafka.run_due()
 
     def written(self, partition: int = 0) -> list[bytes | bool | None]:
-        """What is in the log: values, and for each marker whether it commits."""
+        """The content of the log: values, and for each marker whether it commits."""
         self.kafka.run_due()
         return [
             each.commit if isinstance(each, Marker) else each.value()
@@ -294,7 +294,9 @@ class TestProducing:
             producer.flush(1)
 
     def test_nor_falls_into_its_successors_transaction(self, world: World) -> None:
-        """Its first batch is in order for a leader: only the epoch tells it from the other's."""
+        """The zombie's first batch is in order for a leader. Only the epoch distinguishes it from
+        the successor's batch.
+        """
         zombie = world.begun()
         world.script.planned[Api.PRODUCE] = [Verdict(request_s=1.0)]
         zombie.send("out", [b"late"], None)
@@ -312,7 +314,7 @@ class TestProducing:
     def test_a_batch_that_meets_a_decision_before_its_marker_is_in_the_transaction(
         self, world: World
     ) -> None:
-        """As on real brokers: leaders ask the coordinator for the first batch only."""
+        """Real brokers do the same: leaders ask the coordinator for the first batch only."""
         producer = world.prepared(b"a")
         world.script.planned[Api.WRITE_MARKERS] = [Verdict(request_s=2.0)]
         assert world.commit() is EndTxnResult.ACCEPTED

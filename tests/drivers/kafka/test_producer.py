@@ -33,7 +33,7 @@ def made_with(
     transactional_id: TransactionalId | None = None,
     **overrides: str,
 ) -> dict[str, Any]:
-    """What the client of a producer is given."""
+    """The settings that the client of a producer is given."""
     return settings_given(
         monkeypatch,
         "tidegate.drivers.kafka.producer.Client",
@@ -113,7 +113,7 @@ def test_a_record_that_the_empty_queue_does_not_take_is_too_large_and_not_waited
 
 
 class _Undelivered:
-    """What a delivery report is of."""
+    """The message of a delivery report."""
 
     def value(self) -> bytes:
         return b"x" * 3_000_000
@@ -127,7 +127,7 @@ CONSEQUENCES = [Code._PURGE_QUEUE, Code._PURGE_INFLIGHT, Code._STATE, Code._FATA
 
 @pytest.mark.parametrize("consequence", CONSEQUENCES)
 def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: int) -> None:
-    """As when the record was refused by one broker, and the thread of another was quicker."""
+    """This happens if one broker refuses the record, and another broker's thread is quicker."""
     failures = ProducerErrors("the producer of tidegate.x")
     failures.delivered(Code(consequence), _Undelivered())
     assert failures.text is None
@@ -142,7 +142,7 @@ def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: i
 def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And not passed over: who sets `acks` must hear that it does not count."""
+    """A refusal shows users that their value has no effect, for example for `acks`."""
     given = made_with(monkeypatch, TransactionalId("tidegate.x"))
     assert given.keys() - DEFAULTS.keys() <= RESERVED_PROPERTIES.keys()
 
@@ -160,8 +160,8 @@ CALLS: dict[str, Callable[[KafkaProducer], None]] = {
 def test_a_client_that_fails_as_a_whole_says_why_in_whatever_call_comes_first(
     call: Callable[[KafkaProducer], None], waiting: bool
 ) -> None:
-    """As after a fence. confluent-kafka tells it to no callback: what serves them raises it, also
-    while the cause of a refused record is looked for.
+    """A fence has this effect. confluent-kafka calls no callback for it: the call that serves
+    callbacks raises the error, also while the cause of a refused record is looked for.
     """
     producer = KafkaProducer(SETTINGS, None, 0)
     if waiting:
@@ -173,7 +173,7 @@ def test_a_client_that_fails_as_a_whole_says_why_in_whatever_call_comes_first(
 
 
 def _fail_as_a_whole(producer: KafkaProducer) -> None:
-    """By librdkafka's own means for tests. Its handle is the first field of confluent-kafka's
+    """Uses librdkafka's own function for tests. The handle is the first field of confluent-kafka's
     object, behind the head that every Python object has.
     """
     (path,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob(

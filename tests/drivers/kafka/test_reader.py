@@ -34,7 +34,7 @@ DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
 
 
 def made_with(monkeypatch: pytest.MonkeyPatch, **overrides: str) -> dict[str, Any]:
-    """What the client of a reader is given."""
+    """The settings that the client of a reader is given."""
     return settings_given(
         monkeypatch,
         "tidegate.drivers.kafka.reader.Consumer",
@@ -89,7 +89,7 @@ def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
 
 
 class Scripted:
-    """A reader whose client has been told what to deliver."""
+    """A reader whose client delivers the messages that the test has listed."""
 
     def __init__(self, reader: KafkaPartitionReader, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reader, self.delivered = reader, list[Message]()
@@ -114,7 +114,7 @@ def test_refused_credentials_are_told_when_nothing_comes(scripted: Scripted) -> 
 
 
 def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -> None:
-    """It would fail the attempt at the first quiet moment, hours later."""
+    """An old refusal would fail the attempt at the first poll without records, hours later."""
     scripted.reader._on_error(DENIED)
     scripted.delivered.append(Message(topic="in", partition=0, offset=7, value=b"a"))
     (run,) = scripted.reader.poll(10, 0.0)

@@ -127,7 +127,7 @@ def test_a_broker_that_is_not_known_is_looked_for_before_the_next_try() -> None:
 
 
 class Connection:
-    """Of the library, as far as it is looked at."""
+    """A connection of the library, with the fields that tidegate reads."""
 
     def __init__(self, silent_s: float, *in_flight: object) -> None:
         self.connected = True
@@ -139,7 +139,7 @@ class Connection:
 
 
 def test_a_request_without_an_answer_ends_the_other_silent_connections() -> None:
-    """Else each would cost ten seconds, one after the other, if all of them were forgotten."""
+    """If all of them were forgotten, each would cost ten seconds, one after the other."""
     script = Script(theirs.RequestTimedOutError(), described())
     heard, silent, asked = Connection(1.0), Connection(11.0), Connection(11.0, "request")
     script._conns = {1: heard, 2: silent, 3: asked}
@@ -218,7 +218,7 @@ def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
 
 
 def test_a_closed_connection_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread of a task that has ended may ask late, and nobody would close what it connects."""
+    """A thread of an ended task may ask late, and no other code would close its connection."""
     made: list[object] = []
     monkeypatch.setattr(
         coordinator_connection, "KafkaAdminClient", lambda **settings: made.append(settings)

@@ -79,7 +79,7 @@ class TestRocksDBStore(KeyValueStoreContract):
     def test_a_failed_flush_is_told_by_the_files_and_not_waited_for(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As on a full disk: RocksDB's threads cannot make the table."""
+        """A full disk has the same effect: RocksDB's threads cannot make the table."""
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(b"a", b"1")], [])
         (tmp_path / "store").rename(tmp_path / "gone")

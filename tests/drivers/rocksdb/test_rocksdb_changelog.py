@@ -41,7 +41,7 @@ class Checkpoints:
         return laid_out(self.rocks.checkpoint().files(), directory)
 
     def opened(self, directory: Path) -> dict[bytes, bytes]:
-        """What a checkpoint holds."""
+        """The content of a checkpoint."""
         other = RocksDBStore(directory)
         try:
             return dict(other.scan(b"", b"\xff"))
@@ -142,7 +142,7 @@ def test_one_write_beyond_the_limit_is_not_kept_for_a_segment(
 
 
 def test_who_scans_has_its_next_checkpoint_in_full(checkpoints: Checkpoints) -> None:
-    """Its next scan finds the tables in order, flushed beside the processing."""
+    """The next scan finds the tables in order, flushed in parallel with the processing."""
     checkpoints.take(a="1")
     checkpoints.rocks.scan(b"", b"\xff")
     assert full(checkpoints.take(b="2"))
@@ -165,8 +165,8 @@ def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
 def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a snapshot saves comes in pieces, some of a few pairs: the last one says nothing of all
-    that is held.
+    """A snapshot saves its rows in pieces, some of a few pairs. The size of the last piece
+    therefore does not show the size of everything that is held.
     """
     monkeypatch.setattr(store, "HELD_BYTES_MAX", 100_000)
     checkpoints.take()
@@ -183,7 +183,9 @@ def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
 def test_one_large_value_among_small_ones_counts_wherever_it_stands(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    """What an opening must apply stays within its limit, and what is held in memory too."""
+    """The bytes that an opening must apply stay within their limit, and the bytes held in memory
+    too.
+    """
     monkeypatch.setattr(changelog, "LOG_BYTES_MAX", 1 << 16)
     checkpoints.take(a="1")
     values = ["v"] * 1000
@@ -248,7 +250,9 @@ def test_a_checkpoint_of_before_there_were_changelogs_opens(checkpoints: Checkpo
 def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In pieces: the mailbox thread stands still for none of it, nor for a look at what is held."""
+    """The checkpoint is written in pieces. The mailbox thread waits for none of them, and not for
+    reads of buffered rows either.
+    """
     rocks, batches = checkpoints.rocks, list[WriteBatch]()
 
     def counted(*, raw_mode: bool) -> WriteBatch:
@@ -307,7 +311,7 @@ def test_what_is_set_aside_is_not_to_be_had_of_a_closed_store(tmp_path: Path) ->
 def test_a_full_checkpoint_of_nothing_has_nothing_of_what_came_behind_it(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
-    """Nothing was set aside for it, but its files are still to be linked."""
+    """No rows were buffered for the checkpoint, but its files are still to be linked."""
     frozen = checkpoints.rocks.checkpoint()
     checkpoints.rocks.write([(b"a", b"1")], [])
     assert dict(checkpoints.rocks.scan(b"", b"\xff")) == {b"a": b"1"}
@@ -453,7 +457,9 @@ def test_a_file_that_somebody_has_removed_is_still_of_the_checkpoint(
 def test_files_stay_while_a_later_changelog_is_made(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocksDB makes the folder under another name first, beside those that go."""
+    """RocksDB makes the folder under another name first, in addition to the folders that are
+    deleted.
+    """
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 0)
     checkpoints.take(a="1")
     checkpoints.rocks.write([(b"b", b"2")], [])

@@ -92,8 +92,8 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
 
 
 def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
-    """No end and no error tells of it (`integration/cluster/test_half_open.py` has the whole of
-    it).
+    """The connection has no end and no error. `integration/cluster/test_half_open.py` tests all of
+    it.
     """
     server = rpc.serve(lambda _: Acknowledge())
     host, port = server.address.rsplit(":", 1)

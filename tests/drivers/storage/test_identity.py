@@ -91,7 +91,7 @@ def test_a_second_storage_behind_the_same_path_is_refused(
 
 
 LOST = [errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO]
-"""What a file system says whose server, device or program has gone, while it is still mounted."""
+"""Errors of a mounted file system whose server, device or program has gone."""
 
 
 @pytest.mark.parametrize("number", LOST, ids=errno.errorcode.get)
@@ -152,7 +152,7 @@ def test_of_two_first_users_one_makes_the_identity(root: Path) -> None:
 
 
 DAMAGED = [b"", b"\n", b"\0" * 16, b"\xff\xfe", b"0123456789", b"0123456789abcdef" * 20]
-"""What a crash, a full disk or an editor may leave of an id."""
+"""Contents of an id that a crash, a full disk or an editor may leave."""
 
 
 @pytest.fixture(params=["folder", "object store"])
