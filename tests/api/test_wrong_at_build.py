@@ -393,6 +393,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         sink(key_by=str),
         "has no keyword 'key_by'; its name is record_key= now",
     ),
+    "keyword of another declaration": (source(key_by=str), "no keyword 'key_by'; there are"),
     "unknown keyword": (
         source(speed=1),
         "no keyword 'speed'; there are dead_letter_topic, event_time",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal, TypedDict, get_args
 
 from tidegate.errors import PipelineError
@@ -75,7 +75,7 @@ def is_starting_offsets(start: object) -> bool:
     return type(start) is int or start in ("earliest", "latest", "committed")
 
 
-def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+def refuse_unknown(where: str, given: Iterable[str], known: Collection[str]) -> None:
     """Raise PipelineError for an unknown keyword.
 
     Only type checkers check the keywords of a TypedDict; Python does not.
@@ -84,7 +84,7 @@ def refuse_unknown(where: str, given: Iterable[str], known: Iterable[str]) -> No
         if keyword not in known:
             near = difflib.get_close_matches(keyword, known, n=1)
             hint = f"did you mean {near[0]}=?" if near else f"there are {', '.join(sorted(known))}"
-            if keyword in RENAMED:
+            if RENAMED.get(keyword) in known:
                 hint = f"its name is {RENAMED[keyword]}= now"
             elif keyword in {"key", "tombstones"}:
                 hint = "write KafkaSource.records(...), whose records have their keys"

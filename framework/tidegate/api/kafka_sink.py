@@ -84,12 +84,13 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
     `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
     for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
-    linger.ms of [kafka.properties] apply, or else "none" and "5 ms". `properties`: librdkafka
-    settings of its producers. Two examples are the limits of the records that wait in one producer,
-    "queue.buffering.max.messages" (100000) and "queue.buffering.max.kbytes" (65536). Settings that
-    tidegate sets itself are refused. `on_error`: the action for a record that cannot be encoded or
-    is larger than the topic allows. It is "fail" (the default), "skip", or "dead_letter" with the
-    topic `dead_letter_topic`, as in a step.
+    linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
+    `properties`: librdkafka settings of its producers. Two examples are the limits of the records
+    that wait in one producer, "queue.buffering.max.messages" (100000) and
+    "queue.buffering.max.kbytes" (65536). Settings that tidegate sets itself are refused.
+    `on_error`: the action for a record that cannot be encoded or is larger than the topic allows.
+    It is "fail" (the default), "skip", or "dead_letter" with the topic `dead_letter_topic`, as in a
+    step.
 
     The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
@@ -126,7 +127,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
     ) -> None:
         super().__init__(topic, options.get("properties"))
         where = f"{self.place}: sink for topic {topic!r}"
-        refuse_unknown(where, options, SinkOptions.__optional_keys__)
+        refuse_unknown(where, options, {"record_key", *SinkOptions.__optional_keys__})
         if key is not None and record_key is None:
             raise PipelineError(f"{where}: key is a format; record_key must say what the key is")
         if record_key is not None and not callable(record_key):

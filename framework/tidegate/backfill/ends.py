@@ -1,7 +1,7 @@
 """The end of a backfill: parses `--to` and finds the offset that it means in each partition.
 
 An end is never behind the last stable offset. Records behind that offset may belong to an open
-transaction: they cannot be read, and the transaction may still abort. This module does no I/O.
+transaction: they cannot be read, and the transaction may still abort. The module is pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The files of the checkpoint storage that no checkpoint needs any more.
 
-These are pure decisions over paths; `cleanup.py` lists and deletes. An attempt deletes
-files only after a publication of its own that no longer needs them. So a fenced attempt deletes
-nothing that its successor needs. Only these files are deleted:
+These are pure decisions over paths; `cleanup.py` lists and deletes. An attempt deletes files only
+after a publication of its own that no longer needs them. So a fenced attempt deletes nothing that
+its successor needs. Only these files are deleted:
 
 - Of this attempt: files that an expired manifest referred to and no retained manifest refers to.
 - Also of this attempt: files that no retained manifest refers to, in two successive listings.

@@ -24,12 +24,20 @@ from integration.faults.kill_matrix.fault_sequences import (
     told,
 )
 from integration.faults.kill_matrix.live import LiveJob
-from integration.faults.kill_matrix.proxy import CUT, FLOWING, MUTE, STALLED, Network, Weather, slow
+from integration.faults.kill_matrix.proxy import (
+    CUT,
+    FLOWING,
+    MUTE,
+    STALLED,
+    Network,
+    ProxyState,
+    slow,
+)
 from integration.faults.kill_matrix.scenarios import VERSIONS, Result, Stage
 from integration.faults.kill_matrix.switchboard import ADDRESS, Link, Switchboard
 
 SLOW: Final = slow(latency_s=0.1, bytes_per_s=50_000)
-LASTING: Final[dict[str, tuple[Weather, float]]] = {
+LASTING: Final[dict[str, tuple[ProxyState, float]]] = {
     "cut": (CUT, 6.0),
     "hiccup": (STALLED, 1.5),
     "stall": (STALLED, 6.0),
@@ -77,8 +85,8 @@ def attacks_on(
     `provoke` is called during each fault. It causes traffic on the way.
     """
 
-    def begin(weather: Weather) -> None:
-        link.set(weather)
+    def begin(state: ProxyState) -> None:
+        link.set(state)
         provoke()
 
     def forget() -> None:
@@ -89,8 +97,8 @@ def attacks_on(
         if fault == HALF_OPEN:
             make = partial(at_once, forget)
         else:
-            weather, seconds = LASTING[fault]
-            make = partial(lasting, partial(begin, weather), partial(link.set, FLOWING), seconds)
+            state, seconds = LASTING[fault]
+            make = partial(lasting, partial(begin, state), partial(link.set, FLOWING), seconds)
         yield Attack(
             cell=f"{prefix}/{way.replace(' ', '-')}/{fault}",
             name=f"{way}: {WORDS[fault]}",

@@ -5,7 +5,7 @@ A `Proxy` listens on a port of the loopback address and forwards every connectio
 `Network` owns the event loop of its proxies, which has a thread of its own. Any other thread may
 set the state of any proxy. The proxy handles only bytes and connections, and knows no protocol.
 
-The states of a proxy (`Weather`), and the faults that they stand for:
+The states of a proxy (`ProxyState`), and the faults that they stand for:
 
     flowing     No fault.
     cut         Connections are reset and new ones refused: a cable pulled, a port closed.
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class ProxyState:
     """The state of a proxy from now on."""
 
     kind: Literal["flowing", "cut", "stalled", "mute", "slow"] = "flowing"
@@ -57,15 +57,15 @@ class Weather:
     """Bytes per second of each connection in each direction, if `kind` is `slow`."""
 
 
-FLOWING: Final = Weather()
-CUT: Final = Weather("cut")
-STALLED: Final = Weather("stalled")
-MUTE: Final = Weather("mute")
+FLOWING: Final = ProxyState()
+CUT: Final = ProxyState("cut")
+STALLED: Final = ProxyState("stalled")
+MUTE: Final = ProxyState("mute")
 
 
-def slow(*, latency_s: float, bytes_per_s: float) -> Weather:
+def slow(*, latency_s: float, bytes_per_s: float) -> ProxyState:
     """Return a state in which bytes arrive late and few at a time."""
-    return Weather("slow", latency_s, bytes_per_s)
+    return ProxyState("slow", latency_s, bytes_per_s)
 
 
 class Network:
@@ -79,9 +79,9 @@ class Network:
         self._thread.start()
         self._proxies: list[Proxy] = []
 
-    def proxy(self, target: str, weather: Weather = FLOWING) -> Proxy:
+    def proxy(self, target: str, state: ProxyState = FLOWING) -> Proxy:
         """Make a proxy in front of `host:port` or `unix:PATH`."""
-        made = Proxy(target, weather, self.do)
+        made = Proxy(target, state, self.do)
         self.do(made.listen)
         self._proxies.append(made)
         return made
@@ -120,14 +120,14 @@ async def _cancel_others() -> None:
 class Proxy:
     """A listening port, and the connections through it."""
 
-    def __init__(self, target: str, weather: Weather, do: Callable[..., Any]) -> None:
+    def __init__(self, target: str, state: ProxyState, do: Callable[..., Any]) -> None:
         """Make a proxy that does not listen yet. Only `Network.proxy` calls this."""
         self.target = target
         self.address = ""
         self.accepted = 0
         """Number of connections so far. It shows that a client really uses this proxy."""
         self._do = do
-        self._weather = weather
+        self._state = state
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._held = _bound(0)
@@ -137,22 +137,22 @@ class Proxy:
         self._pipes: set[_Pipe] = set()
 
     @property
-    def weather(self) -> Weather:
+    def state(self) -> ProxyState:
         """The present state."""
-        return self._weather
+        return self._state
 
-    def set(self, weather: Weather) -> None:
+    def set(self, state: ProxyState) -> None:
         """Set the state, and return when it is in effect."""
 
         async def change() -> None:
-            before, self._weather = self._weather, weather
+            before, self._state = self._state, state
             for pipe in list(self._pipes):
-                if weather.kind == "cut" or (before.kind == "mute" and pipe.lost):
+                if state.kind == "cut" or (before.kind == "mute" and pipe.lost):
                     pipe.reset()
             self._changed.set()
             self._changed = asyncio.Event()
-            if (weather.kind == "cut") != (self._server is None):
-                if weather.kind == "cut":
+            if (state.kind == "cut") != (self._server is None):
+                if state.kind == "cut":
                     self._deafen()
                 else:
                     await self.listen()
@@ -178,7 +178,7 @@ class Proxy:
         connections.
         """
         self.address = f"{HOST}:{self._held.getsockname()[1]}"
-        if self._weather.kind != "cut":
+        if self._state.kind != "cut":
             self._server = await asyncio.start_server(self._accept, sock=self._held)
 
     async def end(self) -> None:
@@ -207,9 +207,9 @@ class Proxy:
             self._pipes.discard(pipe)
             pipe.reset()
 
-    async def wait_for(self, passes: Callable[[Weather], bool]) -> None:
+    async def wait_for(self, passes: Callable[[ProxyState], bool]) -> None:
         """Wait until the state lets bytes pass."""
-        while not passes(self._weather):
+        while not passes(self._state):
             await self._changed.wait()
 
 
@@ -234,7 +234,7 @@ class _Pipe:
         self.forgotten = False
 
     async def run(self) -> None:
-        await self._proxy.wait_for(lambda weather: weather.kind != "stalled")
+        await self._proxy.wait_for(lambda state: state.kind != "stalled")
         target = self._proxy.target
         if target.startswith("unix:"):
             self._server = await asyncio.open_unix_connection(target.removeprefix("unix:"))
@@ -264,16 +264,16 @@ class _Pipe:
     ) -> None:
         proxy, swallowed = self._proxy, 0
         while data := await source.read(CHUNK_BYTES):
-            await proxy.wait_for(lambda weather: weather.kind != "stalled")
-            if answers and (proxy.weather.kind == "mute" or self.lost):
+            await proxy.wait_for(lambda state: state.kind != "stalled")
+            if answers and (proxy.state.kind == "mute" or self.lost):
                 self.lost = True
                 swallowed += len(data)
                 if swallowed > HELD_BYTES_MAX:
-                    await proxy.wait_for(lambda weather: weather.kind != "mute")
+                    await proxy.wait_for(lambda state: state.kind != "mute")
                 continue
-            weather = proxy.weather
-            if weather.kind == "slow":
-                await asyncio.sleep(weather.latency_s + len(data) / weather.bytes_per_s)
+            state = proxy.state
+            if state.kind == "slow":
+                await asyncio.sleep(state.latency_s + len(data) / state.bytes_per_s)
             if self.forgotten:
                 return
             sink.write(data)

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
-from integration.faults.kill_matrix.proxy import FLOWING, HOST, Network, Proxy, Weather
+from integration.faults.kill_matrix.proxy import FLOWING, HOST, Network, Proxy, ProxyState
 from tidegate.ports.exchange import Exchange, OnFrames, OnLost
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
 
@@ -37,7 +37,7 @@ class Link:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._lock = threading.Lock()
-        self._weather = FLOWING
+        self._state = FLOWING
         self.proxies: dict[str, Proxy] = {}
         """Proxies by the true address behind each."""
 
@@ -45,15 +45,15 @@ class Link:
         """Return the address of the proxy in front of an address."""
         with self._lock:
             if address not in self.proxies:
-                self.proxies[address] = self._network.proxy(address, self._weather)
+                self.proxies[address] = self._network.proxy(address, self._state)
             return self.proxies[address].address
 
-    def set(self, weather: Weather) -> None:
+    def set(self, state: ProxyState) -> None:
         """Set the state of the network on all present and future proxies."""
         with self._lock:
-            self._weather = weather
+            self._state = state
             for proxy in self.proxies.values():
-                proxy.set(weather)
+                proxy.set(state)
 
     def forget(self) -> int:
         """Make all present connections half-open, and return their number."""

@@ -357,7 +357,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
-    """Open the log for the JVM, whose own copy stays open. None means this process' own output."""
+    """Open the log for the JVM, whose own copy stays open. None means this process's own output."""
     if log is None:
         yield None
     else:

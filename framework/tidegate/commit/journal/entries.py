@@ -2,8 +2,8 @@
 
 The journal is a sequence of numbered entries, each created with create-if-absent. Claims and
 publications compete for the next number, so the journal is the one commit point of the job
-(invariants 2, 3, 5). `state.py` computes the state that the entries add up to. The
-procedures of `commit` read and create entries.
+(invariants 2, 3, 5). `state.py` computes the state that the entries add up to. The procedures of
+`commit` read and create entries.
 
 Each entry has the nonce of the entry before it. So a reader detects an entry that was removed and
 created again, and a journal that was composed from two backups. A missing number below an existing
