@@ -201,6 +201,6 @@ def test_an_open_that_raises_twice_restarts_the_job_and_then_it_runs(
     assert outcome.code == 0, outcome.err
     assert " 2 restarts" in outcome.err
     assert (tmp_path / "tries").read_bytes() == b"..."
-    assert said in outcome.err
-    assert "open() of step uid 'running'" in outcome.err
+    assert said in outcome.err, outcome.err
+    assert "open() of step uid 'running'" in outcome.err, outcome.err
     folder.assert_exact(10)

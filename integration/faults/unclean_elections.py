@@ -43,7 +43,6 @@ PROPERTIES: Final = {
     # One replica is enough to acknowledge. Otherwise no acknowledged record could be lost.
     "min.insync.replicas": "1",
     "transaction.state.log.min.isr": "1",
-    "replica.lag.time.max.ms": "2000",
 }
 
 

@@ -102,6 +102,34 @@ def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
     assert said.count("totals: attempt 4 failed: no database\n") == 1
 
 
+def test_a_failure_that_the_first_report_of_a_closing_job_tells_is_told_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = LineDisplay(SUBMISSION, Config())
+    report = failing(UserCodeError, "no database")
+    assert report.error is not None
+    history = (AttemptReport(attempt=1, ended_ms=0, error=report.error),)
+    report = msgspec.structs.replace(report, state=JobState.CLOSING, history=history)
+    shown.show(report)
+    assert "no database" not in capsys.readouterr().err
+    shown.end(msgspec.structs.replace(report, state=JobState.FINISHED))
+    assert capsys.readouterr().err.count("attempt 1 failed: no database\n") == 1
+
+
+def test_the_failure_that_ends_a_job_is_not_told_twice_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = LineDisplay(SUBMISSION, Config())
+    report = failing(UserCodeError, "no database")
+    assert report.error is not None
+    history = (AttemptReport(attempt=1, ended_ms=0, error=report.error),)
+    report = msgspec.structs.replace(report, state=JobState.FAILED, history=history)
+    shown.show(report)
+    shown.end(report)
+    shown.failed(report)
+    assert capsys.readouterr().err.count("no database") == 1
+
+
 def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -79,6 +79,29 @@ class TestCoordinator:
         assert isinstance(given_up.error, StorageGoneError)
         assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(given_up.error)
 
+    def test_a_publication_without_a_result_does_not_delay_the_end_of_the_attempt(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(CheckpointTick(now_s=110))
+        complete(coordinator, 1)
+        assert coordinator.handle(StorageSeen(gone="X is gone.", now_s=111)) == [WakeAt(time_s=291)]
+        assert coordinator.handle(CheckpointTick(now_s=290)) == []
+        (given_up,) = coordinator.handle(CheckpointTick(now_s=291))
+        assert isinstance(given_up, FailAttempt)
+        assert "gone for 180 s (checkpoint.tolerated_outage). X is gone." in str(given_up.error)
+        coordinator.validate()
+        # The job closes meanwhile, so its attempt stays, and the storage comes back.
+        assert coordinator.handle(Published(checkpoint=cid(1), now_s=292)) == []
+
+    def test_a_publication_goes_on_if_the_storage_is_back_in_time(self) -> None:
+        coordinator = started(OUTAGE)
+        coordinator.handle(CheckpointTick(now_s=110))
+        complete(coordinator, 1)
+        coordinator.handle(StorageSeen(gone="X is gone.", now_s=111))
+        coordinator.handle(StorageSeen(gone="", now_s=112))
+        assert coordinator.handle(CheckpointTick(now_s=291)) == []
+        coordinator.handle(Published(checkpoint=cid(1), now_s=292))
+        assert coordinator.counts.completed == 1
+
 
 class TestJournal:
     @pytest.fixture

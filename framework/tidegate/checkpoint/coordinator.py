@@ -23,7 +23,8 @@ publication resets the count. The attempt fails when the count exceeds
 While the checkpoint storage is gone (`StorageSeen`), no checkpoint starts, and no failure counts
 towards `tolerable_failed_checkpoints`. A checkpoint that still waits for acknowledgements is
 aborted. The attempt continues for `tolerated_outage`, a time that the transaction timeout includes,
-and then fails. So no transaction times out under a running job.
+and then fails. So no transaction times out under a running job. A publication that has no result
+yet does not delay this: the next recovery waits for the result, as after any other failure.
 
 After `StopRequested` the next checkpoint is final. It starts at once, and final checkpoints are
 retried until one is published or the attempt fails. Sources emit nothing after a final barrier, so
@@ -157,7 +158,7 @@ class CheckpointCoordinator:
         (Phase.PENDING, BacklogChanged): "_note_backlog",
         (Phase.PENDING, StorageSeen): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
-        (Phase.PUBLISHING, CheckpointTick): "_nothing",
+        (Phase.PUBLISHING, CheckpointTick): "_give_up_publication_if_due",
         (Phase.PUBLISHING, Acknowledged): "_acknowledge_late",
         (Phase.PUBLISHING, Declined): "_nothing",
         (Phase.PUBLISHING, Published): "_complete",
@@ -178,6 +179,8 @@ class CheckpointCoordinator:
         (Phase.FAILED, CheckpointTick): "_nothing",
         (Phase.FAILED, Acknowledged): "_acknowledge_late",
         (Phase.FAILED, Declined): "_nothing",
+        (Phase.FAILED, Published): "_nothing",
+        (Phase.FAILED, PublishFailed): "_nothing",
         (Phase.FAILED, TransactionsEnded): "_drop_committed",
         (Phase.FAILED, StopRequested): "_nothing",
         (Phase.FAILED, BacklogChanged): "_nothing",
@@ -338,6 +341,13 @@ class CheckpointCoordinator:
             AbortCheckpoint(checkpoint=pending.id, reason=event.gone),
             *self._note_storage(event),
         ]
+
+    def _give_up_publication_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
+        if not self._gone or event.now_s < self._outage_ends_s():
+            return []
+        pending = self._ended(self._under_way().id)
+        self.counts.last_failure = f"checkpoint {pending.id} has no result: {self._gone}"
+        return self._give_up_without_storage()
 
     def _give_up_without_storage(self) -> list[CoordinatorInstruction]:
         """Fail the attempt before its open transactions time out. The next attempt waits for the
@@ -528,8 +538,10 @@ class CheckpointCoordinator:
         return next_s
 
     def _next_wake_s(self) -> float:
+        if self._gone and self._phase in {Phase.IDLE, Phase.PUBLISHING}:
+            return self._outage_ends_s()
         if self._phase is Phase.IDLE:
-            return self._outage_ends_s() if self._gone else self._next_trigger_s()
+            return self._next_trigger_s()
         if self._phase is Phase.PENDING:
             return self._under_way().started_s + self._settings.timeout_s
         return math.inf

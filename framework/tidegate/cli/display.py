@@ -26,6 +26,8 @@ from tidegate.protocol.messages import JobReport, Submission
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""
 
+TOLD_AT_END: Final = frozenset({"CLOSING", "FAILED"})
+"""States in which no line names the failure, because `end` and `failed` print it."""
 
 LEFT_OUT_SHOWN: Final = 10
 """Number of files and folders that are listed by name if they are not stored with the code."""
@@ -125,18 +127,23 @@ class LineDisplay(Display):
             and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
         ):
             return
-        # The error of a failed job is printed at its end. A failure is not printed twice in a row.
-        news = report.error not in self._told[-1:] and report.state not in {"CLOSING", "FAILED"}
-        why = f", last failure: {report.error.message}" if news and report.error else ""
+        # A failure is not printed twice in a row.
+        error = None if report.state in TOLD_AT_END else report.error
+        why = ""
+        if error is not None and error not in self._told[-1:]:
+            why = f", last failure: {error.message}"
+            self._told.append(error)
         print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")
         self._before = report
-        if report.error is not None:
-            self._told.append(report.error)
 
     def end(self, report: JobReport) -> None:
-        """Print the failures that no line has named yet, then report how the job ended."""
+        """Print the failures that no line has named yet, then report how the job ended.
+
+        `failed` prints the failure that ended the job.
+        """
+        last = report.error if report.state == "FAILED" else None
         for failed in report.history:
-            if failed.error not in self._told:
+            if failed.error not in (last, *self._told):
                 print_status(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
                 self._told.append(failed.error)
         super().end(report)
