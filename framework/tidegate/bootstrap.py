@@ -491,6 +491,16 @@ def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator
     from tidegate.backfill.spark.executor import run_task
 
     yield from run_task(attempt, payload, rows, task_host())
+    freeze_imported()
+
+
+@functools.cache
+def freeze_imported() -> None:
+    """Exclude the modules that the first task has imported from garbage collections. Spark collects
+    after each task, and a visit of all modules takes 100 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -80,6 +80,8 @@ def test_channels_go_straight_or_from_all_to_all() -> None:
         ChannelId(0, sender, receiver) for sender in (zero, one) for receiver in (zero, one)
     )
     assert made.channels(straight) == (ChannelId(1, zero, zero), ChannelId(1, one, one))
+    assert made.receivers(key, one) == made.senders(key, one) == [zero, one]
+    assert made.receivers(straight, one) == made.senders(straight, one) == [one]
 
 
 @pytest.mark.parametrize("pipeline", [OrderTotals, ClickDedup, PaymentsEnriched])

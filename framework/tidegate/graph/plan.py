@@ -87,11 +87,24 @@ class PhysicalPlan:
         """Return every channel of an edge, ordered by sender and receiver. A forward edge connects
         i to i; a key edge connects all to all.
         """
-        senders = [SubtaskIndex(i) for i in range(self.vertex(edge.source).parallelism)]
-        receivers = [SubtaskIndex(i) for i in range(self.vertex(edge.target).parallelism)]
+        senders = map(SubtaskIndex, range(self.vertex(edge.source).parallelism))
+        return tuple(
+            ChannelId(edge.index, sender, receiver)
+            for sender in senders
+            for receiver in self.receivers(edge, sender)
+        )
+
+    def receivers(self, edge: PlanEdge, sender: SubtaskIndex) -> list[SubtaskIndex]:
+        """Return the receivers of one sender of an edge, in order."""
         if edge.exchange == "forward":
-            return tuple(ChannelId(edge.index, i, i) for i in senders)
-        return tuple(ChannelId(edge.index, s, r) for s in senders for r in receivers)
+            return [sender]
+        return [SubtaskIndex(index) for index in range(self.vertex(edge.target).parallelism)]
+
+    def senders(self, edge: PlanEdge, receiver: SubtaskIndex) -> list[SubtaskIndex]:
+        """Return the senders to one receiver of an edge, in order."""
+        if edge.exchange == "forward":
+            return [receiver]
+        return [SubtaskIndex(index) for index in range(self.vertex(edge.source).parallelism)]
 
 
 def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> PhysicalPlan:

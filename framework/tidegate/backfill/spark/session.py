@@ -242,6 +242,8 @@ def _settings(
         "spark.submit.deployMode": "client",
         "spark.speculation": str(speculation).lower(),
         "spark.ui.showConsoleProgress": "false",
+        # A task below the threshold opens a file for each receiver, 200 at a parallelism of 200.
+        "spark.shuffle.sort.bypassMergeThreshold": "8",
         "spark.local.dir": str(place / "local"),
         "spark.sql.warehouse.dir": str(place / "warehouse"),
         "spark.driver.extraJavaOptions": " ".join(options),

@@ -84,12 +84,10 @@ class PlanChannels:
         raise NotImplementedError
 
     def _senders(self, edge: PlanEdge) -> list[SubtaskIndex]:
-        channels = self._plan.channels(edge)
-        return [channel.sender for channel in channels if channel.receiver == self._here]
+        return self._plan.senders(edge, self._here)
 
     def _receivers(self, edge: PlanEdge) -> list[SubtaskIndex]:
-        channels = self._plan.channels(edge)
-        return [channel.receiver for channel in channels if channel.sender == self._here]
+        return self._plan.receivers(edge, self._here)
 
     def _outlet(self, edge: PlanEdge) -> RecordWriter:
         receivers = self._receivers(edge)

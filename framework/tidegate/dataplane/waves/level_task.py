@@ -156,7 +156,7 @@ class LevelTask:
         while not all(source.has_ended() for source in sources):
             if self._turn():
                 idle_since_s = clock.monotonic()
-            else:
+            elif not all(source.has_ended() for source in sources):
                 self._wait(timed)
                 self._give_up_if_silent(sources, clock.monotonic() - idle_since_s)
             if self._counters.records_in >= flush_at:
