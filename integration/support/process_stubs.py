@@ -16,19 +16,16 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Acknowledge,
-    AttemptReport,
     JobMasterAccepted,
-    JobReport,
     Message,
     RegisterJobMaster,
     RegisterSlot,
-    ReportJob,
     RequestSlots,
     SlotLost,
-    SlotReport,
     StartSlot,
     StopJob,
 )
+from tidegate.protocol.reports import AttemptReport, JobReport, ReportJob, SlotReport
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 

@@ -20,7 +20,8 @@ from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import JobReport, PartitionEnd, StoredCode, Submission
+from tidegate.protocol.messages import PartitionEnd, StoredCode, Submission
+from tidegate.protocol.reports import JobReport
 
 ENDS = (PartitionEnd(source=Uid("orders"), topic="o", partition=0, offset=100),)
 

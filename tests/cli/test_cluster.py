@@ -16,16 +16,8 @@ from tidegate.errors import ConfigError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import (
-    Acknowledge,
-    GetJob,
-    JobList,
-    JobReport,
-    ListJobs,
-    Message,
-    Refused,
-    StopJob,
-)
+from tidegate.protocol.messages import Acknowledge, GetJob, ListJobs, Message, Refused, StopJob
+from tidegate.protocol.reports import JobList, JobReport
 
 Run = Callable[..., Result]
 

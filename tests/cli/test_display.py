@@ -14,7 +14,8 @@ from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import AttemptReport, JobReport, ProcessExit, Submission
+from tidegate.protocol.messages import Submission
+from tidegate.protocol.reports import AttemptReport, JobReport, ProcessExit
 
 SUBMISSION = Submission(
     job=JobName("totals"),

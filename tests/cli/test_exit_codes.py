@@ -9,7 +9,7 @@ from tidegate.cli.local_run import finished_code
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import CheckpointReport, JobReport
+from tidegate.protocol.reports import CheckpointReport, JobReport
 
 
 def report(stopped: str, state: str = "FINISHED") -> JobReport:

@@ -11,7 +11,7 @@ from tidegate.cli.local_run import _SecondInterruptError, _Stop
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import JobReport
+from tidegate.protocol.reports import JobReport
 
 if TYPE_CHECKING:
     from tidegate.cli.display import Display

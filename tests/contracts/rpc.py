@@ -17,15 +17,8 @@ from tidegate.errors import FencedError, InternalError, RpcError, SystemCallErro
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import (
-    Acknowledge,
-    GetJob,
-    JobReport,
-    ListJobs,
-    Message,
-    Refused,
-    StartSlot,
-)
+from tidegate.protocol.messages import Acknowledge, GetJob, ListJobs, Message, Refused, StartSlot
+from tidegate.protocol.reports import JobReport
 
 
 @dataclass

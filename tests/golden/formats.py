@@ -18,7 +18,8 @@ from tidegate.commit.initial_offsets import InitialOffsets
 from tidegate.commit.journal.entries import AnyEntry
 from tidegate.commit.journal.state import JournalState
 from tidegate.controlplane.jobmanager.job_store import VERSION, _Decision
-from tidegate.protocol.messages import JobReport, Submission
+from tidegate.protocol.messages import Submission
+from tidegate.protocol.reports import JobReport
 
 FORMATS: Final = "formats.txt"
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from tidegate.commit.journal import entries
-from tidegate.protocol import codec, messages
+from tidegate.protocol import codec, messages, reports
 
 KINDS = [*codec._KINDS, *entries.AnyEntry.__args__]
+MODULES = {"messages": messages, "reports": reports, "journal": entries}
 
 
-@pytest.mark.parametrize("module", [messages, entries], ids=["messages", "journal"])
+@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES.keys())
 def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
     """Without a written tag a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))

@@ -21,7 +21,8 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import JobReport, Submission
+from tidegate.protocol.messages import Submission
+from tidegate.protocol.reports import JobReport
 
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""

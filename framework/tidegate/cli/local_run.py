@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
     from tidegate.drivers.process.prestart import Prestarted
     from tidegate.ids import JobName
-    from tidegate.protocol.messages import JobReport
+    from tidegate.protocol.reports import JobReport
 
 DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 

@@ -33,7 +33,7 @@ from tidegate.drivers.network import bracketed
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED
-from tidegate.protocol.messages import JobReport
+from tidegate.protocol.reports import JobReport
 
 FAILED = 1
 ENDS_AS = {True: "FINISHED", False: "CANCELED"}

@@ -9,14 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from tidegate.errors import RpcError
-from tidegate.protocol import messages
+from tidegate.protocol import messages, reports
 from tidegate.protocol.messages import Message, SlotCommand
 
 VERSION = 1
 
 _KINDS: tuple[type[Message], ...] = tuple(
     kind
-    for kind in vars(messages).values()
+    for module in (messages, reports)
+    for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and kind not in {Message, SlotCommand}
 )
 

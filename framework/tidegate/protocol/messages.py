@@ -1,6 +1,7 @@
-"""Messages between the processes of a cluster.
+"""The messages between the processes of a cluster.
 
-One struct per message, tagged by its name; `codec.py` writes and reads them. Who sends what:
+Each message is one struct with a tag, which names it on the wire. `codec.py` encodes and decodes
+the messages. `reports.py` has the messages with the report of a job. The processes send:
 
     client      -> JobManager   SubmitJob, GetJob, ListJobs, StopJob
     JobMaster   -> JobManager   RegisterJobMaster, RequestSlots, ReleaseSlots, ReportJob
@@ -8,13 +9,18 @@ One struct per message, tagged by its name; `codec.py` writes and reads them. Wh
     JobManager  -> TaskManager  StartSlot, StopSlot
     JobManager  -> JobMaster    StopJob, SlotLost, SlotsReleased
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
-                                InputEnded, TaskFailed, SlotHeartbeat
+                                SubtaskInputEnded, TaskFailed, SlotHeartbeat
     JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
                                 CheckpointAborted, CloseTasks
 
-Every message to or from a slot carries job and attempt; one of another attempt is refused with
-`Refused`, never interpreted. Messages of a JobManager carry its leader epoch. Delivery may repeat
-or lose a message: each handler is idempotent or counts by id.
+Each request has one reply: Acknowledge, unless the docstring of the request names another. Any
+receiver may reply with Refused, or with Failed if its handler raises an error.
+
+Each message to or from a slot carries the job and the attempt. If it is not the attempt of the
+receiver, the reply is Refused, and the receiver does nothing else. Messages from a JobMaster or a
+TaskManager to the JobManager carry its leader epoch, and so do messages from the JobManager to a
+TaskManager. The network may lose or repeat a message. A handler is therefore idempotent, or it uses
+a number to recognize a message that it has already received.
 """
 
 from __future__ import annotations
@@ -33,107 +39,119 @@ from tidegate.ids import (
     Uid,
 )
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.job_state import JobState
 from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnapshot
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all messages. The tag of each class is what it is on the wire, whatever its name."""
+    """The base class of all messages. The tag, and not the class, names a message on the wire."""
 
 
 # --- replies ------------------------------------------------------------------------------------
 
 
 class Acknowledge(Message, frozen=True, kw_only=True, tag="Done"):
-    """Taken."""
+    """The reply of a receiver that accepts a request."""
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="Refused"):
-    """Not taken: the sender is of another attempt or an older leader, or asks what cannot be."""
+    """The reply of a receiver that rejects a request, for example one of an older attempt."""
 
     reason: str
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="Failed"):
-    """The handler raised; the caller raises the same."""
+    """The reply of a receiver whose handler raised an error. The caller raises the same error."""
 
     error: ErrorReport
 
 
-# --- client -------------------------------------------------------------------------------------
+# --- client to JobManager -----------------------------------------------------------------------
 
 
 class StoredCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The files that every attempt of a submission runs; see `api/archive.py`."""
+    """The archive with the code of a submission. Every attempt runs it. See `api/archive.py`."""
 
     digest: str
-    """SHA-256 of the archive, in hex."""
+    """The SHA-256 of the archive, in hex."""
     size: int
-    """Bytes of all files, unpacked."""
+    """The size of all unpacked files together, in bytes."""
     path: str = ""
-    """In the checkpoint storage. The JobManager sets it when it stores the archive."""
+    """The path in the checkpoint storage. The JobManager sets it when it stores the archive."""
 
 
 class PartitionEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a bounded run stops in a partition of a source."""
+    """The offset at which a bounded run stops in one partition of a source."""
 
     source: Uid
     topic: str
     partition: int
     offset: int
-    """Exclusive."""
+    """The end offset. The record at this offset is not read."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it was submitted: enough to build its graph anew in any process, and to check it."""
+    """A job as a client submitted it. Any process can build the job's graph from it."""
 
     job: JobName
     reference: str
-    """`package.module:Class`."""
+    """The pipeline class, as `package.module:Class`."""
     working_folder: str
-    """Relative paths of settings start here. A submission without `code` is imported from here."""
+    """The folder where relative paths of settings start. If the submission has no `code`, processes
+    import the pipeline from this folder."""
     params: dict[str, str]
     parallelism: int
     max_parallelism: int
     settings: dict[str, object]
-    """The effective configuration, as `Config.to_dict` gives it (secrets included: never
-    logged)."""
+    """The effective configuration, as `Config.to_dict` returns it. It contains secrets, so it is
+    never logged."""
     fingerprint: str
+    """The fingerprint of the client's graph. Every process must build the same graph."""
     code_digest: str
     python_version: str
     tidegate_version: str
     bounded: bool = False
     restore: str = "latest"
-    """`latest`, `none`, or a checkpoint id."""
+    """The checkpoint to restore: `latest`, `none`, or a checkpoint id."""
     accept_loss: bool = False
-    """The operator accepts the loss that the journal's last `lost` entry states."""
+    """True if the operator accepts the loss that the last `lost` entry of the journal states."""
     id: str = ""
-    """Random, made by the client: tells a new submit of the job from a restart of an old one."""
+    """A random id, made by the client. The id distinguishes a new submit of the job from a repeated
+    request and from a restart."""
     take_over: bool = False
-    """Fence transactional ids that another journal under this job's name has left in Kafka."""
+    """True if the operator consents to fence the transactional ids that another journal has left in
+    Kafka under the name of this job."""
     restore_to_other_cluster: bool = False
-    """The operator consents: checkpoints of another Kafka cluster may be restored on the present
-    one, because every topic has the same offsets there."""
+    """True if the operator consents to restore checkpoints of another Kafka cluster on this one,
+    because every topic has the same offsets there."""
     claimed_attempt: int = 0
-    """An attempt of this submission that a JobMaster has reported, added by the JobManager: the
-    journal holds its claim. 0: none has been reported."""
+    """An attempt of this submission that a JobMaster has reported, or 0 without one. The journal
+    then holds the claim of this attempt. The JobManager sets the number."""
     cluster: str = ""
-    """The cluster that runs the job: another one on the same storage leaves it alone."""
+    """The cluster that runs the job. Another cluster on the same storage does not run it."""
     epoch: LeaderEpoch = LeaderEpoch(0)
-    """The leader epoch of the JobManager that has stored it; 0 if an older version has."""
+    """The leader epoch of the JobManager that stored it, or 0 if an older version stored it."""
     code: StoredCode | None = None
-    """None in a submission of an older version: it runs the files of the working folder."""
+    """The code of the job. It is None in a submission of an older version, whose job runs the files
+    of the working folder."""
     standing: bool = False
-    """The cluster stands by itself: no lock of a command says whether it lives."""
+    """True if the cluster is a session cluster. The lock of `tidegate run` does not say whether a
+    session cluster is alive."""
     ends: tuple[PartitionEnd, ...] = ()
-    """Of a bounded run whose ends the client has chosen. Empty: the ends of the first attempt. A
-    partition that is not among them is not read."""
+    """The ends of a bounded run, if the client has chosen them. The run then reads no other
+    partition. If there are no ends here, the first attempt chooses them."""
     to: str = ""
-    """How the user said where it ends, in a backfill."""
+    """The user's text for the end of a backfill, from the option `--to`."""
 
 
 class SubmitJob(Message, frozen=True, kw_only=True, tag="SubmitJob"):
-    """Starts a job; the reply is Done once the job is stored and its JobMaster is on its way."""
+    """The request of a client to start a job.
+
+    The JobManager acknowledges the request when the job is stored, and then starts its JobMaster.
+    It refuses the request if a job of this name is live, or if the code was damaged on its way. A
+    session cluster also refuses a client with another version, or with a secret that the cluster
+    does not have. The client repeats the request if no reply comes. The job starts once, because
+    `submission.id` stays the same.
+    """
 
     submission: Submission
     code: bytes = b""
@@ -141,135 +159,41 @@ class SubmitJob(Message, frozen=True, kw_only=True, tag="SubmitJob"):
 
 
 class GetJob(Message, frozen=True, kw_only=True, tag="GetJob"):
-    """The reply is a JobReport."""
+    """The request of a client for the report of one job.
+
+    The JobManager replies with a JobReport. It refuses the request if it does not know the job.
+    """
 
     job: JobName
 
 
 class ListJobs(Message, frozen=True, kw_only=True, tag="ListJobs"):
-    """The reply is a JobList."""
+    """The request of a client for all jobs of a cluster. The JobManager replies with a JobList."""
 
 
 class StopJob(Message, frozen=True, kw_only=True, tag="StopJob"):
-    """`drain=False` cancels: no final checkpoint."""
+    """The request of a client to end a job, which the JobManager sends on to the JobMaster.
+
+    The JobManager acknowledges the request, and remembers it until the job has ended. It refuses
+    the request if it does not know the job, or if the job has ended. Every JobMaster of the job
+    gets the request, until one has ended the job.
+    """
 
     job: JobName
     final_checkpoint: bool = True
-
-
-class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Why an attempt ended, for the restart history."""
-
-    attempt: int
-    ended_ms: int
-    error: ErrorReport
-
-
-class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed checkpoint, for display."""
-
-    id: str
-    completed_ms: int
-    duration_ms: int
-    size: int
-    """Bytes of keyed state that the checkpoint refers to."""
-    transactions: int
-    alignment_ms: int = 0
-    """From the first barrier to the last, in the subtask where that took longest."""
-    sync_ms: int = 0
-    """For which the subtask stood still that stood longest."""
-
-
-class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot of the live attempt."""
-
-    ordinal: int
-    slot: SlotId
-    pid: int
-    task_manager_pid: int
-
-
-class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process of the cluster ended, as its parent was told by the operating system."""
-
-    kind: str
-    """`slot`, `taskmanager` or `jobmaster`."""
-    pid: int
-    status: int
-    """As subprocess gives it: negative is a signal's number."""
-    ended_ms: int
-
-
-class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
-    """The state of a job as its JobMaster last told it."""
-
-    job: JobName
-    state: JobState
-    attempt: int = 0
-    restarts: int = 0
-    jobmaster_pid: int = 0
-    records_in: int = 0
-    records_out: int = 0
-    skipped: int = 0
-    dead_letters: int = 0
-    lag: int | None = None
-    """Records between what was read and the end of the source partitions; None if not known."""
-    backlog: bool = False
-    """Whether checkpoints come by `checkpoint.interval_during_backlog` for it."""
-    checkpoints_completed: int = 0
-    checkpoints_failed: int = 0
-    last_checkpoint: CheckpointReport | None = None
-    slots: tuple[SlotReport, ...] = ()
-    slots_missing: int = 0
-    hidden_offsets: int = 0
-    """Offsets that a bounded run does not read, because open transactions hid them at its start."""
-    waiting_for: str = ""
-    """What the job has waited for since `waiting_since_ms`, and the last error of a request that it
-    repeats meanwhile; empty if it does not wait or began to less than ten seconds ago."""
-    waiting_since_ms: int = 0
-    """Wall clock of the JobMaster, for display."""
-    error: ErrorReport | None = None
-    """Of a failed job; of a restarting one, why its last attempt ended."""
-    history: tuple[AttemptReport, ...] = ()
-    exits: tuple[ProcessExit, ...] = ()
-    """The last processes of the cluster that ended, oldest first; added by the JobManager."""
-    notes: tuple[str, ...] = ()
-    """What the operator must know of this run, in sentences."""
-    epoch: int = 0
-    """Of the JobManager that shows it, and added by it: what was asked of an earlier one and is not
-    in the storage, this one does not know."""
-    reported_ms: int = 0
-    storage_trouble: str = ""
-    """Why the checkpoint storage cannot be used just now; empty while it can."""
-    stopped: str = ""
-    """How a user's stop ended a finished job: a `StopEnd`; empty where its input has ended."""
-    planned: bool = True
-    """False while the JobMaster has no plan of the job: it fetches the code, or imports it and says
-    nothing meanwhile."""
-    start_refused: str = ""
-    """Why the host cannot start the job's JobMaster at present, in sentences; added by the
-    JobManager. Empty if a JobMaster runs or may start."""
-
-    def differs_from(self, before: JobReport | None) -> bool:
-        """Whether it says anything that `before` does not, but for when."""
-        if before is None:
-            return True
-        return msgspec.structs.replace(self, reported_ms=before.reported_ms) != before
-
-
-class JobList(Message, frozen=True, kw_only=True, tag="JobList"):
-    """All jobs of the cluster and the TaskManagers they may run on."""
-
-    jobs: tuple[JobReport, ...]
-    task_managers: tuple[tuple[str, int, int], ...] = ()
-    """Of each TaskManager: id, pid, number of slots."""
+    """True if the job takes a final checkpoint before it ends. Without one, the job is canceled."""
 
 
 # --- JobMaster and TaskManager to JobManager ----------------------------------------------------
 
 
 class RegisterJobMaster(Message, frozen=True, kw_only=True, tag="RegisterJobMaster"):
-    """The reply is JobMasterAccepted, or Refused when the process was replaced meanwhile."""
+    """The registration of a JobMaster process, which the JobManager has started.
+
+    The JobManager replies with JobMasterAccepted. It refuses the process if another JobMaster has
+    replaced it, if its version differs, or if the job has ended. The JobMaster repeats its
+    registration before it claims the journal, to learn whether it was replaced.
+    """
 
     job: JobName
     epoch: LeaderEpoch
@@ -280,20 +204,24 @@ class RegisterJobMaster(Message, frozen=True, kw_only=True, tag="RegisterJobMast
 
 
 class JobMasterAccepted(Message, frozen=True, kw_only=True, tag="JobMasterAccepted"):
-    """The job that this JobMaster is to run."""
+    """The reply to RegisterJobMaster, with the job that the JobMaster runs."""
 
     submission: Submission
     close_only: ErrorReport | None = None
-    """Why the job has failed before this JobMaster: it imports no user code, starts no slot, and
-    only settles, fences and closes."""
+    """The error of a job that has already failed. The JobMaster then imports no user code and
+    starts no slot. It only settles, fences and closes the job."""
     storage: str = ""
-    """The id of the checkpoint storage, see `BlobStore.bind`; empty from an older version."""
+    """The id of the checkpoint storage (see `BlobStore.bind`). It is empty in a message of an older
+    version."""
 
 
 class RequestSlots(Message, frozen=True, kw_only=True, tag="RequestSlots"):
-    """Asks for `count` slots for one attempt, ordinals 0 to count-1; repeated until they register.
+    """The request of a JobMaster for the slots of an attempt, with the ordinals 0 to `count` - 1.
 
-    Slots of older attempts of the job are released by it.
+    The JobMaster repeats the request every two seconds while slots are missing. The JobManager
+    stops the slots of older attempts of the job. When enough slots are free, it sends a StartSlot
+    to a TaskManager for each missing ordinal. It refuses the request if a newer attempt has
+    requested slots, or if the sender is not the current JobMaster of the job.
     """
 
     job: JobName
@@ -304,9 +232,10 @@ class RequestSlots(Message, frozen=True, kw_only=True, tag="RequestSlots"):
 
 
 class ReleaseSlots(Message, frozen=True, kw_only=True, tag="ReleaseSlots"):
-    """The job needs no slot of any attempt up to this one any more: their processes are killed.
+    """The message of a JobMaster that the job needs no slot of any attempt up to this one.
 
-    SlotsReleased follows when they are gone.
+    The JobMaster sends the message when an attempt or the job ends. The JobManager stops the slots.
+    When all of their processes have exited, it sends SlotsReleased.
     """
 
     job: JobName
@@ -314,42 +243,50 @@ class ReleaseSlots(Message, frozen=True, kw_only=True, tag="ReleaseSlots"):
     attempt: Attempt
 
 
-class ReportJob(Message, frozen=True, kw_only=True, tag="ReportJob"):
-    """Pushed every half second and at every change of state; also the JobMaster's heartbeat."""
-
-    epoch: LeaderEpoch
-    report: JobReport
-
-
 class RegisterTaskManager(Message, frozen=True, kw_only=True, tag="RegisterTaskManager"):
-    """Sent once at start; the reply is TaskManagerAccepted, or Refused by another leader."""
+    """The registration of a TaskManager, when it starts.
+
+    The JobManager replies with TaskManagerAccepted. It refuses a TaskManager that has another
+    version or another leader epoch, that was declared lost, or whose id is in use. A refused
+    TaskManager exits. A standalone TaskManager repeats its registration until a JobManager replies.
+    """
 
     id: TaskManagerId
     epoch: LeaderEpoch | None
-    """None from a standing one, which joins whoever leads and learns the epoch from the reply."""
+    """The leader epoch of the JobManager that has started the TaskManager. It is None for a
+    standalone TaskManager, which joins any leader and gets the epoch from the reply."""
     address: str
     slots: int
     pid: int
     tidegate_version: str = ""
     python_version: str = ""
-    """Both are empty if an older version registers. Another version is refused."""
+    """The minor version of Python. Both versions are empty in a message of an older version."""
 
 
 class TaskManagerAccepted(Message, frozen=True, kw_only=True, tag="TaskManagerAccepted"):
-    """The TaskManager belongs to the JobManager of this epoch from now on."""
+    """The reply to RegisterTaskManager. The TaskManager now belongs to this leader epoch."""
 
     epoch: LeaderEpoch
 
 
 class TaskManagerHeartbeat(Message, frozen=True, kw_only=True, tag="TaskManagerHeartbeat"):
-    """A TaskManager that is silent for the timeout is lost with its slots."""
+    """The heartbeat of a TaskManager, which it sends at intervals.
+
+    If the JobManager receives none for the heartbeat timeout, the TaskManager and its slots count
+    as lost. The JobManager refuses a heartbeat of a TaskManager that is not registered. A refused
+    TaskManager exits, and so does one without a reply for the heartbeat timeout.
+    """
 
     id: TaskManagerId
     epoch: LeaderEpoch
 
 
 class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
-    """A slot process ended. `status` as subprocess gives it: negative is a signal's number."""
+    """The message of a TaskManager that the process of a slot has ended.
+
+    The TaskManager repeats the message until the JobManager replies. The slot is then free. If an
+    attempt used the slot, its JobMaster gets SlotLost.
+    """
 
     id: TaskManagerId
     epoch: LeaderEpoch
@@ -358,15 +295,21 @@ class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
     attempt: Attempt
     pid: int
     status: int
+    """The exit code, or the negative number of the signal that ended the process."""
     serial: int = 0
-    """Of the StartSlot that began it."""
+    """The serial of the StartSlot that started the process."""
 
 
 # --- JobManager to TaskManager and JobMaster ----------------------------------------------------
 
 
 class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
-    """Fork a slot process for an attempt; it registers with the JobMaster by itself."""
+    """The request of the JobManager to fork a slot process for an attempt.
+
+    The TaskManager acknowledges the request when the process exists. The process then registers
+    with the JobMaster (RegisterSlot). The TaskManager refuses the request if it is too old, if the
+    slot is in use, or if the operating system refuses the fork.
+    """
 
     epoch: LeaderEpoch
     index: int
@@ -377,14 +320,16 @@ class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
     working_folder: str
     settings: dict[str, object]
     serial: int = 0
-    """Grows with every StartSlot of a JobManager: one that arrives late or twice is recognised."""
+    """A number that grows with every StartSlot of a JobManager. With it, the TaskManager recognizes
+    a StartSlot that arrives late or twice."""
 
 
 class StopSlot(Message, frozen=True, kw_only=True, tag="StopSlot"):
-    """Kill the slot's process if it belongs to this attempt or an older one.
+    """The request of the JobManager to kill the process of a slot.
 
-    The reply is Done when the process is gone; a StartSlot up to this serial is refused from then
-    on.
+    The process is killed if it belongs to this attempt of the job, or to an older one. The
+    TaskManager acknowledges the request when no such process is left. From then on it refuses each
+    StartSlot with a serial up to this one. The JobManager repeats a request that failed.
     """
 
     epoch: LeaderEpoch
@@ -395,28 +340,43 @@ class StopSlot(Message, frozen=True, kw_only=True, tag="StopSlot"):
 
 
 class SlotLost(Message, frozen=True, kw_only=True, tag="SlotLost"):
-    """A slot of the attempt, or its whole TaskManager, is gone."""
+    """The message of the JobManager that a slot of an attempt is gone.
+
+    The process of the slot has exited or could not be started, or its TaskManager is lost. The
+    JobManager sends the message once. The JobMaster also detects a lost slot itself, because the
+    slot's heartbeats stop. The JobMaster does not refuse the message for an earlier attempt.
+    """
 
     job: JobName
     attempt: Attempt
     slot: SlotId
     reason: str
     serial: int = 0
-    """Of the StartSlot: the slot may have been given out again since."""
+    """The serial of the StartSlot. Since then, the slot may have been allocated again."""
 
 
 class SlotsReleased(Message, frozen=True, kw_only=True, tag="SlotsReleased"):
-    """No process of a slot of any attempt up to this one is left."""
+    """The message of the JobManager that no slot process of any attempt up to this one is left.
+
+    The JobManager sends it once, after ReleaseSlots. A job that ends waits for it, but not longer
+    than ten seconds. The JobMaster does not refuse the message for an earlier attempt.
+    """
 
     job: JobName
     attempt: Attempt
 
 
 # --- slot to JobMaster --------------------------------------------------------------------------
+# A slot repeats each of these messages until the JobMaster replies, or for the heartbeat timeout.
+# A slot whose message is refused, fails or has no reply by then ends its process.
 
 
 class RegisterSlot(Message, frozen=True, kw_only=True, tag="RegisterSlot"):
-    """A slot process is up and waits for its deployment."""
+    """The registration of a slot process, when it starts.
+
+    When all slots of the attempt have registered, each one gets its Deploy. If the JobMaster does
+    not need the slot, it sends CloseTasks.
+    """
 
     job: JobName
     attempt: Attempt
@@ -425,17 +385,21 @@ class RegisterSlot(Message, frozen=True, kw_only=True, tag="RegisterSlot"):
     pid: int
     task_manager_pid: int
     address: str
-    """Where the slot takes control messages."""
+    """The address where the slot receives control messages."""
     exchange_address: str
-    """Where it takes connections of other slots: `unix:PATH` or `host:port`."""
+    """The address where the slot accepts connections of other slots: `unix:PATH` or `host:port`."""
     serial: int = 0
-    """Of the StartSlot that it was forked for."""
+    """The serial of the StartSlot for which the process was forked."""
     tidegate_version: str = ""
     python_version: str = ""
 
 
 class TasksReady(Message, frozen=True, kw_only=True, tag="TasksReady"):
-    """All subtasks of the slot have restored their state, opened their functions and connected."""
+    """The message of a slot that its deployment is complete.
+
+    All subtasks of the slot have restored their state, opened their functions and connected to the
+    other slots. When all slots are ready, each one gets StartSources.
+    """
 
     job: JobName
     attempt: Attempt
@@ -443,42 +407,48 @@ class TasksReady(Message, frozen=True, kw_only=True, tag="TasksReady"):
 
 
 class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a slot since its start."""
+    """The metrics of a slot. The counts start at 0 when the slot starts."""
 
     records_in: int = 0
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
     lag: int | None = None
+    """The number of records that the slot's sources have not read. It is None if it is unknown."""
     saturated: bool = False
-    """It has lately waited for records for less than half of the time."""
+    """True if the slot has lately waited for records for less than half of the time."""
     source_error: str = ""
-    """Why sources of the slot cannot read; empty if they can."""
+    """The reason why sources of the slot cannot read. It is empty if they can."""
     restoring: str = ""
-    """The storage call that the slot waits for while it is deployed; empty if for none."""
+    """The storage call that the deployment waits for. It is empty if it does not wait."""
     restored_bytes: int = 0
-    """What these calls have brought, the present one included."""
+    """The number of bytes that such calls have brought. The present call is included."""
 
 
 class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True, tag="AcknowledgeCheckpoint"):
-    """A subtask's part of a checkpoint is complete and durable."""
+    """The message of a slot that one subtask's part of a checkpoint is complete and durable.
+
+    When the JobMaster has the parts of all subtasks, it publishes the checkpoint.
+    """
 
     job: JobName
     attempt: Attempt
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
     alignment_ms: int
-    """From the first barrier to the last; 0 in sources."""
+    """The time from the first barrier to the last, in ms. It is 0 in sources."""
     sync_ms: int
-    """Time for which the subtask stood still for its snapshot."""
+    """The time for which the subtask processed no records because of its snapshot, in ms."""
     ordinal: int
     metrics: SlotMetrics
-    """Of the slot, now: what is counted is at least as new as the last checkpoint, also in a job
-    that has ended."""
+    """The slot's metrics, so that the job's counts include the records of this checkpoint."""
 
 
 class DeclineCheckpoint(Message, frozen=True, kw_only=True, tag="DeclineCheckpoint"):
-    """A subtask's part of a checkpoint could not be made; one is enough to abort it."""
+    """The message of a slot that one subtask could not make its part of a checkpoint.
+
+    The JobMaster then aborts the checkpoint. One message is enough for this. The attempt continues.
+    """
 
     job: JobName
     attempt: Attempt
@@ -488,7 +458,7 @@ class DeclineCheckpoint(Message, frozen=True, kw_only=True, tag="DeclineCheckpoi
 
 
 class SubtaskInputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
-    """The subtask has processed the last record of a bounded run."""
+    """The message of a slot that a subtask has processed the last record of a bounded run."""
 
     job: JobName
     attempt: Attempt
@@ -496,16 +466,25 @@ class SubtaskInputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
 
 
 class TaskFailed(Message, frozen=True, kw_only=True, tag="TaskFailed"):
-    """The attempt cannot go on; `subtask` is None where the slot as a whole failed."""
+    """The message of a slot that the attempt cannot continue because of an error.
+
+    The JobMaster ends the attempt. The slot ends its process when it has the reply.
+    """
 
     job: JobName
     attempt: Attempt
     subtask: SubtaskId | None
+    """The subtask that failed. It is None if the error belongs to the whole slot."""
     error: ErrorReport
 
 
 class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
-    """A slot whose heartbeats are refused or unanswered for the timeout ends itself."""
+    """The heartbeat of a slot with its metrics.
+
+    The slot sends it at every heartbeat interval if the metrics have changed, and every
+    `cluster.quiet_interval` otherwise. If the JobMaster receives none for the heartbeat timeout,
+    the slot counts as lost.
+    """
 
     job: JobName
     attempt: Attempt
@@ -517,75 +496,99 @@ class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
 
 
 class SlotCommand(Message, frozen=True, kw_only=True):
-    """Base of what a JobMaster tells a slot."""
+    """The base class of all messages from a JobMaster to a slot.
+
+    The JobMaster repeats a command until the slot replies. The slot acknowledges a command when it
+    is queued, and then carries it out. If the slot refuses a command, or does not reply for the
+    heartbeat timeout, it counts as lost.
+    """
 
     job: JobName
     attempt: Attempt
     number: int = 0
-    """Counts what is sent to the slot, from 1; each is sent after the one before was taken. So a
-    slot obeys nothing twice, and nothing that comes late."""
+    """The number of the command, counted from 1 for each slot. The JobMaster sends a command after
+    the slot has accepted the one before. So the slot can ignore a command that arrives twice or
+    late."""
 
 
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """Keyed snapshots of one step that overlap this slot's key groups."""
+    """All keyed snapshots of one step that overlap the key groups of one slot."""
 
     snapshots: tuple[KeyedSnapshot, ...]
 
 
 class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
-    """Everything a slot needs to build and restore its subtasks (subtask i of each vertex is slot
-    i's).
+    """The command to build the subtasks of a slot and to restore their state.
+
+    A slot with the ordinal i runs subtask i of each vertex. The JobMaster sends this command when
+    all slots of the attempt have registered. TasksReady or TaskFailed follows. A backfill uses the
+    same struct for the tasks of a wave.
     """
 
     ordinal: int
     journal: str
-    """The journal's random name, part of transactional ids."""
+    """The random name of the journal, which is part of transactional ids."""
     submission: Submission
     peers: tuple[str, ...]
-    """Exchange addresses by ordinal."""
+    """The exchange addresses of all slots, by ordinal."""
     splits: tuple[SourceSplit, ...]
-    """The source splits that this slot's source subtasks read."""
+    """The source splits that the source subtasks of this slot read."""
     restored: dict[str, RestoredState]
-    """By the uid of the step."""
+    """The restored state, by the uid of the step."""
     transaction_timeout_ms: int
     warm_producers: int
+    """The number of producers that a sink subtask keeps initialised."""
     transaction_slots: int
+    """The number of transactional ids of a sink subtask."""
     max_message_bytes: dict[str, int] = {}
-    """`max.message.bytes` of the topics of sinks, where the brokers tell it."""
+    """The value of `max.message.bytes` for each topic of a sink, if the brokers report it."""
     claim_nonce: str = ""
-    """Of the attempt's claim, which the slot must find in its view of the checkpoint storage."""
+    """The nonce of the attempt's claim. The slot must find it in the storage that it sees."""
     kafka_cluster: str = ""
-    """The Kafka cluster that the attempt runs on, which the slot must reach."""
+    """The id of the attempt's Kafka cluster. The slot's brokers must belong to this cluster."""
     storage: str = ""
-    """The id of the checkpoint storage, see `BlobStore.bind`."""
+    """The id of the checkpoint storage (see `BlobStore.bind`)."""
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):
-    """Every slot is ready and the fencing is done: sources may read."""
+    """The command to start the sources, when all slots are ready and older attempts are fenced."""
 
 
 class TriggerCheckpoint(SlotCommand, frozen=True, kw_only=True, tag="TriggerCheckpoint"):
-    """Sources of the slot inject the barrier; after a final one they emit nothing more."""
+    """The command to begin a checkpoint. The sources of the slot emit its barrier.
 
-    checkpoint: CheckpointId
-    final: bool = False
-
-
-class CheckpointCompleted(SlotCommand, frozen=True, kw_only=True, tag="CheckpointCompleted"):
-    """Published and committed. `ended` need not be acknowledged again: seen CompleteCommit. The
-    journal names `freed` no more (settled, or a newer publication): their ids may be used again.
+    For each subtask of the slot, AcknowledgeCheckpoint or DeclineCheckpoint follows, unless the
+    checkpoint is aborted before.
     """
 
     checkpoint: CheckpointId
+    final: bool = False
+    """True for the final checkpoint of the job. After its barrier, sources emit nothing."""
+
+
+class CheckpointCompleted(SlotCommand, frozen=True, kw_only=True, tag="CheckpointCompleted"):
+    """The command to finish a checkpoint that is published and whose transactions are committed."""
+
+    checkpoint: CheckpointId
     ended: tuple[TransactionalId, ...]
+    """The ids of transactions for which Kafka has reported CompleteCommit. Subtasks no longer list
+    these transactions in their acknowledgements."""
     freed: tuple[TransactionalId, ...]
+    """The ids that the journal no longer lists, because they are settled or a newer publication
+    does not list them. Sinks may use these ids again."""
 
 
 class CheckpointAborted(SlotCommand, frozen=True, kw_only=True, tag="CheckpointAborted"):
-    """Declined or expired: snapshots may be dropped, prepared transactions may not."""
+    """The command to drop a checkpoint that was declined or has expired. Subtasks may drop its
+    snapshots, but they must keep its prepared transactions.
+    """
 
     checkpoint: CheckpointId
 
 
 class CloseTasks(SlotCommand, frozen=True, kw_only=True, tag="CloseTasks"):
-    """The job has ended: close the user's functions and leave."""
+    """The command to close the user's functions and to end the process of the slot.
+
+    The JobMaster sends it to all slots when the job has ended. It also sends it to a slot that has
+    registered but is not needed.
+    """

@@ -24,7 +24,7 @@ from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.errors import RefusedError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.errors import kind_of
-from tidegate.protocol.messages import JobReport
+from tidegate.protocol.reports import JobReport
 from tidegate.sim.blobs import MemoryBlobs
 from tidegate.sim.cluster import ELSEWHERE, SimCluster
 from tidegate.sim.journal_view import JournalPosition

@@ -16,16 +16,8 @@ from tidegate.errors import ExternalError, RefusedError, ResourceExhaustedError,
 from tidegate.ids import JobName
 from tidegate.ports.processes import NO_RESOURCES
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import (
-    Acknowledge,
-    JobList,
-    JobReport,
-    ListJobs,
-    Message,
-    Refused,
-    StopJob,
-    SubmitJob,
-)
+from tidegate.protocol.messages import Acknowledge, ListJobs, Message, Refused, StopJob, SubmitJob
+from tidegate.protocol.reports import JobList, JobReport
 
 A = JobName("a")
 

@@ -25,7 +25,8 @@ from tests.controlplane.jobmanager.test_leadership import CLUSTER, HERE, ByHand
 from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Acknowledge, JobReport, StoredCode
+from tidegate.protocol.messages import Acknowledge, StoredCode
+from tidegate.protocol.reports import JobReport
 
 CODE = b"files"
 STORED = StoredCode(digest=hashlib.sha256(CODE).hexdigest(), size=len(CODE))

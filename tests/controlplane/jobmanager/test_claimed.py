@@ -10,7 +10,8 @@ from tidegate.controlplane.jobmanager import dispatcher_events as j
 from tidegate.controlplane.jobmanager.backoff import LONGEST_MS
 from tidegate.errors import InternalError
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import JobMasterAccepted, JobReport, SubmitJob
+from tidegate.protocol.messages import JobMasterAccepted, SubmitJob
+from tidegate.protocol.reports import JobReport
 
 
 @pytest.fixture

@@ -24,14 +24,13 @@ from tidegate.protocol.messages import (
     Acknowledge,
     Failed,
     GetJob,
-    JobList,
     JobMasterAccepted,
-    JobReport,
     ListJobs,
     Refused,
     StopJob,
     SubmitJob,
 )
+from tidegate.protocol.reports import JobList, JobReport
 
 
 class TestSubmit:
@@ -429,8 +428,3 @@ def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
         assert adversary.alive, "a live job without a process"
         shell.register(max(adversary.pids.values()))
         assert shell.machine.phase(A) is Phase.RUNNING
-
-
-def test_reports_survive_the_codec() -> None:
-    report = JobReport(job=A, state=JobState.RUNNING)
-    assert msgspec.json.decode(msgspec.json.encode(report), type=JobReport) == report

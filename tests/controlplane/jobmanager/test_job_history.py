@@ -9,7 +9,7 @@ from tidegate.controlplane.jobmanager.job_history import COUNTERS, HISTORY_MAX, 
 from tidegate.errors import ExternalError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import CheckpointReport, JobReport
+from tidegate.protocol.reports import CheckpointReport, JobReport
 
 DIED = ErrorReport.of(ExternalError("The JobMaster died."))
 LAST = CheckpointReport(id="1-2", completed_ms=1, duration_ms=1, size=1, transactions=1)

@@ -28,18 +28,17 @@ from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     GetJob,
-    JobReport,
     Message,
     Refused,
     RegisterJobMaster,
     RegisterTaskManager,
-    ReportJob,
     RequestSlots,
     StoredCode,
     Submission,
     SubmitJob,
     TaskManagerAccepted,
 )
+from tidegate.protocol.reports import JobReport, ReportJob
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(7)

@@ -35,13 +35,8 @@ from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import (
-    JobReport,
-    Message,
-    ReportJob,
-    Submission,
-    SubmitJob,
-)
+from tidegate.protocol.messages import Message, Submission, SubmitJob
+from tidegate.protocol.reports import JobReport, ReportJob
 
 CLUSTER = "here"
 HERE = msgspec.structs.replace(submission(), cluster=CLUSTER)

@@ -27,7 +27,6 @@ from tidegate.ids import (
 )
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
-    JobReport,
     Message,
     Refused,
     RegisterSlot,
@@ -35,6 +34,7 @@ from tidegate.protocol.messages import (
     SlotsReleased,
     StartSources,
 )
+from tidegate.protocol.reports import JobReport
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 JOB = JobName("job")

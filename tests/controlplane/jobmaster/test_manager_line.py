@@ -16,15 +16,14 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Acknowledge,
     JobMasterAccepted,
-    JobReport,
     Message,
     Refused,
     RegisterJobMaster,
     ReleaseSlots,
-    ReportJob,
     StopSlot,
     Submission,
 )
+from tidegate.protocol.reports import JobReport, ReportJob
 
 JOB = JobName("a")
 

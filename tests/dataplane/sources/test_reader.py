@@ -245,12 +245,16 @@ class TestBounded:
         bench.poll()
         assert bench.double.asked == asked
 
-    def test_a_subtask_without_splits_is_finished(self) -> None:
+    def test_a_subtask_without_splits_is_finished_and_has_no_consumer(self) -> None:
         bench = Bench()
+        bench.double.assigned = None
         reader = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.runtime)
         reader.open(())
         assert reader.finished()
         assert reader.poll(60.0) == []
+        assert (reader.snapshot(), reader.lag()) == ((), 0)
+        reader.close()
+        assert bench.double.assigned is None
 
 
 class TestABadRecord:

@@ -21,8 +21,6 @@ from tidegate.protocol.job_state import ENDED
 from tidegate.protocol.messages import (
     Acknowledge,
     GetJob,
-    JobList,
-    JobReport,
     ListJobs,
     Message,
     Refused,
@@ -30,6 +28,7 @@ from tidegate.protocol.messages import (
     Submission,
     SubmitJob,
 )
+from tidegate.protocol.reports import JobList, JobReport
 
 POLL_S = 0.2
 POLL_S_MAX = 2.0

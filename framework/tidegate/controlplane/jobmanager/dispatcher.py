@@ -64,18 +64,16 @@ from tidegate.protocol.messages import (
     Acknowledge,
     Failed,
     GetJob,
-    JobList,
     JobMasterAccepted,
-    JobReport,
     ListJobs,
     Message,
     Refused,
     RegisterJobMaster,
-    ReportJob,
     StopJob,
     Submission,
     SubmitJob,
 )
+from tidegate.protocol.reports import JobList, JobReport, ReportJob
 from tidegate.protocol.versions import difference
 
 START_MS_MAX = 120_000

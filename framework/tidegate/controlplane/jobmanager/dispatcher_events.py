@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tidegate.ids import JobName
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import JobReport, Message, StopJob, StoredCode, Submission
+from tidegate.protocol.messages import Message, StopJob, StoredCode, Submission
+from tidegate.protocol.reports import JobReport
 
 # --- events -------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import AttemptReport, JobReport
+from tidegate.protocol.reports import AttemptReport, JobReport
 
 HISTORY_MAX: Final = 20
 """Maximum number of ended attempts that are kept."""

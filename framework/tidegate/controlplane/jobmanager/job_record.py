@@ -14,7 +14,8 @@ from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.job_history import JobHistory
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import JobReport, StopJob, Submission
+from tidegate.protocol.messages import StopJob, Submission
+from tidegate.protocol.reports import JobReport
 
 
 class Phase(enum.Enum):

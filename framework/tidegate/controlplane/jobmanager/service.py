@@ -46,10 +46,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import NO_RESOURCES, Child, ExitStatus, Processes
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
-    JobList,
-    JobReport,
     Message,
-    ProcessExit,
     Refused,
     RegisterTaskManager,
     ReleaseSlots,
@@ -61,6 +58,7 @@ from tidegate.protocol.messages import (
     SubmitJob,
     TaskManagerHeartbeat,
 )
+from tidegate.protocol.reports import JobList, JobReport, ProcessExit
 from tidegate.protocol.versions import difference
 
 WORKERS = 32

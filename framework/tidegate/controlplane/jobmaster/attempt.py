@@ -47,10 +47,10 @@ from tidegate.protocol.messages import (
     RegisterSlot,
     SlotCommand,
     SlotMetrics,
-    SlotReport,
     StartSources,
     TriggerCheckpoint,
 )
+from tidegate.protocol.reports import SlotReport
 from tidegate.protocol.snapshots import PreparedTransaction
 from tidegate.protocol.versions import difference
 

@@ -17,7 +17,8 @@ from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import AttemptReport, CheckpointReport, JobReport, SlotMetrics
+from tidegate.protocol.messages import SlotMetrics
+from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport
 
 HISTORY_LENGTH: Final = 20
 """The most ended attempts that a report lists."""

@@ -22,14 +22,8 @@ from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
 from tidegate.ports.threads import Threads
-from tidegate.protocol.messages import (
-    JobMasterAccepted,
-    JobReport,
-    Message,
-    Refused,
-    RegisterJobMaster,
-    ReportJob,
-)
+from tidegate.protocol.messages import JobMasterAccepted, Message, Refused, RegisterJobMaster
+from tidegate.protocol.reports import JobReport, ReportJob
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 RETRY_PAUSE_S: Final = 0.1

@@ -49,7 +49,6 @@ from tidegate.protocol.messages import (
     Acknowledge,
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
-    JobReport,
     Message,
     Refused,
     RegisterSlot,
@@ -63,6 +62,7 @@ from tidegate.protocol.messages import (
     TaskFailed,
     TasksReady,
 )
+from tidegate.protocol.reports import JobReport
 from tidegate.protocol.snapshots import PreparedTransaction
 
 Action = Callable[[], None]

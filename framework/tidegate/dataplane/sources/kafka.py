@@ -84,8 +84,13 @@ class KafkaSourceReader:
         self._poll_records = max(1, round(self._poll_records * share))
 
     def open(self, splits: Sequence[SourceSplit]) -> None:
-        """Start to read; call this once. Splits that are already at their end are not read."""
+        """Start to read; call this once. Splits that are already at their end are not read.
+
+        A subtask without splits has no consumer: it would cost threads and connections.
+        """
         check(self._reader is None, "a source is opened once")
+        if not splits:
+            return
         self._splits = {split.origin: split for split in splits}
         check(len(self._splits) == len(splits), "a partition is assigned to a subtask twice")
         self._next = {split.origin: split.offset for split in splits}
@@ -175,11 +180,11 @@ class KafkaSourceReader:
 
     def lag(self) -> int | None:
         """Return the number of records up to the newest known ends, including control records.
-        Return None while the ends are not known.
+        Return None while the ends are not known, and 0 without splits.
         """
         reader, unfinished = self._reader, self._unfinished
         if reader is None:
-            return None
+            return 0
         ends = reader.high_watermarks()
         if not ends.keys() >= unfinished:
             return None
@@ -203,7 +208,8 @@ class KafkaSourceReader:
 
         For a split with an end, the runs that `poll` returns move the position.
         """
-        for origin, position in self._open_reader().positions().items():
+        positions = self._open_reader().positions() if self._splits else {}
+        for origin, position in positions.items():
             if position.leader_epoch >= 0:
                 self._epochs[origin] = position.leader_epoch
             if self._splits[origin].end_offset is None:
