@@ -18,7 +18,7 @@ MODULES = {"messages": messages, "reports": reports, "journal": entries}
 def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
     """Without a written tag a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))
-    bases = {"Message", "SlotCommand", "Entry"}
+    bases = {"Message", "LeaderMessage", "AttemptMessage", "SlotCommand", "Entry"}
     classes = [
         node
         for node in tree.body

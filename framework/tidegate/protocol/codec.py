@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.errors import RpcError
 from tidegate.protocol import messages, reports
-from tidegate.protocol.messages import Message, SlotCommand
+from tidegate.protocol.messages import Message
 
 VERSION = 1
 
@@ -18,7 +18,9 @@ _KINDS: tuple[type[Message], ...] = tuple(
     kind
     for module in (messages, reports)
     for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Message) and kind not in {Message, SlotCommand}
+    if isinstance(kind, type)
+    and issubclass(kind, Message)
+    and isinstance(kind.__struct_config__.tag, str)  # a base class has no tag
 )
 
 

@@ -16,11 +16,11 @@ the messages. `reports.py` has the messages with the report of a job. The proces
 Each request has one reply: Acknowledge, unless the docstring of the request names another. Any
 receiver may reply with Refused, or with Failed if its handler raises an error.
 
-Each message to or from a slot carries the job and the attempt. If it is not the attempt of the
-receiver, the reply is Refused, and the receiver does nothing else. Messages from a JobMaster or a
-TaskManager to the JobManager carry its leader epoch, and so do messages from the JobManager to a
-TaskManager. The network may lose or repeat a message. A handler is therefore idempotent, or it uses
-a number to recognize a message that it has already received.
+Each message to or from a slot carries the job and the attempt (`AttemptMessage`). If it is not the
+attempt of the receiver, the reply is Refused, and the receiver does nothing else. Messages from a
+JobMaster or a TaskManager to the JobManager carry its leader epoch (`LeaderMessage`), and so do
+messages from the JobManager to a TaskManager. The network may lose or repeat a message. A handler
+is therefore idempotent, or it uses a number to recognize a message that it has already received.
 """
 
 from __future__ import annotations
@@ -44,6 +44,20 @@ from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnaps
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """The base class of all messages. The tag, and not the class, names a message on the wire."""
+
+
+class LeaderMessage(Message, frozen=True, kw_only=True):
+    """The base class of messages that belong to one leader epoch. Another epoch refuses them."""
+
+    epoch: LeaderEpoch
+    """The epoch of the JobManager that sends the message, or that the sender belongs to."""
+
+
+class AttemptMessage(Message, frozen=True, kw_only=True):
+    """The base class of messages that belong to one attempt. Another attempt refuses them."""
+
+    job: JobName
+    attempt: Attempt
 
 
 # --- replies ------------------------------------------------------------------------------------
@@ -187,7 +201,7 @@ class StopJob(Message, frozen=True, kw_only=True, tag="StopJob"):
 # --- JobMaster and TaskManager to JobManager ----------------------------------------------------
 
 
-class RegisterJobMaster(Message, frozen=True, kw_only=True, tag="RegisterJobMaster"):
+class RegisterJobMaster(LeaderMessage, frozen=True, kw_only=True, tag="RegisterJobMaster"):
     """The registration of a JobMaster process, which the JobManager has started.
 
     The JobManager replies with JobMasterAccepted. It refuses the process if another JobMaster has
@@ -196,7 +210,6 @@ class RegisterJobMaster(Message, frozen=True, kw_only=True, tag="RegisterJobMast
     """
 
     job: JobName
-    epoch: LeaderEpoch
     address: str
     pid: int
     tidegate_version: str = ""
@@ -215,7 +228,7 @@ class JobMasterAccepted(Message, frozen=True, kw_only=True, tag="JobMasterAccept
     version."""
 
 
-class RequestSlots(Message, frozen=True, kw_only=True, tag="RequestSlots"):
+class RequestSlots(LeaderMessage, frozen=True, kw_only=True, tag="RequestSlots"):
     """The request of a JobMaster for the slots of an attempt, with the ordinals 0 to `count` - 1.
 
     The JobMaster repeats the request every two seconds while slots are missing. The JobManager
@@ -225,13 +238,12 @@ class RequestSlots(Message, frozen=True, kw_only=True, tag="RequestSlots"):
     """
 
     job: JobName
-    epoch: LeaderEpoch
     attempt: Attempt
     count: int
     jobmaster_address: str
 
 
-class ReleaseSlots(Message, frozen=True, kw_only=True, tag="ReleaseSlots"):
+class ReleaseSlots(LeaderMessage, frozen=True, kw_only=True, tag="ReleaseSlots"):
     """The message of a JobMaster that the job needs no slot of any attempt up to this one.
 
     The JobMaster sends the message when an attempt or the job ends. The JobManager stops the slots.
@@ -239,7 +251,6 @@ class ReleaseSlots(Message, frozen=True, kw_only=True, tag="ReleaseSlots"):
     """
 
     job: JobName
-    epoch: LeaderEpoch
     attempt: Attempt
 
 
@@ -269,7 +280,7 @@ class TaskManagerAccepted(Message, frozen=True, kw_only=True, tag="TaskManagerAc
     epoch: LeaderEpoch
 
 
-class TaskManagerHeartbeat(Message, frozen=True, kw_only=True, tag="TaskManagerHeartbeat"):
+class TaskManagerHeartbeat(LeaderMessage, frozen=True, kw_only=True, tag="TaskManagerHeartbeat"):
     """The heartbeat of a TaskManager, which it sends at intervals.
 
     If the JobManager receives none for the heartbeat timeout, the TaskManager and its slots count
@@ -278,10 +289,9 @@ class TaskManagerHeartbeat(Message, frozen=True, kw_only=True, tag="TaskManagerH
     """
 
     id: TaskManagerId
-    epoch: LeaderEpoch
 
 
-class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
+class SlotExited(LeaderMessage, frozen=True, kw_only=True, tag="SlotExited"):
     """The message of a TaskManager that the process of a slot has ended.
 
     The TaskManager repeats the message until the JobManager replies. The slot is then free. If an
@@ -289,7 +299,6 @@ class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
     """
 
     id: TaskManagerId
-    epoch: LeaderEpoch
     index: int
     job: JobName
     attempt: Attempt
@@ -303,7 +312,7 @@ class SlotExited(Message, frozen=True, kw_only=True, tag="SlotExited"):
 # --- JobManager to TaskManager and JobMaster ----------------------------------------------------
 
 
-class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
+class StartSlot(LeaderMessage, frozen=True, kw_only=True, tag="StartSlot"):
     """The request of the JobManager to fork a slot process for an attempt.
 
     The TaskManager acknowledges the request when the process exists. The process then registers
@@ -311,7 +320,6 @@ class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
     slot is in use, or if the operating system refuses the fork.
     """
 
-    epoch: LeaderEpoch
     index: int
     ordinal: int
     job: JobName
@@ -324,7 +332,7 @@ class StartSlot(Message, frozen=True, kw_only=True, tag="StartSlot"):
     a StartSlot that arrives late or twice."""
 
 
-class StopSlot(Message, frozen=True, kw_only=True, tag="StopSlot"):
+class StopSlot(LeaderMessage, frozen=True, kw_only=True, tag="StopSlot"):
     """The request of the JobManager to kill the process of a slot.
 
     The process is killed if it belongs to this attempt of the job, or to an older one. The
@@ -332,7 +340,6 @@ class StopSlot(Message, frozen=True, kw_only=True, tag="StopSlot"):
     StartSlot with a serial up to this one. The JobManager repeats a request that failed.
     """
 
-    epoch: LeaderEpoch
     index: int
     job: JobName
     attempt: Attempt
@@ -371,15 +378,13 @@ class SlotsReleased(Message, frozen=True, kw_only=True, tag="SlotsReleased"):
 # A slot whose message is refused, fails or has no reply by then ends its process.
 
 
-class RegisterSlot(Message, frozen=True, kw_only=True, tag="RegisterSlot"):
+class RegisterSlot(AttemptMessage, frozen=True, kw_only=True, tag="RegisterSlot"):
     """The registration of a slot process, when it starts.
 
     When all slots of the attempt have registered, each one gets its Deploy. If the JobMaster does
     not need the slot, it sends CloseTasks.
     """
 
-    job: JobName
-    attempt: Attempt
     ordinal: int
     slot: SlotId
     pid: int
@@ -394,15 +399,13 @@ class RegisterSlot(Message, frozen=True, kw_only=True, tag="RegisterSlot"):
     python_version: str = ""
 
 
-class TasksReady(Message, frozen=True, kw_only=True, tag="TasksReady"):
+class TasksReady(AttemptMessage, frozen=True, kw_only=True, tag="TasksReady"):
     """The message of a slot that its deployment is complete.
 
     All subtasks of the slot have restored their state, opened their functions and connected to the
     other slots. When all slots are ready, each one gets StartSources.
     """
 
-    job: JobName
-    attempt: Attempt
     ordinal: int
 
 
@@ -425,14 +428,12 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The number of bytes that such calls have brought. The present call is included."""
 
 
-class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True, tag="AcknowledgeCheckpoint"):
+class AcknowledgeCheckpoint(AttemptMessage, frozen=True, kw_only=True, tag="AcknowledgeCheckpoint"):
     """The message of a slot that one subtask's part of a checkpoint is complete and durable.
 
     When the JobMaster has the parts of all subtasks, it publishes the checkpoint.
     """
 
-    job: JobName
-    attempt: Attempt
     checkpoint: CheckpointId
     snapshot: SubtaskSnapshot
     alignment_ms: int
@@ -444,41 +445,35 @@ class AcknowledgeCheckpoint(Message, frozen=True, kw_only=True, tag="Acknowledge
     """The slot's metrics, so that the job's counts include the records of this checkpoint."""
 
 
-class DeclineCheckpoint(Message, frozen=True, kw_only=True, tag="DeclineCheckpoint"):
+class DeclineCheckpoint(AttemptMessage, frozen=True, kw_only=True, tag="DeclineCheckpoint"):
     """The message of a slot that one subtask could not make its part of a checkpoint.
 
     The JobMaster then aborts the checkpoint. One message is enough for this. The attempt continues.
     """
 
-    job: JobName
-    attempt: Attempt
     checkpoint: CheckpointId
     subtask: SubtaskId
     reason: str
 
 
-class SubtaskInputEnded(Message, frozen=True, kw_only=True, tag="InputEnded"):
+class SubtaskInputEnded(AttemptMessage, frozen=True, kw_only=True, tag="InputEnded"):
     """The message of a slot that a subtask has processed the last record of a bounded run."""
 
-    job: JobName
-    attempt: Attempt
     subtask: SubtaskId
 
 
-class TaskFailed(Message, frozen=True, kw_only=True, tag="TaskFailed"):
+class TaskFailed(AttemptMessage, frozen=True, kw_only=True, tag="TaskFailed"):
     """The message of a slot that the attempt cannot continue because of an error.
 
     The JobMaster ends the attempt. The slot ends its process when it has the reply.
     """
 
-    job: JobName
-    attempt: Attempt
     subtask: SubtaskId | None
     """The subtask that failed. It is None if the error belongs to the whole slot."""
     error: ErrorReport
 
 
-class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
+class SlotHeartbeat(AttemptMessage, frozen=True, kw_only=True, tag="SlotHeartbeat"):
     """The heartbeat of a slot with its metrics.
 
     The slot sends it at every heartbeat interval if the metrics have changed, and every
@@ -486,8 +481,6 @@ class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
     the slot counts as lost.
     """
 
-    job: JobName
-    attempt: Attempt
     ordinal: int
     metrics: SlotMetrics
 
@@ -495,7 +488,7 @@ class SlotHeartbeat(Message, frozen=True, kw_only=True, tag="SlotHeartbeat"):
 # --- JobMaster to slot --------------------------------------------------------------------------
 
 
-class SlotCommand(Message, frozen=True, kw_only=True):
+class SlotCommand(AttemptMessage, frozen=True, kw_only=True):
     """The base class of all messages from a JobMaster to a slot.
 
     The JobMaster repeats a command until the slot replies. The slot acknowledges a command when it
@@ -503,8 +496,6 @@ class SlotCommand(Message, frozen=True, kw_only=True):
     heartbeat timeout, it counts as lost.
     """
 
-    job: JobName
-    attempt: Attempt
     number: int = 0
     """The number of the command, counted from 1 for each slot. The JobMaster sends a command after
     the slot has accepted the one before. So the slot can ignore a command that arrives twice or

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tidegate.ids import JobName, LeaderEpoch, SlotId
+from tidegate.ids import JobName, SlotId
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Message
+from tidegate.protocol.messages import LeaderMessage, Message
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class JobList(Message, frozen=True, kw_only=True, tag="JobList"):
     """The id, the pid and the number of slots of each TaskManager."""
 
 
-class ReportJob(Message, frozen=True, kw_only=True, tag="ReportJob"):
+class ReportJob(LeaderMessage, frozen=True, kw_only=True, tag="ReportJob"):
     """The message of a JobMaster to the JobManager with a new report. It is also the heartbeat of
     the JobMaster.
 
@@ -164,5 +164,4 @@ class ReportJob(Message, frozen=True, kw_only=True, tag="ReportJob"):
     exits.
     """
 
-    epoch: LeaderEpoch
     report: JobReport

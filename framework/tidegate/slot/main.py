@@ -40,6 +40,7 @@ from tidegate.protocol.messages import (
     Message,
     Refused,
     RegisterSlot,
+    SlotCommand,
     SlotMetrics,
     StartSlot,
     StartSources,
@@ -211,16 +212,13 @@ class Slot:
         this.
         """
         start = self._start
-        job, attempt = getattr(message, "job", None), getattr(message, "attempt", None)
-        if (job, attempt) != (start.job, start.attempt):
+        own = (start.job, start.attempt)
+        if not isinstance(message, SlotCommand) or (message.job, message.attempt) != own:
             return Refused(reason=f"this slot runs attempt {start.attempt} of {start.job}")
         with self._receive_lock:
-            number = getattr(message, "number", 0)
-            if 0 < number <= self._last_sequence:
-                return (
-                    Acknowledge()
-                )  # a repeated try whose answer was lost, or a try that arrives late
-            self._last_sequence = max(self._last_sequence, number)
+            if 0 < message.number <= self._last_sequence:
+                return Acknowledge()  # a repeated try: its answer was lost, or it arrives late
+            self._last_sequence = max(self._last_sequence, message.number)
             self._mailbox.post(lambda: self._obey(message))
         return Acknowledge()
 

@@ -52,6 +52,7 @@ from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
     Acknowledge,
+    LeaderMessage,
     Message,
     Refused,
     RegisterTaskManager,
@@ -260,9 +261,10 @@ class ResourceManager:
                 yield from self._tick(now_ms)
 
     def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
-        epoch = getattr(message, "epoch", self.epoch)
-        joins = isinstance(message, RegisterTaskManager) and epoch is None
-        if epoch != self.epoch and not joins:
+        epoch = None
+        if isinstance(message, LeaderMessage | RegisterTaskManager):
+            epoch = message.epoch
+        if epoch not in (None, self.epoch):
             reason = f"leader epoch {epoch} is not {self.epoch}, this JobManager's"
             yield Reply(ask=ask, message=Refused(reason=reason))
             return

@@ -48,6 +48,7 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Acknowledge,
     AcknowledgeCheckpoint,
+    AttemptMessage,
     DeclineCheckpoint,
     Message,
     Refused,
@@ -164,11 +165,9 @@ class JobMaster:
         """Refuse messages of another attempt and post the others to the loop. RPC threads call
         this.
         """
-        attempt = getattr(message, "attempt", None)
         live = self._machine.attempt
-        late = isinstance(message, SlotLost | SlotsReleased)
-        if attempt is not None and not late and attempt != live:
-            return Refused(reason=f"job {self._job} is in attempt {live}, not {attempt}")
+        if isinstance(message, AttemptMessage) and message.attempt != live:
+            return Refused(reason=f"job {self._job} is in attempt {live}, not {message.attempt}")
         self._loop.post(lambda: self._handle(message))
         return Acknowledge()
 
@@ -180,9 +179,9 @@ class JobMaster:
             self._slot_lost(message)
         elif isinstance(message, SlotsReleased):
             self._departure.slots_released(message.attempt)
-        elif live is None or getattr(message, "attempt", None) != live.attempt:
-            return  # the attempt ended while the message waited
-        else:
+        elif not isinstance(message, AttemptMessage):
+            _log.warning("not for a JobMaster", extra={"kind": type(message).__name__})
+        elif live is not None and message.attempt == live.attempt:  # else the attempt has ended
             match message:
                 case RegisterSlot():
                     self._register(live, message)
