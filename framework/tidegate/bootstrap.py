@@ -58,6 +58,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES
+from tidegate.storage_location import locate
 
 if TYPE_CHECKING:
     from tidegate.dataplane.waves.level_task import TaskHost
@@ -211,9 +212,8 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     """
 
     def serve() -> int:
-        storage = config.checkpoint.storage
-        if "://" not in storage:  # JobMasters and slots have other working folders
-            storage = str(Path(storage).absolute())
+        # JobMasters and slots have other working folders.
+        storage = locate(config.checkpoint.storage, Path.cwd())
         checkpoint = config.checkpoint.model_copy(update={"storage": storage})
         own = config.model_copy(update={"checkpoint": checkpoint})
         network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)

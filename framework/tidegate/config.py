@@ -36,7 +36,7 @@ _SIZE = re.compile(rf"(\d+)\s*({'|'.join(_SIZE_BYTES)})")
 
 def _to_ms(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value  # already in milliseconds: the form in which settings travel
+        return value  # already in milliseconds, as `Config.to_dict` returns it
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         units = ", ".join(_DURATION_MS)
@@ -46,7 +46,7 @@ def _to_ms(value: object) -> int:
 
 def _to_bytes(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value  # already in bytes: the form in which settings travel
+        return value  # already in bytes, as `Config.to_dict` returns it
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         units = ", ".join(_SIZE_BYTES)
@@ -77,8 +77,8 @@ class Units:
 DurationMs = Annotated[int, BeforeValidator(_to_ms), Field(ge=0), Units(tuple(_DURATION_MS))]
 """Milliseconds, written with a unit: "10 s"."""
 PositiveMs = Annotated[DurationMs, Field(gt=0)]
-"""Milliseconds, at least 1. A setting has this type if zero would be wrong, for example for a time
-that the code waits again and again.
+"""Milliseconds, at least 1. A setting has this type if zero would be wrong, for example for a pause
+that the code repeats.
 """
 
 
@@ -119,6 +119,10 @@ class KafkaSettings(Section):
     bootstrap: str = "localhost:9092"
     properties: dict[str, str] = Field(default_factory=dict)
     """librdkafka settings for every client, such as security settings."""
+
+    def client_settings(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the librdkafka settings of a client. `overrides` precede `properties`."""
+        return {"bootstrap.servers": self.bootstrap, **self.properties, **(overrides or {})}
 
 
 class JobSettings(Section):
@@ -208,8 +212,8 @@ class ClusterSettings(Section):
         interval = others.data.get("heartbeat_interval", 0)  # absent if it is invalid itself
         if timeout < 2 * interval:
             raise ValueError(
-                f"between two heartbeats, which are {interval} ms apart, a process that is well "
-                "would be given up; make it at least twice cluster.heartbeat_interval"
+                f"heartbeats are {interval} ms apart, so a healthy process could count as lost; "
+                "make the timeout at least twice cluster.heartbeat_interval"
             )
         return timeout
 
@@ -294,6 +298,14 @@ class Config(Section):
     logs: LogSettings = LogSettings()
     sources: dict[str, ConnectorSettings] = Field(default_factory=dict)
     sinks: dict[str, ConnectorSettings] = Field(default_factory=dict)
+
+    def source(self, uid: str) -> ConnectorSettings:
+        """Return the settings of one source. Without settings, return the defaults."""
+        return self.sources.get(uid, ConnectorSettings())
+
+    def sink(self, uid: str) -> ConnectorSettings:
+        """Return the settings of one sink. Without settings, return the defaults."""
+        return self.sinks.get(uid, ConnectorSettings())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, with durations in milliseconds. Settings travel with a submission in

@@ -1,16 +1,16 @@
-"""The one tree of errors.
+"""The error classes of tidegate, in one tree.
 
-Each class says two things beside its message: whose matter it is (`domain`: the user's, the
-world's, ours) and what helps (`retry`: nothing, trying again after a pause, restoring the job from
-its last publication). Both travel over RPC with the message, so that the JobMaster decides by value
-and never by reading text. Expected outcomes (a checkpoint declined, a name already taken) are no
-errors; they are returned values.
+In addition to its message, each class states two facts. `domain` is the party responsible for the
+error: the user, an external system, or tidegate itself. `retry` is the remedy: none, the same call
+after a pause, or a restart of the job from its last checkpoint. Both travel over RPC with the
+message. The JobMaster decides by these values and never reads the text. Expected outcomes, such as
+a declined checkpoint or a name that is already taken, are not errors. They are return values.
 
-Foreign exceptions are translated into this tree once, at the door of the driver that calls the
-foreign library, and around every call of user code. What still arrives untranslated is a resource
-that the operating system refused, a disk, file or connection that failed (every other OSError), or
-our own bug (`from_foreign`). `InternalError` is our own bug: it is raised by `check` and never
-caught to go on.
+A driver translates the exceptions of a foreign library into this tree where it calls the library.
+Exceptions of user code are translated around every call of user code. `from_foreign` handles the
+exceptions that remain. They have three causes: the operating system refused a resource, a disk,
+file or connection failed (every other OSError), or tidegate has a bug. An `InternalError` is such a
+bug. `check` raises it, and no code catches it in order to continue.
 
 `is_recoverable` is the one rule that decides which errors a restart of the job can help.
 """
@@ -25,7 +25,7 @@ from typing import ClassVar, Final
 
 
 class Domain(enum.Enum):
-    """Whose matter an error is."""
+    """The party responsible for an error: the user, an external system, or tidegate itself."""
 
     USER = "user"
     EXTERNAL = "external"
@@ -33,7 +33,9 @@ class Domain(enum.Enum):
 
 
 class Retry(enum.Enum):
-    """What helps: nothing, the same call after a pause, or a restart from the last publication."""
+    """The remedy for an error: none, the same call after a pause, or a restart of the job from its
+    last checkpoint.
+    """
 
     NO = "no"
     BACKOFF = "backoff"
@@ -41,45 +43,55 @@ class Retry(enum.Enum):
 
 
 class TidegateError(Exception):
-    """Base of all errors of tidegate. The message is one paragraph: the thing, then the remedy."""
+    """The base class of all errors of tidegate.
+
+    The message is one paragraph. It says what happened, then what to do.
+    """
 
     domain: ClassVar[Domain] = Domain.INTERNAL
     retry: ClassVar[Retry] = Retry.NO
 
 
-# --- the user's ---------------------------------------------------------------------------------
+# --- errors of the user -------------------------------------------------------------------------
 
 
 class UserError(TidegateError):
-    """A mistake in code, configuration or set-up that only the user can mend."""
+    """A mistake in code, configuration or set-up that only the user can correct."""
 
     domain = Domain.USER
 
 
 class PipelineError(UserError):
-    """A mistake in a pipeline's declaration or graph; found when it is read or built."""
+    """A mistake in the declaration or the graph of a pipeline. It is found when the pipeline is
+    imported or its graph is built.
+    """
 
 
 class ConfigError(UserError):
-    """An unknown key, a value of the wrong type or unit, settings that contradict each other."""
+    """A mistake in the settings: an unknown key, a value of the wrong type or unit, or a
+    contradiction between settings.
+    """
 
 
 class RefusedError(UserError):
-    """The cluster refuses a submit: nothing was started, nothing was changed."""
+    """The cluster refuses a submit. Nothing was started, and nothing was changed."""
 
 
 class NotAllowedError(RefusedError):
-    """The job's principal lacks a right, or its credentials are refused; found at submit."""
+    """The job's principal lacks a right, or Kafka refuses its credentials. This is found at
+    submit.
+    """
 
 
 class TopicAbsentError(RefusedError):
-    """Kafka has no topic of this name, as far as the broker knows that was asked."""
+    """Kafka has no topic of this name, according to the broker that was asked."""
 
 
 class JobClosedError(RefusedError):
-    """The journal is closed for this submission: the job has ended, and `outcome` says how.
+    """The journal is closed for this submission, because the job has ended.
 
-    `stopped` is as in the journal's `Closed`.
+    `outcome` says how the job ended. `outcome` and `stopped` have the values of the journal entry
+    `Closed`.
     """
 
     def __init__(self, message: str, outcome: str = "failed", stopped: str = "") -> None:
@@ -92,68 +104,77 @@ class CodeMismatchError(RefusedError):
 
 
 class BadRecordError(UserError):
-    """A record that its source's format cannot decode; names topic, partition and offset."""
+    """A record that the format of its source cannot decode. The message names the topic, partition
+    and offset.
+    """
 
 
 class UserCodeError(UserError):
-    """User code raised. The message names the step, and the record's origin where it processed one.
+    """An exception in user code. The message names the step. If user code was processing a record,
+    the message also names the topic, partition and offset of the record.
 
-    User code is `process`, `open`, `close`, key functions, formats, and what runs when a process
-    imports the pipeline and calls `define`.
+    User code is `process`, `open`, `close`, key functions, formats, and the code that runs when a
+    process imports the pipeline and calls `define`.
 
-    The job is restored from its last publication: what failed once may pass (a service that was
-    down), and the restart strategy bounds how often that is tried.
+    The job restarts from its last checkpoint, because the next try may succeed, for example if a
+    service was down. The restart strategy limits the number of restarts.
     """
 
     retry = Retry.RESTORE
 
 
 class StateValueError(UserError):
-    """User code has put a value into state that no checkpoint can store: it is not of the declared
-    type, or has no encoding. The message names step, state and key.
+    """A value in state that no checkpoint can store: it does not have the declared type, or it has
+    no encoding. User code has put it there. The message names the step, the state and the key.
 
-    A restart cannot help: the same records make the same value. Where the step has a policy
-    (`on_error`), the record is refused whose call has made the value.
+    A restart cannot help, because the same records make the same value. If the step has an
+    `on_error` policy, the record whose call made the value is refused.
     """
 
 
 class RecordTooLargeError(UserError):
-    """A record that fits in no frame between slots, or is larger than its topic or its queue takes.
+    """A record that is too large for a frame between slots, for its topic, or for the queue of the
+    producer.
 
-    The first names the edge and the record's origin.
+    If the record is too large for a frame, the message names the edge, and the topic, partition and
+    offset of the record.
     """
 
 
-# --- the world's --------------------------------------------------------------------------------
+# --- errors of external systems -----------------------------------------------------------------
 
 
 class ExternalError(TidegateError):
-    """Kafka, storage, the network or the operating system did not do what was asked."""
+    """A failure of Kafka, the storage, the network or the operating system."""
 
     domain = Domain.EXTERNAL
     retry = Retry.RESTORE
 
 
 class KafkaError(ExternalError):
-    """A broker refused or did not answer; the attempt ends and the job is restored."""
+    """A broker refused a request or did not answer. The attempt ends, and the job restarts."""
 
 
 class KafkaUnavailableError(KafkaError):
-    """No broker or coordinator answers just now; the same call may succeed after a pause."""
+    """An outage of Kafka: no broker or coordinator answers. The same call may succeed after a
+    pause.
+    """
 
     retry = Retry.BACKOFF
 
 
 class KafkaNotAuthorisedError(KafkaUnavailableError):
-    """The job's principal lacks a right, or its credentials are refused, while the job runs.
+    """The job's principal lacks a right, or Kafka refuses its credentials, while the job runs.
 
-    Treated as an outage, because what was taken away by mistake is given back; at submit the same
-    finding is a RefusedError.
+    The job treats this as an outage, because an operator can restore a right that was removed by
+    mistake. At submit, the same problem is a RefusedError.
     """
 
 
 class StorageError(ExternalError):
-    """The checkpoint storage failed or its answer is not known; the same call may be repeated."""
+    """The checkpoint storage failed, or its answer is not known. The caller may repeat the same
+    call.
+    """
 
     retry = Retry.BACKOFF
 
@@ -161,70 +182,77 @@ class StorageError(ExternalError):
 class ResourceExhaustedError(ExternalError):
     """The operating system refused memory, disk space, a file, a thread or a process.
 
-    Others on the host may free some, and a restarted job may run on another host.
+    Other processes on the host may release the resource. A restarted job may also run on another
+    host.
     """
 
 
 class SystemCallError(ExternalError):
-    """The operating system could not do something: a disk, a mount, a file or a connection failed.
+    """A call of the operating system failed, because of a disk, a mount, a file or a connection.
 
-    What fails once may work after a restart, on this host or on another one.
+    The same call may succeed after a restart, on this host or on another one.
     """
 
 
 class ClusterMismatchError(KafkaError):
-    """A process of the job sees another Kafka cluster than the attempt, or than the submission
-    began on. It restarts by its strategy: the operator can correct an address while it waits.
+    """A process of the job reaches another Kafka cluster than the attempt does, or than the
+    submission began on. The job restarts as its restart strategy says. While it waits, the operator
+    can correct an address.
     """
 
 
 class StorageMismatchError(ExternalError):
-    """A host sees another checkpoint storage than the JobMaster. The job restarts by its strategy:
-    the operator can correct a mount while it waits.
+    """A host reaches another checkpoint storage than the JobMaster does. The job restarts as its
+    restart strategy says. While it waits, the operator can correct a mount.
     """
 
 
 class JournalLostError(ExternalError):
-    """The checkpoint storage does not hold a journal, or claims, that the job has written.
+    """The checkpoint storage does not contain a journal, or claims, that the job has written.
 
-    The job starts from nothing only by a new submission. It restarts by its strategy: the storage
-    may come back.
+    Only a new submission starts the job without state. Otherwise the job restarts as its
+    restart strategy says, because the storage may become available again.
     """
 
 
 class StorageGoneError(StorageError):
-    """The folder of the checkpoint storage is gone, or another storage is behind its path."""
+    """The folder of the checkpoint storage is gone, or its path leads to another storage."""
 
 
 class CheckpointError(ExternalError):
-    """More checkpoints in a row failed than are tolerable; the attempt ends."""
+    """The number of checkpoints that failed in a row is above
+    `checkpoint.tolerable_failed_checkpoints`. The attempt ends.
+    """
 
 
 class OutcomeUnknownError(ExternalError):
-    """It is not known whether a journal entry was written: the attempt ends, the next claim
-    decides.
+    """The storage did not confirm whether it wrote a journal entry. The attempt ends, and the next
+    claim reads whether the entry exists.
     """
 
 
 class CorruptCheckpointError(ExternalError):
-    """A file of a checkpoint or of the journal is missing, torn or fails its checksum."""
+    """A file of a checkpoint or of the journal is missing or incomplete, or its checksum is
+    wrong.
+    """
 
     retry = Retry.NO
 
 
 class TransactionError(ExternalError):
-    """A producer or its transaction is not as it must be; the attempt ends before anything is
-    lost.
+    """A producer or its transaction failed, or is in an unexpected state. The attempt ends before
+    any data is lost.
     """
 
 
 class SourceChangedError(ExternalError):
-    """A topic that the job reads was deleted, created again or has lost records, so that the job's
-    offsets are not those of its records any more.
+    """A topic that the job reads was deleted, was created again, or has lost records. The job's
+    offsets no longer refer to the same records.
 
-    `finding` names what was found and where, without offsets: two errors of one finding are equal
-    in it while the topic is written to. A leader that was elected a moment ago may say so by
-    mistake; it is final when the leaders repeat it (`checkpoint/confirmation`).
+    `finding` describes the problem and its place, without offsets. So errors with the same cause
+    have the same `finding`, even if producers write to the topic meanwhile. A newly elected leader
+    may report such a problem by mistake. The error is final when the leaders have repeated it
+    (`commit/confirmation`).
     """
 
     retry = Retry.NO
@@ -235,31 +263,34 @@ class SourceChangedError(ExternalError):
 
 
 class RpcError(ExternalError):
-    """A process of the cluster did not answer in time or is gone."""
+    """A process of the cluster did not answer in time, or it has ended."""
 
     retry = Retry.BACKOFF
 
 
 class ExchangeError(ExternalError):
-    """The connection to another slot is lost, or what came over it is no frame of this attempt."""
+    """The connection to another slot failed, or it delivered data that is not a frame of this
+    attempt.
+    """
 
 
 class IncompleteWaveError(ExternalError):
-    """The parts of a wave do not fit together: Spark ran a task again after others had read what
-    its first run wrote, or rows are missing. Nothing is published, and the wave runs again.
+    """The parts of a wave do not match. Rows are missing, or Spark ran a task again after other
+    tasks had read the output of its first run. Nothing is published, and the wave runs again.
     """
 
 
 class SparkError(ExternalError):
-    """Spark did not start, its master does not answer, or a job failed more often than it retries.
+    """A failure of Spark: it did not start, its master does not answer, or a Spark job failed after
+    all its retries.
 
-    A new session and the same wave again may succeed.
+    The same wave may succeed in a new session.
     """
 
 
 class SparkLostError(SparkError):
-    """The JVM of the Spark session has ended. This session runs no more waves; a new run of the
-    backfill starts another one and continues.
+    """The JVM of the Spark session has ended. This session cannot run another wave. A new
+    run of the backfill starts a new session and continues.
     """
 
     retry = Retry.NO
@@ -272,34 +303,34 @@ class StartFailedError(ExternalError):
 
 
 class DataLossError(ExternalError):
-    """A named transaction was aborted by the broker: the job stays failed until this is
-    accepted.
+    """The broker aborted a transaction of a published checkpoint. The job stays failed until the
+    user accepts the loss.
     """
 
     retry = Retry.NO
 
 
 class FencedError(ExternalError):
-    """A newer claim stands in the journal: this process must exit and never claim again."""
+    """The journal contains a newer claim. This process must exit and must not claim again."""
 
     retry = Retry.NO
 
 
-# --- ours ---------------------------------------------------------------------------------------
+# --- bugs of tidegate ---------------------------------------------------------------------------
 
 
 class InternalError(TidegateError):
-    """Our own bug: an invariant does not hold. Never caught to go on."""
+    """A bug of tidegate: an invariant does not hold. No code catches it in order to continue."""
 
 
 # --- rules --------------------------------------------------------------------------------------
 
 
 def is_recoverable(error: TidegateError) -> bool:
-    """Whether a restart of the job from its last checkpoint can help.
+    """Return whether a restart of the job from its last checkpoint can help.
 
-    A restart cannot help a mistake in the declaration, lost data, a damaged checkpoint, an attempt
-    that was fenced, or a bug of ours.
+    A restart does not help after a mistake in the declaration, lost data, a damaged checkpoint or a
+    fenced attempt. It does not help after a bug of tidegate either.
     """
     return error.retry is not Retry.NO and error.domain is not Domain.INTERNAL
 
@@ -315,7 +346,9 @@ _REFUSED_BY_THE_SYSTEM: Final = {
 
 
 def refused_resource(error: BaseException) -> str | None:
-    """What the operating system refused, if that is why this exception was raised."""
+    """Return the resource that the operating system refused, or None if the exception has another
+    cause.
+    """
     if isinstance(error, MemoryError):
         return "memory"
     if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
@@ -326,11 +359,12 @@ def refused_resource(error: BaseException) -> str | None:
 
 
 def from_foreign(error: BaseException) -> TidegateError:
-    """The error of this tree that an exception is, wherever nobody has translated it.
+    """Return the error of this tree for an exception that may not be translated yet.
 
-    ResourceExhaustedError where the operating system refused a resource, SystemCallError for any
-    other OSError, else InternalError. An OSError may be a bug of ours too, but nothing tells that
-    from a disk that failed, and a restart is safe after both.
+    An error of this tree is returned unchanged. The result is a ResourceExhaustedError if the
+    operating system refused a resource, a SystemCallError for any other OSError, and an
+    InternalError otherwise. A bug of tidegate can also raise an OSError. This function cannot
+    distinguish such a bug from a failed disk, but a restart is safe in both cases.
     """
     if isinstance(error, TidegateError):
         return error
@@ -351,10 +385,10 @@ def from_foreign(error: BaseException) -> TidegateError:
 
 @contextlib.contextmanager
 def foreign_translated() -> Iterator[None]:
-    """Within it, a failure of the operating system is raised as an error of this tree.
+    """Translate failures of the operating system inside the `with` block into errors of this tree.
 
-    The errors are those of `from_foreign`. Any other exception is our own bug and stays what it is,
-    with its traceback. As a decorator it does this for a whole function.
+    The errors are those of `from_foreign`. Any other exception is a bug of tidegate. It passes
+    unchanged, with its traceback. As a decorator, this translates the failures of a whole function.
     """
     try:
         yield
@@ -368,22 +402,26 @@ def foreign_translated() -> Iterator[None]:
 def check(holds: object, message: str) -> None:
     """Raise `InternalError(message)` unless `holds`.
 
-    For invariants that stay on in production: Python's own assert vanishes under -O.
+    This check also runs in production. Python's own `assert` does nothing under `-O`.
     """
     if not holds:
         raise InternalError(message)
 
 
 def check_complete(results: int, values: int) -> None:
-    """StopIteration unless user code has given as many results as there were values: what raises it
-    inside of `map` ends the `map` without an error, and fewer results are the only trace of that.
+    """Raise StopIteration unless user code has returned one result for each value.
+
+    If user code raises StopIteration inside `map`, the `map` ends without an error. The only sign
+    of this is that results are missing.
     """
     if results != values:
         raise StopIteration("next() found no item; give it a default or raise another exception")
 
 
 def encodable(text: str) -> str:
-    r"""The text as UTF-8 can have it: half of a surrogate pair, as JSON's `"\ud800"` gives it and
-    user code may quote it, becomes its escape.
+    r"""Return the text in a form that UTF-8 can encode.
+
+    Half of a surrogate pair becomes its escape. JSON's `"\ud800"` decodes to such a half, and user
+    code may quote it.
     """
     return text.encode(errors="backslashreplace").decode()

@@ -54,7 +54,7 @@ def test_a_server_of_spark_connect_is_refused_before_spark_starts(job: Job) -> N
     code, events = job.run("-p", "2")
     assert code == REFUSED
     assert [each["event"] for each in events] == ["plan"]
-    assert "A backfill does not run through Spark Connect (sc://127.0.0.1:15002)" in job.log()
+    assert "A backfill cannot run through Spark Connect (sc://127.0.0.1:15002)" in job.log()
 
 
 def test_under_spark_submit_it_adopts_the_session_that_it_finds(

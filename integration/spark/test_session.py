@@ -119,7 +119,7 @@ def test_a_session_has_the_settings_of_a_backfill_and_leaves_nothing(tmp_path: P
         assert listening(own.jvm_pid) == {"127.0.0.1"}
         [folder] = tmp_path.iterdir()
         assert list((folder / "local").iterdir())
-        with pytest.raises(UserError, match="A Spark session runs already in this process"):
+        with pytest.raises(UserError, match="A Spark session already runs in this process"):
             start_session("local[1]", folder=tmp_path)
         check_adopted(own)
         jvm = psutil.Process(own.jvm_pid)

@@ -77,7 +77,7 @@ def test_workers_without_tidegate_are_refused_and_the_message_names_ship(job: Jo
     assert code == REFUSED, job.log()
     said = " ".join(job.log().split())
     assert "Spark's Python workers do not fit the driver, which has Python" in said
-    assert "Add --ship, which sends them the driver's packages" in said
+    assert "Add --ship to send the driver's packages to the workers" in said
     assert "Traceback" not in said
     assert not list(job.folder.glob("checkpoints/**/*.json")), "nothing is claimed"
 

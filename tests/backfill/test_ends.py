@@ -64,8 +64,8 @@ def test_offsets_are_given_for_each_partition() -> None:
     ("text", "said"),
     [
         ("o/0=20", "gives no offset for partition 1 of topic 'o'"),
-        ("o/0=20,o/1=51", "at offset 51, but what can be read there begins at 0 and ends at 50"),
-        ("o/0=9,o/1=5", "at offset 9, but what can be read there begins at 10"),
+        ("o/0=20,o/1=51", "at offset 51, but the partition can be read only from 0 to 50"),
+        ("o/0=9,o/1=5", "at offset 9, but the partition can be read only from 10"),
         ("o/0=20,o/1=5,o/2=7", "names partition 2 of topic 'o', which no source"),
     ],
 )
@@ -76,5 +76,5 @@ def test_offsets_that_do_not_fit_the_topics_are_refused(text: str, said: str) ->
 
 @pytest.mark.parametrize("text", ["yesterday", "", "o=5", "o/x=5", "o/0=-1", "1960-01-01"])
 def test_what_cannot_be_understood_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(ConfigError, match="neither `now`, nor a time"):
+    with pytest.raises(ConfigError, match="Write `now`, a time like"):
         parse_to(text)

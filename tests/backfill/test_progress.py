@@ -79,4 +79,4 @@ def test_a_group_that_cannot_be_told_is_logged_and_the_others_are_told(
     groups = Groups({"tidegate.job.orders": error})
     tell(groups)
     assert groups.told.keys() == {"tidegate.job.rates"}
-    assert f"lag monitors do not see the wave: {error}" in caplog.text
+    assert f"the wave's offsets are not committed for lag monitors: {error}" in caplog.text

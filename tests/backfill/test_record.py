@@ -188,7 +188,7 @@ def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() 
     [
         ({"fingerprint": "other"}, "now", "the pipeline has changed"),
         ({"params": {"minimum": "secret"}}, "now", "--set differs in minimum"),
-        ({}, "2026-01-01", "--to was now, and is 2026-01-01"),
+        ({}, "2026-01-01", "--to was now, and this command has 2026-01-01"),
         ({"restore": "none"}, "now", "--restore differs"),
         ({"accept_loss": True}, "now", "--accept-loss is new"),
         ({"settings": {"sources": {"orders": {"topic": "x"}}}}, "now", "a topic has changed"),

@@ -107,8 +107,8 @@ def test_a_master_that_does_not_answer_is_named() -> None:
     with pytest.raises(SparkError) as caught:
         check_reachable(f"spark://{address}")
     assert str(caught.value) == (
-        f"No Spark master answers at {address} (Connection refused). Check the address, and that"
-        " the master runs."
+        f"No Spark master answers at {address} (Connection refused). Check the address, and check"
+        " that the master runs."
     )
 
 
@@ -121,14 +121,16 @@ def test_one_of_several_masters_is_enough() -> None:
 
 @pytest.mark.parametrize("master", ["loca", "localhost:7077", "spark://host", "spark://:7077", ""])
 def test_what_is_no_master_is_refused(master: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"{master!r} is not a Spark master")):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{master!r} is not the address of a Spark master")
+    ):
         check_reachable(master)
 
 
 def test_a_server_of_spark_connect_is_refused_with_what_to_do_instead() -> None:
     with pytest.raises(ConfigError, match=r"through Spark Connect \(sc://host:15002\)") as caught:
         check_reachable("sc://host:15002")
-    assert "start the command on the cluster by spark-submit" in str(caught.value)
+    assert "start the command on the cluster with spark-submit" in str(caught.value)
 
 
 @pytest.mark.parametrize("master", ["local[2,4]", "yarn", "k8s://https://host"])

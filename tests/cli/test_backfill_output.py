@@ -79,7 +79,7 @@ def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
         ({"continues": "4-1"}, "the backfill continues from checkpoint 4-1"),
         ({"partitions": (part(0, 5, 3, hidden=7),)}, "offsets 5 to 3 (0)"),
         ({"partitions": (part(0, 5, 3, hidden=7),)}, "7 offsets lie behind open transactions"),
-        ({"at_least_once": ("audit", "log")}, "where a wave is run again: audit, log"),
+        ({"at_least_once": ("audit", "log")}, "if a wave is run again: audit, log"),
         ({"wave_span_ms": 7_200_000}, "at most 1,000 offsets and 2.0 h: 2 or more"),
         ({"record_bytes": None, "first_ms": None}, "2,000 offsets to read"),
     ],

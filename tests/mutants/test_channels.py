@@ -120,16 +120,16 @@ STALE_AT_EXCHANGE = (Edit(handshake.rejection_reason, "attempt=attempt", "attemp
 STALE_AT_SLOT = (
     Edit(
         Slot._handle,
-        "(job, attempt) != (start.job, start.attempt)",
-        "job != start.job",
+        "(message.job, message.attempt) != own",
+        "message.job != start.job",
     ),
 )
-STALE_AT_JOBMASTER = (Edit(JobMaster.receive, "and attempt != live:", "and live is None:"),)
+STALE_AT_JOBMASTER = (Edit(JobMaster.receive, "and message.attempt != live:", "and live is None:"),)
 STALE_IN_QUEUE = (
     Edit(
         JobMaster._handle,
-        'live is None or getattr(message, "attempt", None) != live.attempt',
-        "live is None",
+        "live is not None and message.attempt == live.attempt",
+        "live is not None",
     ),
 )
 STALE_IN_MACHINE = (

@@ -21,11 +21,8 @@ def kafka_nodes(graph: StreamGraph) -> list[Node]:
 
 def topic_of(config: Config, node: Node) -> str:
     """Return the topic that a node of `kafka_nodes` reads or writes."""
-    overrides = config.sources if node.kind == "source" else config.sinks
-    override = overrides.get(node.id)
-    if override is not None and override.topic is not None:
-        return override.topic
-    return cast("KafkaConnector", node.declaration).topic
+    configured = config.source(node.id) if node.kind == "source" else config.sink(node.id)
+    return configured.topic or cast("KafkaConnector", node.declaration).topic
 
 
 def consumer_group(job: JobName, source: str) -> str:

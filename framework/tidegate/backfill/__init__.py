@@ -1,6 +1,6 @@
-"""Backfills: a pipeline class over the history of its topics, wave by wave, on Spark.
+"""Runs backfills: a pipeline class reads the history of its topics on Spark, wave by wave.
 
-A wave is an attempt of the job in the job's own journal, and a task of a wave is a slot for one
-barrier interval. `driver.py` runs the waves, an executor runs the tasks of one. The subpackage
-`spark` is the only one that imports pyspark and py4j.
+A wave is one attempt of the job in the job's own journal. A task of a wave does the work of a slot
+for one checkpoint interval. `driver.py` runs the waves, and an executor runs the tasks of each
+wave. Only the subpackage `spark` imports pyspark and py4j.
 """

@@ -1,8 +1,9 @@
-"""`tidegate backfill` as a file that spark-submit can run: it adopts the session that it finds.
+"""Runs `tidegate backfill` under spark-submit, in the Spark session that spark-submit has started.
 
-`spark-submit [options] …/tidegate/backfill/__main__.py MODULE:CLASS [options]` is also how a
-backfill runs in the cluster mode of YARN and Kubernetes. The master is that of spark-submit. It is
-an entry and no part of this room, so it may import the command line.
+The command is `spark-submit [options] …/tidegate/backfill/__main__.py MODULE:CLASS [options]`. It
+also starts a backfill in the cluster mode of YARN and Kubernetes. spark-submit chooses the master.
+This file is an entry point. Therefore it may import the command line, unlike the other modules of
+the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver of a backfill: wave after wave, until the sources are at their ends.
+"""The driver of a backfill. It runs wave after wave until the sources are at their ends.
 
     claim -> recover -> restore -> run the tasks -> check -> publish -> commit -> settle -> clean up
 
@@ -9,9 +9,10 @@ that of a driver or of a live job.
 
 Invariants:
 
-- A wave is published only with one report of every task, all of one consistent execution
-  (`checkpoint/run_check.py`).
-- A publication holds every subtask and every split of the plan. Each split stands at its cut.
+- A wave is published only if each task has one report, and all reports come from one consistent
+  execution (`checkpoint/run_check.py`).
+- A publication holds every subtask and every split of the plan. The offset of each split is its
+  cut, which is the end of the split in this wave.
 - The manifest has the ends of the backfill, not those of the wave.
 """
 
@@ -34,7 +35,7 @@ from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
-from tidegate.controlplane.jobmaster.job_plan import JobPlan, kafka_of, plan_job
+from tidegate.controlplane.jobmaster.job_plan import JobPlan, plan_job
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
 from tidegate.errors import (
@@ -134,9 +135,10 @@ class Backfill:
         `loop` calls the waves. `stop` is called between waves, and between the runs of one wave. If
         it returns True, this method returns False, and the journal stays open for another run.
 
-        An error that another run of the wave cannot solve, or did not solve, is raised. So is
-        KeyboardInterrupt. In both cases the publications stay, open transactions are aborted, and
-        the next run continues. Before any claim, `executor.check` may refuse the settings.
+        This method raises an error that another run of the wave cannot solve, or did not solve. It
+        also raises KeyboardInterrupt. In both cases the publications stay, open transactions are
+        aborted, and the next run continues. Before any claim, `executor.check` may refuse the
+        settings.
         """
         self._finished, self._stop = False, stop
         self._executor.check(self._config)
@@ -146,7 +148,7 @@ class Backfill:
                 self._journal.close(JobState.FINISHED.outcome, "")
         except KeyboardInterrupt:
             self._journal.disconnect()  # it may have been interrupted in the middle of a request
-            self._abort_open(IncompleteWaveError("the wave is abandoned"))
+            self._abort_open(IncompleteWaveError("The wave was abandoned."))
             raise
         finally:
             self._journal.disconnect()
@@ -189,9 +191,9 @@ class Backfill:
 
     def _superseded(self) -> str:
         return (
-            f"Job {self._submission.job!r} has been submitted again since this backfill was found:"
-            " the job belongs to that submission now. Nothing was claimed for the backfill since"
-            " then. Look who runs the job, then run the command again."
+            f"Job {self._submission.job!r} was submitted again while this backfill ran, and now"
+            " belongs to the new submission. The backfill has claimed nothing since then. Check"
+            " which cluster or command runs the job, then run this command again."
         )
 
     def _pause_after(self, error: TidegateError) -> float | None:
@@ -199,20 +201,20 @@ class Backfill:
         or if the job's restart strategy would also fail a live job.
         """
         if isinstance(error, IncompleteWaveError):
-            return 0.0  # Spark ran a task again: the job itself did not fail
+            return 0.0  # Spark ran a task again, but the job itself did not fail
         if not is_recoverable(error):
             return None
         return self._restarts.next_backoff(self._drivers.clock.monotonic())
 
     def _halve_after(self, seconds: float) -> None:
-        """Make the next waves smaller, if the failed one took longer than its transactions may be
-        open. This may be the reason why it failed.
+        """Make the next waves smaller if the failed wave took longer than its transactions may be
+        open, because this can be the reason of the failure.
         """
         if self._wave_offsets > 1 and self._outlived(seconds):
             self._wave_offsets //= 2
             _log.warning(
-                "the wave took %d s, and its transactions may be open for %d s: waves have %d"
-                " offsets from now on",
+                "the wave took %d s, but its transactions may be open for only %d s: the next waves"
+                " read %d offsets",
                 seconds,
                 self._transaction_timeout_ms // 1000,
                 self._wave_offsets,
@@ -238,13 +240,13 @@ class Backfill:
         sink topics would wait for them. The journal stays open for the next run.
 
         A recovery that receives a failure instead of a plan restores nothing. It therefore does not
-        ask again for a topic that was deleted. At its end, it raises the failure.
+        request a deleted topic again. At its end, it raises the failure.
         """
         try:
             self._journal.recover(failure, lambda _: None)
         except TidegateError as error:
             if error is not failure:
-                _log.warning("open transactions stay until their timeout: %s", error)
+                _log.warning("the wave's transactions stay open until their timeout: %s", error)
 
     def _plan(self) -> JobPlan:
         code = self._journal.fetch_code()
@@ -330,14 +332,14 @@ class Backfill:
 
     def _longest_timeout_ms(self, recovered: RecoveredJob) -> int:
         """Return the transaction timeout of a wave: the maximum that the brokers allow. A live job
-        prefers a short one, so that transactions of dead processes end soon. Those of a dead wave
-        are ended by the next claim.
+        prefers a short timeout, so that transactions of dead processes end soon. The next claim
+        ends the transactions of a dead wave.
         """
         return self._kafka().transaction_max_timeout_ms() or recovered.transaction_timeout_ms
 
     def _kafka(self) -> KafkaAdmin:
         if self._admin is None:
-            self._admin = self._drivers.kafka_admin(kafka_of(self._config))
+            self._admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         return self._admin
 
     def _complete(
@@ -367,7 +369,7 @@ class Backfill:
 
 
 def refuse_failures(reports: Sequence[TaskReport]) -> None:
-    """Raise the most useful error of the reports, if there is one.
+    """Raise the most useful error of the reports, if a report has an error.
 
     An internal error precedes a user's error, and both precede an external one. The errors of
     receivers that stopped because their sender failed come last.
@@ -397,8 +399,8 @@ def with_ends(
 ) -> tuple[SubtaskSnapshot, ...]:
     """Return the snapshots in order, with the ends of the backfill in their splits.
 
-    InternalError unless they hold each of `splits` once, at its cut. A missing split would be read
-    again from the start of its partition.
+    Raise InternalError unless they hold each of `splits` once, at its cut. A missing split would be
+    read again from the start of its partition.
     """
     cuts = {_of(split): split.end_offset for deploy in deploys for split in deploy.splits}
     ends = {_of(split): split.end_offset for split in splits}

@@ -1,7 +1,7 @@
-"""The end of a backfill: parses `--to` and finds the offset that it means in each partition.
+"""Parses `--to`, the end of a backfill, and finds the offset that it means in each partition.
 
 An end is never behind the last stable offset. Records behind that offset may belong to an open
-transaction: they cannot be read, and the transaction may still abort. The module is pure.
+transaction. They cannot be read, and the transaction may still be aborted. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ milliseconds since the epoch. A mapping has the offset of each topic and partiti
 def parse_to(text: str) -> To:
     """Parse the value of `--to`.
 
-    ConfigError unless it is `now`, a time (ISO 8601, in UTC if it names no zone) or a list
-    `TOPIC/PARTITION=OFFSET,…`.
+    Raise ConfigError unless it is `now`, a time, or a list `TOPIC/PARTITION=OFFSET,…`. The
+    time has the format ISO 8601, and is in UTC if it names no zone.
     """
     if text == NOW:
         return None
@@ -51,8 +51,8 @@ def choose_ends(
 ) -> tuple[PartitionEnd, ...]:
     """Return the end in each partition.
 
-    RefusedError if a mapping lacks a partition, names an unknown one, or has an offset that is not
-    in the log.
+    Raise RefusedError if a mapping lacks a partition, names an unknown one, or has an offset that
+    is not in the log.
     """
     if isinstance(to, Mapping):
         _refuse_unfit(to, partitions)
@@ -87,7 +87,7 @@ def _refuse_unfit(
     for topic, partition in sorted(to.keys() - known):
         message = (
             f"--to names partition {partition} of topic {topic!r}, which no source of the pipeline"
-            " reads."
+            " reads. Remove it from --to."
         )
         raise RefusedError(message)
     for facts in partitions:
@@ -95,14 +95,14 @@ def _refuse_unfit(
         where = f"partition {facts.partition} of topic {facts.topic!r}"
         if end is None:
             message = (
-                f"--to gives no offset for {where}. Give one for each partition; its present"
-                f" offsets are {facts.earliest} to {_latest(facts)}."
+                f"--to gives no offset for {where}. Give an offset for each partition. The present"
+                f" offsets of this partition are {facts.earliest} to {_latest(facts)}."
             )
             raise RefusedError(message)
         if not facts.earliest <= end <= _latest(facts):
             message = (
-                f"--to ends {where} at offset {end}, but what can be read there begins at"
-                f" {facts.earliest} and ends at {_latest(facts)}."
+                f"--to ends {where} at offset {end}, but the partition can be read only from"
+                f" {facts.earliest} to {_latest(facts)}. Give an offset in this range."
             )
             raise RefusedError(message)
 
@@ -114,6 +114,6 @@ def _latest(facts: PartitionOffsets) -> int:
 
 def _not_understood(text: str) -> ConfigError:
     return ConfigError(
-        f"--to {text!r} is neither `now`, nor a time as in 2026-01-31T12:00, nor offsets as in"
-        " orders/0=1000,orders/1=1200 (one for each partition)."
+        f"--to does not accept {text!r}. Write `now`, a time like 2026-01-31T12:00, or one offset"
+        " for each partition, like orders/0=1000,orders/1=1200."
     )

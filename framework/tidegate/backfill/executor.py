@@ -1,8 +1,8 @@
-"""The protocol of executors, which run the tasks of a wave, and an executor in this process.
+"""The protocol of the executors that run the tasks of a wave, and an executor in this process.
 
-An executor carries rows from level to level. Each task gets all rows of its receiver, sorted by
-`(ord, sender, seq)`. An executor may run a task several times and need not report it, because the
-rows and the reports prove whether the wave is complete.
+An executor carries rows from level to level. Each task gets all rows that name it as
+receiver, sorted by `(ord, sender, seq)`. An executor may run a task several times, and need not
+report this. The rows and the reports prove whether the wave is complete.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Executor(Protocol):
     """Runs the tasks of a wave."""
 
     def check(self, config: Config) -> None:
-        """Raise an error for settings that cannot work. It is called before the first wave."""
+        """Raise an error for settings that cannot work. The driver calls this before the first
+        wave.
+        """
         ...
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
@@ -45,7 +47,7 @@ class Executor(Protocol):
 class InProcessExecutor:
     """Runs the tasks one after the other, level by level, over lists of rows.
 
-    It is for small backfills and for tests. It needs no Spark, and a test can call `run_task`.
+    Small backfills and tests use it. It needs no Spark, and a test can call `run_task`.
     """
 
     def __init__(self, host: TaskHost) -> None:
@@ -61,13 +63,13 @@ class InProcessExecutor:
         reports: list[TaskReport] = []
         for level in range(wave.levels):
             sent = list(self.run_level(wave, level, rows))
-            # Reports stay here: a task whose sender failed stops at once and forwards none.
+            # Reports stay here, because a task whose sender failed stops and forwards no report.
             reports += [read_report(row.frame) for row in sent if row.edge == REPORT]
             rows = [row for row in sent if row.edge != REPORT]
         return reports
 
     def run_level(self, wave: WaveTasks, level: int, rows: list[Row]) -> Iterator[Row]:
-        """Run the tasks of a level on the rows of the level before. Yield the rows they send."""
+        """Run the tasks of a level on the rows of the previous level. Yield their rows."""
         for index in range(len(wave.deploys)):
             mine = sorted((row for row in rows if row.receiver == index), key=ORDER)
             yield from self.run_task(wave, level, index, mine)

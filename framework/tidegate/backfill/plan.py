@@ -1,4 +1,4 @@
-"""The plan of a backfill, which the command prints before it starts anything.
+"""The plan of a backfill, which the command prints before it starts any work.
 
 The planner reads Kafka and the checkpoint storage, and changes neither. The numbers of offsets are
 exact. A topic may have fewer records, because transactions leave markers and compaction leaves
@@ -24,7 +24,6 @@ from tidegate.commit.publish import load_manifest
 from tidegate.commit.timeouts import required_transaction_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
-from tidegate.controlplane.jobmaster.job_plan import kafka_of
 from tidegate.controlplane.jobmaster.split_enumeration import (
     enumerate_partitions,
     with_chosen_ends,
@@ -43,7 +42,8 @@ from tidegate.stream_elements import TopicPartition
 SAMPLE_RECORDS: Final = 2_000
 """Maximum number of records of one poll for the sample."""
 SAMPLE_TAIL: Final = 50
-"""Number of offsets before an end that are read for the last timestamp. Some may be markers."""
+"""Number of offsets before an end that are read for the last timestamp. Some of them may hold
+markers instead of records."""
 SAMPLE_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class PartitionRange:
     partition: int
     begin: int
     end: int
-    """Exclusive."""
+    """The offset after the last one to read."""
     hidden: int
-    """Offsets behind `end` that an open transaction hides."""
+    """Number of offsets behind `end` that an open transaction hides."""
 
     @property
     def offsets(self) -> int:
@@ -77,10 +77,10 @@ class BackfillPlan:
     job: JobName
     submission: str
     continues: str
-    """The checkpoint from which it continues. Empty if it begins without one."""
+    """The checkpoint from which the backfill continues. Empty if it starts without state."""
     partitions: tuple[PartitionRange, ...]
     waves: int
-    """The number of waves by `wave_records` alone. A span of time may increase it."""
+    """The number of waves that `wave_records` alone requires. `wave_span_ms` may increase it."""
     wave_records: int
     wave_span_ms: int | None
     parallelism: int
@@ -121,8 +121,8 @@ class Sample:
         *,
         whole: bool,
     ) -> None:
-        """Read until each partition is at its end or, without `whole`, has returned a record. Stop
-        after `SAMPLE_S` seconds in any case.
+        """Read until each partition is at its end. Without `whole`, one poll with records is enough
+        for a partition. Stop after `SAMPLE_S` seconds in any case.
         """
         waiting, give_up_s = set(ends), clock.monotonic() + SAMPLE_S
         while waiting and clock.monotonic() < give_up_s:
@@ -151,7 +151,7 @@ class Planner:
 
     def ends(self, job: JobName, to: To) -> tuple[PartitionEnd, ...]:
         """Return the ends that `--to` means now."""
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         try:
             found = enumerate_partitions(self._graph, self._config, job, admin, {}, bounded=True)
             return choose_ends(to, found, admin.at_time)
@@ -159,15 +159,15 @@ class Planner:
             admin.close()
 
     def plan(self, submission: Submission) -> BackfillPlan:
-        """Return the plan of a backfill of `submission`, whose ends are chosen.
+        """Return the plan of a backfill of `submission`, whose ends are already chosen.
 
-        RefusedError for a step that waves cannot run, and in the cases in which a start of the job
-        raises it. KafkaError if the brokers do not answer.
+        Raise RefusedError for a step that waves cannot run, and in the cases in which a start of
+        the job raises it. Raise KafkaError if the brokers do not answer.
         """
         refuse_unknown_steps(self._graph)
         state = run_read_only(self._storage, read_journal(submission.job))
         reached, continues = self._reached(state, submission)
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         try:
             found = enumerate_partitions(
                 self._graph, self._config, submission.job, admin, {}, bounded=True
@@ -218,13 +218,15 @@ class Planner:
         }
         for starts in (heads, tails) if filled else ():
             reader = self._drivers.partition_reader(
-                kafka_of(self._config), f"tidegate.{job}.plan", with_end_of_partition=True
+                self._config.kafka.client_settings(),
+                f"tidegate.{job}.plan",
+                with_end_of_partition=True,
             )
             try:
                 reader.assign(starts)
                 sample.take(reader, ends, self._drivers.clock, whole=starts is tails)
             except KafkaError as error:
-                # For example, retention has deleted the position. The restore will report it.
+                # For example, retention may have deleted the position. The restore reports this.
                 _log.warning("bytes and times cannot be estimated: %s", error)
                 return Sample()
             finally:
@@ -242,8 +244,8 @@ def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
         if each.end < each.begin:
             message = (
                 f"--to ends partition {each.partition} of topic {each.topic!r} at offset"
-                f" {each.end}, but the job has read it up to {each.begin} already. Give that offset"
-                " or a later one. To read the topic again, add --restore none: it drops the state,"
+                f" {each.end}, but the job has already read it up to {each.begin}. Give that offset"
+                " or a later one. To read the topic again, add --restore none. It drops the state,"
                 " and the output is written again."
             )
             raise RefusedError(message)

@@ -1,9 +1,9 @@
 """Commits the offsets of a backfill to the consumer groups of the sources, for lag monitors.
 
 A live job commits the offsets of each completed checkpoint to these groups. A wave is a completed
-checkpoint, so it does the same. A restore does not read these offsets, because the journal has the
-job's position. A recovery compares them with the journal only to find out whether the journal has
-lost its last entries (`commit/lost_tail.py`).
+checkpoint, so the backfill does the same. A restore does not read these offsets, because the
+journal has the job's position. A recovery compares them with the journal only to find out whether
+the journal has lost its last entries (`commit/lost_tail.py`).
 
 Invariant: the offsets of a wave are committed to a group after the wave is published.
 """
@@ -35,7 +35,7 @@ def commit_to_groups(
     snapshots: Sequence[SubtaskSnapshot],
 ) -> None:
     """Commit the offsets of a wave to the group of each source. A commit that fails is only logged,
-    because a job needs no right on the group.
+    because a job needs no permission for the group.
     """
     metadata = commit_metadata(journal, checkpoint)
     groups: defaultdict[Uid, dict[TopicPartition, GroupCommit]] = defaultdict(dict)
@@ -45,4 +45,4 @@ def commit_to_groups(
         try:
             admin.commit_group(consumer_group(job, source), commits)
         except (KafkaError, RefusedError) as error:
-            _log.warning("lag monitors do not see the wave: %s", error)
+            _log.warning("the wave's offsets are not committed for lag monitors: %s", error)

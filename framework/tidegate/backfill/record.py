@@ -1,15 +1,15 @@
-"""The durable record of a backfill: a submission in the checkpoint storage, like those of clusters.
+"""The durable record of a backfill, which is a submission in the checkpoint storage.
 
-After a crash, the same command must find the backfill again, with the ends that it began with. A
-cluster must see that a backfill owns the job, and a backfill must see that the job is live. The
-store of submissions (`controlplane/jobmanager/job_store.py`) decides this already: the newest
-accepted submission owns the job. So a backfill is a submission of a cluster `_backfill-JOB`, a name
-that no JobManager can have. Its attempts in the journal have the id of this submission. The
+After a crash, the same command must find the backfill again, with the same ends. A cluster must
+see that a backfill owns the job, and a backfill must see that the job is live. The store of
+submissions (`controlplane/jobmanager/job_store.py`) already decides who owns a job: the newest
+accepted submission. So a backfill is a submission of a cluster with the name `_backfill-JOB`, which
+no JobManager can have. The backfill's attempts in the journal have the id of this submission. The
 submission holds the ends, the parameters and the code. It is created before the first claim, and
 gets a result when its journal is closed.
 
 Cuts are not recorded. The next wave begins at the last publication and ends at or before the
-recorded ends. A second record of the same facts could only disagree with the first.
+recorded ends. A second record of the same facts could contradict the first.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Recorded:
 
 
 class BackfillRecords:
-    """The backfills of one job in its checkpoint storage. Methods raise StorageError."""
+    """The backfills of one job in its checkpoint storage. The methods raise StorageError."""
 
     def __init__(self, storage: BlobStore, job: JobName, settings: Mapping[str, Any]) -> None:
-        """Create the records of `job`. `settings` are those of the command. A password among them
-        is not stored.
+        """Create the records of `job`. `settings` are the settings of the command. Passwords in
+        them are not stored.
         """
         self._job = job
         self._cluster = f"{PREFIX}{job}"
@@ -58,8 +58,8 @@ class BackfillRecords:
 
         `has_lock` means that this command holds the lock that `tidegate run` would hold, so no run
         of the job is live. A session cluster does not use this lock. `job_is_stopped` means that
-        the operator confirms that no process of the job is left. RefusedError if the job may be
-        live.
+        the operator confirms that no process of the job is left. Raise RefusedError if the job may
+        be live.
         """
         newest = self._store.newest(self._job)
         if newest is None:
@@ -77,7 +77,7 @@ class BackfillRecords:
     ) -> Submission:
         """Record a backfill with its code. Return the submission as it is recorded.
 
-        StorageError if another command has recorded one at the same time.
+        Raise StorageError if another command has recorded a backfill at the same time.
         """
         ours = msgspec.structs.replace(submission, cluster=self._cluster, ends=ends, to=to)
         self._store.claim_epoch(submission.id)
@@ -85,27 +85,27 @@ class BackfillRecords:
         code = self._store.stored_code(self._job)
         if not self._store.accept(self._job):
             message = (
-                f"Another backfill of job {self._job!r} was begun at the same time. Run the"
-                " command again to see it."
+                f"Another command began a backfill of job {self._job!r} at the same time. Run this"
+                " command again to continue that backfill."
             )
             raise StorageError(message)
         return msgspec.structs.replace(ours, code=code)
 
     def holds(self, submission: str) -> bool:
-        """Return whether this submission still owns the job: no newer one was accepted."""
+        """Return whether this submission still owns the job, because no newer one was accepted."""
         newest = self._store.newest(self._job)
         return newest is not None and newest[0].id == submission
 
     def changed_modules(self, recorded: Submission, archive: CodeArchive) -> list[str]:
         """Return the modules that differ between the recorded code and `archive`. Data files may
-        differ, for example a log in the working folder. The backfill uses the recorded ones.
+        differ, for example a log in the working folder. The backfill uses the recorded data files.
         """
         code = recorded.code
         data = None if code is None else self._storage.get(code.path)
         if code is None or data is None:
             message = (
-                f"The code of the backfill of job {self._job!r} is not in the checkpoint storage"
-                " any more. Begin a new backfill with --new."
+                f"The code of the backfill of job {self._job!r} is no longer in the checkpoint"
+                " storage. Begin a new backfill with --new."
             )
             raise RefusedError(message)
         before, now = _modules(data, code.path, code.size), _modules(archive.data, "", archive.size)
@@ -129,8 +129,8 @@ def continued(
     """Return the submission with which a command continues a recorded backfill. It is `asked`, with
     the id, the ends and the code of the record.
 
-    The parallelism and the settings of processes may differ, as between two attempts. RefusedError
-    if a difference would change the output.
+    The parallelism and the settings of processes may differ, as between two attempts. Raise
+    RefusedError if a difference would change the output.
     """
     differences = [
         text
@@ -138,7 +138,7 @@ def continued(
             (f"the code has changed ({', '.join(changed_modules)})", (), tuple(changed_modules)),
             ("the pipeline has changed", recorded.fingerprint, asked.fingerprint),
             (_changed("--set", recorded.params, asked.params), recorded.params, asked.params),
-            (f"--to was {recorded.to}, and is {to}", recorded.to, to),
+            (f"--to was {recorded.to}, and this command has {to}", recorded.to, to),
             ("a topic has changed", _connectors(recorded), _connectors(asked)),
             *_consents(recorded, asked),
         )
@@ -146,9 +146,10 @@ def continued(
     ]
     if differences:
         message = (
-            f"Job {asked.job!r} has a backfill that was begun otherwise: {'; '.join(differences)}."
-            " Run the command as it was begun, or begin a new backfill with --new: it continues"
-            " from the last wave that is published (or, with --restore none, starts without state)."
+            f"Job {asked.job!r} has a backfill that this command would change:"
+            f" {'; '.join(differences)}. Run the command as the backfill was begun, or begin a new"
+            " backfill with --new. The new one continues from the last published wave, or starts"
+            " without state if you add --restore none."
         )
         raise RefusedError(message)
     return msgspec.structs.replace(
@@ -167,19 +168,19 @@ def _live(submission: Submission) -> str:
     if submission.standing:
         return (
             f"Job {submission.job!r} is a job of the session cluster {submission.cluster!r}, and"
-            " has not ended there. A backfill would take its journal over. Stop it first"
-            f" (tidegate stop {submission.job}), or backfill under another name (--as). If that"
+            " has not ended there. A backfill would take over its journal. Stop the job first"
+            f" (tidegate stop {submission.job}), or give the backfill another name (--as). If that"
             " cluster no longer exists, add --job-is-stopped."
         )
     return (
-        f"Job {submission.job!r} was run by `tidegate run`, which has left no result: it runs on"
-        " another machine, or was killed there. A backfill would take its journal over. Stop it"
-        " first. If no process of it is left, add --job-is-stopped."
+        f"Job {submission.job!r} was run by `tidegate run`, which has left no result. It may still"
+        " run on another machine, or was killed there. A backfill would take over its journal. Stop"
+        " the job first. If no process of the job is left, add --job-is-stopped."
     )
 
 
 def _consents(recorded: Submission, asked: Submission) -> Iterator[tuple[str, object, object]]:
-    """Yield the options that are used only by the first claim of a submission."""
+    """Yield the options that only the first claim of a submission uses."""
     yield "--restore differs", recorded.restore, asked.restore
     for option in ("accept_loss", "take_over", "restore_to_other_cluster"):
         before, now = getattr(recorded, option), getattr(asked, option)
@@ -191,13 +192,13 @@ def _modules(archive: bytes, path: str, size: int) -> dict[str, bytes]:
 
 
 def _changed(option: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a text with the names that differ. It has no values, because one may be a secret."""
+    """Return a text with the names that differ. It has no values, because they may be secret."""
     names = sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
     return f"{option} differs in {', '.join(names)}"
 
 
 def _connectors(submission: Submission) -> object:
-    """Return the topics that the settings set for sources and sinks, in place of those in the
+    """Return the topics of sources and sinks from the settings, which replace the topics in the
     pipeline's code.
     """
     return {

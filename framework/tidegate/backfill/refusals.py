@@ -1,15 +1,15 @@
-"""Checks that a backfill makes before it runs: steps that waves cannot run, and sources that they
-would not read.
+"""Refuses pipelines that a backfill cannot run: with steps that waves do not support, or with
+sources of which a backfill would read nothing.
 
 A wave runs everything that the API has today: every kind of step, both exchanges, every policy and
-every guarantee. A sink with the guarantee `at_least_once` or `none` is flushed at the end of each
-wave, because the barrier of a wave is a final one. The API itself refuses timers, windows, async
-steps and state that expires, when the pipeline is built.
+every guarantee. Each sink with the guarantee `at_least_once` or `none` is flushed at the end of
+each wave, because the barrier of a wave is a final one. The API itself refuses timers, windows,
+async steps and state that expires, when the pipeline is built.
 
-So two checks are left. The first is for future parts of the API: it refuses a step if its kind does
-not run in waves (`graph/operator_kinds.py`), or if waves do not have its exchange. The second is
-for a source that begins at the end of its topic. A live job reads the records that arrive later,
-but a backfill would silently read nothing.
+Two checks are left. The first one is for future parts of the API. It refuses a step if its kind
+does not run in waves (`graph/operator_kinds.py`), or if waves do not support its exchange. The
+second one refuses a source that begins at the end of its topic. A live job reads the records that
+arrive later, but a backfill would silently read nothing.
 
 `open` and `close` of a function are called once in each wave for each subtask. An attribute that
 is not state therefore lasts for one wave at most, as it lasts for one attempt of a live job. This
@@ -42,7 +42,7 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
         if what is not None:
             raise RefusedError(
                 f"{node.place}: {node.id!r} is {what}, which a backfill cannot run. Run the job "
-                "live, with tidegate run --bounded."
+                "live instead, with tidegate run --bounded."
             )
 
 
@@ -56,9 +56,9 @@ def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
         source = cast("KafkaSource[object]", node.declaration)
         if source.starting_offsets == "latest":
             raise RefusedError(
-                f"{node.place}: source {node.id!r} has starting_offsets='latest', and the job "
-                "has no checkpoint with a position of it: a backfill would read nothing of topic "
-                f"{source.topic!r}, and would not say so. Give the source "
-                "starting_offsets='earliest', a timestamp or offsets. Or run the job live first: a "
-                "backfill then continues from its checkpoint."
+                f"{node.place}: source {node.id!r} has starting_offsets='latest', and no "
+                "checkpoint of the job has a position of this source. A backfill would silently "
+                f"read nothing of topic {source.topic!r}. Set starting_offsets to 'earliest', a "
+                "timestamp or offsets. Or run the job live first: a backfill then continues from "
+                "its checkpoint."
             )

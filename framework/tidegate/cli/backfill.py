@@ -1,8 +1,9 @@
-"""`tidegate backfill`: runs a pipeline over the history of its topics, on Spark.
+"""Defines `tidegate backfill`, which runs a pipeline over the history of its topics on Spark.
 
 The command prints its plan, then runs one wave after the other. It ends when the sources have
-reached the end offsets that were chosen when the backfill began. After a crash the same command
-continues. This module only parses: `backfilling` and the package `backfill` do the work.
+reached the end offsets that were chosen when the backfill began. After a crash, the same command
+continues the backfill. This module only parses the arguments. `backfilling` and the package
+`backfill` do the work.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ EXAMPLE = (
 Master = Annotated[
     str | None,
     typer.Option(
-        help="Where tasks run: local[N], spark://HOST:PORT, yarn, k8s://URL; or in-process, "
-        "without Spark, for small histories."
+        help="The Spark master: local[N], spark://HOST:PORT, yarn or k8s://URL. For small "
+        "histories, in-process runs the tasks without Spark."
     ),
 ]
 To = Annotated[
     str,
     typer.Option(
-        help="Where it ends: now, a time (2026-01-31T12:00, UTC), or an offset for each "
+        help="The end of the backfill: now, a time (2026-01-31T12:00, UTC), or an offset for each "
         "partition (orders/0=1000,orders/1=1200)."
     ),
 ]
-WaveRecords = Annotated[int | None, typer.Option(help="Offsets that a wave reads at most.")]
+WaveRecords = Annotated[int | None, typer.Option(help="The maximum number of offsets of a wave.")]
 WaveSpan = Annotated[
-    str | None, typer.Option(help='Time that a wave covers at most, with a unit: "1 h".')
+    str | None, typer.Option(help='The maximum time that a wave covers, with a unit: "1 h".')
 ]
 Ship = Annotated[
     bool,
@@ -43,18 +44,19 @@ Ship = Annotated[
         "--ship", help="Send tidegate and the pipeline's packages to the workers of a cluster."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan only.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print only the plan.")]
 New = Annotated[
-    bool, typer.Option("--new", help="Begin another backfill, although one is there already.")
+    bool, typer.Option("--new", help="Begin a new backfill, even if the job already has one.")
 ]
 JobIsStopped = Annotated[
     bool,
     typer.Option(
-        "--job-is-stopped", help="No process of the job is left, although no result says so."
+        "--job-is-stopped",
+        help="Confirm that no process of the job is left, if its result is not recorded.",
     ),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="One JSON object for the plan, each wave and the end.")
+    bool, typer.Option("--json", help="Print a JSON object for the plan, each wave and the end.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show Spark's log.")]
 
@@ -83,10 +85,11 @@ def backfill(
 ) -> None:
     """Run a pipeline over the history of its topics, in waves on Spark, exactly once.
 
-    It continues from the job's last checkpoint where there is one, and `tidegate run` or `submit`
-    continue where it ends. After a crash the same command continues from the last published wave.
-    Ctrl-C ends it after the present wave; a second Ctrl-C abandons the wave. Exit code: 0 done, 1
-    failed, 2 refused, 3 ended by Ctrl-C after a wave, 130 a wave was abandoned.
+    The backfill continues from the job's last checkpoint, if it has one. `tidegate run` and
+    `tidegate submit` continue where the backfill ends. After a crash, the same command continues
+    from the last published wave. Ctrl-C ends the backfill after the present wave, and a second
+    Ctrl-C abandons the wave. Exit codes: 0 done, 1 failed, 2 refused, 3 ended by Ctrl-C after a
+    wave, 130 a wave was abandoned.
 
     Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now
     """

@@ -1,4 +1,4 @@
-"""The output of `tidegate backfill`: the plan, a line for each wave and the end, or JSON lines."""
+"""Prints the plan, the waves and the end of `tidegate backfill`, as text or as JSON lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINUTE_S, HOUR_S = 60, 3600
 
 
 class BackfillText:
-    """The output for people: sentences on stderr."""
+    """The output for people, as sentences on stderr."""
 
     def __init__(self, job: str) -> None:
         self._job = job
@@ -54,23 +54,26 @@ class BackfillText:
 
     def stopping(self) -> None:
         """Report the first Ctrl-C."""
-        print_status(f"{self._job}: ends after this wave (Ctrl-C again abandons the wave)")
+        print_status(f"{self._job}: stopping after this wave (Ctrl-C again abandons the wave)")
 
     def stopped(self) -> None:
         """Report that the command ended after a wave."""
-        print_status(f"{self._job}: ended after a wave; the same command, without --new, continues")
+        print_status(
+            f"{self._job}: the backfill stopped after a wave. To continue, run the same command"
+            " without --new."
+        )
 
     def abandoning(self) -> None:
         """Report the second Ctrl-C."""
         print_status(
-            f"{self._job}: aborts what the wave has open (Ctrl-C again leaves it to its timeout, or"
-            " to the next command)"
+            f"{self._job}: aborting the open transactions of the wave (after Ctrl-C again, they"
+            " stay open until their timeout or the next command)"
         )
 
     def abandoned(self) -> None:
         """Report that the wave is abandoned."""
         print_status(
-            f"{self._job}: the wave is abandoned; the same command, without --new, continues"
+            f"{self._job}: the wave was abandoned. To continue, run the same command without --new."
         )
 
     def end(self, records_in: int, records_out: int) -> None:
@@ -83,13 +86,13 @@ class BackfillText:
     def done_before(self) -> None:
         """Report that an earlier command has finished this backfill."""
         print_status(
-            f"{self._job}: this backfill is done already. --new begins another, from where the job"
-            " is now."
+            f"{self._job}: this backfill is already done. To begin another one at the job's present"
+            " position, add --new."
         )
 
 
 class BackfillJson(BackfillText):
-    """The output for scripts: one JSON object for each event, on stdout."""
+    """The output for scripts, with one JSON object for each event on stdout."""
 
     def plan(self, plan: BackfillPlan) -> None:
         facts = {"offsets": plan.offsets, "hidden": plan.hidden}
@@ -157,7 +160,7 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
         )
     if plan.at_least_once:
         lines.append(
-            f"  written at least once, so again where a wave is run again:"
+            f"  sinks that write records again if a wave is run again:"
             f" {', '.join(plan.at_least_once)}"
         )
     return lines

@@ -1,8 +1,10 @@
-"""The work of `tidegate backfill` after its arguments are parsed: find or begin, plan, run, end.
+"""Does the work of `tidegate backfill` after its arguments are parsed.
 
-It is separate from `backfill.py`, so that help does not import what this module needs. The order
-matters: checks that can refuse the command run before Spark starts, and Spark starts before the
-backfill is recorded.
+It finds the recorded backfill or begins one, prints the plan, runs the waves and records the end.
+The order matters. Checks that can refuse the command run before Spark starts, and Spark starts
+before the backfill is recorded.
+
+The module is separate from `backfill.py`, so that `--help` does not import what this module needs.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from tidegate.drivers.kafka.jars import cache_folder
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
 from tidegate.masking import masked_text
+from tidegate.storage_location import is_url, locate
 
 IN_PROCESS: Final = "in-process"
 PACKAGES: Final = "packages"
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from tidegate.backfill.spark.session import BackfillSession
 
 Progress = Callable[[], tuple[int, int] | None]
-"""Numbers of finished tasks and of all tasks that Spark knows now; None if not known."""
+"""Returns the numbers of finished tasks and of all tasks. None means that they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +91,11 @@ def execute(
     output = (BackfillJson if as_json else BackfillText)(submission.job)
     drivers = SystemDrivers()
     url = config.checkpoint.storage
-    storage = drivers.blob_store(url if "://" in url else str(folder / url))
+    storage = drivers.blob_store(locate(url, folder))
     with RunLock(folder, url, submission.job):
         check_environment(graph, config, folder, drivers)
         records = BackfillRecords(storage, submission.job, config.to_dict())
-        found = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+        found = records.find(has_lock=not is_url(url), job_is_stopped=asked.job_is_stopped)
         recorded = None if asked.new else found
         planner = Planner(graph, config, drivers, storage)
         if recorded is None:
@@ -113,8 +116,8 @@ def execute(
         with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
             executor.check(config)
             total = _Total(output)
-            # Spark has started since the first look. Another client may have submitted the job.
-            seen = records.find(has_lock="://" not in url, job_is_stopped=asked.job_is_stopped)
+            # Another client may have submitted the job while Spark started.
+            seen = records.find(has_lock=not is_url(url), job_is_stopped=asked.job_is_stopped)
             if (seen and seen.submission.id) != (found and found.submission.id):
                 raise RefusedError(_overtaken(submission.job))
             if recorded is None:
@@ -164,8 +167,8 @@ def _run(
 
 def _overtaken(job: str) -> str:
     return (
-        f"Job {job!r} was submitted again while this command started. Look who runs the job, then"
-        " run the command again."
+        f"Job {job!r} was submitted again while this command started. Check which cluster or"
+        " command runs the job, then run this command again."
     )
 
 
@@ -253,7 +256,9 @@ class _Ticker:
 
 
 class _Signals:
-    """The first Ctrl-C (or SIGTERM) ends the backfill after its wave, a second one at once."""
+    """Signal handlers. The first Ctrl-C (or SIGTERM) ends the backfill after its present wave, and
+    a second one ends it at once.
+    """
 
     def __init__(self, output: BackfillText) -> None:
         self._output = output

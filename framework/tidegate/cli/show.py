@@ -27,13 +27,13 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     from tidegate.controlplane.jobmaster.effect_runner import run_read_only
     from tidegate.drivers.system import SystemDrivers
     from tidegate.errors import RefusedError
+    from tidegate.storage_location import locate
 
     name = o.job_name(job)
     given = o.parse_pairs(settings, "--config", "Example: tidegate checkpoints order-totals")
     config = load(environment=dict(os.environ), command_line=given)
     storage = config.checkpoint.storage
-    url = storage if "://" in storage else str(Path.cwd() / storage)
-    store = SystemDrivers().blob_store(url)
+    store = SystemDrivers().blob_store(locate(storage, Path.cwd()))
     state = run_read_only(store, read_journal(name))
     if not state.number:
         raise RefusedError(

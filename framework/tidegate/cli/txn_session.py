@@ -41,6 +41,7 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction, TransactionInspector
 from tidegate.ports.kafka import TransactionState
+from tidegate.storage_location import locate
 from tidegate.stream_elements import TopicPartition
 
 EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
@@ -93,7 +94,7 @@ class Session:
         self._clock = SystemClock()
         self._progress = output.progress()
         self._inspector: TransactionInspector = KafkaTransactionInspector(
-            {"bootstrap.servers": settings.kafka.bootstrap, **settings.kafka.properties}
+            settings.kafka.client_settings()
         )
 
     def __enter__(self) -> Self:
@@ -303,9 +304,8 @@ class Session:
         parts = parse_transactional_id(transactional_id)
         if parts is None:
             return None
-        storage = self._storage
         try:
-            store = open_store(storage if "://" in storage else str(Path.cwd() / storage))
+            store = open_store(locate(self._storage, Path.cwd()))
             return run_read_only(store, read_journal(parts.job))
         except (StorageError, CorruptCheckpointError) as error:
             print(f"tidegate: the journal cannot be read: {error}", file=sys.stderr)

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tidegate.config import Config, ConnectorSettings
+from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import largest_record
 from tidegate.dataplane.state.local_files import LocalStateFiles
@@ -73,18 +72,13 @@ class SubtaskContext:
 
         `topic` and `declared` come from the sink's declaration.
         """
-        configured = self.config.sinks.get(sink, ConnectorSettings())
+        configured = self.config.sink(sink)
         settings = self.connector_kafka(declared, configured.properties)
         return largest_record(settings, self.max_message_bytes.get(configured.topic or topic))
 
     def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the librdkafka settings of the job's cluster. `overrides` take precedence."""
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.config.kafka.bootstrap,
-            **self.config.kafka.properties,
-            **(overrides or {}),
-        }
-        return settings
+        return self.config.kafka.client_settings(overrides)
 
     def connector_kafka(
         self, declared: Mapping[str, str | float | bool], configured: Mapping[str, str]

@@ -46,6 +46,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionAdmin
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
+from tidegate.storage_location import locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +91,9 @@ class TaskBuilder:
     def __init__(self, deploy: Deploy, surroundings: SlotContext) -> None:
         self._deploy, self._around = deploy, surroundings
         submission, config = deploy.submission, surroundings.config
-        storage = config.checkpoint.storage
-        if "://" not in storage:
-            storage = str(Path(submission.working_folder, storage))
+        storage = locate(config.checkpoint.storage, submission.working_folder)
         self._blobs: BlobStore = surroundings.drivers.blob_store(storage)
-        kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
-        make = partial(surroundings.drivers.transaction_log, kafka)
+        make = partial(surroundings.drivers.transaction_log, config.kafka.client_settings())
         control = surroundings.control
         self._transactions: TransactionAdmin = (
             make() if control is None else control.of(deploy, make)

@@ -1,10 +1,11 @@
-"""Spark as the engine of a backfill: a session, and levels of tasks that exchange frames as rows.
+"""Runs the tasks of a backfill on Spark, in levels that exchange frames of records as rows.
 
-`session` starts Spark or adopts the active session; `levels` runs one job of several levels; `rows`
-is what goes between two levels. `stream` lets Structured Streaming drive the waves, by the stream
-source of `wave_source`. `installation` and `java` say what the machine lacks.
+`session` starts Spark or adopts the active session. `levels` runs one Spark job of several levels,
+and `rows` defines the rows that the levels exchange. `stream` lets Structured Streaming drive the
+waves, with the stream source of `wave_source`. `installation` and `java` check the machine.
 
-Invariant: no module outside this package imports pyspark or py4j, and no module in it but
-`wave_source` imports them when it is itself imported. So the package can be imported without the
-extra `spark`, and a missing extra is one sentence and no traceback.
+Invariant: no module outside this package imports pyspark or py4j. Inside the package, only
+`wave_source` imports them at its top level; the other modules import them in functions. So a
+machine without the extra `spark` can import the package, and the user then sees one sentence
+instead of a traceback.
 """

@@ -1,4 +1,4 @@
-"""Calls Spark from a thread of its own while the calling thread waits and stays free for signals.
+"""Calls Spark in a separate thread, while the calling thread waits and can handle signals.
 
 A call into the JVM must not run in the main thread, for two reasons. First, SparkContext replaces
 the SIGINT handler if it is created in the main thread. Second, a signal handler can raise an
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class WaitTimeoutError(Exception):
-    """The call took longer than its timeout; it may still run."""
+    """The call took longer than its timeout. It may still run."""
 
 
 def run_apart(
@@ -34,9 +34,9 @@ def run_apart(
 
     The calling thread runs `meanwhile` before it waits. An exception of `meanwhile` ends the wait.
 
-    The wait also ends early with an exception of a signal handler or with the timeout. Then
-    `on_interrupt` is called in a new thread, and repeated until `function` has ended or half a
-    minute is over. Its own errors are dropped, because the first exception matters more.
+    An exception of a signal handler and the timeout also end the wait. Then `on_interrupt` is
+    called in a new thread, and repeated until `function` has ended or half a minute is over. Errors
+    of `on_interrupt` are dropped, because the first exception matters more.
 
     Raises:
         WaitTimeoutError: `function` took longer than `timeout_s` seconds.
@@ -57,7 +57,7 @@ def run_apart(
 
 
 class _Call(Generic[T]):
-    """One call in a daemon thread, so that a JVM that hangs does not keep the process alive.
+    """One call in a daemon thread. A JVM that hangs therefore does not keep the process alive.
 
     A signal may arrive while `start` starts the thread. So each side first sets its own flag and
     then reads the other one: the thread sets `begun`, and the caller sets `revoked`.

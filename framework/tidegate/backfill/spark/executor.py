@@ -1,9 +1,10 @@
-"""`SparkExecutor`: the tasks of a wave as the tasks of one Spark job.
+"""Runs the tasks of a wave as the tasks of one Spark job.
 
-Spark repeats a task that crashes, also after others have read what its first run wrote. The reports
-show that, and the driver then runs the wave again (`checkpoint/run_check.py`). The last part of a
-transactional id is Spark's id of the task's run, which is unique within one SparkContext; a new
-SparkContext always claims a new attempt.
+Spark runs a crashed task again, even if other tasks have already read the output of its first run.
+The reports show this case, and the driver then runs the wave again (`checkpoint/run_check.py`).
+
+The last part of a transactional id is Spark's id of the task's run. This id is unique within one
+SparkContext, and each new SparkContext claims a new attempt.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ _decoder = msgspec.msgpack.Decoder(list[bytes])
 
 
 class SparkExecutor:
-    """Runs waves in one Spark session. `entry` names the function that a worker imports and runs;
-    it calls `run_task` with the worker's drivers.
+    """Runs waves in one Spark session.
+
+    `entry` names the function that a worker imports and runs. That function calls `run_task` with
+    the worker's drivers.
     """
 
     def __init__(self, session: BackfillSession, entry: str) -> None:
@@ -38,9 +41,12 @@ class SparkExecutor:
         self._is_checked = False
 
     def check(self, config: Config) -> None:
-        """Ask the workers for their versions, and refuse a storage that they do not reach.
+        """Check that the workers have the driver's versions and can reach the checkpoint storage.
 
-        UserError where a wave could not run; SparkError where Spark fails.
+        Raises:
+            ConfigError: the workers may not be able to reach the storage.
+            UserError: the versions differ.
+            SparkError: the Spark job that reads the versions has failed.
         """
         if not self._is_checked:
             check_storage(self._session.master, config.checkpoint.storage)
@@ -48,14 +54,14 @@ class SparkExecutor:
         self._is_checked = True
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
-        """One Spark job; SparkError where it failed."""
+        """Run all tasks as one Spark job and return their reports. SparkError if the job fails."""
         payload = _encoder.encode([codec.encode(deploy) for deploy in wave.deploys])
         reports = run_levels(self._session, len(wave.deploys), wave.levels, self._entry, payload)
         return [read_report(report.body) for report in reports]
 
     def progress(self) -> tuple[int, int] | None:
-        """Finished and all tasks of the stages that run or wait just now; None where Spark does not
-        say. Any thread may ask.
+        """Return the number of finished tasks and of all tasks, in the stages that now run or wait.
+        Return None if Spark does not report them. Any thread may call this method.
         """
         tracker = self._session.spark.sparkContext.statusTracker()
         done = tasks = 0
@@ -64,7 +70,7 @@ class SparkExecutor:
                 for stage in map(tracker.getStageInfo, () if job is None else job.stageIds):
                     if stage is not None:
                         done, tasks = done + stage.numCompletedTasks, tasks + stage.numTasks
-        except Exception:  # noqa: BLE001  (py4j's: the JVM has ended, which the wave itself tells)
+        except Exception:  # noqa: BLE001  (of py4j: the JVM has ended; the wave reports it)
             return None
         return (done, tasks) if tasks else None
 
@@ -72,10 +78,10 @@ class SparkExecutor:
 def run_task(
     attempt: TaskAttempt, payload: bytes, rows: Iterator[FrameRow], host: TaskHost
 ) -> Iterator[FrameRow | Report]:
-    """Run a task in a worker of Spark: its rows, and its report."""
+    """Run a task in a worker of Spark. Yield its rows and its report."""
     deploy = codec.decode(_decoder.decode(payload)[attempt.subtask])
     if not isinstance(deploy, Deploy):
-        raise InternalError(f"a task was given a {type(deploy).__name__} and no Deploy")
+        raise InternalError(f"A task received a {type(deploy).__name__} instead of a Deploy.")
     task = LevelTask(deploy, attempt.level, host, attempt.task_attempt_id)
     for sent in task.run(map(Row._make, rows)):
         for row in sent:

@@ -1,7 +1,8 @@
-"""Translates what Spark raises into errors of tidegate, by the one line that says what happened.
+"""Translates exceptions of Spark into errors of tidegate with a message of one line.
 
-Spark's own messages are pages of two stack traces. The line that matters is the exception of the
-Python worker if there is one, else the Java exception's own message.
+A message of Spark is several pages long and contains two stack traces. One line of it states the
+reason. If a Python worker raised an exception, this is the line of that exception. Otherwise it is
+the message of the Java exception.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ LINE_MAX: Final = 400  # characters
 
 
 def spark_error(what: str, error: Exception, spark: Any = None) -> TidegateError:
-    """`error` as an error of tidegate; one that is of tidegate already is returned as it is.
+    """Return the error of tidegate for `error`. An error of tidegate is returned unchanged.
 
-    A Java exception keeps its text in the JVM. Call this in the thread of the failed call, before
-    the JVM is ended. `spark` is the session, where there is one: if its JVM does not answer, the
-    error is a SparkLostError. py4j's own errors do not tell that from a failed call.
+    `what` says which action failed, and becomes the start of the message. Call this function in the
+    thread of the failed call and before the JVM ends, because the JVM holds the text of a Java
+    exception.
+
+    `spark` is the session, if one exists. If its JVM does not answer, this function returns a
+    SparkLostError. It must ask the JVM, because py4j raises the same errors for a failed call and
+    for a JVM that has ended.
     """
     if isinstance(error, TidegateError):
         return error
     try:
         text = str(error)
-    except Exception as lost:  # noqa: BLE001  (py4j's own, or an OSError of its connection)
+    except Exception as lost:  # noqa: BLE001  (an error of py4j, or an OSError of its connection)
         return _lost(what, lost)
     if spark is not None:
         try:
@@ -42,11 +47,11 @@ def _lost(what: str, error: Exception) -> SparkLostError:
 
 
 def cause(text: str) -> str:
-    """The line of a message of Spark that says what happened, without class names of Java."""
+    """Return the line of a Spark message that states the reason, without names of Java classes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     start = next((i for i, line in enumerate(lines) if line.startswith("Traceback (most")), None)
     if start is not None:
-        # The last one: in a chain of exceptions it is the one that ended the task.
+        # In a chain of exceptions, the last one ended the task.
         raised = [line for line in lines[start:] if _PYTHON_ERROR.match(line)]
         python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
         if python:

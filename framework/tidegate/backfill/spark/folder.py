@@ -1,8 +1,8 @@
-"""The folder of a Spark session, with shuffle files, the JVM's temporary files and its log.
+"""The folder of a Spark session. It holds shuffle files, the JVM's temporary files and its log.
 
-The folder is deleted when the session closes. A driver that is killed cannot delete it, so the next
-session does. Each folder has a file that its driver keeps locked. If the lock is free, the driver
-of the folder has exited.
+The folder is deleted when the session closes. A killed driver cannot delete its folder, so the next
+session deletes it. Each folder has a file that its driver keeps locked. If the lock is free, the
+driver of the folder has exited.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 PREFIX: Final = "tidegate-spark-"
 LOCK: Final = "lock"
-YOUNG_S: Final = 60.0  # a folder may be without its lock between its creation and the locking
+YOUNG_S: Final = 60.0  # a new folder is without its lock for a short time
 
 
 class SessionFolder:

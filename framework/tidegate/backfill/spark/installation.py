@@ -13,7 +13,7 @@ from typing import Final
 
 from tidegate.errors import UserError
 
-PYSPARK_MIN: Final = (4, 2)  # Python stream sources with availableNow; repartitionById is of 4.1
+PYSPARK_MIN: Final = (4, 2)  # has Python stream sources with availableNow, and repartitionById
 PYSPARK_BELOW: Final = (4, 4)  # the next minor version, which is not tested
 PACKAGES: Final = ("pyspark", "py4j", "pandas", "pyarrow")
 """Packages that mapInArrow imports. pyspark brings py4j, and the extra brings the others."""
@@ -22,7 +22,7 @@ PACKAGES: Final = ("pyspark", "py4j", "pandas", "pyarrow")
 def ignore_pandas_version() -> None:
     """Ignore pyspark's warning about a new version of pandas, because only the version of pandas
     is used. pyspark warns at its import and at every plan. Each caller sets the filter again,
-    because other code may have reset the filters since.
+    because other code may have reset the filters in the meantime.
     """
     warnings.filterwarnings(
         "ignore", message="PySpark does not yet fully support pandas", category=FutureWarning
@@ -33,7 +33,7 @@ def check_installed() -> None:
     """Return if a backfill can import and use pyspark.
 
     Raises:
-        UserError: a package of the extra is missing, or the version of pyspark does not fit.
+        UserError: a package of the extra is missing, or the version of pyspark is not supported.
     """
     missing = [name for name in PACKAGES if util.find_spec(name) is None]
     if missing:

@@ -23,9 +23,9 @@ from typing import Final
 
 from tidegate.errors import UserError
 
-JAVA_MIN: Final = 17  # Spark 4.2 and 4.3 are compiled for it
+JAVA_MIN: Final = 17  # Spark 4.2 and 4.3 are compiled for this version
 VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
-ANSWER_TIMEOUT_S: Final = 30.0  # 0.1 s on a quiet machine
+ANSWER_TIMEOUT_S: Final = 30.0  # a quiet machine needs 0.1 s
 
 _VERSION: Final = re.compile(r"^\s*java\.specification\.version = (?:1\.)?(\d+)", re.MULTILINE)
 _HOME: Final = re.compile(r"^\s*java\.home = (.+)$", re.MULTILINE)
@@ -41,8 +41,8 @@ class Java:
     has_vector_module: bool
 
     def make_home(self, folder: Path) -> Path:
-        """Return a JAVA_HOME that Spark's launcher can start: the runtime's own, or a wrapper that
-        is created in `folder`.
+        """Return a JAVA_HOME that Spark's launcher can start. It is the runtime's own, or a wrapper
+        that this method creates in `folder`.
         """
         if self.has_vector_module:
             return self.home
@@ -85,7 +85,7 @@ def find_java() -> Java:
 
 
 def ask(executable: Path) -> Java | str:
-    """Run a `java` for its version and modules. Return them, or the reason why it does not run."""
+    """Run a `java` and return its version and modules, or the reason why it does not run."""
     said = _run(executable, VECTOR_MODULE)
     has_vector_module = isinstance(said, str)
     if not isinstance(said, str):
@@ -94,7 +94,7 @@ def ask(executable: Path) -> Java | str:
         return f"does not run ({said.reason})"
     version, home = _VERSION.search(said), _HOME.search(said)
     if version is None or home is None:
-        return "does not say its version"
+        return "does not report its version"
     return Java(executable, Path(home[1].strip()), int(version[1]), has_vector_module)
 
 

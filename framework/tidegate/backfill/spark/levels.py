@@ -1,4 +1,4 @@
-"""One Spark job of several levels: task i of a level sends frames to the tasks of the next level.
+"""Runs one Spark job of several levels. Tasks of a level send frames to tasks of the next level.
 
 `run_levels` builds one linear plan. Each level is a `mapInArrow` with exactly P tasks. Between two
 levels, `repartitionById` sends each row to the partition with the number of its receiver, and a
@@ -56,9 +56,10 @@ class TaskAttempt:
     levels: int
     parallelism: int
     subtask: int
-    """0 to P - 1, equal to Spark's partition id."""
+    """Number of the task in its level, 0 to P - 1. It is equal to Spark's partition id."""
     task_attempt_id: int
-    """Spark's id, unique in one SparkContext, also for retried stages and speculative copies."""
+    """Spark's id of this run. It is unique in one SparkContext, also for retried stages and for
+    speculative copies."""
     attempt_number: int
     """Number of earlier starts of this task. A retried stage counts from 0 again."""
     stage_id: int
@@ -144,7 +145,7 @@ class _OwnRows:
             yield row
 
     def reports(self) -> Iterator[ReportRow]:
-        """Pass all reports on, also behind frames that the entry did not read."""
+        """Forward all reports, also those behind frames that the entry did not read."""
         if self._first_report is not None:
             yield self._first_report
         seen = self._first_report is not None
@@ -187,13 +188,13 @@ def load_entry(name: str) -> Entry:
     """Import the entry that `module:function` names.
 
     Raises:
-        InternalError: the name has no such form, or the module has no such function.
+        InternalError: the name does not have this form, or the module has no such function.
     """
     module, _, function = name.partition(":")
     check(module and function, f"{name!r} does not name an entry as module:function")
     entry: Entry | None = getattr(importlib.import_module(module), function, None)
     check(callable(entry), f"the module {module} has no function {function}")
-    assert entry is not None  # noqa: S101  (for the type; `check` has said it)
+    assert entry is not None  # noqa: S101  (for mypy; `check` has already checked it)
     return entry
 
 
@@ -241,7 +242,7 @@ def run_levels(
 
 
 def build_plan(spark: Any, parallelism: int, tasks: Iterable[LevelTask]) -> Any:
-    """Return the DataFrame of a job: a source with one row per partition, then all levels."""
+    """Return the DataFrame of a job. It is a source with one row per partition, and all levels."""
     check(
         spark.conf.get("spark.sql.adaptive.enabled") == "false",
         "adaptive query execution is on, which may merge the partitions of a level",

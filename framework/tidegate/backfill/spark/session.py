@@ -1,12 +1,12 @@
-"""A Spark session for a backfill: this process starts one, or uses the active one of its program.
+"""Provides the Spark session of a backfill. This process starts one, or uses its active session.
 
 `start_session` launches a JVM with a SparkContext. Both end with this process, also when it is
-killed: only this process holds the pipe that is the standard input of Spark's gateway, and the
-gateway exits when the pipe is closed. `adopt_session` uses a program's active session (a notebook,
-spark-submit). It creates a second session in the same SparkContext with the settings of a backfill,
-so that the program's own settings do not change.
+killed. Only this process holds the pipe that is the standard input of Spark's gateway, and the
+gateway exits when the pipe is closed. `adopt_session` uses a program's active session, as in a
+notebook or under spark-submit. It creates a second session in the same SparkContext with the
+settings of a backfill, so that the program's own settings do not change.
 
-The start runs in its own thread (`apart`), so that Python's SIGINT handler stays in place.
+The start runs in its own thread (`apart`), so that Python's SIGINT handler is not replaced.
 
 Spark reuses its Python workers, and with them the modules that they have imported. Only a new
 session sees code that has changed.
@@ -34,7 +34,7 @@ from tidegate.backfill.spark.master import check_reachable, is_on_this_machine
 from tidegate.backfill.spark.rows import ROWS_PER_BATCH
 from tidegate.errors import SparkError, UserError, check
 
-START_TIMEOUT_S: Final = 180.0  # 4 s on a quiet machine; a busy one has been seen to need 107
+START_TIMEOUT_S: Final = 180.0  # a quiet machine needs 4 s, and a busy one once needed 107 s
 STOP_TIMEOUT_S: Final = 30.0
 LOG_LINES_SHOWN: Final = 5
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -95,7 +95,7 @@ class BackfillSession:
         try:
             run_apart(lambda: context.addArchive(f"{archive}#{archive.stem}"), name="spark-ship")
         except Exception as error:
-            raise spark_error("Spark does not take the packages", error, self.spark) from error
+            raise spark_error("Spark did not accept the packages", error, self.spark) from error
         paths = [archive.stem, context.environment.get("PYTHONPATH", "")]
         context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.ships = True
@@ -115,7 +115,7 @@ class BackfillSession:
             self._gateway.proc.kill()
         except Exception:
             if self._gateway.proc.poll() is None:
-                raise  # a JVM that has exited cannot answer, and needs no stop
+                raise  # the JVM still runs; one that has exited needs no stop
         finally:
             _end_jvm(self._gateway)
             if self._folder is not None:
@@ -155,15 +155,16 @@ def start_session(
         log: the file to which the JVM and the Python workers write. By default, a file that is
             deleted at the end.
         speculation: let Spark run a second copy of a slow task.
-        verbose: write Spark's log of level INFO to standard error, instead of WARN to the file.
+        verbose: write Spark's log of level INFO to standard error. By default, the log of level
+            WARN goes to the file.
         timeout_s: seconds after which the start is aborted.
 
     Raises:
-        UserError: the extra is missing, versions do not fit, there is no Java, or a session runs
-            already in this process.
+        UserError: the extra is missing, a version is not supported, no Java is found, or a session
+            already runs in this process.
         ConfigError: `master` is not the address of a master.
-        SparkError: the master does not answer, or Spark did not start; the message ends with the
-            last lines of its log.
+        SparkError: the master does not answer, or Spark did not start. The message ends with the
+            last lines of Spark's log.
     """
     check_installed()
     check_reachable(master)
@@ -171,7 +172,7 @@ def start_session(
     from pyspark import SparkContext
 
     if SparkContext._active_spark_context is not None:
-        message = "A Spark session runs already in this process. Adopt that one, or stop it first."
+        message = "A Spark session already runs in this process. Adopt it, or stop it first."
         raise UserError(message)
     place = SessionFolder(folder)
     settings = _settings(master, place.path, python_path, speculation=speculation, verbose=verbose)
@@ -196,7 +197,7 @@ def start_session(
 
 
 def is_submitted() -> bool:
-    """Return whether spark-submit has started this process, and holds a JVM for it."""
+    """Return whether spark-submit has started this process and a JVM for it."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
@@ -207,7 +208,7 @@ def adopt_session() -> BackfillSession:
     The two share the SparkContext. The new session does not use the SQL settings of the active one.
 
     Raises:
-        UserError: no session is active, the extra is missing, or the version does not fit.
+        UserError: no session is active, the extra is missing, or the version is not supported.
     """
     check_installed()
     from pyspark import SparkContext
@@ -216,7 +217,7 @@ def adopt_session() -> BackfillSession:
     if is_submitted():
         active = SparkSession.builder.getOrCreate()
     elif SparkContext._active_spark_context is None:
-        message = "No Spark session is active in this process. Start one, or name a master."
+        message = "No Spark session is active in this process. Start a session, or name a master."
         raise UserError(message)
     else:
         active = SparkSession.active()
@@ -233,8 +234,8 @@ def _settings(
     options = [
         f"-Djava.io.tmpdir={place / 'tmp'}",
         f"-Dlog4j2.configurationFile={_write_log_settings(place, verbose=verbose)}",
-        "-XX:-UsePerfData",  # no file in /tmp for monitoring tools
-        "-XX:TieredStopAtLevel=1",  # the JVM only moves frames: a better compiler costs more
+        "-XX:-UsePerfData",  # creates no file in /tmp for monitoring tools
+        "-XX:TieredStopAtLevel=1",  # the JVM only moves frames; a better compiler costs more
     ]
     settings = {
         "spark.master": master,
@@ -326,7 +327,7 @@ class _Start:
             _end_jvm(self.gateway, at_once=True)
 
     def failure(self, error: BaseException, timeout_s: float) -> SparkError | None:
-        """Return the error to raise in place of the start's error. None if that error is raised."""
+        """Return the error to raise in place of the start's error. None means the same error."""
         if isinstance(error, WaitTimeoutError):
             return SparkError(f"{self.what} within {timeout_s:g} s.{self._last_lines()}")
         if isinstance(error, SparkError):
@@ -359,7 +360,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
-    """Open the log for the JVM, whose own copy stays open. None means this process's own output."""
+    """Open the log for the JVM, which keeps its own copy open. Yield None if there is no log."""
     if log is None:
         yield None
     else:
@@ -377,11 +378,11 @@ def _end_jvm(gateway: Any, *, at_once: bool = False) -> None:
 
     process: subprocess.Popen[bytes] | None = gateway.proc
     if process is None:
-        return  # spark-submit has started the JVM, and waits for this process
+        return  # spark-submit has started the JVM, and it waits for this process
     if at_once:
         process.kill()
     check(process.stdin is not None, "Spark's JVM has no standard input")
-    assert process.stdin is not None  # noqa: S101  (for the type; `check` has said it)
+    assert process.stdin is not None  # noqa: S101  (for mypy; `check` has already checked it)
     process.stdin.close()
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The loop of a backfill that Structured Streaming drives: a micro-batch is one wave.
+"""A loop of waves that Structured Streaming drives. Each micro-batch is one wave.
 
 A query reads `wave_source` with the trigger `availableNow`. For each batch, Spark calls a function
 of this process (`foreachBatch`). This function asks the driver's thread for the next wave and waits
@@ -38,16 +38,19 @@ STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a rea
 
 QUERIES_MAX: Final = 5  # queries that fail in a row, without a wave between them
 
-_STOPPED: Final = "The stream of waves ended before the last wave: its query was stopped."
+_STOPPED: Final = (
+    "The stream of waves ended before the last wave: its query was stopped. Run the command again"
+    " to continue."
+)
 _log = logging.getLogger(__name__)
 
 
 def streamed(session: BackfillSession) -> WaveLoop:
     """Return a loop for `Backfill.run` whose waves are the micro-batches of a streaming query.
 
-    In two cases, it is the plain loop. An older Spark has no such sources for Python. And if the
-    driver has sent the workers their packages, Spark would start the source on the driver's host
-    with the workers' Python, which has no tidegate there.
+    In two cases, this function returns the plain loop. First, an older Spark has no such sources
+    for Python. Second, the driver may have sent the workers their packages. Spark would then start
+    the source on the driver's host with the workers' Python, which has no tidegate there.
 
     The loop raises the exceptions of `run_wave`. It raises SparkError if several queries fail in a
     row, or if other code stops a query. When the loop returns, the query has ended and its folder
@@ -97,12 +100,12 @@ class _Stream:
         self._asked: SimpleQueue[bool] = SimpleQueue()
         """The requests of the query: True asks for a wave, and False means that the query ended."""
         self._done: SimpleQueue[None] = SimpleQueue()
-        """The answers: one for each wave that was asked for, and further ones at the end, so that
-        no thread waits for `serve` after it has returned."""
+        """The answers: one for each requested wave, and further ones at the end. So no thread waits
+        for `serve` after it has returned."""
         self._query: Any = None
         self._gives_up = False
         self.waves = 0
-        """The number of waves that are done."""
+        """The number of finished waves."""
 
     def is_over(self) -> bool:
         """Return whether the last wave is done, or one has failed."""
@@ -132,10 +135,10 @@ class _Stream:
                 self._done.put(None)
 
     def give_up(self) -> None:
-        """End the query: ask it to end at the first call, and stop it at a later call.
+        """End the query. The first call asks it to end, and a later call stops it.
 
-        The first way is better, because Spark then waits for the end of the batch and finds that no
-        wave is left.
+        The first way is better: Spark waits for the end of the batch, and finds that no wave is
+        left.
         """
         self._over.touch()
         self._done.put(None)

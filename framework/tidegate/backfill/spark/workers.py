@@ -1,4 +1,4 @@
-"""Checks before the first wave that the workers can run the driver's plan.
+"""Checks, before the first wave, that the workers can run the driver's plan.
 
 The workers rebuild the graph from the job's code, and a manifest lists the parts of this graph. So
 they need the driver's Python, to the patch version, and its version of tidegate. Spark itself
@@ -27,11 +27,12 @@ from tidegate.backfill.spark.master import is_on_this_machine
 from tidegate.backfill.spark.rows import FrameRow, Report
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.errors import ConfigError, SparkError, UserError
+from tidegate.storage_location import is_url
 
 _REMEDY: Final = "Install the driver's versions on every host, or set PYSPARK_PYTHON."
 _SHIP: Final = (
-    "Add --ship, which sends them the driver's packages, install the driver's versions on every"
-    " host, or set PYSPARK_PYTHON."
+    "Add --ship to send the driver's packages to the workers, install the driver's versions on"
+    " every host, or set PYSPARK_PYTHON."
 )
 _OTHER_PYTHON: Final = "PYTHON_VERSION_MISMATCH"
 _NOT_INSTALLED: Final = ("No module named '", "PACKAGE_NOT_INSTALLED", "must be installed")
@@ -76,7 +77,8 @@ def check_versions(session: BackfillSession) -> None:
     """Return if the Python workers have the versions of this process.
 
     Raises:
-        UserError: they have others, or no tidegate. The message names the versions of both.
+        UserError: the workers have other versions, or no tidegate. The message names the versions
+            of the driver and of the workers.
         SparkError: the Spark job that reads the versions has failed.
     """
     own = own_versions()
@@ -88,7 +90,7 @@ def check_versions(session: BackfillSession) -> None:
         if not is_missing and _OTHER_PYTHON not in str(error):
             raise
         remedy = _SHIP if is_missing and not session.ships else _REMEDY
-        message = f"Spark's Python workers do not fit the driver, which has {own}: {error} {remedy}"
+        message = f"Spark's Python workers do not fit the driver, which has {own}. {error} {remedy}"
         raise UserError(message) from error
     fits = own.has_same_minor if session.ships else own.__eq__
     others = sorted({str(found) for each in reports if not fits(found := _decode(each.body))})
@@ -117,7 +119,7 @@ def check_platform(session: BackfillSession) -> None:
     try:
         found = run_apart(ask, name="spark-platform")
     except Exception as error:
-        failure = spark_error("The workers do not tell their platform", error, session.spark)
+        failure = spark_error("The workers did not report their platform", error, session.spark)
         if _OTHER_PYTHON not in str(failure):
             raise failure from error
         found = [str(failure)]
@@ -146,7 +148,7 @@ def check_storage(master: str, storage: str) -> None:
     Raises:
         ConfigError: the storage is a folder, and the workers may run on other hosts.
     """
-    is_folder = "://" not in storage or storage.startswith("file://")
+    is_folder = not is_url(storage) or storage.startswith("file://")
     if is_folder and not is_on_this_machine(master):
         message = (
             f"checkpoint.storage {storage!r} is a folder of this machine, and the workers of"

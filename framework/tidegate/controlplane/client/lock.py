@@ -18,6 +18,7 @@ from typing import Self
 from tidegate.errors import RefusedError
 from tidegate.ids import JobName
 from tidegate.private_files import FILE_MODE, make_private_folder
+from tidegate.storage_location import is_url, locate
 
 
 class RunLock:
@@ -28,7 +29,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path, storage: str, job: JobName) -> None:
-        base = folder / ".tidegate" if "://" in storage else folder / storage
+        base = folder / ".tidegate" if is_url(storage) else Path(locate(storage, folder))
         self._path = base / f"{job}.lock"
         self._job = job
         self._file: int | None = None

@@ -36,6 +36,7 @@ from tidegate.ports.kafka import EndTxnResult
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import StoredCode, Submission
 from tidegate.protocol.versions import TIDEGATE
+from tidegate.storage_location import is_url, locate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def make_submission(
         folder,
         size_max=config.job.max_code_size,
         data_files=_schema_files(graph),
-        ours=[folder / each for each in ours if "://" not in each],
+        ours=[folder / each for each in ours if not is_url(each)],
     )
     submission = Submission(
         job=job_name(graph, config),
@@ -132,8 +133,7 @@ def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers:
     Raise RefusedError, which says what to do. Also raise it if storage or brokers do not answer.
     """
     try:
-        storage = config.checkpoint.storage
-        store = drivers.blob_store(storage if "://" in storage else str(folder / storage))
+        store = drivers.blob_store(locate(config.checkpoint.storage, folder))
         store.probe(allow_network_filesystem=config.checkpoint.allow_network_filesystem)
         check_kafka(graph, config, drivers)
         _check_folder("logs.directory", folder / config.logs.directory)
@@ -148,7 +148,7 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
 
     Raise RefusedError if one of them is wrong, and ExternalError if the brokers do not answer.
     """
-    kafka = {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
+    kafka = config.kafka.client_settings()
     admin = drivers.kafka_admin(kafka)
     try:
         admin.cluster_id()

@@ -39,7 +39,6 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
 from tidegate.controlplane.jobmaster.job_plan import (
     JobPlan,
-    kafka_of,
     transaction_slots,
     warm_producers,
 )
@@ -275,7 +274,7 @@ class JobJournal:
         user may have raised the limit after the job failed.
         """
         nodes = [n for n in kafka_nodes(self._required_plan().graph) if n.kind == "sink"]
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         try:
             return admin.max_message_bytes({topic_of(self._config, node) for node in nodes})
         finally:
@@ -389,7 +388,7 @@ class JobJournal:
         """
         if not any(node.kind == "source" for node in plan.graph):
             return {}
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         try:
             return group_commits(plan.graph, self._submission.job, admin)
         except (KafkaError, RefusedError) as error:
@@ -445,7 +444,7 @@ class JobJournal:
         Kafka takes time.
         """
         if self._effects is None:
-            transactions = self._drivers.transaction_log(kafka_of(self._config))
+            transactions = self._drivers.transaction_log(self._config.kafka.client_settings())
             self._effects = EffectRunner(
                 self.storage.store,
                 transactions,

@@ -53,11 +53,6 @@ class JobPlan:
     subtasks: frozenset[SubtaskId]
 
 
-def kafka_of(config: Config) -> dict[str, str]:
-    """Return the librdkafka settings of the job's Kafka cluster."""
-    return {"bootstrap.servers": config.kafka.bootstrap, **config.kafka.properties}
-
-
 def plan_job(submission: Submission, config: Config, code: Path | None = None) -> JobPlan:
     """Build the plan of the job. PipelineError or CodeMismatchError if the code is not what was
     submitted, UserCodeError if the user's code raised.

@@ -20,6 +20,7 @@ from tidegate.errors import StorageGoneError, TidegateError, from_foreign
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.messages import Submission
+from tidegate.storage_location import locate
 
 PAUSE_S: Final = 0.5
 """The time between two checks for a storage that is gone, in seconds."""
@@ -45,7 +46,7 @@ class JobStorage:
     @cached_property
     def where(self) -> str:
         """The absolute path or the URL of the storage."""
-        return self._url if "://" in self._url else str(Path(self._working_folder, self._url))
+        return locate(self._url, self._working_folder)
 
     @cached_property
     def store(self) -> BlobStore:

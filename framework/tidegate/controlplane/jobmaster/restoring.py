@@ -29,7 +29,7 @@ from tidegate.commit.effects import epoch_ends, topic_ids
 from tidegate.commit.initial_offsets import read_beginnings, record_initial_offsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
-from tidegate.controlplane.jobmaster.job_plan import JobPlan, kafka_of
+from tidegate.controlplane.jobmaster.job_plan import JobPlan
 from tidegate.controlplane.jobmaster.split_enumeration import (
     enumerate_partitions,
     source_topics,
@@ -75,7 +75,7 @@ class Restoring:
         `on_other_cluster` means that the checkpoint is of another Kafka cluster, and that the user
         has stated that this cluster is its mirror.
         """
-        admin = self._drivers.kafka_admin(kafka_of(self._config))
+        admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         clock, confirmation = self._drivers.clock, Confirmation()
         tolerated_s = self._config.checkpoint.tolerated_outage / 1000
         refusals, told = Confirmation(tolerated_s), ""

@@ -28,7 +28,6 @@ from typing import Any, Final
 
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.commit.transactional_ids import format_transactional_id
-from tidegate.config import ConnectorSettings
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.delivery import (
     Delivery,
@@ -90,7 +89,7 @@ class KafkaSinkWriter:
         runtime: SubtaskContext,
         refusals: Refusals | None = None,
     ) -> None:
-        configured = runtime.config.sinks.get(uid, ConnectorSettings())
+        configured = runtime.config.sink(uid)
         self._topic = configured.topic or sink.topic
         self._runtime = runtime
         bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.properties)

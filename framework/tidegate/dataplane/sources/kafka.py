@@ -21,7 +21,6 @@ from tidegate.api.kafka_names import consumer_group
 from tidegate.api.kafka_sink import letters_name
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.commit.lost_tail import commit_metadata
-from tidegate.config import ConnectorSettings
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import InternalError, check
@@ -235,7 +234,7 @@ class KafkaSourceReader:
 
     @property
     def _configured(self) -> Mapping[str, str]:
-        return self._runtime.config.sources.get(self._uid, ConnectorSettings()).properties
+        return self._runtime.config.source(self._uid).properties
 
     def _open_reader(self) -> PartitionReader:
         if self._reader is None:

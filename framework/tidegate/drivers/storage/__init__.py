@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from tidegate.errors import ConfigError
 from tidegate.ports.blobs import BlobStore
+from tidegate.storage_location import is_url
 
 OBJECT_SCHEMES = ("s3", "gs", "az", "memory")
 """The URL schemes that obstore supports with conditional creates. `memory` is for tests within one
@@ -26,7 +27,7 @@ def open_store(url: str) -> BlobStore:
     """
     from tidegate.drivers.storage.local import LocalStore
 
-    if "://" not in url:
+    if not is_url(url):
         return LocalStore(Path(url))
     scheme = url.split("://", maxsplit=1)[0]
     if scheme == "file":

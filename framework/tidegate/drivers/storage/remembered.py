@@ -14,6 +14,7 @@ from pathlib import Path
 from tidegate.drivers.storage.identity import id_in
 from tidegate.errors import CorruptCheckpointError
 from tidegate.private_files import make_private_folder, write_private
+from tidegate.storage_location import is_url
 
 
 class RememberedStorage:
@@ -24,7 +25,7 @@ class RememberedStorage:
     def __init__(self, folder: Path, storage: str) -> None:
         digest = hashlib.sha256(storage.encode()).hexdigest()[:16]
         self.file = folder / "storages" / f"{digest}.id"
-        self._storage, self._is_path = storage, "://" not in storage
+        self._storage, self._is_path = storage, not is_url(storage)
 
     def read(self) -> str:
         """Return the stored id, or an empty text if none is stored or the storage is a URL.
