@@ -22,7 +22,7 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tidegate import Json, ProducerRecord
@@ -335,6 +335,17 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.parametrize("number", [2**53 + 1, -(2**53) - 1, 10**400])
+def test_an_int_that_a_float_cannot_hold_is_refused(number: int) -> None:
+    assert fault({"ms": number}, dict[str, float]).endswith(
+        "an int that a float cannot hold exactly"
+    )
+    assert fault(number, float | None)
+    assert not fault(number, int | float)
+    assert not fault(2**53, float)
+
+
+@example(of=dict[str, float], value={"ms": 2**53 + 1})
 @given(of=st.sampled_from(TYPES), value=VALUES)
 def test_what_the_full_check_accepts_is_read_back_as_it_was(of: Any, value: Any) -> None:
     if fault(value, of):

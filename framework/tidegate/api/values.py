@@ -11,8 +11,9 @@ This module has two checks, and `field_check.py` has a third one for the fields 
 
 A subclass counts as its base class only if it is encoded in the same way. Such subclasses are a
 record class that adds no fields, any list, dict or tuple class, and an Enum of the declared text or
-number. An int counts as a float, as for type checkers. A bool is not an int, and a datetime is not
-a date. Values of a type without a schema (`Path`, an exception, an abstract class) are never
+number. An int counts as a float, as for type checkers, but `fault` refuses an int that a float
+cannot hold exactly: it would be read back as another number. A bool is not an int, and a datetime
+is not a date. Values of a type without a schema (`Path`, an exception, an abstract class) are never
 encoded, so there every subclass counts.
 
 Keys have their own check, `KeyCheck`. It accepts a class only if a key's bytes and Python's `==`
@@ -132,6 +133,8 @@ def fault(value: object, of: object, path: str = "") -> str:
     kind = type(value)
     if not counts_as(kind, of):
         return f"{path or 'it'} is {article(kind.__name__)}, not {declared_name(of)}"
+    if of is float and kind is int and not _is_exact(cast("int", value)):
+        return f"{path or 'it'} is {value}, an int that a float cannot hold exactly"
     if is_union(of):
         faults = [fault(value, b, path) for b in get_args(of) if counts_as(kind, b)]
         return "" if "" in faults else faults[0]
@@ -143,6 +146,13 @@ def fault(value: object, of: object, path: str = "") -> str:
     if isinstance(parts, str):
         return f"{path or 'it'} {parts}"
     return next((f for at, part, inner in parts if (f := fault(part, inner, path + at))), "")
+
+
+def _is_exact(value: int) -> bool:
+    try:
+        return float(value) == value
+    except OverflowError:
+        return False
 
 
 def declared_name(of: object) -> str:
