@@ -1,1 +1,1 @@
-"""Benchmarks: the cost of tidegate, compared with loops written by hand, and of its parts."""
+"""Benchmarks of tidegate and of its parts, in comparison with loops written by hand."""

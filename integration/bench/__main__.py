@@ -1,13 +1,15 @@
-"""The benchmark: it compares tidegate with loops written by hand, and checks every output.
+"""Compares tidegate with loops written by hand, and checks every output.
 
 Both run in turns on one broker:
 
-    make bench                 two million records, three rounds; writes docs/benchmarks.md
-    make bench QUICK=1         300,000 records, one round, in under three minutes; writes no page
+    make bench                 reads two million records in three rounds, and writes
+                               docs/benchmarks.md
+    make bench QUICK=1         reads 300,000 records in one round, takes less than three minutes,
+                               and writes no page
 
-`README.md` in this folder explains how each figure is made. The run is void if the costs of the
-loops do not have the same proportions as when the goals were set. Then the machine was too busy for
-a valid measurement, and the page is not changed.
+`README.md` in this folder explains each figure. The run is void if the costs of the loops do not
+have the same proportions as when the goals were set. Then the machine was too busy for a valid
+measurement, and the page is not changed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PARTS: Final = (
     "recovery",
 )
 NOT_QUICK: Final = frozenset({"windows", "intervals", "budget", "settings", "recovery"})
-"""Parts that a quick run skips: too few records for a figure, too slow, or without a goal."""
+"""Parts that a quick run skips. They are slow, have no goal, or need more records."""
 
 
 def main() -> int:
@@ -55,7 +57,7 @@ def main() -> int:
     holds = True
     tables = []
     with tempfile.TemporaryDirectory() as scratch:
-        print(f"starting a broker and writing {options.records:,} records", flush=True)
+        print(f"Starting a broker and writing {options.records:,} records.", flush=True)
         with EmbeddedKafka.start(directory=Path(scratch, "kafka"), owned=True) as broker:
             rig = Rig(broker.bootstrap, Path(scratch), options.records)
             for table, counts in measured(rig, options):
@@ -69,22 +71,20 @@ def main() -> int:
         print(f"\n{speed()}")
     if options.page:
         print(told_of_page(tables, version, options.records, holds=holds))
-    print(f"took {time.monotonic() - began:.0f} s")
+    print(f"The benchmark took {time.monotonic() - began:.0f} s.")
     return 0 if holds else 1
 
 
 def told_of_page(tables: Sequence[page.Table], broker: str, records: int, *, holds: bool) -> str:
-    """Write the page unless the run is void. Return what was written or not, and why."""
+    """Write the page unless the run is void. Return a text about what was written."""
     titles = ", ".join(table.title for table in tables)
     if not holds:
-        return f"{page.PAGE.name} stays as it was, for the run is void. Not written: {titles}"
+        return f"The run is void, so {page.PAGE.name} is not changed. It lacks: {titles}."
     page.write(tables, broker, records)
     parts = [table.title for table in tables if not table.whole]
-    left_out = (
-        f"; not written, for some rows are not the table: {', '.join(parts)}" if parts else ""
-    )
+    left_out = f" Tables with missing rows were not written: {', '.join(parts)}." if parts else ""
     whole = ", ".join(table.title for table in tables if table.whole)
-    return f"written to {page.PAGE.name}: {whole or 'nothing'}{left_out}"
+    return f"Tables written to {page.PAGE.name}: {whole or 'none'}.{left_out}"
 
 
 def _options() -> argparse.Namespace:
@@ -93,23 +93,32 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="300,000 records, one round, no page")
+    parser.add_argument(
+        "--records", type=int, default=2_000_000, help="Number of records of the input."
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="Number of rounds.")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="Read 300,000 records in one round, and write no page.",
+    )
     parser.add_argument(
         "--no-page",
         dest="page",
         action="store_false",
-        help="print only; without it docs/benchmarks.md is written, unless the run is void",
+        help="Print the tables, and do not write docs/benchmarks.md.",
     )
     parser.add_argument(
-        "--only", choices=[*WORKLOADS, *PARTS], action="append", help="parts of it, and of the page"
+        "--only",
+        choices=[*WORKLOADS, *PARTS],
+        action="append",
+        help="Measure only this part. Repeatable.",
     )
     options = parser.parse_args()
     if options.quick:
         options.records, options.rounds, options.page = 300_000, 1, False
     if options.records <= SMALL or options.rounds < 1:
-        parser.error(f"more than {SMALL:,} records, and one round at least, make a figure")
+        parser.error(f"Give more than {SMALL:,} records and at least one round.")
     return options
 
 

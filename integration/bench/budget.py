@@ -1,9 +1,9 @@
-"""Where the time goes: CPU microseconds per record of each part of a slot, and of the loop by hand.
+"""Measures CPU microseconds per record, for each part of a slot and for the loop by hand.
 
 The real parts of a slot (source task, chain, state, sink and drivers) run in one process on a real
-broker. There is no control plane. Around each call of a part, once a batch, the CPU clock of the
-thread is read. The time of inner parts with their own clock is subtracted. The CPU time of
-librdkafka's and RocksDB's threads is read from /proc.
+broker. There is no control plane. The CPU clock of the thread is read before and after each call of
+a part, which is one call per batch. The time of inner parts with their own clock is subtracted. The
+CPU time of librdkafka's and RocksDB's threads is read from /proc.
 
 A barrier comes after each `EVERY` records and not every second. Otherwise the number of records
 that share the cost of a checkpoint would depend on how busy the machine is.
@@ -81,8 +81,9 @@ def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
         for part, (us, calls) in sorted(best["slot"]["parts"].items(), key=lambda item: -item[1][0])
     ]
     note = (
-        f"The slot by itself {slot:.2f} us a record, the loop {loop:.2f}: {slot / loop:.2f} x. "
-        f"A barrier every {EVERY:,} records; the cheapest of {rounds} rounds. {CHECKED}"
+        f"The slot alone takes {slot:.2f} us a record, and the loop {loop:.2f}: "
+        f"{slot / loop:.2f} x. A barrier comes every {EVERY:,} records. Figures are those of the "
+        f"cheapest of {rounds} rounds. {CHECKED}"
     )
     return Table(f"Budget: {workload}", ("part", "us a record", "calls", "us a call"), rows, note)
 
@@ -107,7 +108,8 @@ def measure_settings(rig: Rig, rounds: int) -> Table:
         cpu_us, stored = min(found)
         rows.append([*properties.values(), f"{cpu_us:.2f}", f"{stored / 1e6:.1f}"])
     note = (
-        f"Transform, half of {rig.count:,} records out; the cheapest of {rounds} rounds. {CHECKED}"
+        f"The workload is the transform, which writes half of {rig.count:,} records. Figures are "
+        f"those of the cheapest of {rounds} rounds. {CHECKED}"
     )
     columns = ("compression.type", "linger.ms", "slot: us a record read", "MB stored")
     return Table("Compression and linger.ms of a sink", columns, rows, note)
@@ -122,13 +124,13 @@ def _run(
         [sys.executable, __file__, *words], check=False, capture_output=True, text=True
     )
     if done.returncode:
-        raise RuntimeError(f"the {kind} of {workload} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"The {kind} of {workload} failed: {done.stderr[-2000:]}")
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told
 
 
 class Clocks:
-    """CPU time of the parts. Inner calls with a clock do not count for the part that calls them."""
+    """The CPU time of the parts. Inner calls with a clock do not count for the calling part."""
 
     def __init__(self) -> None:
         self.spent_ns: dict[str, int] = {}
@@ -239,7 +241,7 @@ def run_slot(
 
 
 class NativeThreads:
-    """CPU time of the libraries' threads.
+    """The CPU time of the libraries' threads.
 
     Sample it before a producer is dropped, because the threads of a producer end with it.
     """
@@ -262,7 +264,7 @@ class NativeThreads:
 
 
 class BareSlot:
-    """One subtask of a one-vertex pipeline. It ends its transactions itself, like a JobMaster."""
+    """One subtask of a pipeline with one vertex. It ends its own transactions, like a JobMaster."""
 
     def __init__(
         self, pipeline: str, bootstrap: str, sink: str, folder: Path, properties: dict[str, str]
@@ -374,7 +376,7 @@ class BareSlot:
     def acknowledge(
         self, checkpoint: Any, snapshot: SubtaskSnapshot, *, alignment_ms: int, sync_ms: int
     ) -> None:
-        """End the transactions, as the JobMaster does after all acknowledgements. No journal."""
+        """End the transactions, as the JobMaster does, but without a journal."""
         del alignment_ms, sync_ms
         self._ending.submit(self._end, checkpoint, snapshot.transactions)
 
@@ -390,11 +392,11 @@ class BareSlot:
         self._around.mailbox.post(told)
 
     def decline(self, checkpoint: Any, subtask: Any, reason: str) -> None:
-        """A snapshot that could not be stored ends the measurement."""
-        raise RuntimeError(f"{checkpoint} of {subtask}: {reason}")
+        """End the measurement, because a snapshot could not be stored."""
+        raise RuntimeError(f"Checkpoint {checkpoint} of {subtask} failed: {reason}")
 
     def input_ended(self, subtask: Any) -> None:
-        """Do nothing: the splits have no end."""
+        """Do nothing, because the splits have no end."""
 
 
 RUNS: Final[dict[str, Callable[..., None]]] = {"loop": run_loop, "slot": run_slot}

@@ -1,10 +1,10 @@
-"""Duration of a claim when the brokers remember the transactional ids of many waves.
+"""Measures the duration of a claim while the brokers remember transactional ids of many waves.
 
 A backfill of 1,000 waves with 200 receivers and three sinks leaves 600,000 ids. The brokers keep
-them for a week. Running as many transactions would take an hour. So this module writes only the
-records that they leave in the topic `__transaction_state`, one for each committed transaction.
-Kafka accepts such records from a client that has the client id of Kafka's admin tools, and a broker
-reads them when it restarts. Then a real backfill runs waves, and its claims are timed.
+these ids for a week. So many real transactions would take an hour. Therefore this module writes
+only their records in the topic `__transaction_state`, one for each committed transaction. Kafka
+accepts such records from a client that has the client id of Kafka's admin tools, and a broker reads
+them when it restarts. Then a real backfill runs waves, and its claims are timed.
 
 The first claim of a command lists all ids, to find out whether the journal has lost its end. Later
 claims of the same command list only the ids whose transaction is not complete.
@@ -90,7 +90,7 @@ def measure_claims(
             ).run(stop=partial(_are_enough, waves))
             first_s, later_s = seconds[0], seconds[1:]
             claims.append((first_s, max(later_s)))
-            tell(f"{count:,} ids: first claim {first_s:.2f} s, later {max(later_s):.2f} s at most")
+            tell(f"{count:,} ids: first claim {first_s:.2f} s, later at most {max(later_s):.2f} s")
             median_s = statistics.median(later_s)
             rows.append([f"{count:,}", f"{first_s:.2f}", f"{median_s:.2f}", f"{max(later_s):.2f}"])
     return Table("Waves: claims", TITLES, rows, _note(claims))
@@ -103,11 +103,11 @@ def _are_enough(waves: Sequence[WaveDone]) -> bool:
 def _note(claims: Sequence[tuple[float, float]]) -> str:
     (first_s, later_s), first_without = claims[-1], claims[0][0]
     return (
-        f"A claim here is all that comes before a wave: claim, recovery, fencing, restore point. "
-        f"Later claims: {judged(later_s < GOAL_S, 'below 2 s and flat')}. The first claim of a "
-        f"command, which lists all ids ({first_s:.2f} s; {first_without:.2f} s without any): "
-        f"{judged(first_s < GOAL_S, 'below 2 s')}. "
-        f"{IDS[-1]:,} ids are those of 1,000 waves with {RECEIVERS} receivers and {SINKS} sinks."
+        "A claim includes all work before a wave: the claim, the recovery, the fencing and the "
+        f"restore point. Later claims: {judged(later_s < GOAL_S, 'below 2 s and flat')}. The first "
+        f"claim of a command lists all ids. It took {first_s:.2f} s, and {first_without:.2f} s "
+        f"without any ids: {judged(first_s < GOAL_S, 'below 2 s')}. "
+        f"1,000 waves with {RECEIVERS} receivers and {SINKS} sinks leave {IDS[-1]:,} ids."
     )
 
 
@@ -145,9 +145,9 @@ def write_complete_ids(
         producer.produce(STATE_TOPIC, value, key, partition=state_partition(str(one)))
         producer.poll(0)
     if producer.flush(PATIENCE_S) or failures:
-        message = f"ids could not be written: {failures[:1]}"
+        message = f"The ids could not be written: {failures[:1]}"
         raise RuntimeError(message)
-    tell(f"{number + 1:,} complete ids are written")
+    tell(f"{number + 1:,} complete ids are written.")
 
 
 def state_record(transactional_id: str, producer_id: int, now_ms: int) -> tuple[bytes, bytes]:
@@ -174,7 +174,7 @@ def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while (known := len(_ids(bootstrap, job))) < count:
         if time.monotonic() > end_s:
-            message = f"the broker knows {known} of {count} ids"
+            message = f"The broker knows only {known} of {count} ids."
             raise RuntimeError(message)
         time.sleep(1)
 

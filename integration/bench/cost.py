@@ -1,7 +1,7 @@
-"""CPU per record: tidegate and the loops run in turns on one broker. Every output is read back.
+"""Measures the CPU per record of tidegate and of the loops, which run in turns on one broker.
 
-A figure is the difference between a run over all records and a run over a thousand records. So the
-fixed cost of a run is not part of the figure.
+Every output is read back. A figure is the difference between a run over all records and a run over
+a thousand records. So the fixed cost of a run is not part of the figure.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ENDED_S_MAX: Final = 30.0
 ENDED_POLL_S: Final = 0.02
 KINDS: Final = ("loop", "tidegate")
 MEMORY_NOTE: Final = (
-    "Tree MB: the largest sum of the proportional set sizes (PSS) of all processes at one time, "
-    "of a sample a second."
+    "Tree MB is the largest sum of the proportional set sizes (PSS) of all processes at one time, "
+    "with one sample a second."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Interval of the checkpoints of a run, or of the commits of the loop."""
+    """The interval of the checkpoints of a run, or of the commits of the loop."""
 
     interval_ms: int
     during_backlog_ms: int | None = None
@@ -99,7 +99,7 @@ class Rig:
     def once(
         self, kind: str, workload: Workload, source: str, count: int, pace: Pace
     ) -> tuple[Usage, list[int]]:
-        """Run once to the end and check the output. RuntimeError if the run fails or is wrong.
+        """Run once to the end and check the output. Raise RuntimeError if it fails or is wrong.
 
         Return the resources that the run used, and the synchronous part of each snapshot in its
         reports, in milliseconds.
@@ -151,11 +151,11 @@ class Figure:
     """Largest memory of the whole process tree."""
     start_s: float
     sync_ms: Sequence[int] = ()
-    """Synchronous part of each checkpoint that a report names, of the slowest slot."""
+    """Synchronous part of each checkpoint that a report names. The slowest slot counts."""
 
 
 def times(cost: float, of_loop: float) -> str:
-    """Cost as a multiple of the loop's, or "?" if the loop was too short for the CPU clock."""
+    """Return a cost as a multiple of the loop's, or "?" if the loop's run was too short."""
     return f"{cost / of_loop:.2f}" if of_loop > 0 else "?"
 
 
@@ -195,7 +195,7 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
                 found = figure(rig, kind, WORKLOADS[name])
                 figures.setdefault((name, kind), []).append(found)
                 print(
-                    f"round {number + 1}, {name}, {kind}: {found.cpu_per_million:.2f} CPU s per "
+                    f"Round {number + 1}, {name}, {kind}: {found.cpu_per_million:.2f} CPU s per "
                     f"million, {found.records_per_s:,.0f} records/s",
                     flush=True,
                 )
@@ -222,18 +222,21 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
         )
     holds, note = (
         True,
-        (f"{CHECKED} Medians of {rounds}; least: of the cheapest one of each. {MEMORY_NOTE} "),
+        (
+            f"{CHECKED} Figures are medians of {rounds} rounds, and `least` is the cheapest round. "
+            f"{MEMORY_NOTE} "
+        ),
     )
     if loops.keys() >= LOOP_SHAPE.keys():
         off = deviations(loops)
         holds = all(abs(share) <= SHAPE_TOLERANCE for share in off.values())
         shares = ", ".join(f"{name} {share:+.0%}" for name, share in off.items())
         note += (
-            f"The loops take {slowness(loops):.1f} x what they took where the goals were set; "
-            f"against their proportions there: {shares}. "
+            f"The loops take {slowness(loops):.1f} x as long as where the goals were set. Their "
+            f"deviations from the proportions there: {shares}. "
         )
     if not holds:
-        note += "VOID: the loops do not stand to each other as they should; the machine was busy."
+        note += "VOID: the loops do not have their known proportions, because the machine was busy."
     cpu_titles = ("CPU s/M", "x loop", "goal", "least", "x least")
     titles = ("workload", "", *cpu_titles, "records/s", "tree MB", "to slot s")
     whole = set(names) == set(WORKLOADS)
@@ -243,9 +246,9 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
 def measure_intervals(rig: Rig, rounds: int) -> Table:
     """Compare throughput at checkpoints of 100 ms and of 10 s, with and without state.
 
-    The same is measured of the loop. The input is a backlog until its end, so
-    `interval_during_backlog` is the interval of checkpoints. One more run switches that off, so
-    that a checkpoint comes every 100 ms.
+    Measure the same for the loop. The input is a backlog until its end, so
+    `interval_during_backlog` is the interval of checkpoints. One more run switches this setting
+    off, so that a checkpoint comes every 100 ms.
     """
     variants = {
         ("loop", ""): ("loop", SHORT),
@@ -271,11 +274,12 @@ def measure_intervals(rig: Rig, rounds: int) -> Table:
     titles = ("workload", "", "records/s at 10 s", "at 100 ms", "share", "goal")
     sync_titles = ("synchronous part, ms, at 10 s", "synchronous part, ms, at 100 ms")
     note = (
-        f"{CHECKED} Medians of {rounds}. All records are there when a run begins: nearly to its "
-        "end it works off a backlog, with checkpoints every three seconds (the default of "
-        "checkpoint.interval_during_backlog), and where that is off every 100 ms. The synchronous "
-        "part of a snapshot, for which its slot stands still (goal: milliseconds): the median and "
-        "the largest of the checkpoints that reports told of."
+        f"{CHECKED} Figures are medians of {rounds} rounds. All records exist when a run begins, "
+        "so nearly the whole run is a backlog. In a backlog, checkpoints come every three seconds "
+        "(the default of checkpoint.interval_during_backlog). If this setting is off, they come "
+        "every 100 ms. The synchronous part of a snapshot is the time in which its slot processes "
+        "nothing (goal: milliseconds). The table has the median and the largest value of the "
+        "checkpoints in the reports."
     )
     return Table("Throughput by checkpoint interval", (*titles, *sync_titles), rows, note)
 
@@ -294,7 +298,7 @@ def read_committed(bootstrap: str, topic: str) -> list[Any]:
     end_s = time.monotonic() + ENDED_S_MAX
     while hidden := hidden_offsets(bootstrap, topic):
         if time.monotonic() > end_s:
-            said = f"{hidden} offsets of {topic} are behind transactions that nobody ends"
+            said = f"{hidden} offsets of {topic} are behind transactions that no process ends."
             raise RuntimeError(said)
         time.sleep(ENDED_POLL_S)
     consumer = Consumer(

@@ -1,4 +1,4 @@
-"""The records of the benchmark: 143 bytes of JSON, eight fields, keyed by one of 100,000 users.
+"""Makes the records of the benchmark: 143 bytes of JSON with eight fields and 100,000 user keys.
 
 Other systems were measured with the same shape and distribution, so that the figures can be
 compared. The same seed gives the same bytes.
@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 USERS: Final = 100_000
 PARTITIONS: Final = 4
 THRESHOLD: Final = 500.0
-"""Amounts above it are kept by the transform: half of the records."""
+"""The transform keeps records with a larger amount, which are half of the records."""
 
 WINDOW_MS: Final = 10_000
 """Length of a window of the windowed sums.
@@ -61,7 +61,7 @@ def records(count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
 
 
 def click_of(number: int, amount: float) -> Click:
-    """Make a click of user `number`; after the last user, the first one follows."""
+    """Make a click of user `number`. After the last user, the first one follows."""
     return Click(
         seq=number,
         user=f"u{number % USERS:06d}",
@@ -102,5 +102,5 @@ def fill(bootstrap: str, topic: str, rows: Iterable[tuple[bytes, bytes]]) -> Non
                 producer.poll(0.05)
     left = producer.flush(120)
     if left:
-        message = f"{left} records could not be written to {topic}"
+        message = f"{left} records could not be written to {topic}."
         raise RuntimeError(message)

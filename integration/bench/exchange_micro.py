@@ -1,4 +1,4 @@
-"""CPU per record of the exchange, for both ends: key, split, encode, send, receive, decode.
+"""Measures the CPU per record of the exchange: key, split, encode, send, receive and decode.
 
     python -m integration.bench.exchange_micro [records]
 
@@ -48,7 +48,7 @@ from tidegate.stream_elements import EndOfInput, RecordBatch, TopicPartition
 
 ROOT: Final = Path(__file__).parents[2]
 GOALS: Final = {("Struct", "unix"): "0.6"}
-"""CPU microseconds per record on a quiet machine, by kind of record and socket."""
+"""Goals in CPU microseconds per record on a quiet machine, by kind of record and socket."""
 CREDITS = 8
 CHANNELS = 2
 BATCH = BATCH_RECORDS * CHANNELS
@@ -223,7 +223,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     exchange.close()
     receiver.join()
     if result["records"] != records:
-        raise SystemExit(f"{result['records']} of {records} records arrived")
+        raise SystemExit(f"Only {result['records']} of {records} records arrived.")
     return {
         "records": kind,
         "socket": "tcp" if host else "unix",
@@ -266,8 +266,8 @@ def exchange_table(found: dict[tuple[str, str], list[dict[str, Any]]], rounds: i
     ]
     titles = ("records", "socket", "us a record", "sender", "receiver", "goal", "least")
     note = (
-        f"CPU of both ends together, medians of {rounds}; least: of the cheapest round. "
-        "Nothing is written: the number of records that arrived is compared."
+        f"The CPU is that of both ends. Figures are medians of {rounds} rounds, and `least` is the "
+        "cheapest round. Records are not written. Only the number that arrived is compared."
     )
     return Table("Exchange between two slots", (*titles, "records/s"), rows, note)
 

@@ -1,12 +1,11 @@
-"""A process that produces at a steady rate, for the measurements of latency and recovery.
+"""Produces records at a steady rate, for the measurements of latency and recovery.
 
 A record of bytes has the size of the benchmark's records. It holds the time at which the producer
 received it, so the linger time of the producer counts. It also holds its number, so that a reader
 can find out which records are missing.
 
-A click holds the same time as its amount. Each click belongs to the next user. If all other amounts
-of a user are 0, the running total of the user is the time at which their newest record was
-produced.
+A click holds the same time as its amount, and each click belongs to the next user. If all other
+amounts of a user are 0, the user's running total is the production time of the newest record.
 
     python -m integration.bench.feed BOOTSTRAP TOPIC RECORDS_PER_S bytes|clicks
 """
@@ -32,14 +31,14 @@ Kind = Literal["bytes", "clicks"]
 STEP_S: Final = 0.005
 SIZE: Final = 143
 STAMP: Final = 20
-"""Length of the time of production, in nanoseconds, with which a record begins."""
+"""Length of the production time, in nanoseconds, at the start of a record."""
 NUMBER: Final = 12
 """Length of the number of the record, which follows the time."""
 ENDS_IN_S: Final = 30.0
 
 
 class Left:
-    """A module that runs in its own process. Leaving the block kills the process."""
+    """A module that runs in its own process. The process is killed at the end of the block."""
 
     def __init__(self, *words: str, pipe: bool = False) -> None:
         self._process = subprocess.Popen(
@@ -68,7 +67,7 @@ class Feed(Left):
         super().__init__("integration.bench.feed", bootstrap, topic, str(rate), kind, pipe=True)
 
     def end(self) -> int:
-        """End the feed and return the number of its records. All of them are acknowledged then."""
+        """End the feed. Return the number of its records, which are all acknowledged then."""
         self._process.send_signal(signal.SIGTERM)
         said, _ = self._process.communicate(timeout=ENDS_IN_S)
         return int(said)
@@ -97,7 +96,7 @@ def make_clicks() -> Callable[[int, int], bytes]:
 
 
 def feed(bootstrap: str, topic: str, rate: int, kind: Kind) -> int:
-    """Produce every 5 ms until SIGTERM. Return how many, once all are acknowledged."""
+    """Produce every 5 ms until SIGTERM. Return the number of records after all are acknowledged."""
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: over.append(number))
     producer = Producer(
@@ -120,7 +119,7 @@ def feed(bootstrap: str, topic: str, rate: int, kind: Kind) -> int:
         time.sleep(STEP_S)
     left = producer.flush(ENDS_IN_S)
     if left:
-        raise RuntimeError(f"{left} records could not be written to {topic}")
+        raise RuntimeError(f"{left} records could not be written to {topic}.")
     return sent
 
 

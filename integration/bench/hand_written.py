@@ -1,12 +1,12 @@
-"""The workloads as PySpark jobs written by hand. Backfills on Spark are compared with them.
+"""Runs the workloads as PySpark jobs written by hand, for the comparison with backfills on Spark.
 
-An expert who accepts lost and repeated records writes a job like this. Ranges of offsets are the
-tasks. A `mapInArrow` reads them with confluent-kafka, decodes them, and keeps the columns that the
-job needs. For the running total, records are partitioned by user and sorted by time. The totals are
-in a dict, and an idempotent producer writes them.
+An expert who accepts lost and repeated records writes such a job. Each task has a range of offsets.
+A `mapInArrow` reads them with confluent-kafka, decodes them, and keeps the columns that the job
+needs. For the running total, records are partitioned by user and sorted by time. The totals are in
+a dict, and an idempotent producer writes them.
 
-Nothing here survives a crash. A task that Spark repeats writes its records twice, the dict is lost
-at the end, and no offset is stored for the next run.
+These jobs do not survive a crash. A task that Spark repeats writes its records twice, the dict is
+lost at the end, and no offset is stored for the next run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from integration.bench.data import THRESHOLD, Click
 from integration.bench.loop import Fee, UserTotal
 
 ROWS_PER_BATCH: Final = 50_000
-"""Rows of an Arrow batch between the JVM and Python: the cheapest of the sizes tried."""
+"""Rows of an Arrow batch between the JVM and Python. It was the cheapest of several sizes."""
 CLICKS: Final = "user string, amount double, ts long, partition int, offset long"
 COUNT: Final = "written long"
 PATIENCE_S: Final = 60.0
@@ -89,18 +89,18 @@ class Job:
             producer.poll(0)
             written += len(values)
         if producer.flush(PATIENCE_S) or failures:
-            message = f"records were not written: {failures[:1]}"
+            message = f"Records were not written: {failures[:1]}"
             raise RuntimeError(message)
         return written
 
 
 def transform(spark: Any, job: Job) -> int:
-    """Read, decode, filter, add a field, and write, in one stage. Return how many are written."""
+    """Read, decode, filter, add a field and write, in one stage. Return the number written."""
     return _total(_source(spark, job).mapInArrow(_TransformTask(job), COUNT))
 
 
 def total(spark: Any, job: Job) -> int:
-    """Write the running total of each user, in two stages. Return how many are written."""
+    """Write the running total of each user, in two stages. Return the number written."""
     clicks = _source(spark, job).mapInArrow(_ReadTask(job), CLICKS)
     by_user = clicks.repartition(job.tasks, "user")
     in_order = by_user.sortWithinPartitions("ts", "partition", "offset")
@@ -111,7 +111,7 @@ JOBS: Final[Mapping[str, Callable[[Any, Job], int]]] = {"transform": transform, 
 
 
 def run(spark: Any, workload: str, job: Job) -> int:
-    """Run a workload in a session. Return how many records are written."""
+    """Run a workload in a session. Return the number of written records."""
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ROWS_PER_BATCH))
     return JOBS[workload](spark, job)
 

@@ -1,4 +1,4 @@
-"""Latency: the time from the production of a record until a reader sees it.
+"""Measures latency, which is the time from the production of a record until a reader sees it.
 
 A feed produces at a steady rate, and a reader notes the time of each record. The feed and the
 reader run in different processes, because neither may wait for the other. Both run on the same
@@ -27,20 +27,20 @@ RATE: Final = 20_000
 LOW_RATE, LOWEST_RATE = 1_000, 10
 SETTLE_S: Final = 5.0
 TAKE_OVER: Final = ("--take-over",)
-"""Option for a new run: its storage is empty and does not know the job of the run before."""
+"""Option for each run, because its storage is empty and does not know the previous run."""
 LAST_S: Final = 30.0
-"""Time limit to see the last records after the feed has ended."""
+"""Seconds after the end of the feed in which the last records must be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """One guarantee: tidegate's pipeline for it, the loop by hand, and the goal."""
+    """The measurement of one guarantee, with tidegate's pipeline, the loop by hand and the goal."""
 
     name: str
     pipeline: str
     interval_ms: int
     loop_commit_ms: int | None
-    """Commit interval of the loop. 0 means no transactions; None means no loop."""
+    """Commit interval of the loop. 0 means no transactions, and None means no loop."""
     goal: str
     rate: int = RATE
     parallelism: int = 1
@@ -112,10 +112,11 @@ def measure_latency(rig: Rig, seconds: float, settle_s: float = SETTLE_S) -> tup
             )
             histograms.append([promise.name, kind, *map("{:.2%}".format, histogram(found))])
     titles = ("guarantee", "", *(f"to {ms} ms" for ms in BUCKETS_MS), "more")
-    note = "Each record of the feeds was seen exactly once, by their numbers."
+    note = "By their numbers, the records of the feeds were each seen exactly once."
+    same = "The runs are those of `Latency from produce to visible`."
     return (
         Table("Latency from produce to visible", COLUMNS, percentiles, note),
-        Table("Latency: share of the records by time", titles, histograms, "Of the same runs."),
+        Table("Latency: share of the records by time", titles, histograms, same),
     )
 
 
@@ -162,32 +163,32 @@ class Seen:
     count: int = 0
 
     def note(self, value: bytes, seen_s: float, *, measured: bool) -> None:
-        """Note a record. RuntimeError if it was seen before."""
+        """Note a record. Raise RuntimeError if it was seen before."""
         number = number_of(value)
         if number >= len(self.numbers):
-            self.numbers.extend(bytes(number + 1))  # at least doubles: amortised
+            self.numbers.extend(bytes(number + 1))  # it at least doubles
         if self.numbers[number]:
-            raise RuntimeError(f"record {number} of the feed was seen twice")
+            raise RuntimeError(f"Record {number} of the feed was seen twice.")
         self.numbers[number] = 1
         self.count += 1
         if measured:
             self.took_ms.append((seen_s - produced_s(value)) * 1000)
 
     def check(self, sent: int) -> None:
-        """RuntimeError unless all `sent` records were seen, and no other record."""
+        """Raise RuntimeError unless all `sent` records were seen, and no other record."""
         missing = self.numbers[:sent].count(0) + max(0, sent - len(self.numbers))
         if missing or self.count != sent:
             raise RuntimeError(
-                f"of {sent} records of the feed {missing} were never seen, and "
-                f"{self.count + missing - sent} were seen that it did not send"
+                f"Of {sent} records of the feed, {missing} were never seen, and "
+                f"{self.count + missing - sent} were seen that it did not send."
             )
 
 
 def observe(bootstrap: str, topic: str, feed: Feed, seconds: float, settle_s: float) -> list[float]:
     """Return the latency, in milliseconds, of the records that become visible in `seconds`.
 
-    Records of the first `settle_s` are not measured. Then this ends the feed. RuntimeError unless
-    each of its records was seen once.
+    Records of the first `settle_s` are not measured. At the end, this function ends the feed. It
+    raises RuntimeError unless each record of the feed was seen once.
     """
     consumer = Consumer(
         {

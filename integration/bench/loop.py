@@ -1,8 +1,8 @@
-"""The same workloads as loops written by hand with confluent-kafka. tidegate is compared with them.
+"""Runs the workloads as loops written by hand with confluent-kafka, for the comparison.
 
 A loop has one transactional producer, sends its offsets with the transaction, and commits every
-second. A good engineer writes such a loop in an afternoon. It runs in one process, and it does not
-recover its totals: they are in a dict that a crash loses.
+second. A good engineer writes such a loop in an afternoon. It runs in one process. It does not
+recover its totals, because they are in a dict that a crash loses.
 
     python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT COMMIT_MS
     python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
@@ -96,7 +96,7 @@ class WindowTotal(msgspec.Struct, frozen=True, gc=False):
 
 
 def windows() -> Callable[[list[Any]], Columns]:
-    """Return a step that sums per user and window; the next window of a user emits the last one."""
+    """Return a step that sums per user and window. A user's next window emits the previous sum."""
     decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
     open_windows: dict[str, tuple[int, float]] = {}
 

@@ -1,11 +1,11 @@
-"""The present speed of the machine in two numbers, measured without Kafka and without tidegate.
+"""Measures the present speed of the machine in two numbers, without Kafka and without tidegate.
 
-The first number is the time of a step of the interpreter. The second is the time to visit an object
-that no cache holds, which is what state with many keys waits for.
+The first number is the time of a step of the interpreter. The second number is the additional time
+to visit an object that no cache holds. State with many keys waits for such visits.
 
 The speed of a virtual machine changes from minute to minute with the load of its neighbours.
-Machines differ most in the second number. So each table of the benchmark states both numbers, and
-a reader can compare absolute figures. Both are CPU time of this thread, not wall time.
+Machines differ most in the second number. So each table of the benchmark states both numbers, and a
+reader can compare absolute figures. Both are CPU time of this thread, not wall time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass
 from typing import Final
 
 OBJECTS: Final = 2_000_000
-"""Number of floats of 24 bytes: more than fit into the caches of a core with other users."""
+"""Number of floats of 24 bytes. They do not fit into the caches of a shared core."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Both numbers in nanoseconds. Smaller is faster."""
+    """Both numbers, in nanoseconds. A smaller number means a faster machine."""
 
     step_ns: float
     visit_ns: float
 
     def __str__(self) -> str:
         return (
-            f"Just after: {self.step_ns:.0f} ns a step of the interpreter, "
-            f"{self.visit_ns:.0f} ns more to visit an object that no cache holds."
+            f"Just after the measurement, a step of the interpreter took {self.step_ns:.0f} ns, "
+            f"and a visit to an object that no cache holds took {self.visit_ns:.0f} ns more."
         )
 
 
 def speed(objects: int = OBJECTS) -> Speed:
-    """Measure now. This takes about four seconds and 100 MB."""
+    """Measure the speed now. This takes about four seconds and 100 MB."""
     in_order = [float(number) for number in range(objects)]
     # These are the same objects. A loop that visits them in another order jumps through memory.
     shuffled = random.Random(1).sample(in_order, objects)

@@ -1,4 +1,4 @@
-"""Start-up, recovery, `--help`, and the memory and CPU of an idle cluster.
+"""Measures start-up, recovery, `--help`, and the memory and CPU of an idle cluster.
 
 Recovery counts from the kill of a slot to the first record that was produced after the kill and is
 visible to `read_committed` readers. So a record that an older attempt had prepared does not count.
@@ -35,7 +35,7 @@ TOTALS: Final = "integration.bench.pipelines:Totals"
 HELPS: Final = 5
 IDLE_S: Final = 10.0
 RECOVERY_GOAL: Final = "1.7 s"
-"""Goal of a recovery: the checkpoint interval of 1 s, and 0.7 s more."""
+"""Goal of a recovery. It is the checkpoint interval of 1 s, plus 0.7 s."""
 GIVE_UP_S: Final = 90.0
 FEED_PER_S: Final = 1_000
 CLUSTER: Final = ("jobmanager", "jobmaster", "taskmanager", "zygote", "slot")
@@ -67,9 +67,10 @@ def measure_moments(rig: Rig, rounds: int, *, quick: bool) -> Table:
         _, share = _middles(idle(rig, "1 s", idle_s) for _ in range(rounds))
         rows.append(["the same with a checkpoint every second", f"{share:.1%}", ""])
     note = (
-        f"Medians of {rounds} (`--help`: of {HELPS}), with 1 s checkpoints where no other is "
-        f"named, 10 s for the idle cluster, which is looked at for {idle_s:g} s a time without its "
-        "client. No output is compared here but the counts of the users behind the recovered total."
+        f"Figures are medians of {rounds} (`--help`: of {HELPS}). A checkpoint comes every second, "
+        "and every 10 s in the idle cluster, unless the row names another interval. The idle "
+        f"cluster is measured for {idle_s:g} s each time, without its client. Of the outputs, only "
+        "the counts of the users in the recovered total are compared."
     )
     return Table("Start, recovery, idle", ("what", "measured", "goal"), rows, note)
 
@@ -120,7 +121,7 @@ def recovery_s(rig: Rig) -> float:
 
 
 def recovery_of_total_s(rig: Rig) -> float:
-    """Measure a recovery that restores the state of all users. RuntimeError if state was lost.
+    """Measure a recovery that restores the state of all users. Raise RuntimeError if it was lost.
 
     Each user has one record, and the feed brings the second one. No user gets a third record during
     a run. So a count of 1 after the kill means that the state of that user was lost.
@@ -133,7 +134,7 @@ def recovery_of_total_s(rig: Rig) -> float:
     def is_new(value: bytes) -> bool:
         total = msgspec.json.decode(value, type=UserTotal)
         if total.total > killed_s and total.count != 2:
-            raise RuntimeError(f"{total.user} has {total.count} records, not 2: state was lost")
+            raise RuntimeError(f"{total.user} has {total.count} records, not 2. State was lost.")
         return total.total > killed_s
 
     with TidegateRun(
@@ -142,7 +143,7 @@ def recovery_of_total_s(rig: Rig) -> float:
         report = run.wait_for("all users", _has_all_users, GIVE_UP_S)
         with Feed(rig.bootstrap, source, FEED_PER_S, "clicks"):
             killed_s = 0.0
-            _first(rig.bootstrap, sink, is_new)  # after this checkpoint: all users are in one
+            _first(rig.bootstrap, sink, is_new)  # after this, a checkpoint has all users
             ends = _ends(rig.bootstrap, sink)
             killed_s = time.time()
             os.kill(report["slots"][0]["pid"], signal.SIGKILL)
@@ -155,7 +156,7 @@ def _has_all_users(report: Report) -> bool:
 
 
 def idle(rig: Rig, interval: str, seconds: float) -> tuple[float, float]:
-    """Measure a cluster without input: proportional megabytes, and the share of a core.
+    """Measure the proportional megabytes, and the share of a core, of a cluster without input.
 
     The cluster takes a checkpoint every `interval`. CPU is measured for `seconds`.
     """
@@ -214,7 +215,7 @@ def _first(
     wanted: Callable[[bytes], bool],
     starts: Sequence[int] = (0,) * PARTITIONS,
 ) -> None:
-    """Return as soon as a wanted, committed record is seen. TimeoutError if none comes."""
+    """Return as soon as a wanted, committed record is seen. Raise TimeoutError if none comes."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -234,4 +235,4 @@ def _first(
                     return
     finally:
         consumer.close()
-    raise TimeoutError(f"no such record on {topic} within {GIVE_UP_S:g} s")
+    raise TimeoutError(f"No such record came on {topic} within {GIVE_UP_S:g} s.")

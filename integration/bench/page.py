@@ -1,4 +1,4 @@
-"""Text of the results: tables for the terminal and for `docs/benchmarks.md`."""
+"""Formats the results as tables for the terminal and for `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ PACKAGES: Final = ("confluent-kafka", "msgspec", "rocksdict")
 
 HEAD: Final = """# Benchmarks
 
-Written by `make bench` ([how it is measured](../integration/bench/README.md)), not by hand.
-CPU seconds are of the whole process tree without the broker, per million records, start-up apart.
-What was checked of the outputs is said below each table.
-Records of 143 bytes, 100,000 keys, 4 partitions; an embedded broker on the same machine.
+`make bench` and `make bench-spark` write this page. Do not edit it.
+[This page](../integration/bench/README.md) explains how each figure is measured.
+CPU seconds are those of the whole process tree without the broker, per million records, and without
+the start-up.
+The text below each table says how the outputs were checked.
+The input has records of 143 bytes, 100,000 keys and 4 partitions, on an embedded broker of the same
+machine.
 """
 
 
@@ -35,7 +38,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     whole: bool = True
-    """Says whether the table may replace a section of the page. It may not if rows are missing."""
+    """Whether the table may replace a section of the page. It may not if rows are missing."""
 
     def markdown(self) -> str:
         """Return the table as a section of the page."""

@@ -1,4 +1,4 @@
-"""The workloads of the benchmark as pipelines: pass-through, JSON transform, sums by key."""
+"""Defines the workloads of the benchmark as pipelines: pass-through, transform, sums by key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from integration.bench.data import THRESHOLD, WINDOW_MS, Click
 from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
 
 KEY = 20
-"""Length of the shuffle key of undecoded records: the time with which a feed record begins."""
+"""Length of the shuffle key of undecoded records. The key is the production time of a record."""
 
 
 class ClickWithFee(Click, frozen=True, gc=False):
@@ -65,7 +65,7 @@ def with_fee(click: Click) -> ClickWithFee:
 
 
 class RunningTotal(KeyedProcess[str, Click, UserTotal]):
-    """Count and sum of each user."""
+    """A step that emits the count and the sum of each user."""
 
     paid = ValueState(Total, factory=Total)
 
@@ -77,7 +77,7 @@ class RunningTotal(KeyedProcess[str, Click, UserTotal]):
 
 
 class WindowedTotal(KeyedProcess[str, Click, WindowTotal]):
-    """Sum of each user and window. The user's first record after the window emits it."""
+    """A step that sums per user and window. The user's first record after a window emits it."""
 
     window = ValueState(Window, factory=Window)
 
@@ -93,7 +93,7 @@ class WindowedTotal(KeyedProcess[str, Click, WindowTotal]):
 
 
 class Passthrough(Pipeline, name="bench-passthrough"):
-    """Bytes in, the same bytes out."""
+    """A pipeline that writes the same bytes that it reads."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw())
@@ -103,7 +103,7 @@ class Passthrough(Pipeline, name="bench-passthrough"):
 
 
 class CopiesAtLeastOnce(Pipeline, name="bench-at-least-once"):
-    """Bytes in, the same bytes out, visible at once."""
+    """A pipeline that writes the same bytes that it reads, visible at once."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
@@ -121,7 +121,7 @@ class Passing(KeyedProcess[bytes, bytes, bytes]):
 
 
 class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
-    """Bytes in, the same bytes out. Records are shuffled by their first bytes."""
+    """A pipeline that writes the same bytes, and shuffles records by their first bytes."""
 
     clicks = KafkaSource("bench-in", value=Raw())
     copies = KafkaSink("bench-passthrough", value=Raw(), guarantee="at_least_once")
@@ -135,7 +135,7 @@ class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
 
 
 class Transform(Pipeline, name="bench-transform"):
-    """Decode, drop half of the records, add a field, encode."""
+    """A pipeline that decodes, drops half of the records, adds a field and encodes."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     paying = KafkaSink("bench-transform", value=Json(ClickWithFee))
@@ -145,7 +145,7 @@ class Transform(Pipeline, name="bench-transform"):
 
 
 class Totals(Pipeline, name="bench-total"):
-    """Running total per user, with durable state, one update out per record."""
+    """The running total per user in durable state. Each record emits one update."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     totals = KafkaSink("bench-total", value=Json(UserTotal), record_key=lambda total: total.user)
@@ -159,7 +159,7 @@ class Totals(Pipeline, name="bench-total"):
 
 
 class Windows(Pipeline, name="bench-windows"):
-    """Sums per user and window by a plain process function."""
+    """The sums per user and window, in a plain process function."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     windows = KafkaSink(
@@ -175,7 +175,7 @@ class Windows(Pipeline, name="bench-windows"):
 
 
 class TransformAtLeastOnce(Pipeline, name="bench-transform-loose"):
-    """Transform without transactions."""
+    """The transform without transactions."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     paying = KafkaSink("bench-transform", value=Json(ClickWithFee), guarantee="at_least_once")
@@ -185,7 +185,7 @@ class TransformAtLeastOnce(Pipeline, name="bench-transform-loose"):
 
 
 class TotalsAtLeastOnce(Pipeline, name="bench-total-loose"):
-    """Running total per user without transactions."""
+    """The running total per user without transactions."""
 
     clicks = KafkaSource("bench-in", value=Json(Click))
     totals = KafkaSink(

@@ -1,4 +1,4 @@
-"""The time that readers wait for new output after kills of brokers, processes and whole runs.
+"""Measures how long readers wait for new output after kills of brokers, processes and whole runs.
 
 There are three brokers, a steady feed, and a reader of committed records that does not know which
 process is killed. A figure counts from the kill to the first visible record that was produced after
@@ -6,9 +6,10 @@ it. A hand-written transactional producer runs at the same time on the same brok
 the failover time of Kafka itself, and no job can be faster. The phases of a recovery come from the
 log of the JobMaster, each with its seconds.
 
-The kills in order: three brokers, one by one; a broker together with a slot or the JobMaster; each
-kind of process while one broker is away; a slot several times in a row. Then the command is killed
-with all its processes: first after each output, then 0.5 to 3 seconds after each start.
+First, three brokers are killed one by one. Then a broker is killed together with a slot or the
+JobMaster. Then each kind of process is killed while one broker is away. Then a slot is killed
+several times in a row. At last, the command is killed with all its processes: first after each
+output, then 0.5 to 3 seconds after each start.
 
     python -m integration.bench.recovery            prints the table
     python -m integration.bench --only recovery     puts it into docs/benchmarks.md as well
@@ -143,11 +144,12 @@ def measure_recovery() -> Table:
         "Recovery under pressure",
         ["what", "new output after", "phases, s", "a loop by hand", "goal"],
         rows,
-        "From the kill (of a run: from its start) to the first visible record that was produced "
-        "after it. Three brokers on the machine of the job, replication 3, min.insync.replicas 2, "
-        f"sessions of 3 s, checkpoints every second, {FEED_PER_S} records a second, two subtasks. "
-        "The loop by hand is a transactional producer on the same brokers: its figure is their own "
-        "failover. Times of phases are from the JobMaster's log.",
+        "A figure is the time from the kill (for `run`, from its start) to the first visible "
+        "record that was produced after it. Three brokers run on the machine of the job, with "
+        "replication 3, min.insync.replicas 2 and sessions of 3 s. The job has checkpoints every "
+        f"second, {FEED_PER_S} records a second and two subtasks. The loop by hand is a "
+        "transactional producer on the same brokers, so its figure is their own failover time. "
+        "The times of phases are from the JobMaster's log.",
     )
 
 
@@ -181,7 +183,7 @@ def _deaths(rig: Rig) -> Iterator[Row]:
         brokers.start(0)
         job.settled()
         for number in range(SLOT_KILLS):
-            what = f"kill -9 of a slot, {number + 1}. in a row, a second after the output"
+            what = f"kill -9 of a slot, number {number + 1} in a row, a second after the output"
             yield job.row(what, partial(job.kill, "slot"))
             time.sleep(1.0)
 
@@ -199,8 +201,8 @@ def _killed_runs(rig: Rig) -> Iterator[Row]:
             took = [_run_once(rig, home, reader)]
             lives = f"{min(LIVES_S):g} to {max(LIVES_S):g} s after its start"
             row = _of_runs(
-                f"the same after it was killed {len(LIVES_S)} times, {lives}; of these lives "
-                f"{seen} showed output",
+                f"the same after {len(LIVES_S)} such kills, each {lives} ({seen} of these runs "
+                "showed output)",
                 took,
             )
             yield row
@@ -310,7 +312,7 @@ def _open_transactions(brokers: Brokers) -> list[TransactionalId]:
             found = [each for each, state in listed.items() if state is TransactionState.ONGOING]
             if found:
                 return found
-        raise TimeoutError("the job has no open transactions")
+        raise TimeoutError("The job has no open transactions.")
     finally:
         log.close()
 

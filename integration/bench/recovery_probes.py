@@ -1,4 +1,4 @@
-"""Tools to measure recoveries: a reader, a loop by hand, and the phases in the log of a job.
+"""Provides tools to measure recoveries: a reader, a loop by hand, and the phases in a job's log.
 
 The reader does not know which process is killed. The loop is a transactional producer, written by
 hand. A phase is the time between two lines of the log of the JobMaster. The log is used because its
@@ -35,7 +35,7 @@ BEGINS: Final = {
     "deploying": "deploying, restoring",
     "running": "running until visible",
 }
-"""Phase that begins with a line of the log, by the state or the message of the line."""
+"""The phase that begins with a line of the log, by the state or the message of the line."""
 RUNNING: Final = BEGINS["running"]
 STATE: Final = re.compile(r'state=("(?P<words>[^"]+)"|(?P<word>\S+)) .*message=job$')
 STEP: Final = re.compile(r"message=(?P<word>claimed|recovered)$")
@@ -70,7 +70,7 @@ class Reader:
             if self.newest_s > then_s:
                 return time.time() - then_s
             time.sleep(0.01)
-        raise TimeoutError(f"no new record within {GIVE_UP_S:g} s")
+        raise TimeoutError(f"No new record came within {GIVE_UP_S:g} s.")
 
     def close(self) -> None:
         """Stop reading."""

@@ -1,8 +1,8 @@
-"""Size of the reports of a wave that the driver collects.
+"""Measures the size of the reports of a wave that the driver collects.
 
 The report of a receiver names every sender from which it has read, with the run of that sender.
 This module builds reports as a wave does, for a given number of receivers and senders. A real Spark
-job collects them. Its tasks send nothing else.
+job collects the reports, and its tasks send nothing else.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def encoded_report(receiver: int, senders: int) -> bytes:
 def measure_reports(folder: Path, tell: Callable[[str], None]) -> Table:
     """Make a table of the reports of one wave."""
     folder.mkdir()
-    tell(f"collecting the reports of {RECEIVERS} receivers and {SENDERS:,} senders")
+    tell(f"Collecting the reports of {RECEIVERS} receivers and {SENDERS:,} senders.")
     with start_session("local[2,4]", python_path=[ROOT], folder=folder) as session:
         run_levels(session, RECEIVERS, 1, ENTRY, b"1")
         began_s = time.monotonic()
@@ -100,16 +100,17 @@ def measure_reports(folder: Path, tell: Callable[[str], None]) -> Table:
         seconds = time.monotonic() - began_s
     size = sum(len(report.body) for report in reports)
     if len(reports) != RECEIVERS:
-        message = f"{len(reports)} reports came of {RECEIVERS}"
+        message = f"Only {len(reports)} of {RECEIVERS} reports came."
         raise RuntimeError(message)
     row = [
         *(str(RECEIVERS), f"{SENDERS:,}", f"{size / 1e6:.1f}"),
         *(f"{size / RECEIVERS / 1e3:.1f}", f"{seconds:.1f}"),
     ]
     note = (
-        f"{judged(size < GOAL_BYTES, 'below 50 MB').capitalize()}. Of one level; each receiver has "
-        f"state of {FILES} files and one transaction. The time is that of a Spark job of "
-        f"{RECEIVERS} tasks on local[2] that makes and collects nothing else."
+        f"The size of the reports: {judged(size < GOAL_BYTES, 'below 50 MB')}. They are the "
+        f"reports of one level. Each receiver has a state of {FILES} files and one transaction. "
+        f"The time is that of a Spark job of {RECEIVERS} tasks on local[2], which makes and "
+        "collects only these reports."
     )
     titles = ("receivers", "senders", "MB collected", "kB a report", "job s")
     return Table("Waves: reports", titles, [row], note)

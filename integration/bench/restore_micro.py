@@ -1,8 +1,8 @@
-"""Time that a wave takes to restore local state that has not changed since the wave before.
+"""Measures how long a wave restores local state that has not changed since the previous wave.
 
-A store of 1 GB is filled and uploaded once. Then several attempts follow. Each one restores the
-store from the files that the attempt before left on this host, and takes a snapshot. The restore of
-a slot is measured too. It reads every file to verify the checksum.
+A store of 1 GB is filled and uploaded once. Then several attempts follow. Each attempt restores the
+store from the files that the previous attempt left on this host, and takes a snapshot. The restore
+of a slot is measured too. A slot reads every file to verify the checksum.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measure_restore(folder: Path, size: int, tell: Callable[[str], None]) -> Tab
     """Measure restores of a state of `size` bytes. `folder` is deleted afterwards."""
     folder.mkdir()
     waves = Waves(folder)
-    tell(f"writing a state of {size / 2**30:.2f} GiB")
+    tell(f"Writing a state of {size / 2**30:.2f} GiB.")
     _, _, snapshot = waves.run((), notes_count=True, fill=lambda store: _fill(store, size))
     held = sum(file.size for file in snapshot.files)
     rows = []
@@ -117,10 +117,10 @@ def measure_restore(folder: Path, size: int, tell: Callable[[str], None]) -> Tab
             rows.append([name, f"{restore_s:.3f}", f"{snapshot_s:.3f}"])
     shutil.rmtree(folder)
     note = (
-        f"{held / 2**30:.2f} GiB in {len(snapshot.files)} files. "
-        f"The slowest wave: {worst_s:.2f} s, "
-        f"{judged(worst_s < GOAL_S, 'below 0.2 s')}. Each row restores what the row above it left, "
-        "and the snapshot behind it uploads nothing but small files."
+        f"The state has {held / 2**30:.2f} GiB in {len(snapshot.files)} files. "
+        f"The slowest wave: {worst_s:.2f} s, {judged(worst_s < GOAL_S, 'below 0.2 s')}. Each row "
+        "restores the state that the row above it left. The snapshot after it uploads only small "
+        "files."
     )
     return Table("Waves: restore of unchanged state", ("", "restore s", "snapshot s"), rows, note)
 

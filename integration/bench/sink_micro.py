@@ -1,4 +1,4 @@
-"""CPU microseconds per record of the source and the sink alone, compared with a plain loop.
+"""Measures CPU microseconds per record of only a source and a sink, compared with a plain loop.
 
 Records of 140 bytes go from one topic to another, in transactions of one second. One way is a
 hand-written loop with one consumer and one transactional producer, and offsets in the transaction.
@@ -66,7 +66,7 @@ def main() -> None:
     loop, ours = (
         min(found[mode]) for mode in found
     )  # the machine may be busy, so take the cheapest run
-    print(f"loop {loop:.2f} us, tidegate {ours:.2f} us: {ours / loop:.2f} (target {TARGET})")
+    print(f"Loop {loop:.2f} us, tidegate {ours:.2f} us: {ours / loop:.2f} (target {TARGET}).")
 
 
 def fill(bootstrap: str, topic: str, records: int) -> None:

@@ -1,7 +1,7 @@
-"""The benchmark of backfills on Spark: `make bench-spark`, or one part of it:
+"""Measures backfills on Spark. `make bench-spark` runs all parts. These commands run less:
 
     python -m integration.bench.spark_bench --only total --records 1000000 --rounds 3
-    python -m integration.bench.spark_bench --quick           # a few minutes, writes no page
+    python -m integration.bench.spark_bench --quick    # takes a few minutes and writes no page
 
 It runs in the environment of `make test-spark`. Each table goes into docs/benchmarks.md as soon as
 it is measured, and names the command that made it. A comparison of fewer than three rounds is not
@@ -33,7 +33,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 PARTS: Final = (*SPARK_WORKLOADS, "fixed", "lines", "claims", "restore", "reports")
 BY_RECORDS: Final = ("Waves: by size", *map(title_of, SPARK_WORKLOADS))
-"""Titles of the tables whose figures depend on the number of records."""
+"""Titles of the tables with figures that depend on the number of records."""
 STATE_BYTES: Final = 1 << 30
 QUICK_STATE_BYTES: Final = 64 << 20
 QUICK_IDS: Final = (0, 10_000)
@@ -51,12 +51,12 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as scratch:
         for table, version in _measured(Path(scratch), options, tell):
-            told = f"{table.note} Made by `{_command(options)}`."
+            told = f"{table.note} The command was `{_command(options)}`."
             noted = replace(table, note=f"{told} {'' if options.quick else speed()}".strip())
             print(noted.plain(), flush=True)
             if options.page:
                 page.write([noted], version, options.records if table.title in BY_RECORDS else None)
-    tell("done")
+    tell("The benchmark has ended.")
     return 0
 
 
@@ -85,7 +85,7 @@ def _measured(
     workloads = [name for name in SPARK_WORKLOADS if name in wanted]
     if workloads:
         with _broker(scratch / "cost", tell) as broker:
-            tell(f"writing {options.records:,} records")
+            tell(f"Writing {options.records:,} records.")
             rig = Rig(broker.bootstrap, scratch / "cost", options.records)
             for workload in workloads:
                 found = compare(rig, workload, options.rounds, tell)
@@ -94,7 +94,7 @@ def _measured(
 
 @contextmanager
 def _broker(scratch: Path, tell: Any) -> Iterator[EmbeddedKafka]:
-    tell("starting a broker")
+    tell("Starting a broker.")
     scratch.mkdir()
     with EmbeddedKafka.start("4.3.0", directory=scratch / "kafka", owned=True) as broker:
         yield broker
@@ -106,16 +106,29 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="200,000 records, one round, no page")
-    parser.add_argument("--no-page", dest="page", action="store_false", help="print only")
-    parser.add_argument("--only", choices=PARTS, action="append", help="these parts of it")
+    parser.add_argument(
+        "--records", type=int, default=2_000_000, help="Number of records of the input."
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="Number of rounds.")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="Read 200,000 records in one round, and write no page.",
+    )
+    parser.add_argument(
+        "--no-page",
+        dest="page",
+        action="store_false",
+        help="Print the tables, and do not write docs/benchmarks.md.",
+    )
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="Measure only this part. Repeatable."
+    )
     options = parser.parse_args()
     if options.quick:
         options.records, options.rounds, options.page = 200_000, 1, False
     if options.records <= SMALL or options.rounds < 1:
-        parser.error(f"more than {SMALL:,} records, and one round at least, make a figure")
+        parser.error(f"Give more than {SMALL:,} records and at least one round.")
     return options
 
 

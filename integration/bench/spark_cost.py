@@ -1,7 +1,7 @@
-"""Cost of a record in a backfill on Spark.
+"""Measures the cost of a record in a backfill on Spark.
 
-It is compared with a bounded run, with a PySpark job written by hand (`hand_written.py`), and with
-the same backfill without transactions.
+The backfill is compared with a bounded run, with a PySpark job written by hand (`hand_written.py`),
+and with the same backfill without transactions.
 
 Each job runs cold and warm. Cold is a command from its start to its end, with everything that it
 starts. Warm is the difference between a run over all records and a run over a thousand. On Spark,
@@ -48,14 +48,14 @@ CPU_OF_BOUNDED_MAX: Final = 1.3
 TRANSACTIONS_MAX: Final = 0.15
 ROUNDS_MIN: Final = 3
 FEW: Final = (
-    " So few rounds, and so few records, decide nothing on a machine with neighbours: the same "
-    "kind differed by more than a half from run to run."
+    " So few rounds and records decide nothing on a shared machine. There, the figures of one kind "
+    "differed by more than half from run to run."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """CPU cost per million records, and records per second, of a run."""
+    """The CPU cost per million records, and the records per second, of a run."""
 
     cpu_per_million: float
     records_per_s: float
@@ -76,7 +76,7 @@ class Compared:
     warm: dict[str, Rate]
 
     def verdicts(self) -> list[str]:
-        """Return one sentence for each goal, about the warm runs."""
+        """Return a sentence about the warm runs for each goal."""
         cpu = {kind: rate.cpu_per_million for kind, rate in self.warm.items()}
         speed = {kind: rate.records_per_s for kind, rate in self.warm.items()}
         ratio = cpu[BACKFILL] / cpu[BOUNDED]
@@ -141,7 +141,7 @@ class SparkProcess:
         self._meter = TreeMeter(self._process.pid)
 
     def run(self, order: Order) -> Spent:
-        """Run an order. Return what the whole process tree used. RuntimeError if it fails."""
+        """Run an order. Return what the process tree used. Raise RuntimeError if it fails."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         cpu_s, began_s = self._meter.cpu_s(), time.monotonic()
@@ -150,7 +150,7 @@ class SparkProcess:
         if self._process.stdout.readline() != ANSWER:
             self._process.wait()
             said = Path(self._log.name).read_text()[-4000:]
-            raise RuntimeError(f"{order.workload} failed:\n{said}")
+            raise RuntimeError(f"The workload {order.workload} failed:\n{said}")
         return Spent(time.monotonic() - began_s, self._meter.cpu_s() - cpu_s)
 
     def __enter__(self) -> Self:
@@ -268,7 +268,7 @@ def compare(rig: Rig, workload: str, rounds: int, tell: Callable[[str], None]) -
         of_kind = {HAND: processes[HAND], BACKFILL: processes[BACKFILL], BOUNDED: None}
         of_kind[LOOSE] = processes[BACKFILL]
         for kind in (HAND, BACKFILL):
-            tell(f"{workload}, {kind}: warming up")
+            tell(f"Warming up {workload}, {kind}.")
             runs.warm_up(kind, processes[kind])
         for _ in range(rounds):
             for kind in KINDS:
@@ -293,10 +293,11 @@ def table_of(found: Compared, rounds: int) -> Table:
     ]
     titles = ("", "cold: CPU s/M", "records/s", "warm: CPU s/M", "records/s", "x bounded run")
     note = (
-        f"{' '.join(found.verdicts())} Parallelism {PARALLELISM}, local[{PARALLELISM}], waves of "
-        f"{WAVE_OFFSETS:,} offsets. Cold: a command from start to end. Warm: less a run over a "
-        "thousand records; on Spark in a session that has run the job before. CPU of the whole "
-        f"tree with the JVM. {CHECKED} Medians of {rounds}."
+        f"{' '.join(found.verdicts())} The jobs have parallelism {PARALLELISM}, "
+        f"local[{PARALLELISM}] and waves of {WAVE_OFFSETS:,} offsets. Cold is a command from its "
+        "start to its end. Warm is a run over all records minus a run over a thousand. On Spark, "
+        "warm runs have a session that has run the job before. The CPU is that of the whole tree "
+        f"with the JVM. {CHECKED} Figures are medians of {rounds} rounds."
         f"{FEW if rounds < ROUNDS_MIN else ''}"
     )
     return Table(title_of(found.workload), titles, rows, note, whole=decides(found, rounds))
@@ -304,12 +305,12 @@ def table_of(found: Compared, rounds: int) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The straight line nearest to some points: `fixed` and `slope` of `fixed + slope * x`."""
+    """The straight line `fixed + slope * x` that is nearest to some points."""
 
     fixed: float
     slope: float
     off: float
-    """Largest error of any point, as a share of the value of that point."""
+    """The largest error of any point, as a share of the value of that point."""
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> Line:
@@ -335,7 +336,7 @@ def measure_lines(rig: Rig, tell: Callable[[str], None]) -> Table:
             spent = Runs(rig, "total", size).spent(BACKFILL, process, "bench-in", rig.count)
             waves = math.ceil(largest / size)
             points.append((size, Spent(spent.wall_s / waves, spent.cpu_s / waves)))
-            tell(f"waves of {size:,}: {points[-1][1].cpu_s:.2f} CPU s a wave")
+            tell(f"Waves of {size:,}: {points[-1][1].cpu_s:.2f} CPU s a wave")
     cpu = line_through([(x, each.cpu_s) for x, each in points])
     wall = line_through([(x, each.wall_s) for x, each in points])
     rows = [
@@ -346,11 +347,12 @@ def measure_lines(rig: Rig, tell: Callable[[str], None]) -> Table:
         for x, each in points
     ]
     note = (
-        f"Nearest line: {cpu.fixed:.2f} CPU s a wave and {cpu.slope * 1e6:.2f} a million records "
-        f"(no point is off by more than {cpu.off:.0%}); {wall.fixed:.2f} s a wave and "
-        f"{wall.slope * 1e6:.2f} a million (within {wall.off:.0%}). Running total, parallelism "
-        f"{PARALLELISM}, the same {largest:,} records in waves of each size, each job with its "
-        "claim and its start. Waves of ten million records were not measured."
+        f"The nearest line has {cpu.fixed:.2f} CPU s a wave and {cpu.slope * 1e6:.2f} CPU s a "
+        f"million records. No point is off by more than {cpu.off:.0%}. For the wall time, the line "
+        f"has {wall.fixed:.2f} s a wave and {wall.slope * 1e6:.2f} s a million records, and no "
+        f"point is off by more than {wall.off:.0%}. The workload is the running total with "
+        f"parallelism {PARALLELISM}. Waves of each size read the same {largest:,} records. A job "
+        "includes its claim and its start. Waves of ten million records were not measured."
     )
     titles = ("records a wave", "s a wave", "CPU s a wave", "CPU s/M")
     return Table("Waves: by size", titles, rows, note)
@@ -371,7 +373,7 @@ def write_module(folder: Path, pipeline: str) -> str:
     module = name.replace("-", "_")
     (folder / f"{module}.py").write_text(
         f"from integration.bench.pipelines import {pipeline}\n\n\n"
-        f'class Job({pipeline}, name="{name}"):\n    """A job with a name of its own."""\n'
+        f'class Job({pipeline}, name="{name}"):\n    """A job with its own name."""\n'
     )
     return f"{module}:Job"
 

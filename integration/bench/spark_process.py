@@ -1,4 +1,4 @@
-"""A process with one Spark session, which runs orders from its input, one after the other:
+"""Runs orders from standard input in one Spark session, one after the other:
 
     python -m integration.bench.spark_process backfill|hand-written FOLDER
 

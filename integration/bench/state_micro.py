@@ -1,12 +1,13 @@
-"""Cost of keyed state for a record, without Kafka: nanoseconds of CPU per read-modify-write.
+"""Measures the cost of keyed state in CPU nanoseconds per read-modify-write, without Kafka.
 
 The pattern is that of a running total with 100,000 keys. Batches of random keys are as large as
 those of a source for one subtask. A loop like that of the operator runs `total.value += amount` for
 each record. A flush and a checkpoint come every 100,000 records. The same is measured with a plain
-dict, which is lost at a crash.
+dict, which a crash loses.
 
-Then the delay of the mailbox thread by a full checkpoint of all these keys is measured, in
-milliseconds: the time to take it, and the longest turn while another thread makes its files.
+The module also measures how long a full checkpoint of all these keys delays the mailbox thread, in
+milliseconds. It measures the time to take the checkpoint, and the longest turn while another thread
+makes its files.
 
     python -m integration.bench.state_micro
 """
@@ -39,7 +40,7 @@ INTERVALS = 11
 """Number of intervals. The first one fills the cache and is reported separately."""
 ROUNDS = 3
 TURN = 30_000
-"""Steps of a loop in C: they take a third of a millisecond, and some batches take longer."""
+"""Steps of a loop in C. They take a third of a millisecond, and some batches take longer."""
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         for store in (RocksDBStore, MemoryStore):
             name = f"{of.__name__} {store.__name__.removesuffix('Store')}"
             _report(name, *_stored(of, amount, store, batches))
-    print("\nfull checkpoint, ms:     taken  longest turn  files there after")
+    print("\nfull checkpoint, ms:     taken  longest turn  files made after")
     for _ in range(ROUNDS):
         print(f"{'RocksDB':16}" + "".join(f"{ms:14.1f}" for ms in _beside_a_full_checkpoint()))
 

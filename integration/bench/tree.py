@@ -1,4 +1,4 @@
-"""CPU and memory of a command and all processes below it, until it ends.
+"""Measures CPU and memory of a command and all processes below it, until the command ends.
 
 CPU is sampled, because processes of the tree end at different times. The last sample of a process
 counts, so up to one sample interval of each process is missed. A broker runs outside the tree.
@@ -30,11 +30,11 @@ MEMORY_INTERVAL_S: Final = 1.0
 
 @dataclass(slots=True)
 class Usage:
-    """CPU, time and memory of a run."""
+    """The CPU, the time and the memory of a run."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
-    """Wall time of the command; of a cluster, only the time after the start of its first slot."""
+    """Wall time of the command. For a cluster, it begins at the start of the first slot."""
     started_s: float = 0.0
     """Time from the start of a cluster to its first slot. 0 for other commands."""
     pss_max: int = 0
@@ -42,7 +42,7 @@ class Usage:
     status: int = 0
     _cpu: dict[int, float] = field(default_factory=dict)
     _before_s: float | None = None
-    """CPU that had been used when the first slot was seen."""
+    """CPU seconds that were used before the first slot was seen."""
 
 
 def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:

@@ -1,4 +1,4 @@
-"""Cost of checking values and of copying records: nanoseconds of CPU per record, without Kafka.
+"""Measures the CPU nanoseconds per record of checks and copies of records, without Kafka.
 
     python -m integration.bench.values_micro
 
@@ -86,11 +86,11 @@ CLASSES: Final[list[Any]] = [
 
 
 def main() -> None:
-    """Print a table by record class: the loop by hand, four checks of results, and a copy.
+    """Print a table by record class, with the loop by hand, four checks of results, and a copy.
 
-    The checks are: of classes only; of the fields of a sample too, as in the cluster; of every
-    field, as with `validate="all"`; and the check of `PipelineTest`. Then print the cost of the
-    guard of the values that a function returns.
+    The first check compares only classes. The second one also checks the fields of a sample, as in
+    the cluster. The third one checks every field, as with `validate="all"`. The fourth one is that
+    of `PipelineTest`. Then print the cost of the guard of the values that a function returns.
     """
     heads = ("by hand", "class", "sample", "all", "test", "copy")
     print(f"{'class':18}{''.join(f'{head:>8}' for head in heads)}   CPU ns a record")
@@ -131,7 +131,7 @@ def cheapest(*cases: tuple[Callable[[Any], object], list[Any]]) -> list[float]:
 
 
 def _nothing(_: object) -> None:
-    """Do nothing: records that cannot change are not copied."""
+    """Do nothing, because records that cannot change are not copied."""
 
 
 def _every_field(of: Any) -> Callable[[list[Any]], object]:

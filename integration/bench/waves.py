@@ -1,11 +1,12 @@
-"""Fixed cost of a wave of a backfill on Spark: `python -m integration.bench.waves`.
+"""Measures the fixed cost of a wave of a backfill on Spark.
 
-It starts a broker and runs waves of almost no records through the running totals, so that only the
-fixed cost remains. It runs on `local[2,4]`, at parallelism 2 or another one (`--parallelism 200`).
+The command is `python -m integration.bench.waves`. It starts a broker and runs waves of almost no
+records through the running totals, so that only the fixed cost remains. It runs on `local[2,4]`, at
+parallelism 2 or another one (`--parallelism 200`).
 
-It prints the time to start the session and the time of the first wave. For the warm waves it prints
-the medians of seconds and CPU seconds, and the seconds of each part. `measure_fixed` makes the
-table (`python -m integration.bench.spark_bench --only fixed`).
+It prints the time to start the session, and the time of the first wave. For the warm waves, it
+prints medians of the seconds, of the CPU seconds, and of the seconds of each part. `measure_fixed`
+makes the table (`python -m integration.bench.spark_bench --only fixed`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ GOALS_S: Final = {2: 1.0, 200: 4.0}
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of the waves of one job: the first wave, and medians of the others."""
+    """The figures of the first wave of a job, and the medians of its other waves."""
 
     waves: int
     total_s: float
@@ -59,7 +60,7 @@ class Figures:
 
 
 class Spent:
-    """Seconds per part of each wave, and CPU seconds of this process and its children."""
+    """The seconds of each part of each wave, and the CPU of this process and its children."""
 
     def __init__(self) -> None:
         self.parts: dict[str, list[float]] = defaultdict(list)
@@ -89,9 +90,11 @@ class Spent:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--waves", type=int, default=20, help="of almost no records, per loop")
-    parser.add_argument("--rounds", type=int, default=2, help="of both loops in one session")
-    parser.add_argument("--parallelism", type=int, default=PARALLELISM)
+    parser.add_argument("--waves", type=int, default=20, help="Number of waves per loop.")
+    parser.add_argument("--rounds", type=int, default=2, help="Number of rounds.")
+    parser.add_argument(
+        "--parallelism", type=int, default=PARALLELISM, help="Number of tasks of each level."
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, _broker(Path(place)) as broker:
         began_s = time.monotonic()
@@ -122,7 +125,7 @@ def measure_fixed(
             folder.mkdir()
             found = measure_waves(session, broker, folder, "streamed", parallelism, count)
             tell(
-                f"parallelism {parallelism}: a warm wave {found.warm_with_loop_s:.2f} s, "
+                f"Parallelism {parallelism}: a warm wave takes {found.warm_with_loop_s:.2f} s, "
                 f"{found.warm_cpu_s:.2f} CPU s"
             )
             goal_s = GOALS_S[parallelism]
@@ -134,9 +137,10 @@ def measure_fixed(
             parts = (found.parts[name] for name in PARTS)
             rows.append([str(parallelism), str(count), *(f"{s:.2f}" for s in (*seconds, *parts))])
     note = (
-        f"{' '.join(verdicts)} Waves of {WAVE_OFFSETS} records on local[2]; two levels, so that a "
-        "wave has twice as many tasks. Medians of the waves behind the first one. CPU of the whole "
-        "tree with the JVM, without the broker."
+        f"{' '.join(verdicts)} The waves have {WAVE_OFFSETS} records, on local[2]. They have two "
+        "levels, so the number of tasks is twice the parallelism. Figures are medians of the waves "
+        "after the first one. The CPU is that of the whole tree with the JVM and without the "
+        "broker."
     )
     titles = ("parallelism", "waves", "first s", "warm s", "CPU s", *(f"{p} s" for p in PARTS))
     return Table("Waves: fixed cost", titles, rows, note)

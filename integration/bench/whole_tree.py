@@ -1,4 +1,4 @@
-"""CPU seconds of a process and all processes below it, including children that have ended.
+"""Measures CPU seconds of a process and all processes below it, also of ended children.
 
 The CPU of each process is read ten times a second, and the last sample of an ended process still
 counts. The kernel adds the CPU of a child to its parent when the parent waits for it, and that sum
@@ -29,7 +29,7 @@ INTERVAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Wall seconds, and CPU seconds of all cores together."""
+    """The wall seconds, and the CPU seconds of all cores together."""
 
     wall_s: float
     cpu_s: float
@@ -79,7 +79,7 @@ class TreeMeter:
 def run_to_end(
     command: Sequence[str], folder: Path, environment: Mapping[str, str], words: bytes = b""
 ) -> tuple[Spent, str]:
-    """Run a command with the input `words`. RuntimeError if it fails.
+    """Run a command with the input `words`. Raise RuntimeError if it fails.
 
     Return what the command and all processes below it used, and its output.
     """

@@ -1,4 +1,4 @@
-"""The workloads of the benchmark: the pipeline, the loop, the expected output and the goal.
+"""Defines each workload of the benchmark: its pipeline, loop, expected output and goal.
 
 The expected output is computed from the input alone, without the pipeline and without the loop. It
 is generated and compared record by record, in order. So of two million records, only those that
@@ -73,7 +73,7 @@ def _totals(count: int) -> Iterator[Record]:
 
 
 def _windows(count: int) -> Iterator[Record]:
-    """Yield a window at the user's first record after its end. The last windows do not come out."""
+    """Yield a window at the user's first record after its end. The last windows are not yielded."""
     open_windows: dict[str, tuple[int, float]] = {}
     for key, value in records(count):
         click = _decode(value)
@@ -112,15 +112,15 @@ SHAPE_TOLERANCE: Final = 0.25
 
 
 CHECKED: Final = (
-    "Every output was read back and compared with what the input says: each record once, in the "
-    "order of its partition, or of its key behind a step by key."
+    "Every output was read back and compared with the output that the input requires: each record "
+    "once, in the order of its partition, or of its key after a step by key."
 )
 
 
 def check_output(workload: Workload, messages: Sequence[Read], count: int) -> None:
     """Compare an output with the expected records.
 
-    RuntimeError if a record is missing, doubled, wrong or out of order. The messages of each
+    Raise RuntimeError if a record is missing, doubled, wrong or out of order. The messages of each
     partition must be in the order of their offsets.
     """
     home: dict[bytes, int | None] = {}
@@ -148,7 +148,8 @@ def _difference(workload: Workload, messages: Sequence[Read], count: int) -> str
     missing, extra = expected - found, found - expected
     if not missing and not extra:
         return (
-            f"{workload.name}: every record is there once, out of order in its {workload.in_order}"
+            f"{workload.name}: each record exists once, but some are out of order in their"
+            f" {workload.in_order}"
         )
     return (
         f"{workload.name}: {missing.total()} records missing, {extra.total()} too many, e.g. "

@@ -218,7 +218,7 @@ def test_ends_are_offsets_or_a_time(job: Job) -> None:
     assert job.run("--to", text)[1] == [{"event": "done"}]
     passed = text.replace(f"/0={ends[0]}", f"/0={ends[0] - 1}")
     assert job.run("--new", "--to", passed) == (REFUSED, [])
-    assert f"the job has read it up to {ends[0]} already" in job.log()
+    assert f"the job has already read it up to {ends[0]}" in job.log()
     code, events = job.run("--new", "--to", "2100-01-01")
     assert code == DONE
     assert events[-1]["records_in"] == ORDERS - sum(ends.values())

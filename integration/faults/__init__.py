@@ -1,1 +1,1 @@
-"""Faults that tests inject: kill points, the kill matrix, proxies, unclean elections, the soak."""
+"""Injects faults into tests: kill points, the kill matrix, proxies, unclean elections, the soak."""

@@ -5,13 +5,13 @@ every request: the kind and the version. A rule decides about each request:
 
     PASS        the proxy delivers the request and its answer
     LOSE        the proxy delivers the request, but drops its answer and closes the connection
-    Told        the request never reaches the broker. The client still gets an answer, with an
-                error or as if the request was written. The proxy sends that answer when it has
-                delivered the next request for the same partition, or after `TOLD_AFTER_S`
+    Told        the request never reaches the broker. The client still gets an answer, which is an
+                error or looks as if the request was written. The proxy sends that answer when it
+                has delivered the next request for the same partition, or after `TOLD_AFTER_S`
 
 Only the broker executes the delivered requests, so every later error is the broker's own. Unlike
-`chaos/proxy.py`, which knows only bytes, this proxy can select one of several requests in flight on
-a connection. A gap in the sequence numbers of a producer needs exactly that.
+`kill_matrix/proxy.py`, which knows only bytes, this proxy can select one of several requests in
+flight on a connection. A gap in the sequence numbers of a producer needs exactly that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
 TOLD_AFTER_S: Final = 0.3
-"""The longest time before a kept request is answered, in seconds. A further request for its
+"""Longest time before the proxy answers a kept request, in seconds. A further request for the same
 partition makes the proxy answer earlier.
 """
 BASE_SEQUENCE: Final = struct.Struct(">53xi")
@@ -103,15 +103,15 @@ class Meddler:
         self.kept = 0
         """Number of requests that the proxy has kept from the broker."""
         self.overtaken = 0
-        """Number of kept requests that a later one for the same partition has overtaken: it reached
-        the broker before the kept request was answered.
+        """Number of kept requests for which a later request for the same partition reached the
+        broker before the kept request was answered.
         """
         self._server = socket.create_server((HOST, 0))
         self.address = f"{HOST}:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, name="meddler", daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting connections. A present connection ends when either side closes it."""
+        """Stop accepting connections. A present connection ends when one side closes it."""
         self._server.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self._server.close()
 
@@ -131,7 +131,7 @@ class Meddler:
             try:
                 broker = socket.create_connection((host, int(port)))
             except OSError:
-                client.close()  # like a broker that does not run
+                client.close()  # the client sees the same as without a broker
                 continue
             pipe = _Pipe(self, client, broker)
             for way in (pipe.requests, pipe.answers):
@@ -140,7 +140,7 @@ class Meddler:
 
 @dataclass(slots=True)
 class _Pipe:
-    """A client's connection, and the proxy's connection to the broker for it."""
+    """A client's connection, and the connection to the broker that the proxy opens for it."""
 
     meddler: Meddler
     client: socket.socket

@@ -1,4 +1,4 @@
-"""`make soak MINUTES=30`: the order totals under random kills and freezes for a long time.
+"""Runs the order totals under random kills and freezes for a long time: `make soak MINUTES=30`.
 
 A producer writes orders at a steady rate. Every few seconds the soak picks a process of the cluster
 at random. It kills the process with SIGKILL, also during a recovery, or freezes it for a while with
@@ -8,8 +8,8 @@ of process, open transactions, and files on disk.
 
 At the end the soak stops the job and prints three verdicts. The independent checker judges the
 output. A reader that watched the whole run checks that no visible record has changed or
-disappeared. The last verdict is whether every figure stayed level (`levels`). The exit code is 1
-if one of the three fails.
+disappeared. The last verdict is whether every figure stayed level (`levels`). The exit code is 1 if
+one of the three fails.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ QUIET_S_MAX = 120.0
 """The longest time without a running job, in seconds. After it the soak fails."""
 HEARTBEAT_TIMEOUT_S = 5.0
 LOGS_OF_A_TASKMANAGER = 4
-"""Log files of a TaskManager: its own, its fork server's, and one for each of its two slots. Later
-processes of a slot use the same file.
+"""Number of log files of a TaskManager. It has one file, its fork server has one, and each of its
+two slots has one. Later processes of a slot use the same file.
 """
-# Kills come faster than the default back-off resets. Its delay would soon be a minute after each.
+# Kills come faster than the default back-off resets. So its delay would soon be a minute.
 OPTIONS = (
     "-c",
     "restart.strategy=fixed_delay",
@@ -107,7 +107,7 @@ class Tally:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the soak, and return its exit code: 0 if all three verdicts are good."""
+    """Run the soak and return its exit code. It is 0 if all three verdicts are good."""
     given = _options(arguments)
     signal.signal(signal.SIGTERM, interrupt)
     folder = Path(tempfile.mkdtemp(prefix="tidegate-soak-"))
@@ -116,21 +116,21 @@ def main(arguments: list[str] | None = None) -> int:
         with setting(folder, None, say) as place:
             code = _story(place, given)
     except KeyboardInterrupt:
-        say("interrupted; everything that was started is ended")
+        say("The soak was interrupted, and all of its processes have ended.")
         code = INTERRUPTED
     except (GaveUpError, TidegateError) as error:
-        say(f"the soak failed: {error}")
+        say(f"The soak failed: {error}")
     if code == EXACT:
         shutil.rmtree(folder, ignore_errors=True)
     else:
-        say(f"logs and data are in {folder} (.tidegate/logs)")
+        say(f"Logs and data are in {folder} (.tidegate/logs).")
     return code
 
 
 def _story(place: Setting, given: argparse.Namespace) -> int:
     seconds = given.minutes * 60
     records = int(given.rate * seconds)
-    say(f"{given.minutes:g} minutes, {records:,} orders, seed {given.seed}")
+    say(f"The soak takes {given.minutes:g} minutes, with {records:,} orders and seed {given.seed}.")
     tally = Tally()
     with (
         CommittedOutput(place.bootstrap, place.totals) as output,
@@ -142,24 +142,24 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
         with producer(place, **paced) as orders:
             Attack(run, holdings, tally, given).go_on_for(seconds)
             if orders.wait() != 0:
-                raise GaveUpError(f"the producer failed: see {place.folder / 'orders.log'}")
+                raise GaveUpError(f"The producer failed. See {place.folder / 'orders.log'}.")
             run.wait_for("running job after the last kill", runs_with_checkpoint, QUIET_S_MAX)
             drain(run, time.time() * 1000)
-        say(f"at the end: {tally}")
+        say(f"At the end: {tally}")
         code = run.stop()
         if code != 0:
-            raise GaveUpError(f"the job ended with exit code {code}: {run.tail()}")
+            raise GaveUpError(f"The job ended with exit code {code}: {run.tail()}")
         verdict, said = check(place)
         say(said)
         changed = output.taken_back(checker.read_committed(place.bootstrap, place.totals))
-    for line in changed or ["nothing that was visible was taken back"]:
+    for line in changed or ["No visible record has changed or disappeared."]:
         say(line)
     level = _tell_levels(holdings, tally)
     return EXACT if verdict == 0 and level and not changed else NOT_EXACT
 
 
 def _tell_levels(holdings: Holdings, tally: Tally) -> bool:
-    """Print the development of each figure, and return whether all stayed level.
+    """Print each figure over time, and return whether all figures stayed level.
 
     The number of log files may grow with the number of TaskManagers, because each has its own.
     """
@@ -205,7 +205,9 @@ class Attack:
                 healthy_s = now_s if _runs(report) else healthy_s
             # A job that never recovers fails here, not only at the end of the soak.
             if now_s > healthy_s + QUIET_S_MAX:
-                raise GaveUpError(f"no running job within {QUIET_S_MAX:g} s: {self._run.tail()}")
+                raise GaveUpError(
+                    f"The job did not run within {QUIET_S_MAX:g} s: {self._run.tail()}"
+                )
             self._thaw_what_is_due(now_s)
             if now_s >= strike_s and report is not None:
                 self._strike(report, now_s)
@@ -254,14 +256,21 @@ def _counted(counter: Counter[str]) -> str:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m integration.faults.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--rate", type=int, default=2_000, help="orders a second")
-    parser.add_argument("--pause", type=float, default=8.0, help="seconds between strikes, about")
-    parser.add_argument("--freezes", type=float, default=0.3, help="share of strikes by SIGSTOP")
+    parser.add_argument("--minutes", type=float, default=30.0, help="Duration in minutes.")
+    parser.add_argument("--rate", type=int, default=2_000, help="Number of orders per second.")
     parser.add_argument(
-        "--only", action="append", choices=TARGETS, help="kill only this, to see what others gather"
+        "--pause", type=float, default=8.0, help="Average number of seconds between two strikes."
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the orders and the strikes")
+    parser.add_argument(
+        "--freezes", type=float, default=0.3, help="Share of strikes that use SIGSTOP."
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=TARGETS,
+        help="Strike only this kind of process. Repeatable.",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="Seed of the orders and the strikes.")
     return parser.parse_args(arguments)
 
 

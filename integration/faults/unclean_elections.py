@@ -1,4 +1,4 @@
-"""Three brokers, one of which becomes leader although it lacks the newest records.
+"""Makes a broker the leader although it lacks the newest records, in a cluster of three brokers.
 
 Kafka can lose acknowledged records in an unclean leader election: the only replica that has them is
 away, and an operator (or `unclean.leader.election.enable`) makes another replica the leader. This
@@ -47,7 +47,7 @@ PROPERTIES: Final = {
 
 
 class UncleanCluster:
-    """The three brokers, which all run at first. A context manager."""
+    """The three brokers, as a context manager. All of them run at first."""
 
     def __init__(self, version: str, folder: Path) -> None:
         self.kafka = EmbeddedKafka.start(
@@ -86,7 +86,7 @@ class UncleanCluster:
                 each.leader == replicas[0] and len(each.isrs) == len(replicas)
                 for each in self._partitions(topic).values()
             ),
-            f"{topic} is led by node {nodes}",
+            f"the first of the nodes {nodes} leads {topic}",
         )
 
     def fall_behind(self, topics: Collection[str]) -> None:
@@ -112,9 +112,9 @@ class UncleanCluster:
         with ThreadPoolExecutor(1) as beside:
             up = beside.submit(self.kafka.restart, LAGGING)
             # Kafka elects only after the witness knows which broker is away and which is back.
-            self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging one is back")
+            self._until(lambda: self._alive() == {LAGGING, WITNESS}, "the lagging broker is back")
             with self._admin() as admin:
-                self._until(lambda: self._elected(admin, wanted), "the lagging one leads")
+                self._until(lambda: self._elected(admin, wanted), "the lagging broker leads")
             up.result()
 
     def mend(self) -> None:
@@ -169,14 +169,14 @@ class UncleanCluster:
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end_s = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < end_s, f"not within {PATIENCE_S:g} s: {what}"
+            assert time.monotonic() < end_s, f"This did not happen within {PATIENCE_S:g} s: {what}."
             time.sleep(POLL_S)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for node in (LEADER, LAGGING, WITNESS):  # a clean stop takes seconds; the data is not used
+        for node in (LEADER, LAGGING, WITNESS):  # a clean stop would take seconds
             self.kafka.kill(node)
         self.kafka.stop()
 

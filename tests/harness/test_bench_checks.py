@@ -113,7 +113,7 @@ def test_the_order_of_two_keys_counts_where_it_is_promised(name: str, refused: b
     one, other = two_of(messages, same_key=False)
     messages[one], messages[other] = messages[other], messages[one]
     if refused:
-        with pytest.raises(RuntimeError, match="out of order in its partition"):
+        with pytest.raises(RuntimeError, match="out of order in their partition"):
             check_output(WORKLOADS[name], messages, FEW)
     else:
         check_output(WORKLOADS[name], messages, FEW)

@@ -269,7 +269,7 @@ def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
     table = budget.measure_budget(cast("Rig", fake), "total", 2)
     assert fake.checked == [("total", sink, COUNT) for sink in fake.made]
     assert len(fake.made) == 4
-    assert "4.00 us a record, the loop 2.00: 2.00 x" in table.note
+    assert "4.00 us a record, and the loop 2.00: 2.00 x" in table.note
     assert table.rows == [["decode", "1.000", "1,000", "1,001"], ["all else", "1.000", "", ""]]
 
 

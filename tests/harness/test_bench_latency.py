@@ -39,13 +39,13 @@ def test_records_seen_once_each_pass_in_any_order_and_some_are_measured() -> Non
 
 
 def test_a_record_seen_twice_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="record 1 of the feed was seen twice"):
+    with pytest.raises(RuntimeError, match="Record 1 of the feed was seen twice"):
         seen(0, 1, 2, 1)
 
 
 @pytest.mark.parametrize("numbers", [(1, 2, 3), (0, 1, 3), (0, 1, 2)])
 def test_a_record_never_seen_is_refused(numbers: tuple[int, ...]) -> None:
-    with pytest.raises(RuntimeError, match="of 4 records of the feed 1 were never seen, and 0"):
+    with pytest.raises(RuntimeError, match="Of 4 records of the feed, 1 were never seen, and 0"):
         seen(*numbers).check(4)
 
 

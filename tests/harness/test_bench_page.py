@@ -34,7 +34,7 @@ def test_a_void_run_leaves_the_page_as_it_was(
     table = Table("Cost", ("x",), [["1.0"]])
     said = told_of_page([table], "4.3.0", 1_000, holds=False)
     assert not page.PAGE.exists()
-    assert said == "page.md stays as it was, for the run is void. Not written: Cost"
+    assert said == "The run is void, so page.md is not changed. It lacks: Cost."
     told_of_page([table], "4.3.0", 1_000, holds=True)
     written = page.PAGE.read_text()
     told_of_page([Table("Cost", ("x",), [["9.0"]])], "4.3.0", 1_000, holds=False)
@@ -48,5 +48,5 @@ def test_it_is_said_what_of_a_run_is_on_the_page(
     tables = [Table("Cost", ("x",), [["1.0"]], whole=False), Table("Latency", ("p99",), [["9"]])]
     said = told_of_page(tables, "4.3.0", 1_000, holds=True)
     assert said == (
-        "written to page.md: Latency; not written, for some rows are not the table: Cost"
+        "Tables written to page.md: Latency. Tables with missing rows were not written: Cost."
     )

@@ -1,8 +1,8 @@
 """The protocol of the executors that run the tasks of a wave, and an executor in this process.
 
-An executor carries rows from level to level. Each task gets all rows that name it as
-receiver, sorted by `(ord, sender, seq)`. An executor may run a task several times, and need not
-report this. The rows and the reports prove whether the wave is complete.
+An executor carries rows from level to level. Each task gets all rows that name it as receiver,
+sorted by `(ord, sender, seq)`. An executor may run a task several times, and need not report this.
+The rows and the reports prove whether the wave is complete.
 """
 
 from __future__ import annotations

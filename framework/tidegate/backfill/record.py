@@ -1,10 +1,10 @@
 """The durable record of a backfill, which is a submission in the checkpoint storage.
 
-After a crash, the same command must find the backfill again, with the same ends. A cluster must
-see that a backfill owns the job, and a backfill must see that the job is live. The store of
-submissions (`controlplane/jobmanager/job_store.py`) already decides who owns a job: the newest
-accepted submission. So a backfill is a submission of a cluster with the name `_backfill-JOB`, which
-no JobManager can have. The backfill's attempts in the journal have the id of this submission. The
+After a crash, the same command must find the backfill again, with the same ends. A cluster must see
+that a backfill owns the job, and a backfill must see that the job is live. The store of submissions
+(`controlplane/jobmanager/job_store.py`) already decides who owns a job: the newest accepted
+submission. So a backfill is a submission of a cluster with the name `_backfill-JOB`, which no
+JobManager can have. The backfill's attempts in the journal have the id of this submission. The
 submission holds the ends, the parameters and the code. It is created before the first claim, and
 gets a result when its journal is closed.
 

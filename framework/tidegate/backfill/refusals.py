@@ -11,8 +11,8 @@ does not run in waves (`graph/operator_kinds.py`), or if waves do not support it
 second one refuses a source that begins at the end of its topic. A live job reads the records that
 arrive later, but a backfill would silently read nothing.
 
-`open` and `close` of a function are called once in each wave for each subtask. An attribute that
-is not state therefore lasts for one wave at most, as it lasts for one attempt of a live job. This
+`open` and `close` of a function are called once in each wave for each subtask. An attribute that is
+not state therefore lasts for one wave at most, as it lasts for one attempt of a live job. This
 module cannot detect such attributes and does not refuse them.
 """
 

@@ -1,4 +1,4 @@
-"""Attacks on real clusters, and their record: `make chaos` writes `docs/kill-matrix.md`.
+"""Attacks real clusters and records the results. `make chaos` writes `docs/kill-matrix.md`.
 
 `scenarios` defines an attack and its surroundings. `matrix` and `cells` attack our own processes,
 at every named step of the commit protocol. `broker_faults`, `network_faults` and `storage_faults`
@@ -8,8 +8,8 @@ lists all of them. `report` keeps the results and renders them. None of these mo
 output: the independent checker does.
 
 Other modules make the faults. `proxy` is a network that can fail, and `switchboard` routes every
-connection of a cluster through it. `storing` is a storage that fails by rules. `mains` and
+connection of a cluster through it. `faulty_storage` is a storage that fails by rules. `mains` and
 `command` are the processes' mains with both. `cluster` starts brokers to attack. `live` is a job
-that gets input and is watched during attacks, and `stories` is a sequence of attacks on it. The
-framework knows nothing of these modules.
+that gets input and is watched during attacks, and `fault_sequences` is a sequence of attacks on it.
+The framework knows nothing of these modules.
 """

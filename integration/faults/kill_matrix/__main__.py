@@ -1,8 +1,8 @@
-"""`make chaos`: run all attacks and record the results. The exit code is 1 if a cell is wrong.
+"""Runs all attacks and records the results: `make chaos`. The exit code is 1 if a cell is wrong.
 
-`make chaos CELLS='steps/4.3.0/*'` runs the cells that match (several patterns are separated by
-blanks). `MISSING=1` runs only cells that have no right result yet. Each result is written as soon
-as it is known, so a run may be interrupted and continued later.
+`make chaos CELLS='steps/4.3.0/*'` runs the cells that match. Several patterns are separated by
+blanks. `MISSING=1` runs only cells that have no right result yet. Each result is written as soon as
+it is known, so a run may be interrupted and continued later.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = _chosen(scenarios, record, given)
     count = sum(len(cells) for _, cells in chosen)
     if given.list or not count:
-        print("\n".join(cell for _, cells in chosen for cell in cells) or "no such cell")
+        print("\n".join(cell for _, cells in chosen for cell in cells) or "No cell matches.")
         return RIGHT if count else REFUSED
     folder = Path(tempfile.mkdtemp(prefix="tidegate-chaos-"))
     stage = Stage(folder, given.seed, time.strftime("%Y-%m-%d"), _say)
     try:
         wrong = _run(chosen, count, record, stage)
     except KeyboardInterrupt:
-        _say("interrupted; what was found so far is written, everything that was started is ended")
+        _say("The run was interrupted. All results are written, and all processes have ended.")
         return INTERRUPTED
     finally:
         stage.close()
     if wrong:
-        _say(f"{wrong} of {count} cells are wrong; logs and data are in {folder}")
+        _say(f"{wrong} of {count} cells are wrong. Logs and data are in {folder}.")
         return WRONG
     shutil.rmtree(folder, ignore_errors=True)
-    _say(f"all {count} cells are exact")
+    _say(f"All {count} cells are exact.")
     return RIGHT
 
 
@@ -70,7 +70,7 @@ def results_of(scenario: Scenario, cells: Sequence[str], stage: Stage) -> Iterat
         for result in scenario.run(cells, stage):
             owed.remove(result.cell)
             yield result
-        reason = "no result"
+        reason = "the scenario ended without a result"
     except Exception as error:  # noqa: BLE001  # every error is a verdict
         reason = f"{type(error).__name__}: {error}"
     for cell in owed:
@@ -132,11 +132,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m integration.faults.kill_matrix", description=__doc__
     )
-    parser.add_argument("cells", nargs="*", help="patterns of cells; all without any")
-    parser.add_argument("--missing", action="store_true", help="only what has no right result yet")
-    parser.add_argument("--list", action="store_true", help="name the cells and run nothing")
-    parser.add_argument("--seed", type=int, default=1, help="of everything that is left to chance")
-    parser.add_argument("--record", type=Path, default=DOCS, help="folder of the results")
+    parser.add_argument("cells", nargs="*", help="Patterns of cells (default: all cells).")
+    parser.add_argument(
+        "--missing", action="store_true", help="Run only cells that have no right result yet."
+    )
+    parser.add_argument("--list", action="store_true", help="Print the cells and run none.")
+    parser.add_argument("--seed", type=int, default=1, help="Seed of all random choices.")
+    parser.add_argument("--record", type=Path, default=DOCS, help="Folder of the results.")
     return parser.parse_args(arguments)
 
 

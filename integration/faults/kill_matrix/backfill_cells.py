@@ -1,10 +1,10 @@
-"""The cells of backfills on Spark: each has a struck process, a signal and a point.
+"""Defines the cells of backfills on Spark. Each has a struck process, a signal and a point.
 
 At a point, one process of a backfill waits while that process or another one is struck.
-`integration/faults/kill_points/kill_points.py` says what it has just done. `Cell.excuse` says where
-a cell is impossible. Each cell has one of two pipelines, in turn over versions, victims and
-signals. One has keyed state and one sink. The other has two sinks, and one of them belongs to tasks
-that read Kafka.
+`integration/faults/kill_points/kill_points.py` says what it has just done. `Cell.excuse` says why a
+cell is impossible. Each cell has one of two pipelines, in turn over versions, victims and signals.
+One has keyed state and one sink. The other has two sinks, and one of them belongs to tasks that
+read Kafka.
 
 `backfill_faults` holds the faults that are not a strike at a point.
 """
@@ -30,7 +30,7 @@ SIGNALS: Final = (KILL, FREEZE)
 PIPELINES: Final = {"keyed": "Totals", "two sinks": "TwoSinks"}
 """The pipelines of `integration.faults.kill_points.jobs` by their names in the record."""
 
-IDLE: Final = "no task runs then, and an idle worker holds nothing"
+IDLE: Final = "no task runs at this point, and an idle worker has no state"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Point:
 
 
 POINTS: Final = (
-    Point("slot.wrote", "a task is half-way"),
+    Point("slot.wrote", "a task has written a batch"),
     Point("slot.flushed", "a task has flushed its transaction"),
     Point("slot.uploaded", "a task has uploaded its state"),
     Point("slot.reported", "a task has made its report"),
@@ -115,7 +115,7 @@ SAMPLED: Final = (
     ("4.3.0", FREEZE, WORKER, ("slot.flushed",)),
     ("3.9.1", KILL, JVM, ("slot.reported", "query.committed")),
 )
-"""Strikes of the sample in `make test`: version, signal, victim, points."""
+"""The strikes of the sample in `make test`: version, signal, victim and points."""
 
 
 def sample() -> dict[tuple[str, str, str], list[Cell]]:

@@ -1,4 +1,6 @@
-"""Faults of a backfill that are not a strike at one point of a wave. Each cell has its own job.
+"""Makes faults of a backfill that are not a strike at one point of a wave.
+
+Each cell has its own job.
 
 The faults are:
 
@@ -8,8 +10,8 @@ The faults are:
 - A crash, after which the number of executors or the parallelism is different.
 - A broker that restarts in the middle of a wave.
 
-Each cell demands that its fault has happened: that a copy ran, that a task was repeated, that a
-process was killed.
+Each cell requires that its fault has happened: a copy ran, a task was repeated, or a process was
+killed.
 
 Outputs are lost on one core. There the tasks of a level run one after the other, so the first task
 has read an output that the second one misses. Spark repeats the sender, and its second run has
@@ -60,8 +62,8 @@ RUN_AGAIN: Final = "the wave is run again"
 NOT_ONE_EXECUTION: Final = "are not of one execution"
 ONE_CORE: Final = "local[1,4]"
 FAILURES_MAX: Final = 4
-"""Number of failures of one task with which Spark fails the job: in `local[N,4]`, and by default
-everywhere else.
+"""Number of failures of one task after which Spark fails the job, in `local[N,4]` and by default on
+other masters.
 """
 CHECKSUMS: Final = (
     "spark.sql.shuffle.orderIndependentChecksum.enabled",
@@ -101,7 +103,7 @@ class Fault:
 
 
 def a_copy_runs(subject: BackfillSubject, stage: Stage, *, frozen: bool) -> str:
-    """Hold one task until its copy has taken its place."""
+    """Hold one task until its copy has replaced it."""
     cluster = cluster_of(stage)
     runs = new_folder_of_runs(subject)
     subject.write(4 * WAVE)
@@ -119,7 +121,7 @@ def a_copy_runs(subject: BackfillSubject, stage: Stage, *, frozen: bool) -> str:
         until_snapped(driver, 1)
         copied = [found for found in task_runs(runs).values() if len(found) > 1]
         if not copied or RUN_AGAIN in driver.logged():
-            raise WrongError(f"no copy of the slow task has taken its place: {tail(driver)}")
+            raise WrongError(f"no copy of the slow task has replaced it: {tail(driver)}")
         driver.plan.release(0)
         if frozen:
             _continue(slow)
@@ -132,7 +134,7 @@ def _continue(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
-        return  # Spark has killed it, as it kills the slower one of two copies
+        return  # Spark kills the slower one of two copies
 
 
 # --- lost outputs ---------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ def an_output_is_lost(
     """Delete the output of one task of a level when the first task of the next level has read all
     of it and waits at `point`.
 
-    `refuses`: whether the run check must refuse the wave.
+    `refuses` says whether the run check must refuse the wave.
     """
     del stage
     runs = new_folder_of_runs(subject)
@@ -208,17 +210,17 @@ def a_task_fails(subject: BackfillSubject, stage: Stage, *, times: int, gives_up
             said = driver.lines()
             code = driver.process.wait(WAIT_S)
             if code != 1 or not said[-1:] or not said[-1].startswith("failed: SparkError"):
-                raise WrongError(f"it ended with {code} and said {said}: {tail(driver)}")
+                raise WrongError(f"the driver ended with {code} and said {said}: {tail(driver)}")
             until(driver.is_gone, "no process of the driver is left")
         else:
             ends_well(driver)
         if len(driver.plan.snapped()) != times:
-            raise WrongError(f"{len(driver.plan.snapped())} of {times} workers were killed")
+            raise WrongError(f"only {len(driver.plan.snapped())} of {times} workers were killed")
         failed = "The Spark job failed" in driver.logged() or gives_up
     if failed != (times >= FAILURES_MAX):
         raise WrongError(f"after {times} failures Spark {'has' if failed else 'has not'} failed")
     subject.judge_at_the_end(parallelism=1)
-    return "the job of Spark failed" if failed else "Spark ran the task again"
+    return "the Spark job failed" if failed else "Spark ran the task again"
 
 
 # --- another cluster after a crash ----------------------------------------------------------------
@@ -234,7 +236,7 @@ def resumed(subject: BackfillSubject, stage: Stage, *, parallelism: int) -> str:
         if len(driver.plan.snapped()) != 1:
             raise WrongError(f"the driver ended by itself: {tail(driver)}")
     subject.judge_at_the_end(master="local[4,4]", parallelism=parallelism)
-    return f"from {LOCAL} with 2 subtasks to local[4,4] with {parallelism}"
+    return f"the backfill moved from {LOCAL} with 2 subtasks to local[4,4] with {parallelism}"
 
 
 # --- a broker that restarts -----------------------------------------------------------------------
@@ -254,7 +256,7 @@ def the_broker_restarts(subject: BackfillSubject, stage: Stage, *, point: str) -
         broker.restart(0)
         ends_well(driver)
         again = RUN_AGAIN in driver.logged()
-    return "the wave was run again" if again else "the wave went on"
+    return "the wave was run again" if again else "the wave continued"
 
 
 def broker_of(stage: Stage, version: str) -> EmbeddedKafka:
@@ -300,7 +302,7 @@ FAULTS: Final = (
     *(
         Fault(
             name=f"lost-{job.lower()}-level-{level}-{'with' if retries else 'without'}-retry",
-            words=f"an output of level {level} of {levels} is lost, Spark's checksums "
+            words=f"an output of level {level} of {levels} is lost, and Spark's checksums are "
             f"{'on' if retries else 'off'}",
             signal="lost files",
             pipeline=pipeline,
@@ -326,7 +328,7 @@ FAULTS: Final = (
         Fault(
             name=f"{times}-failures{'-of-the-command' if gives_up else ''}",
             words=f"the worker of one task is killed {times} times in a row"
-            f"{', and the job restarts never' if gives_up else ''}",
+            f"{', and the job never restarts' if gives_up else ''}",
             signal="SIGKILL",
             kills=times,
             run=partial(a_task_fails, times=times, gives_up=gives_up),
@@ -335,7 +337,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="other-executors",
-        words="the driver is killed; the next one has twice as many cores",
+        words="the driver is killed, and the next one has twice as many cores",
         signal="SIGKILL",
         pipeline="two sinks",
         job="TwoSinks",
@@ -343,7 +345,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="other-parallelism",
-        words="the driver is killed; the next one has another parallelism",
+        words="the driver is killed, and the next one has another parallelism",
         signal="SIGKILL",
         run=partial(resumed, parallelism=3),
     ),
@@ -411,4 +413,4 @@ SAMPLE: Final = tuple(
     for fault in FAULTS
     if fault.name == name
 )
-"""Faults of the sample in `make test`."""
+"""The faults of the sample in `make test`."""

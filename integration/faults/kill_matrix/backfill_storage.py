@@ -1,8 +1,8 @@
-"""A checkpoint storage that fails while a backfill runs, in its tasks and in its driver.
+"""Makes the checkpoint storage fail while a backfill runs, in its tasks and in its driver.
 
-There is one driver. Its waves are held at a point until the test sets a rule (`storing`), and then
-continue. The wave must be published in spite of the rule, after a retry if necessary, and the rule
-must have affected a call. Then the test sets the next rule.
+There is one driver. Its waves are held at a point until the test sets a rule (`faulty_storage`),
+and then continue. The wave must be published in spite of the rule, after a retry if necessary. The
+rule must also have affected a call. Then the test sets the next rule.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from integration.faults.kill_points.kill_points import Trap
 
 COLLECTED: Final = Trap("driver.collected", holds=True)
 TASK, DRIVER = "slot", "jobmaster"
-"""The roles whose drivers a task of a wave, and the driver of a backfill, have."""
+"""The roles of the drivers that a task of a wave and the driver of a backfill have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Failing:
     rule: Rule
     at: Trap = WAVE_BEGINS
     forgets: bool = False
-    """Whether the state on this host is deleted, so that it comes from the storage."""
+    """Whether the test deletes the state on this host, so that it comes from the storage."""
 
 
 def _create(does: Does, times: int) -> Rule:
@@ -54,7 +54,7 @@ def _create(does: Does, times: int) -> Rule:
 FAILINGS: Final = (
     Failing(
         "failing-upload",
-        "uploads of state fail, twice",
+        "two uploads of state fail",
         Rule(does="fail", call="put_file", role=TASK, times=2),
     ),
     Failing(
@@ -64,42 +64,42 @@ FAILINGS: Final = (
     ),
     Failing(
         "failing-restore",
-        "the state on the host is lost, and state cannot be downloaded, twice",
+        "the state on the host is lost, and two downloads of state fail",
         Rule(does="fail", call="get_file", path=STATE, role=TASK, times=2),
         forgets=True,
     ),
-    Failing("failing-claim", "the claim fails, twice", _create("fail", 2)),
+    Failing("failing-claim", "the claim fails twice", _create("fail", 2)),
     Failing(
         "unheard-claim",
-        "nobody knows what became of the claim, and it stands",
+        "the claim is written, but the storage does not confirm it",
         _create("unheard", 1),
     ),
     Failing(
         "failing-journal",
-        "the journal cannot be read, twice",
+        "two reads of the journal fail",
         Rule(does="fail", call="get", path=JOURNAL, role=DRIVER, times=2),
     ),
     Failing(
         "failing-manifest",
-        "the manifest cannot be written, twice",
+        "two writes of the manifest fail",
         Rule(does="fail", call="put", path=MANIFEST, role=DRIVER, times=2),
         COLLECTED,
     ),
     Failing(
         "failing-publication",
-        "the publication cannot be created, twice",
+        "two creates of the publication fail",
         _create("fail", 2),
         COLLECTED,
     ),
     Failing(
         "silent-publication",
-        "nobody knows what became of the publication: nothing",
+        "the publication is not written, and the storage does not report this",
         _create("silent", 1),
         COLLECTED,
     ),
     Failing(
         "unheard-publication",
-        "nobody knows what became of the publication: it stands",
+        "the publication is written, but the storage does not confirm it",
         _create("unheard", 1),
         COLLECTED,
     ),
@@ -187,7 +187,7 @@ def _fail_one_after_the_other(
             until_snapped(driver, 2 * number + 1)
             if not rules.met():
                 raise WrongError(
-                    f"the rule has met nothing, so this proves nothing: {tail(driver)}"
+                    f"the rule has affected no call, so the test proves nothing: {tail(driver)}"
                 )
             rules.set()
             subject.judge_so_far()

@@ -1,10 +1,10 @@
-"""Strikes at the processes of a backfill: they carry out the cells of `backfill_cells`.
+"""Strikes the processes of a backfill, as the cells of `backfill_cells` define it.
 
 The process that reaches the point is held there, the victim is struck, and the process continues.
 The recovery depends on the victim:
 
 - If a **driver** or its **JVM** is killed, the command ends, and all processes of its session end
-  by themselves. The repeated command continues, and is struck, too
+  by themselves. The repeated command continues, and is struck too
   (`kill_one_after_the_other`).
 - If a **driver**, its **JVM** or a **Python worker** is frozen, the command hangs, and Spark does
   not notice. A second command takes over the job, as if from another host, because no process can
@@ -155,8 +155,8 @@ def _attack_of(cell: Cell) -> Attack:
 def kill_one_after_the_other(
     subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
 ) -> None:
-    """Run drivers of which each continues where the previous one was killed, and a last one without
-    a strike.
+    """Run drivers, each of which continues where the previous one was killed. Do not strike the
+    last one.
     """
     del stage
     for cell in cells:
@@ -179,14 +179,14 @@ def kill_one_after_the_other(
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A driver that is held up by a frozen process, and its context."""
+    """A driver that hangs because of a frozen process, and its context."""
 
     driver: Driver
     victim: int
     context: ExitStack
 
     def thaw(self) -> None:
-        """Continue the victim. WrongError unless the driver ends as fenced, and leaves no
+        """Continue the victim. Raise WrongError unless the driver ends as fenced, and leaves no
         process.
         """
         os.kill(self.victim, signal.SIGCONT)
@@ -203,8 +203,8 @@ class Frozen:
 def freeze_one_after_the_other(
     subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
 ) -> None:
-    """Run drivers of which each takes over from a frozen one, and is frozen when that one is
-    gone.
+    """Run drivers, each of which takes over from a frozen one. Freeze it when the frozen one has
+    ended.
     """
     del stage
     with ExitStack() as all_of_them:
@@ -255,7 +255,7 @@ def strike_in_session(
             driver.plan.release(2 * number)
             until_snapped(driver, 2 * number + 1)
             if cell.point.in_task and _repeated(runs) <= again:
-                raise WrongError("no task was run again: this proves nothing")
+                raise WrongError("no task was run again, so the test proves nothing")
             if cell.signal == FREEZE and cell.point.in_task:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGCONT)
@@ -265,7 +265,7 @@ def strike_in_session(
                 done[-1].recovery_s = ((subject.first_output(at_ms) - at_ms) / 1000,)
             if cell.signal == FREEZE:
                 # The next wave detects a frozen executor that was idle, and its worker kills it.
-                until(partial(_is_gone, victim), "the frozen executor is gone")
+                until(partial(_is_gone, victim), "the frozen executor has exited")
             subject.judge_so_far()
         ends_well(driver)
     if cluster is not None:
@@ -279,7 +279,9 @@ def _victim(driver: Driver, cell: Cell, holder: int) -> int:
 def freeze(pid: int) -> None:
     """Stop a process, and wait until it has stopped."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stands still")
+    until(
+        lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, f"process {pid} is stopped"
+    )
 
 
 def _is_gone(pid: int) -> bool:

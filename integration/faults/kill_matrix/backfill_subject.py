@@ -1,10 +1,10 @@
-"""A job that is backfilled under attack, with input in pieces, a committed reader, and a verdict.
+"""Provides a job that is backfilled under attack, with a committed reader and a verdict.
 
-Its drivers are processes of their own (`integration/spark/drivers.py`). They run one after the
-other, or two at a time, and each continues where the journal ends. `judge_so_far` asks the
-independent checker whether the visible output is a prefix of the expected output. After a last
-driver has read everything, `judge_at_the_end` asks the checker about the whole output. It also
-compares the records that the reader saw with the final output. Nothing here decides what is right.
+Its drivers are separate processes (`integration/spark/drivers.py`). They run one after the other,
+or two at a time, and each continues where the journal ends. `judge_so_far` asks the independent
+checker whether the visible output is a prefix of the expected output. After a last driver has read
+everything, `judge_at_the_end` asks the checker about the whole output. It also compares the records
+that the reader saw with the final output. This module does not decide what is right.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from integration.support.brokers import produce, unique
 from integration.support.watching import CommittedOutput
 
 WAVE: Final = 2_000
-"""Offsets of a wave. A quarter of them is in each partition."""
+"""Number of offsets of a wave. A quarter of them is in each partition."""
 WAIT_S: Final = 240.0
-"""Seconds to wait for events that take some seconds on a quiet machine."""
+"""Seconds to wait for an event that takes some seconds on a quiet machine."""
 POLL_S: Final = 0.1
 
 
@@ -83,7 +83,7 @@ class BackfillSubject:
         environment: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Iterator[Driver]:
-        """Start another driver, which continues where the journal ends. `changes` are changes of
+        """Start another driver, which continues where the journal ends. `changes` replaces some of
         its options.
         """
         plan = Plan.of(self.job.folder / unique("traps"), traps)
@@ -92,13 +92,14 @@ class BackfillSubject:
             yield driver
 
     def first_output(self, since_ms: int) -> int:
-        """Return when the first record that was written at or after this time became visible.
+        """Return the time at which the first record written at or after `since_ms` became visible.
 
-        Both times are milliseconds since the epoch. WrongError if no such record comes in time.
+        Both times are milliseconds since the epoch. Raise WrongError if no such record comes in
+        time.
         """
         found = next(iter(self.outputs.values())).first_of(since_ms, WAIT_S)
         if found is None:
-            raise WrongError(f"no output within {WAIT_S:g} s")
+            raise WrongError(f"there was no output within {WAIT_S:g} s")
         return found
 
     def publications(self) -> int:
@@ -106,8 +107,8 @@ class BackfillSubject:
         return sum(entry["kind"] == "publication" for entry in self.job.journal())
 
     def judge_so_far(self) -> None:
-        """Judge the visible output. WrongError if a committed reader has seen a record that is not
-        expected, or in another order.
+        """Judge the visible output. Raise WrongError if a committed reader has seen a record that
+        is not expected, or records in another order.
         """
         for sink, output in self.outputs.items():
             seen = [checker.Record(*record) for record in output.kept()]
@@ -128,8 +129,8 @@ class BackfillSubject:
         self.judge_the_whole()
 
     def judge_the_whole(self) -> None:
-        """Judge the whole output. WrongError unless everything is there, once, and no transaction
-        is open.
+        """Judge the whole output. Raise WrongError unless each output exists once, and no
+        transaction is open.
         """
         verdict = self.job.compare()
         if not verdict.exact:
@@ -145,8 +146,8 @@ class BackfillSubject:
 
 
 def ends_well(driver: Driver) -> None:
-    """Wait until the driver ends. WrongError unless it ends by itself, with its waves done, and
-    leaves no process.
+    """Wait until the driver ends. Raise WrongError unless it ends by itself, has finished its
+    waves, and leaves no process.
     """
     lines = driver.lines()
     code = driver.process.wait(WAIT_S)
@@ -156,11 +157,11 @@ def ends_well(driver: Driver) -> None:
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait until a condition is true. WrongError if it is not true in time."""
+    """Wait until a condition is true. Raise WrongError if it is not true in time."""
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end_s:
-            raise WrongError(f"not within {timeout_s:g} s: {what}")
+            raise WrongError(f"this did not happen within {timeout_s:g} s: {what}")
         time.sleep(POLL_S)
 
 

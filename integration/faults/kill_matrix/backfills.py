@@ -1,6 +1,6 @@
-"""All scenarios of backfills on Spark. They need the environment of `make test-spark`.
+"""Lists all scenarios of backfills on Spark. They need the environment of `make test-spark`.
 
-This module imports no Spark: a driver is a process of its own, and the scenarios that need a
+This module does not import Spark. A driver is a separate process, and the scenarios that need a
 cluster start it.
 """
 

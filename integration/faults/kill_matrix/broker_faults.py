@@ -1,10 +1,10 @@
-"""Faults in which brokers die under a running job: each in turn, coordinators, leaders, one by one,
-all.
+"""Kills brokers under a running job: each one in turn, coordinators, leaders, or all of them.
 
 There are three brokers, with three replicas and two in sync to write. Every attacked node is
 started again before the next attack. In two stories the output does not simply continue:
 
-- All brokers are away for longer than the delivery timeout. The job restarts, and is exact.
+- All brokers are away for longer than the delivery timeout. The job restarts, and its output is
+  exact.
 - All brokers are away for longer than the transaction timeout, while a publication is not ended.
   Output is then lost. The job must report the loss, and stay failed when it is started again. It
   may continue only after the operator accepts the loss.
@@ -38,8 +38,8 @@ SHORT: Final = {
     "checkpoint.tolerated_outage": "4 s",
 }
 TRANSACTION_TIMEOUT_S: Final = 12.0
-"""Seconds of the transaction timeout that follows from SHORT: two checkpoint timeouts and the
-tolerated outage. The delivery timeout of records in a transaction is the same.
+"""The transaction timeout that follows from SHORT, in seconds. It is two checkpoint timeouts plus
+the tolerated outage. The delivery timeout of records in a transaction is the same.
 """
 OUTAGE_S: Final = TRANSACTION_TIMEOUT_S + 3.0
 LONG_OUTAGE_S: Final = 45.0
@@ -58,8 +58,8 @@ WORDS: Final = {
 
 
 def brokers_of(stage: Stage, version: str, nodes: int = NODES) -> Brokers:
-    """Return the brokers of this run: all are up, with a network without faults in front of
-    them.
+    """Return the brokers of this run. All of them are up, and the network in front of them has no
+    faults.
     """
 
     def start(folder: Path, stack: ExitStack) -> Brokers:
@@ -80,7 +80,7 @@ class OneByOne:
     """One broker at a time is away. The job does not restart because of it, or it recovers from the
     restart.
 
-    `kind`: broker, coordinator, leader or rolling.
+    `kinds` has some of: broker, coordinator, leader, rolling.
     """
 
     version: str
@@ -175,7 +175,7 @@ class AllAway:
         ) as live:
             attack = Attack(
                 cell=cells[0],
-                name=f"kill -9 all brokers, for {LONG_OUTAGE_S:.0f} s: longer than the delivery"
+                name=f"kill -9 all brokers for {LONG_OUTAGE_S:.0f} s, longer than the delivery"
                 f" timeout of {TRANSACTION_TIMEOUT_S:.0f} s",
                 signal="SIGKILL",
                 make=partial(_all_away, brokers, live),
@@ -203,17 +203,17 @@ def _all_away(brokers: Brokers, live: LiveJob) -> float:
 def _told_clearly(live: LiveJob) -> str:
     """Return a problem unless the job has named the brokers in a sentence, without a traceback.
 
-    An unreachable broker is for the user to repair.
+    The user must see this, because only the user can repair an unreachable broker.
     """
     said = live.told()
     if "Traceback" in said:
-        return "a traceback is shown"
-    return "" if live.job.bootstrap in said else "nobody is told which brokers do not answer"
+        return "the job shows a traceback"
+    return "" if live.job.bootstrap in said else "the job does not say which brokers are away"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A publication is ended in part, then everything is away until the brokers abort the rest."""
+    """A publication is partly committed. Then all processes are away until the rest is aborted."""
 
     version: str
     pipeline: str
@@ -262,8 +262,8 @@ class Loss:
                 wrong = _only_the_lost_is_missing(live)
         yield Result(
             cell=cells[0],
-            name=f"all away for {OUTAGE_S:.0f} s, longer than the transaction timeout, after one of"
-            f" {len(named)} published transactions was ended",
+            name=f"all processes are away for {OUTAGE_S:.0f} s, longer than the transaction"
+            f" timeout, after one of {len(named)} published transactions was ended",
             version=self.version,
             pipeline=self.pipeline,
             signal="SIGKILL",
@@ -272,7 +272,7 @@ class Loss:
             recovery_s=tuple(round(each, 3) for each in live.recoveries_s),
             verdict=wrong or EXACT,
             date=stage.date,
-            note="failed loudly, twice; after --accept-loss nothing else is missing",
+            note="the job failed twice; after --accept-loss, only the reported output is missing",
         )
 
 
@@ -300,12 +300,12 @@ def _await_aborted(live: LiveJob, named: Sequence[dict[str, Any]]) -> str:
             if not under_way & set(states.values()):
                 break
             if time.monotonic() > end_s:
-                return f"the brokers do not abort: {states}"
+                return f"the brokers did not abort in time: {states}"
             time.sleep(0.2)
     finally:
         log.close()
     ends = {TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT}
-    return "" if set(states.values()) == ends else f"not one committed and others aborted: {states}"
+    return "" if set(states.values()) == ends else f"some must be committed, others not: {states}"
 
 
 def _fails_loudly(live: LiveJob, which: str) -> str:
@@ -317,12 +317,12 @@ def _fails_loudly(live: LiveJob, which: str) -> str:
         said = live.told(run)
     if code == 0 or "has lost output" not in said or "--accept-loss" not in said:
         return f"the {which} start ended with {code} and said {said[-300:]!r}"
-    return "a traceback is shown" if "Traceback" in said else ""
+    return "the job shows a traceback" if "Traceback" in said else ""
 
 
 def _only_the_lost_is_missing(live: LiveJob) -> str:
-    """Return a problem unless only the accepted loss is missing: nothing is there twice or out of
-    order, and no other output is lost.
+    """Return a problem unless only the accepted loss is missing. No output may be there twice or
+    out of order, and no other output may be lost.
     """
     said = live.finish(lossy=True)
     verdict = live.job.compare()

@@ -1,10 +1,11 @@
-"""The cells of the matrix: each has a named step, a process, a signal, a version of Kafka and a
-pipeline.
+"""Defines the cells of the matrix.
+
+Each cell has a named step, a process, a signal, a version of Kafka and a pipeline.
 
 One process carries out a step of the commit protocol (the table in ARCHITECTURE.md). It is the
 step's *carrier*. A cell names the process that is struck while the carrier is at a point of the
 step. If that is the carrier itself, it ends or freezes at the point. Otherwise the carrier is held
-at the point until the other process is struck. `Step.excuse` says where a cell is impossible. Each
+at the point until the other process is struck. `Step.excuse` says why a cell is impossible. Each
 cell has one of the three pipelines, in turn. So over the versions and signals, every step and
 process is combined with all three.
 """
@@ -30,7 +31,7 @@ PIPELINES: Final = {"stateless": "LargeOrders", "keyed": "Totals", "two sinks": 
 """The pipelines of `integration.faults.kill_points.jobs` by their names in the record."""
 
 NO_SLOT = "no slot runs between the end of an attempt and the deployment of the next"
-SLOTS_LEFT = "the slots have left before the job is closed"
+SLOTS_LEFT = "the slots exit before the job is closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Step:
     point: str
     """Name of the point in `integration.faults.kill_points.kill_points`."""
     says: str
-    """Progress of the carrier at the point."""
+    """The progress of the carrier at the point."""
     when: str = "middle"
     """The part of a run that reaches the point: `start`, `middle` or `end`. `recovery` means that
     another kill must first cause a recovery.
@@ -66,72 +67,67 @@ class Step:
         return NO_SLOT if self.when in {"start", "recovery"} else ""
 
 
+_CLAIM = "claim, read"
 _RECOVER = "decide, end named, settle (recovery)"
+_FENCE = "fence older attempts; sweep"
+_PREPARE = "flush, describe Ongoing (prepare)"
 _PUBLISH = "write the manifest, describe, create the entry (publish)"
 _COMMIT = "EndTxn, describe CompleteCommit (commit)"
+_SETTLE = "write settled or lost"
+_FREE = "free transactional ids"
+_DELETE = "delete files, trim the journal"
+_CLOSE = "final checkpoint, close"
 
 STEPS: Final = (
-    Step(step="claim, read", point="recovery.read", says="an entry was read", when="recovery"),
-    Step(step="claim, read", point="recovery.claiming", says="about to create it", when="recovery"),
-    Step(step="claim, read", point="recovery.claimed", says="created", when="recovery"),
-    Step(step=_RECOVER, point="recovery.described", says="one described", when="recovery"),
-    Step(step=_RECOVER, point="recovery.ended", says="one EndTxn answered", when="recovery"),
-    Step(step=_RECOVER, point="recovery.confirmed", says="one committed", when="recovery"),
-    Step(step=_RECOVER, point="recovery.settling", says="about to settle", when="recovery"),
-    Step(step=_RECOVER, point="recovery.settled", says="settled", when="recovery"),
-    Step(
-        step="fence older attempts; sweep",
-        point="recovery.fenced",
-        says="one id fenced",
-        when="recovery",
-    ),
-    Step(step="fence older attempts; sweep", point="jobmaster.swept", says="swept", slow=True),
+    Step(step=_CLAIM, point="recovery.read", says="an entry was read", when="recovery"),
+    Step(step=_CLAIM, point="recovery.claiming", says="the claim is created next", when="recovery"),
+    Step(step=_CLAIM, point="recovery.claimed", says="the claim was created", when="recovery"),
+    Step(step=_RECOVER, point="recovery.described", says="one was described", when="recovery"),
+    Step(step=_RECOVER, point="recovery.ended", says="one EndTxn was answered", when="recovery"),
+    Step(step=_RECOVER, point="recovery.confirmed", says="one is committed", when="recovery"),
+    Step(step=_RECOVER, point="recovery.settling", says="`settled` comes next", when="recovery"),
+    Step(step=_RECOVER, point="recovery.settled", says="`settled` was written", when="recovery"),
+    Step(step=_FENCE, point="recovery.fenced", says="one id was fenced", when="recovery"),
+    Step(step=_FENCE, point="jobmaster.swept", says="the old ids were listed", slow=True),
     Step(
         step="fix where a submission begins, until it has published",
         point="recovery.beginning",
-        says="about to write it",
+        says="the initial offsets are written next",
         when="start",
     ),
     Step(
         step="resolve the restore, enumerate splits",
         point="recovery.enumerated",
-        says="partitions asked for",
+        says="the partitions of a topic were requested",
         when="recovery",
     ),
-    Step(step="write into a transaction", point="slot.wrote", says="a batch was handed over"),
-    Step(step="flush, describe Ongoing (prepare)", point="slot.flushed", says="flushed"),
-    Step(step="flush, describe Ongoing (prepare)", point="slot.described", says="described"),
-    Step(step="upload state", point="slot.uploading", says="about to upload", stateful=True),
-    Step(step="upload state", point="slot.uploaded", says="a file uploaded", stateful=True),
-    Step(step=_PUBLISH, point="jobmaster.complete", says="all acknowledged"),
-    Step(step=_PUBLISH, point="jobmaster.manifest", says="manifest written"),
-    Step(step=_PUBLISH, point="jobmaster.described", says="one described"),
-    Step(step=_PUBLISH, point="jobmaster.publishing", says="about to create the entry"),
-    Step(step=_PUBLISH, point="jobmaster.published", says="entry created"),
-    Step(step=_COMMIT, point="jobmaster.ended", says="between two EndTxn"),
-    Step(step=_COMMIT, point="jobmaster.confirmed", says="one committed"),
-    Step(step="write settled or lost", point="jobmaster.settling", says="all committed"),
-    Step(step="write settled or lost", point="jobmaster.settled", says="settled"),
-    Step(step="free transactional ids", point="jobmaster.freeing", says="about to tell the slots"),
-    Step(step="free transactional ids", point="slot.reused", says="an id used again", slow=True),
-    Step(step="delete files, trim the journal", point="jobmaster.deleted", says="a file deleted"),
-    Step(
-        step="delete files, trim the journal",
-        point="jobmaster.trimmed",
-        says="an entry deleted",
-        slow=True,
-    ),
-    Step(step="final checkpoint, close", point="jobmaster.finishing", says="published", when="end"),
-    Step(
-        step="final checkpoint, close", point="jobmaster.closing", says="about to close", when="end"
-    ),
-    Step(step="final checkpoint, close", point="jobmaster.closed", says="closed", when="end"),
+    Step(step="write into a transaction", point="slot.wrote", says="a producer got a batch"),
+    Step(step=_PREPARE, point="slot.flushed", says="a transaction was flushed"),
+    Step(step=_PREPARE, point="slot.described", says="a transaction was described"),
+    Step(step="upload state", point="slot.uploading", says="an upload comes next", stateful=True),
+    Step(step="upload state", point="slot.uploaded", says="a file was uploaded", stateful=True),
+    Step(step=_PUBLISH, point="jobmaster.complete", says="all slots have acknowledged"),
+    Step(step=_PUBLISH, point="jobmaster.manifest", says="the manifest was written"),
+    Step(step=_PUBLISH, point="jobmaster.described", says="one transaction was described"),
+    Step(step=_PUBLISH, point="jobmaster.publishing", says="the entry is created next"),
+    Step(step=_PUBLISH, point="jobmaster.published", says="the entry was created"),
+    Step(step=_COMMIT, point="jobmaster.ended", says="one EndTxn was answered"),
+    Step(step=_COMMIT, point="jobmaster.confirmed", says="one transaction is committed"),
+    Step(step=_SETTLE, point="jobmaster.settling", says="all transactions are committed"),
+    Step(step=_SETTLE, point="jobmaster.settled", says="`settled` was written"),
+    Step(step=_FREE, point="jobmaster.freeing", says="the slots are notified next"),
+    Step(step=_FREE, point="slot.reused", says="an id is used again", slow=True),
+    Step(step=_DELETE, point="jobmaster.deleted", says="a file was deleted"),
+    Step(step=_DELETE, point="jobmaster.trimmed", says="an entry was deleted", slow=True),
+    Step(step=_CLOSE, point="jobmaster.finishing", says="the entry was created", when="end"),
+    Step(step=_CLOSE, point="jobmaster.closing", says="the job is closed next", when="end"),
+    Step(step=_CLOSE, point="jobmaster.closed", says="the job was closed", when="end"),
 )
 """The points in the order of the protocol."""
 
 ELSEWHERE: Final = {
-    "roll a publication back": "it takes a broker that has aborted what is prepared, "
-    "which no kill brings about: `integration/exactly_once/test_rollback.py`"
+    "roll a publication back": "it needs a broker that has aborted a prepared transaction, "
+    "which no kill causes; `integration/exactly_once/test_rollback.py` tests it"
 }
 """Reasons of the named steps that have no cells."""
 

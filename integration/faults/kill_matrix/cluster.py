@@ -1,5 +1,7 @@
-"""Brokers to attack: three of them, with three replicas and two in sync to write, which notice a
-death quickly.
+"""Starts brokers to attack.
+
+There are three brokers, with three replicas, two of which must be in sync for a write. They detect
+the death of a broker quickly.
 
 `Brokers` starts them as processes that belong to this one. Test clients and the brokers themselves
 use the plain listener, which no fault affects. Slots have a listener of their own, and so have
@@ -111,11 +113,11 @@ class Brokers:
             self.kafka.kill(node)
 
     def stop(self, node: int) -> None:
-        """Stop a node with SIGTERM, as an operator does: the broker hands over its leaderships
-        first.
+        """Stop a node with SIGTERM, as an operator does. The broker first hands over its
+        leaderships.
         """
         os.kill(self.kafka.pids[node], signal.SIGTERM)
-        self._until(lambda: not self.kafka.alive[node], f"end of node {node}", STOP_S_MAX)
+        self._until(lambda: not self.kafka.alive[node], f"node {node} ends", STOP_S_MAX)
 
     def start(self, *nodes: int) -> None:
         """Restart these nodes on their data, and wait until all replicas are in sync."""
@@ -147,7 +149,7 @@ class Brokers:
             partitions = [each for topic in topics for each in topic.partitions.values()]
             return all(len(each.isrs) == self._nodes and each.leader > 0 for each in partitions)
 
-        self._until(whole, "whole cluster", WHOLE_S_MAX)
+        self._until(whole, "every replica is in sync", WHOLE_S_MAX)
 
     def _described(self, topic: str) -> dict[int, Any]:
         found: dict[int, Any] = {}
@@ -157,7 +159,7 @@ class Brokers:
             found.update(partitions)
             return bool(partitions) and all(each.leader > 0 for each in partitions.values())
 
-        self._until(led, f"leader of every partition of {topic}", WHOLE_S_MAX)
+        self._until(led, f"every partition of {topic} has a leader", WHOLE_S_MAX)
         return found
 
     def _until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -169,7 +171,7 @@ class Brokers:
             except Exception as error:  # noqa: BLE001  # from the client: no broker answers
                 what = f"{what} ({error})" if "(" not in what else what
             if time.monotonic() > end_s:
-                raise TimeoutError(f"no {what} within {timeout_s:g} s")
+                raise TimeoutError(f"This did not happen within {timeout_s:g} s: {what}.")
             time.sleep(POLL_S)
 
     def close(self) -> None:

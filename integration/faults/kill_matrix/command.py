@@ -1,4 +1,4 @@
-"""`tidegate run` as users have it, on a cluster whose connections a test can fail.
+"""Runs `tidegate run` as users run it, on a cluster with connections that a test can fail.
 
 This command extends `integration.faults.kill_points.command`. It also routes the client's own
 connections to its JobManager through the switchboard.

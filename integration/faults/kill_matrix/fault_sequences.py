@@ -1,10 +1,11 @@
-"""A story: several attacks, one after the other, on one running job. Each attack is a cell of the
-record.
+"""Makes several attacks on one running job, one after the other. This sequence is called a story.
 
-All scenarios of faults share this sequence. The job is started, the attacks are made one by one,
-and the job recovers from each. Then the job is ended, and the verdict on its output is the verdict
-of every cell. The first attack from which the job does not recover ends the story. This attack and
-the later ones are then reported wrong, with the observed facts.
+Each attack is a cell of the record.
+
+All scenarios of faults work in this way. The job is started, the attacks are made one by one, and
+the job recovers from each. Then the job is ended, and the verdict on its output is the verdict of
+every cell. The first attack from which the job does not recover ends the story. This attack and the
+later ones are then reported wrong, with the observed facts.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Attack:
     signal: str
     """The fault, in one word."""
     make: Callable[[], float]
-    """A function that makes the fault, and returns the time from which output is awaited, in
-    seconds of the wall clock. That is the time of the fault if the fault is over at once, otherwise
-    the time of its end.
+    """A function that makes the fault. It returns the wall-clock time, in seconds, from which
+    output is awaited. That is the time of the fault if the fault ends at once, and otherwise the
+    time of its end.
     """
     faults: int = 1
     after: Callable[[], object] = bool
@@ -72,7 +73,9 @@ def told(
             recovery_s=(round(recovery_s, 3),),
             verdict=wrong or verdict,
             date=stage.date,
-            note={0: "no new attempt", 1: "1 new attempt"}.get(attempts, f"{attempts} attempts"),
+            note={0: "no new attempt", 1: "1 new attempt"}.get(
+                attempts, f"{attempts} new attempts"
+            ),
         )
 
 
@@ -86,7 +89,7 @@ def lasting(begin: Callable[[], object], end: Callable[[], object], seconds: flo
 
 
 def at_once(make: Callable[[], object]) -> float:
-    """Make a fault that is over at once, and return the time before it."""
+    """Make a fault that ends at once, and return the time before it."""
     now_s = time.time()
     make()
     return now_s
@@ -95,7 +98,7 @@ def at_once(make: Callable[[], object]) -> float:
 def kill_one(live: LiveJob, role: str) -> float:
     """Kill one process of a role, as soon as it exists, and return the time of the kill."""
     (victim, *_) = live.run.until(
-        lambda: live.run.processes()[role], f"with a {role}", RECOVERY_S_MAX
+        lambda: live.run.processes()[role], f"a {role} runs", RECOVERY_S_MAX
     )
     killed_s = time.time()
     os.kill(victim.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A checkpoint storage that is slow, fails, is full, or does not report the outcome of a write.
+"""Wraps a checkpoint storage so that it is slow, fails, is full, or hides the outcome of a write.
 
 It wraps the real storage in the processes of a cluster. A file says which calls are affected, and
 the test rewrites this file while the job runs. Every affected call is logged, because a fault that
@@ -10,7 +10,8 @@ A rule acts before or after the real call:
     slow       The call waits, and is then made.
     fail       StorageError is raised, as by the local store with a failing disk. The call is
                not made.
-    full       The named disk is filled to the last byte, and the call is made. The kernel refuses.
+    full       The named disk is filled to the last byte, and the call is made. The kernel refuses
+               the write.
     silent     A create is not made, and the answer is that the outcome is unknown.
     unheard    A create is made, and the answer is that the outcome is unknown.
 """
@@ -49,7 +50,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     path: str = ""
     """A pattern that is searched in the object's path. The path of local state is `local state`."""
     role: str = ""
-    """Role `slot`, `jobmaster` or `jobmanager`. Empty for every role."""
+    """The role `slot`, `jobmaster` or `jobmanager`. Empty for every role."""
     seconds: float = 0.0
     times: int = 0
     """Number of calls that the rule affects, in all processes together. 0 means every call."""

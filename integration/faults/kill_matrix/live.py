@@ -1,9 +1,9 @@
-"""A job that runs while it is attacked, with constant input and with readers as users have them.
+"""Provides a job that runs while it is attacked, with constant input and committed readers.
 
-`LiveJob` starts the job with the command that users have, feeds it orders at a steady rate, and
-reads its sinks with `read_committed` from the first record on. `attacked` gets the time at which a
-fault began (or ended, if it lasts). It waits until every sink shows output of records that were
-written after that time. `finish` ends the job in order, and says whether everything is exact. The
+`LiveJob` starts the job with the command of users, feeds it orders at a steady rate, and reads its
+sinks with `read_committed` from the first record on. `attacked` gets the time at which a fault
+began (or ended, if it lasts). It waits until every sink shows output of records that were written
+after that time. `finish` ends the job in order, and says whether the output is exact. The
 independent checker compares the output with the input. The records that readers saw during the run
 are compared with the final output.
 """
@@ -98,7 +98,10 @@ class Feeder:
         self._thread.join()
         left = self._producer.flush(RECOVERY_S_MAX)
         if left or self._refused:
-            message = f"{left} orders unsent, {len(self._refused)} refused: {self._refused[:1]}"
+            message = (
+                f"{left} orders were not sent, and {len(self._refused)} were refused:"
+                f" {self._refused[:1]}"
+            )
             raise RuntimeError(message)
 
 
@@ -183,7 +186,8 @@ class LiveJob:
     ) -> None:
         """Prepare the job, which starts on entry.
 
-        `await_output`: entry waits for output of the job. Otherwise it returns after the start.
+        With `await_output`, entry waits for output of the job. Otherwise it returns after the
+        start.
         """
         self.job = Job.make(bootstrap, folder, pipeline)
         self._open = ExitStack()
@@ -239,9 +243,11 @@ class LiveJob:
                 if watcher.failure:
                     raise AssertionError(f"{sink} cannot be read: {watcher.failure}")
                 if self.run.process.poll() is not None:
-                    raise AssertionError(f"the job has ended\n{self.run.story()}")
+                    raise AssertionError(f"The job has ended.\n{self.run.story()}")
                 if time.monotonic() > end_s:
-                    raise AssertionError(f"no output after {timeout_s:g} s\n{self.run.story()}")
+                    raise AssertionError(
+                        f"There was no output within {timeout_s:g} s.\n{self.run.story()}"
+                    )
 
     def attacked(self, since_ms: float | None = None) -> float:
         """Wait for output of records written since this time (by default now), and return the
@@ -255,8 +261,8 @@ class LiveJob:
     def finish(self, *, lossy: bool = False) -> str:
         """End the input, then the job, and judge. Return EXACT or the problem.
 
-        `lossy`: the amount of output is not known. So the output ends when the job has read all of
-        the input, and no further output arrives.
+        With `lossy`, the amount of output is not known. So the output ends when the job has read
+        all of the input, and no further output arrives.
         """
         self.feeder.stop()
         if lossy:
@@ -268,12 +274,12 @@ class LiveJob:
                 while watcher.await_count(len(watcher.seen) + 1, time.monotonic() + QUIET_S):
                     pass
             elif not watcher.await_count(counts[sink], end_s):
-                # The job is still judged: the checker then says what is missing.
+                # The job is still judged, and the checker then says what is missing.
                 break
         self.run.process.send_signal(signal.SIGINT)
         code = self.run.wait(RECOVERY_S_MAX)
         if code != 0:
-            return f"exit code {code}: {self.run.errors.read_text()[-500:]}"
+            return f"the job ended with exit code {code}: {self.run.errors.read_text()[-500:]}"
         return self.judge()
 
     def _until_all_is_read(self, since_ms: float) -> None:
@@ -287,7 +293,7 @@ class LiveJob:
                 and last["reported_ms"] > since_ms + LAG_MS_MAX
             )
 
-        self.run.until(has_read, "at the end of its input", RECOVERY_S_MAX)
+        self.run.until(has_read, "the job has read all of its input", RECOVERY_S_MAX)
 
     def judge(self) -> str:
         """Judge the present content of Kafka. Return EXACT or the problem."""
@@ -309,8 +315,8 @@ class LiveJob:
         return list(checker.read_committed(self.job.bootstrap, self.job.topics[connector]))
 
     def holes(self) -> tuple[int, str]:
-        """Return the number of keys with a single missing output, where all outputs before and
-        after it are there. Also return the problem of the other keys, or an empty text.
+        """Return the number of keys with a single missing output, if all outputs before and after
+        it exist. Also return the problem of the other keys, or an empty text.
         """
         holed, wrong = 0, ""
         orders = self.committed("orders")
@@ -322,12 +328,12 @@ class LiveJob:
                     (n for n, each in enumerate(got) if due[n : n + 1] != [each]), len(got)
                 )
                 if len(got) > len(due) or got[before:] != due[len(due) - len(got) + before :]:
-                    wrong = f"{sink} of {key} is not its output with one piece left out"
+                    wrong = f"{sink} of {key} lacks more than one piece of its output"
                 holed += got != due
         return holed, wrong
 
     def told(self, run: Run | None = None) -> str:
-        """Return every error that a run has shown to its users: on the terminal, or in a report for
+        """Return every error that a run has shown to its users, on the terminal or in a report for
         scripts.
         """
         run = run or self.run
@@ -336,7 +342,7 @@ class LiveJob:
 
     @property
     def attempts(self) -> int:
-        """Number of claims in the journal."""
+        """The number of claims in the journal."""
         return sum(entry["kind"] == "claim" for entry in self.job.journal())
 
 
@@ -353,9 +359,12 @@ def _sequences(
 
 
 def _said(verdict: Verdict, open_: list[str], taken_back: int) -> str:
-    said = f"of {verdict.records} records {verdict.missing} missing, {verdict.twice} twice"
+    said = (
+        f"of {verdict.records} records, {verdict.missing} are missing and {verdict.twice} are"
+        " there twice"
+    )
     if verdict.other:
         said += f", {verdict.other[0]}"
     if taken_back:
-        said += f", {taken_back} that readers saw are not there any more"
-    return said + (f", left open: {', '.join(open_)}" if open_ else "")
+        said += f", {taken_back} records that readers saw are gone"
+    return said + (f", open transactions: {', '.join(open_)}" if open_ else "")

@@ -1,8 +1,8 @@
-"""The mains of all roles with a network and a storage that can fail. Everything else is real.
+"""Runs the mains of all roles with a network and a storage that can fail. All else is real.
 
 `bootstrap` starts them instead of its own mains if `ClusterSpec.role_mains` names them. The traps
-of `killing.mains` still work in slots and JobMasters. A role reaches Kafka by its own listener, if
-the test's brokers have one. So a fault can affect the slots without affecting their JobMaster.
+of `kill_points.mains` still work in slots and JobMasters. A role reaches Kafka by its own listener,
+if the test's brokers have one. So a fault can affect the slots, but not their JobMaster.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The scenarios that strike at every named step of the commit protocol, as `cells` lists them.
+"""Strikes at every named step of the commit protocol, in the cells that `cells` lists.
 
 Several cells of one Kafka version, pipeline and signal share a job (`Life`). Each strike comes
 after the job has recovered from the previous one, and the output is judged after each. At the end
@@ -46,11 +46,11 @@ from integration.faults.kill_points.killed_runs import Run, runs
 RATE = 200
 """Orders per second. At this rate each checkpoint has some orders in every partition."""
 HEARTBEAT_TIMEOUT_S = {KILL: 10.0, FREEZE: 3.0}
-"""Heartbeat timeout by signal, in seconds. It is short where a process must be declared lost.
+"""Heartbeat timeout by signal, in seconds. It is short if a process must be declared lost.
 Otherwise it is long, so that a slow process on a busy machine is not declared lost.
 """
 FREEZE_S = 1.5 * HEARTBEAT_TIMEOUT_S[FREEZE]
-"""Seconds for which a process is frozen that no other process declares lost."""
+"""Seconds for which a process is frozen if no other process declares it lost."""
 WAIT_S = 120.0
 OPTIONS = ("--task-managers", "2", "--slots", "2")
 CONFIG = {
@@ -59,7 +59,7 @@ CONFIG = {
     "restart.delay": "100 ms",
 }
 LIFE_CELLS_MAX = 12
-"""The most cells of one job. A cell is recorded only after all output of its job was judged."""
+"""The maximum number of cells of one job. Cells are recorded only after their job was judged."""
 
 report.SECTIONS[SECTION] = (page_of_steps.TITLE, page_of_steps.render)
 
@@ -165,7 +165,7 @@ class Series:
                 (folder / "end.txt").write_text(str(error), encoding="utf-8")
                 for struck in done:
                     if struck.verdict == EXACT:
-                        struck.verdict = f"at the end of its job: {_short(error)}"
+                        struck.verdict = f"the end of its job was wrong: {_short(error)}"
         return done
 
 
@@ -182,8 +182,8 @@ class Attack:
     def live(self, life: Life) -> None:
         """Carry out one run with its cells.
 
-        AssertionError or WrongError at the first cell that goes wrong, which is then the last of
-        the finished cells.
+        Raise AssertionError or WrongError at the first cell that goes wrong. That cell is then the
+        last of the finished cells.
         """
         kind = life.cells[0].signal
         config = {**CONFIG, "cluster.heartbeat_timeout": f"{HEARTBEAT_TIMEOUT_S[kind]:g} s"}
@@ -201,7 +201,7 @@ class Attack:
                     self._begin(cell)
                     self._strike_in_the_middle(run, cell)
                     self._over(cell)
-                run.until(self._steady, "a checkpoint before the end", WAIT_S)
+                run.until(self._steady, "the job has a checkpoint before the end", WAIT_S)
                 if life.end:
                     self._begin(life.end)
                     run.plan.add(self._trap(life.end))
@@ -210,7 +210,9 @@ class Attack:
                     self._strike_at_the_end(run, life.end)
                 code = run.wait(WAIT_S)
                 if code != 0:
-                    raise WrongError(f"the run was stopped, its exit code {code}: {run.story()}")
+                    raise WrongError(
+                        f"the run was stopped, and its exit code was {code}: {run.story()}"
+                    )
                 self._wake()
                 if life.end:
                     self._over(life.end)
@@ -242,10 +244,10 @@ class Attack:
         )
 
     def _strike_in_the_middle(self, run: Run, cell: Cell) -> None:
-        run.until(self._steady, "a checkpoint of the live attempt", WAIT_S)
+        run.until(self._steady, "the live attempt has a checkpoint", WAIT_S)
         traps = [self._trap(cell)]
         if cell.step.when == "recovery":
-            # The state to recover from: everything is published, and nothing is ended.
+            # The recovery begins with a publication of which no transaction is ended.
             traps.insert(0, Trap("jobmaster.published"))
             self._done[-1].kills += 1
         claims = len(self._job.claims())
@@ -261,27 +263,35 @@ class Attack:
         shells = self._strike(run, cell, pid, number)
         seen = 0
         if cell.new_attempt:
-            run.until(lambda: len(self._job.claims()) > claims, "a new attempt", WAIT_S)
+            run.until(
+                lambda: len(self._job.claims()) > claims,
+                "a new attempt has claimed the job",
+                WAIT_S,
+            )
             since_ms = round(time.time() * 1000)
         else:
             if (cell.victim, cell.signal) == (JOBMANAGER, FREEZE):
                 time.sleep(FREEZE_S)
                 self._wake(gone=False)
-                # A process that was lost by its silence is now known to be lost. A publication from
-                # before may be of an attempt that is over.
+                # By now, silent processes were declared lost. A publication from before may belong
+                # to an attempt that has ended.
                 time.sleep(1.0)
                 seen = self._newest()
             elif cell.signal == FREEZE:
-                run.until(lambda: not any(map(runs, shells)), "rid of what was frozen", WAIT_S)
+                run.until(
+                    lambda: not any(map(runs, shells)),
+                    "the frozen processes were declared lost",
+                    WAIT_S,
+                )
             since_ms = at_ms
-        run.until(lambda: self._steady(seen), "a checkpoint after it", WAIT_S)
+        run.until(lambda: self._steady(seen), "the job has a checkpoint after the strike", WAIT_S)
         seen_ms = self._subject.first_output(since_ms, WAIT_S)
         if seen_ms is None:
-            raise WrongError(f"no output within {WAIT_S:g} s: {run.story()}")
+            raise WrongError(f"there was no output within {WAIT_S:g} s: {run.story()}")
         if (cell.victim, cell.signal) != (JOBMANAGER, FREEZE):
             self._done[-1].recovery_s = ((seen_ms - at_ms) / 1000,)
         self._wake()
-        run.until(self._steady, "a checkpoint after the zombie", WAIT_S)
+        run.until(self._steady, "the job has a checkpoint after the zombie", WAIT_S)
 
     def _strike_at_the_end(self, run: Run, cell: Cell) -> None:
         number = len(run.plan.traps) - 1
@@ -293,7 +303,9 @@ class Attack:
 
     def _await_trap(self, run: Run, number: int) -> int:
         trap = run.plan.traps[number]
-        pid: int = run.until(lambda: run.plan.pid(number), f"at {trap.point}", WAIT_S)
+        pid: int = run.until(
+            lambda: run.plan.pid(number), f"a process reaches {trap.point}", WAIT_S
+        )
         return pid
 
     def _strike(self, run: Run, cell: Cell, carrier: int, number: int) -> list[int]:
@@ -307,7 +319,7 @@ class Attack:
         if cell.own:
             victims, shells = [carrier], []
         else:
-            victims = run.until(lambda: self._victims(run, cell, carrier), f"a {cell.victim}")
+            victims = run.until(lambda: self._victims(run, cell, carrier), f"a {cell.victim} runs")
             # The shell of the first victim decides. If that victim is a TaskManager, the shells of
             # its slots exit only after it continues, because it ends them.
             shells = [_parent(victims[0])]
@@ -365,7 +377,7 @@ class Attack:
         end_s = time.monotonic() + WAIT_S
         while gone and (left := [pid for pid in self._frozen if runs(pid)]):
             if time.monotonic() > end_s:
-                raise WrongError(f"zombies {left} live on")
+                raise WrongError(f"the zombies {left} did not exit")
             time.sleep(0.02)
         self._frozen.clear()
 

@@ -1,9 +1,10 @@
-"""Faults of the network between any two parties of a cluster, and between them and Kafka.
+"""Makes network faults between any two roles of a cluster, and between the roles and Kafka.
 
-All connections from one role to another go through proxies (`switchboard`, `cluster`). Each of
-these ways suffers all faults, one after the other, while the job runs. It is cut, stalled for less
-and for more than the heartbeat timeout, muted, slowed down, and made half-open. The ways to Kafka
-fail to all brokers together, and one of three brokers is cut off.
+All connections from one role to another go through proxies (`switchboard`, `cluster`). The
+connections from one role to another are called a way. Each way has all faults, one after the other,
+while the job runs. It is cut, stalled for less and for more than the heartbeat timeout, muted,
+slowed down, and made half-open. A way to Kafka fails to all brokers together, and then one of three
+brokers is cut off.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ HALF_OPEN: Final = "half-open"
 FAULTS: Final = (*LASTING, HALF_OPEN)
 
 WORDS: Final = {
-    "cut": "connections reset, new ones refused for 6 s",
-    "hiccup": "all bytes held up for 1.5 s",
-    "stall": "all bytes held up for 6 s, longer than the heartbeat timeout",
-    "mute": "answers lost for 3 s",
-    "slow": "0.1 s latency and 50 kB/s for 5 s",
-    "half-open": "connections forgotten on one side",
-    "cut-of-one": "one broker of three out of reach for 6 s",
+    "cut": "connections are reset, and new ones are refused for 6 s",
+    "hiccup": "all bytes are held back for 1.5 s",
+    "stall": "all bytes are held back for 6 s, longer than the heartbeat timeout",
+    "mute": "answers are lost for 3 s",
+    "slow": "the latency is 0.1 s and the rate is 50 kB/s, for 5 s",
+    "half-open": "connections are reset on one side only",
+    "cut-of-one": "one broker of three is unreachable for 6 s",
 }
 
 WAYS: Final = (
@@ -208,7 +209,7 @@ def environment(board: Switchboard) -> dict[str, str]:
 
 def went(link: Link) -> str:
     """Return a problem if no process uses this way, because a fault on it would prove nothing."""
-    return "" if link.proxies else "nobody has ever asked for this way"
+    return "" if link.proxies else "no process has used this way, so the test proves nothing"
 
 
 def scenarios() -> Iterator[BetweenProcesses | ToKafka]:

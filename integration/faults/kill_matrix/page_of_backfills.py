@@ -1,5 +1,6 @@
-"""The page's section of backfills on Spark: a table of strikes for each version, and the other
-faults.
+"""Renders the section of backfills on Spark.
+
+It has a table of strikes for each version, and a table of the other faults.
 """
 
 from __future__ import annotations
@@ -13,21 +14,22 @@ from integration.faults.kill_matrix.scenarios import VERSIONS, Result
 TITLE = "Backfills on Spark"
 
 LEGEND = f"""
-A row is a point of a wave. The process that comes to it is held there, the victim of the column is
-struck, and the process goes on. The letters name the pipeline: k keyed, t two sinks. A number is
-the recovery in seconds, where the same command recovers.
+A row is a point of a wave. A process that reaches the point is held there, the victim of the column
+is struck, and the held process continues. The letter names the pipeline: k is keyed, and t has two
+sinks. A number is the recovery in seconds. Cells have it if the same command recovers.
 
-- **SIGKILL** of the driver or of its JVM ends the command. All of its processes end by themselves,
-  and the same command, given again, goes on. A Python worker and an executor are replaced by Spark:
-  the task that is struck is run again, which each of these cells demands.
-- **SIGSTOP** of the driver, of its JVM or of a Python worker holds a command up, and Spark does not
-  notice. A second command takes the job over. Then the victim is continued, while a task or the
-  driver of the second one stands at a point: the first command must end as fenced. A frozen
-  executor is given up by Spark. It is continued when the wave is done, if it was in a task, and
-  must be gone soon.
-- An executor is one of two of a standalone cluster, the others are those of `local[2,4]`.
-- **-**: impossible: {IDLE}.
-- **.**: not run yet.
+- **SIGKILL** of the driver or of its JVM ends the command. All of its processes then end by
+  themselves, and the same command continues when it is run again. Spark replaces a killed Python
+  worker or executor. Each of these cells requires that Spark runs the struck task again.
+- **SIGSTOP** of the driver, of its JVM or of a Python worker makes the command hang, and Spark does
+  not notice. A second command takes over the job. Then the victim is continued, while a task or the
+  driver of the second command is held at a point. The first command must end as fenced. Spark drops
+  a frozen executor. An executor that was frozen in a task is continued after the wave, and must
+  exit soon.
+- An executor is one of two executors of a standalone cluster. The other victims run in
+  `local[2,4]`.
+- **-**: the cell is impossible, because {IDLE}.
+- **.**: the cell was not run yet.
 """
 
 NOT_RUN = "not run yet"

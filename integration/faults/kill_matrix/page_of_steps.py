@@ -1,4 +1,4 @@
-"""The page's section of the matrix itself: a table for each Kafka version and signal."""
+"""Renders the section of the matrix itself, with a table for each Kafka version and signal."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from integration.faults.kill_matrix.scenarios import VERSIONS, Result
 TITLE = "Every named step of the commit protocol"
 
 LEGEND = f"""
-A row is a point of a step of ARCHITECTURE.md's table; the process that carries the step out stands
-exactly there when a process is struck. Where that process itself is struck (*in italics*) it ends
-or stops on the spot; for the others it is held at that point until they are struck. Steps of a
-recovery are brought about by a kill of the JobMaster after a publication that is not ended yet. The
-letters name the pipeline: s stateless, k keyed, t two sinks. A number is the recovery in seconds;
-where there is none, no new attempt is due.
+A row is a point of a step in the table of ARCHITECTURE.md. When a process is struck, the process
+that carries out the step is exactly at this point. If that process itself is struck (*in italics*),
+it ends or stops there. Otherwise it is held at the point until the other process is struck. To
+reach a step of a recovery, the JobMaster is first killed after a publication that is not ended yet.
+The letter names the pipeline: s is stateless, k is keyed, and t has two sinks. A number is the
+recovery in seconds. A cell without a number needs no new attempt.
 
-- **{KILL}**: the process is killed; for a TaskManager, its slots end with it; for the JobManager,
-  everything.
-- **{FREEZE}**: the process is stopped until it was declared dead, another has taken its place and
-  published, and is then continued: a zombie. It must change nothing and be gone soon. Slots,
-  TaskManagers and JobMasters are kept from being killed meanwhile, as if the network were cut; a
-  TaskManager is frozen with its slots, as if its machine stood still. A JobManager that stands
-  still is declared dead by nobody on one machine (the command that started it waits for its end);
-  it is frozen for longer than the heartbeat timeout and goes on.
-- **-¹**: impossible: {NO_SLOT}.
-- **-²**: impossible: {SLOTS_LEFT}.
-- **.**: not run yet.
-- Without cells: {"; ".join(f"*{step}*: {why}" for step, why in ELSEWHERE.items())}.
+- **{KILL}**: the process is killed. The slots of a killed TaskManager end with it, and all
+  processes end with a killed JobManager.
+- **{FREEZE}**: the process is stopped. When it was declared dead and its successor has published,
+  the process is continued as a zombie. It must change nothing, and must exit soon. Meanwhile no
+  process can kill slots, TaskManagers and JobMasters, as if the network were cut. A TaskManager is
+  frozen with its slots, as if its machine hung. On one machine, no process declares a frozen
+  JobManager dead, because the command that started it waits for its end. A JobManager is frozen for
+  longer than the heartbeat timeout, and then continues.
+- **-¹**: the cell is impossible, because {NO_SLOT}.
+- **-²**: the cell is impossible, because {SLOTS_LEFT}.
+- **.**: the cell was not run yet.
+- Steps without cells: {"; ".join(f"*{step}*: {why}" for step, why in ELSEWHERE.items())}.
 
-TaskManager and JobManager carry out no step of the protocol themselves; what is tried is their end
-while another process does.
+The TaskManager and the JobManager carry out no step of the protocol. Their cells test their end
+while another process carries out a step.
 """
 
 _EXCUSES = {NO_SLOT: "-¹", SLOTS_LEFT: "-²"}

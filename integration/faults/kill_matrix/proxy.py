@@ -1,5 +1,4 @@
-"""A TCP proxy whose traffic can be cut, stalled, muted, slowed down or made half-open while it
-runs.
+"""Provides TCP proxies. Their traffic can be cut, stalled, muted, slowed down or made half-open.
 
 A `Proxy` listens on a port of the loopback address and forwards every connection to one target. A
 `Network` owns the event loop of its proxies, which has a thread of its own. Any other thread may
@@ -8,17 +7,18 @@ set the state of any proxy. The proxy handles only bytes and connections, and kn
 The states of a proxy (`ProxyState`), and the faults that they stand for:
 
     flowing     No fault.
-    cut         Connections are reset and new ones refused: a cable pulled, a port closed.
-    stalled     Connections are accepted and stay, bytes of both sides wait: a switch that hangs.
-                When the proxy flows again, the bytes arrive late.
-    mute        The client's bytes arrive, and the server's answers are lost: requests with an
-                unknown outcome. When the proxy flows again, it resets the connections that lost
+    cut         Connections are reset, and new ones are refused, as by a pulled cable or a closed
+                port.
+    stalled     Connections are accepted and stay, but the bytes of both sides wait, as in a switch
+                that hangs. When the proxy flows again, the bytes arrive late.
+    mute        The client's bytes arrive, but the server's answers are lost, so the outcome of a
+                request is unknown. When the proxy flows again, it resets the connections that lost
                 an answer.
     slow        Bytes arrive late, and few at a time.
 
 In addition, `forget` makes every present connection half-open, once. The server sees a reset, and
-the client sees nothing: it may continue to write for ever, and no process receives the bytes. New
-connections are not affected.
+the client sees nothing. The client may continue to write for ever, and no process receives the
+bytes. New connections are not affected.
 
 Invariant: the bytes of one direction arrive in order, unaltered and without a hole. Lost bytes are
 lost together with their connection.
@@ -69,8 +69,8 @@ def slow(*, latency_s: float, bytes_per_s: float) -> ProxyState:
 
 
 class Network:
-    """Proxies and the thread in which they run. As a context manager, it ends all of them at its
-    end.
+    """Proxies, and the thread in which they run. The end of the `with` statement ends all of
+    them.
     """
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class Proxy:
     # --- in the network's thread ----------------------------------------------------------------
 
     async def listen(self) -> None:
-        """Listen, unless the proxy was made during an outage: then its port is bound and refuses
-        connections.
+        """Listen. A proxy that was made during an outage does not listen: its port is bound, and
+        refuses connections.
         """
         self.address = f"{HOST}:{self._held.getsockname()[1]}"
         if self._state.kind != "cut":
@@ -202,7 +202,7 @@ class Proxy:
         try:
             await pipe.run()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # one side is gone; the reset below notifies the other one
+            pass  # one side has closed; the reset below notifies the other one
         finally:
             self._pipes.discard(pipe)
             pipe.reset()
@@ -279,19 +279,17 @@ class _Pipe:
             sink.write(data)
             await sink.drain()
         if not self.forgotten and not self.lost and sink.can_write_eof():
-            with contextlib.suppress(OSError):  # the peer is gone meanwhile
+            with contextlib.suppress(OSError):  # the peer has closed the connection
                 sink.write_eof()
 
     async def _swallow(self) -> None:
-        """Read and drop the bytes that the client of a half-open connection sends, to its end."""
+        """Read and drop all bytes that the client of a half-open connection sends."""
         with contextlib.suppress(OSError):
             while await self._client[0].read(CHUNK_BYTES):
                 pass
 
     def forget(self) -> None:
-        """Reset the server's side. The client's side stays open, and receives nothing any
-        longer.
-        """
+        """Reset the server's side. The client's side stays open, and receives no further bytes."""
         self.forgotten = True
         if self._server is not None:
             _reset(self._server[1])

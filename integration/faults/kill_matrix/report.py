@@ -1,4 +1,4 @@
-"""The record: results as JSON, and the page that is rendered from them, in one folder.
+"""Keeps the results as JSON, and renders the page from them, in one folder.
 
 `docs/kill-matrix.json` holds the newest result of every cell, so that a run of some cells keeps the
 other results. `docs/kill-matrix.md` is rendered from that file alone, whenever a result is added.
@@ -25,12 +25,16 @@ PAGE = "kill-matrix.md"
 
 TITLE = "# The kill matrix"
 INTRODUCTION = """
-Written by `make chaos`; do not edit. What was attacked on real Apache Kafka brokers, and what an
-independent checker (`integration/demo/checker.py`: plain confluent-kafka, no code of tidegate's)
-found in the output afterwards. *Exact* means: every output once (as a multiset), each key's outputs
-in order, nothing that a `read_committed` reader saw while it ran was different at the end, and no
-transaction was left open. *Recovery* is what such a reader measures: from the fault to the first
-committed output of the next attempt.
+`make chaos` writes this page. Do not edit it. The page lists attacks on jobs with real Apache Kafka
+brokers, and the verdict of an independent checker on the output after each attack. The checker
+(`integration/demo/checker.py`) uses plain confluent-kafka and no code of tidegate.
+
+*Exact* means four things. Each output is there once (as a multiset). The outputs of each key are in
+order. All records that a `read_committed` reader saw during the run are unchanged at the end. No
+transaction is left open.
+
+*Recovery* is the time that such a reader measures, from the fault to the first committed output of
+the next attempt.
 """
 
 Results = dict[str, Result]
@@ -71,7 +75,7 @@ class Record:
 
 Renderer = Callable[[Sequence[Result]], str]
 SECTIONS: dict[str, tuple[str, Renderer]] = {}
-"""Title and renderer by section. Modules with scenarios add their entry when they are imported."""
+"""Title and renderer by section. Modules with scenarios add their entry at their import."""
 
 
 def page(results: Results, due: int) -> str:
@@ -169,7 +173,7 @@ def _cell(text: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the file as a whole or not at all, because a run may be interrupted at any time."""
+    """Replace the whole file in one step, because a run may be interrupted at any time."""
     new = path.with_suffix(path.suffix + ".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

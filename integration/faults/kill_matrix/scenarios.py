@@ -1,4 +1,4 @@
-"""The definition of an attack: a scenario yields one result for each of its cells.
+"""Defines scenarios, which make attacks and yield one result for each of their cells.
 
 A module with scenarios defines `scenarios() -> Iterable[Scenario]` and is listed in
 `__main__.MODULES`. A cell is named by a path, `section/version/...`. `CELLS` selects paths by
@@ -38,7 +38,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     """Version of Kafka."""
     pipeline: str
-    """Name of the pipeline: `stateless`, `keyed` or `two sinks`, or another word for another
+    """Name of the pipeline: `stateless`, `keyed` or `two sinks`, or another name for another
     job.
     """
     signal: str
@@ -136,7 +136,7 @@ class Scenario(Protocol):
     def run(self, cells: Sequence[str], stage: Stage) -> Iterator[Result]:
         """Run these of its cells, and yield each result as soon as it is known.
 
-        An exception is a verdict too: all cells without a result are then reported wrong, with its
-        text.
+        An exception is a verdict too. All cells without a result are then reported wrong, with the
+        text of the exception.
         """
         ...

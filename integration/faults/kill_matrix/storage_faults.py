@@ -1,10 +1,9 @@
-"""Faults of the disks and stores that a job writes to: slow, failing, full, or without the outcome
-of a write.
+"""Makes the disks and stores of a job slow, failing or full, or hides the outcome of a write.
 
-The job writes to the checkpoint storage, the local state of slots, and the logs. Rules (`storing`)
-define the faults of the checkpoint storage. Full disks are real: small file systems that are
-mounted for the story, and filled to the last byte at the call that a rule names. Without the right
-to mount (not root), the stories on full disks are left out.
+The job writes to the checkpoint storage, the local state of slots, and the logs. Rules
+(`faulty_storage`) define the faults of the checkpoint storage. Full disks are real. They are small
+file systems that are mounted for the story, and filled to the last byte at the call that a rule
+names. If the user may not mount (is not root), the stories on full disks are skipped.
 """
 
 from __future__ import annotations
@@ -78,12 +77,12 @@ RULES: Final[dict[str, tuple[str, float, tuple[Rule, ...]]]] = {
         (Rule(does="slow", path=LOCAL, role="slot", seconds=0.3),),
     ),
     "silent": (
-        "nobody knows what became of a journal entry, 3 times: nothing",
+        "a journal entry is not written, and the storage does not report this, 3 times",
         4.0,
         (Rule(does="silent", call="create", path=JOURNAL, role="jobmaster", times=3),),
     ),
     "unheard": (
-        "nobody knows what became of a journal entry, 3 times: it was written",
+        "a journal entry is written, but the storage does not confirm it, 3 times",
         4.0,
         (Rule(does="unheard", call="create", path=JOURNAL, role="jobmaster", times=3),),
     ),
@@ -92,32 +91,32 @@ RULES: Final[dict[str, tuple[str, float, tuple[Rule, ...]]]] = {
 
 IN_RECOVERY: Final[dict[str, tuple[str, str, tuple[Rule, ...]]]] = {
     "failing-claim": (
-        "a JobMaster is killed; the next one's claim fails 3 times",
+        "a JobMaster is killed, and the claim of the next one fails 3 times",
         "jobmaster",
         (Rule(does="fail", call="create", path=JOURNAL, role="jobmaster", times=3),),
     ),
     "unheard-claim": (
-        "a JobMaster is killed; nobody knows what became of the next one's claim, though it stands",
+        "a JobMaster is killed, and the storage does not confirm the claim of the next one",
         "jobmaster",
         (Rule(does="unheard", call="create", path=JOURNAL, role="jobmaster", times=2),),
     ),
     "failing-journal": (
-        "a JobMaster is killed; the journal cannot be read, 3 times",
+        "a JobMaster is killed, and reads of the journal fail 3 times",
         "jobmaster",
         (Rule(does="fail", call="get", path=JOURNAL, role="jobmaster", times=3),),
     ),
     "failing-restore": (
-        "a slot is killed, its local state is lost; state cannot be downloaded, 3 times",
+        "a slot is killed, its local state is lost, and downloads of state fail 3 times",
         "slot",
         (Rule(does="fail", call="get_file", path=STATE, role="slot", times=3),),
     ),
     "slow-restore": (
-        "a slot is killed, its local state is lost; every download of state takes 0.5 s",
+        "a slot is killed, its local state is lost, and every download of state takes 0.5 s",
         "slot",
         (Rule(does="slow", call="get_file", path=STATE, role="slot", seconds=0.5, times=12),),
     ),
     "failing-jobmanager": (
-        "a JobManager is killed; what the next one reads and writes fails once",
+        "a JobManager is killed, and a storage call of the next one fails",
         "jobmanager",
         (Rule(does="fail", role="jobmanager", times=1),),
     ),
@@ -130,7 +129,7 @@ FULL: Final = {
     "full-at-manifest": "the disk of checkpoints is full when a manifest is written",
     "full-at-upload": "the disk of checkpoints is full when state is uploaded",
     "full-at-restore": (
-        "a slot is killed, its local state is lost; the disk of it is full when state is downloaded"
+        "a slot is killed, its local state is lost, and the disk is full when state is downloaded"
     ),
     "full-local-state": "the disk of local state is full while the job runs",
     "full-logs": "the disk of logs is full, and a slot is killed",
@@ -205,11 +204,11 @@ class Storing:
 
 
 def _end(rules: Rules) -> None:
-    """Remove the rule after it has affected a call. AssertionError if it affects none in time."""
+    """Remove the rule after it has affected a call. Raise AssertionError if none comes in time."""
     end_s = time.monotonic() + MET_S_MAX
     while not rules.met():
         if time.monotonic() > end_s:
-            raise AssertionError("the rule has met nothing: this proves nothing")
+            raise AssertionError("The rule has affected no call, so the test proves nothing.")
         time.sleep(0.05)
     rules.set()
 
@@ -330,8 +329,8 @@ def _says(live: LiveJob, sentence: str) -> str:
     """
     said = live.told()
     if "Traceback" in said:
-        return "a traceback is shown"
-    return "" if sentence in said else f"nobody is told that {sentence}"
+        return "the job shows a traceback"
+    return "" if sentence in said else f"the job does not report that {sentence}"
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""A job under attack, with constant input, a committed reader, and a verdict at any time.
+"""Provides a job under attack, with constant input, a committed reader and a verdict at any time.
 
 Between two attacks, `judge_so_far` asks the independent checker whether the visible output is a
 prefix of the expected output. So a wrong record is found in the cell that caused it. After the job
 has read all input, `judge_at_the_end` has the checker compare everything. It also compares the
-records that the reader saw with the final output. Nothing here decides what is right.
+records that the reader saw with the final output. This module does not decide what is right.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WrongError(Exception):
 
 
 class Feed:
-    """A feed that writes orders at a steady rate, in a thread of its own, and remembers them."""
+    """A feed that writes orders at a steady rate, in a separate thread, and remembers them."""
 
     def __init__(self, bootstrap: str, topic: str, *, seed: int, rate: int) -> None:
         self._topic, self._rate = topic, rate
@@ -63,12 +63,12 @@ class Feed:
         return list(self._written)
 
     def end(self) -> None:
-        """Stop the feed. WrongError if an order could not be written."""
+        """Stop the feed. Raise WrongError if an order could not be written."""
         self._over.set()
         self._thread.join()
         left = self._producer.flush(FLUSH_S)
         if left or self._refused:
-            raise WrongError(f"the input itself: {left} unsent, refused {self._refused[:1]}")
+            raise WrongError(f"{left} orders were not sent; refused: {self._refused[:1]}")
 
     def _delivered(self, error: object, _record: object) -> None:
         if error is not None:
@@ -120,15 +120,16 @@ class Subject:
             yield run
 
     def first_output(self, since_ms: int, timeout_s: float) -> int | None:
-        """Return when the first record that was written at or after this time became visible, in
-        milliseconds since the epoch.
+        """Return the time at which the first record written at or after `since_ms` became visible.
+
+        Both times are milliseconds since the epoch. Return None if no such record comes in time.
         """
         output = next(iter(self.outputs.values()))
         return output.first_of(since_ms, timeout_s)
 
     def judge_so_far(self) -> None:
-        """Judge the visible output. WrongError if a committed reader has seen a record that is not
-        expected, or in another order.
+        """Judge the visible output. Raise WrongError if a committed reader has seen a record that
+        is not expected, or records in another order.
         """
         for sink, output in self.outputs.items():
             seen = [checker.Record(*record) for record in output.kept()]
@@ -143,9 +144,7 @@ class Subject:
                 raise WrongError(f"{sink}: {verdict}")
 
     def judge_at_the_end(self, timeout_s: float) -> None:
-        """End the input, let the job read all of it, and judge everything. WrongError says what is
-        wrong.
-        """
+        """End the input, let the job read all of it, and judge. Raise WrongError if it is wrong."""
         self.feed.end()
         with self.running("--bounded") as run:
             code = run.wait(timeout_s)

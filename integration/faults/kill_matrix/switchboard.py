@@ -1,5 +1,4 @@
-"""A switchboard that routes the connections between a cluster's processes through a network that
-can fail.
+"""Routes the connections between a cluster's processes through a network that can fail.
 
 The switchboard runs in the test's process. Every process that is started with the mains of
 `integration.faults.kill_matrix.mains` reports to it the addresses on which it listens, with its
@@ -62,8 +61,8 @@ class Link:
 
 
 class Switchboard:
-    """A context manager that knows the role behind each address, and answers processes in
-    threads.
+    """The role behind each address, for processes that ask. Threads answer them. A context
+    manager.
     """
 
     def __init__(self, network: Network) -> None:
@@ -124,7 +123,7 @@ def _ask(**question: str) -> str:
 
 
 class LaidRpc:
-    """The `ports.rpc.Rpc` of one role, over the proxies of the switchboard."""
+    """The `ports.rpc.Rpc` of one role, which uses the proxies of the switchboard."""
 
     def __init__(self, real: Rpc, role: str) -> None:
         self._real, self._role = real, role

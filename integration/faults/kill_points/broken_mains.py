@@ -1,4 +1,4 @@
-"""Mains that break the commit protocol on purpose, as controls that a comparison must detect.
+"""Runs mains that break the commit protocol on purpose. A comparison must detect each of them.
 
 If the comparison missed one of these mains, the tests of kills would prove nothing. Each main
 breaks one rule. It also deceives those checks of the framework that would otherwise stop the
@@ -47,8 +47,8 @@ RECOVERY_WITHOUT_END = {
     "slot": f"{TRAPPED}:run_slot",
     "jobmaster": f"{HERE}:run_without_end_in_recovery",
 }
-"""Mains whose recovery treats transactions as ended that it has not ended. Its fencing then aborts
-them, so records are missing.
+"""Mains with a recovery that reports transactions as ended although they are open. Its fencing then
+aborts them, so records are missing.
 """
 
 END_BEFORE_PUBLICATION = {

@@ -1,7 +1,7 @@
-"""`tidegate` with other mains for its processes: `python -m integration.faults.kill_points.command
-run ...`.
+"""Runs `tidegate` with other mains for its processes.
 
-The environment holds the mains as JSON. Everything else is the command that users have.
+The command is `python -m integration.faults.kill_points.command run ...`. The environment holds the
+mains as JSON. All else is the command of users.
 """
 
 from __future__ import annotations

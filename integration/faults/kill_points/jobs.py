@@ -1,8 +1,8 @@
-"""The pipelines that are killed: without state, with keyed state, with two sinks, with two sources,
-and with two keyed steps in sequence.
+"""Defines the pipelines that are killed.
 
-The classes are bases without a name. Each test runs a subclass with its own name, so that tests
-share a broker without sharing transactional ids.
+They have no state, keyed state, two sinks, two sources, or two keyed steps in sequence. The classes
+are bases without a name. Each test runs a subclass with its own name, so that tests share a broker
+without sharing transactional ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traps: a process ends, stops or waits at its n-th arrival at a named point.
+"""Sets traps. A process ends, stops or waits in a trap at its n-th arrival at a named point.
 
 The points are calls of the process's drivers, so the code under test knows nothing of them. A plan
 is a folder with a list of traps. A test may add traps while the processes run. Each trap becomes
@@ -12,7 +12,7 @@ next. The points of a JobMaster that recovers begin with `recovery`:
     slot.starting               The slot was forked, and has not registered yet.
     slot.writing, .wrote        Before and after a batch is handed to a producer.
     slot.flushed                A transaction was flushed, and not described yet.
-    slot.described              The pre-commit check has passed, and nothing is acknowledged yet.
+    slot.described              The pre-commit check has passed, without an acknowledgement yet.
     slot.uploading, .uploaded   Before and after the upload of one file of a snapshot.
     slot.restored               Restored state was placed and opened, from any origin.
     slot.reused                 A transactional id that was used before has a producer again.
@@ -74,9 +74,9 @@ POLL_S = 0.002
 class Trap(msgspec.Struct, frozen=True):
     """One trap, which by default kills the process that reaches its point.
 
-    `stops`: the process gets SIGSTOP instead, so that it can come back as a zombie. `holds`: the
-    process only waits at the point until the test releases it, and the test attacks other
-    processes.
+    With `stops`, the process gets SIGSTOP instead, so that it can come back as a zombie. With
+    `holds`, the process only waits at the point until the test releases it, and the test attacks
+    other processes.
     """
 
     point: str
@@ -146,7 +146,7 @@ class Plan:
         """Return the pid of the process that a trap has caught. None if it has caught none yet."""
         mark = self.mark(number)
         text = mark.read_text() if mark.exists() else ""
-        return int(text) if text.endswith("\n") else None  # else it is not written yet
+        return int(text) if text.endswith("\n") else None  # otherwise the pid is not written yet
 
     def snapped(self) -> list[int]:
         """Return the pids of the caught processes, in the order of the traps."""
@@ -168,7 +168,7 @@ class Traps:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._pid = int(Path("/proc/self").readlink().name)  # also if os.getpid is patched
+        self._pid = int(Path("/proc/self").readlink().name)  # os.getpid may be patched
         self._counts: Counter[int] = Counter()
         self._first = 0
         """Number of the first trap that may not have snapped. All traps before it have snapped."""

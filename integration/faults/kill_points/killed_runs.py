@@ -1,4 +1,4 @@
-"""One run of a job with the command that users have, and the output that it left in Kafka.
+"""Starts a run of a job with the command of users, and compares the output that it left in Kafka.
 
 The independent checker judges every sink.
 """
@@ -99,7 +99,7 @@ class Job:
         folder.joinpath("job.py").write_text(
             f"from integration.faults.kill_points.jobs import {pipeline}\n\n\n"
             f'class Job({pipeline}, name="{job.name}"):\n'
-            f'    """A job with a name of its own."""\n'
+            f'    """A job with its own name."""\n'
         )
         return job
 
@@ -144,8 +144,7 @@ class Job:
     ) -> Iterator[Run]:
         """Start `tidegate run` on this job, and kill it at the end of the block if it still runs.
 
-        `survives`: processes that are frozen may come back after the cluster has declared them
-        lost.
+        With `survives`, frozen processes may come back after the cluster has declared them lost.
         """
         plan = Plan.of(self.folder / unique("traps"), traps)
         settings = {
@@ -196,9 +195,9 @@ class Job:
         """
         with self.started("--bounded", *options, **keywords) as run:
             code = run.wait()
-            assert code == 0, f"exit code {code}\n{run.story()}"
+            assert code == 0, f"The job ended with exit code {code}.\n{run.story()}"
             snapped, traps = run.plan.snapped(), run.plan.traps
-            assert len(snapped) == len(traps), f"only {snapped} of {traps} snapped\n{run.story()}"
+            assert len(snapped) == len(traps), f"Only {snapped} of {traps} snapped.\n{run.story()}"
         return run
 
     # --- what is left in Kafka ------------------------------------------------------------------
@@ -288,16 +287,18 @@ class Run:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end\n{self.story()}") from None
+            raise AssertionError(f"The command did not end.\n{self.story()}") from None
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
         """Wait for a condition while the command runs, and return its first true value."""
         end = time.monotonic() + timeout_s
         while not (value := condition()):
             if self.process.poll() is not None:
-                raise AssertionError(f"it ended before {what}\n{self.story()}")
+                raise AssertionError(f"The command ended before this: {what}.\n{self.story()}")
             if time.monotonic() > end:
-                raise AssertionError(f"not {what} within {timeout_s:g} s\n{self.story()}")
+                raise AssertionError(
+                    f"This did not happen within {timeout_s:g} s: {what}.\n{self.story()}"
+                )
             time.sleep(0.05)
         return value
 
@@ -308,7 +309,7 @@ class Run:
     def until_published(self, count: int) -> None:
         """Wait for this number of further publications."""
         before = self.publications()
-        self.until(lambda: self.publications() >= before + count, f"{count} publications")
+        self.until(lambda: self.publications() >= before + count, f"{count} further publications")
 
     def until_snapped(self, number: int) -> None:
         """Wait until this trap of the plan has caught a process."""
@@ -352,7 +353,7 @@ class Run:
         end = time.monotonic() + GONE_S_MAX
         while self.orphans():
             if time.monotonic() > end:
-                raise AssertionError("processes outlive the command that started them")
+                raise AssertionError("Processes outlive the command that started them.")
             time.sleep(0.02)
 
     def story(self) -> str:

@@ -1,4 +1,4 @@
-"""The mains of the processes of a cluster, with traps in their drivers. Everything else is real.
+"""Runs the mains of a cluster's processes with traps in their drivers. All else is real.
 
 `bootstrap` starts them instead of its own mains if `ClusterSpec.role_mains` names them. Each main
 wraps the drivers that it gets. A wrapper forwards every call, and reports which point was reached.
@@ -394,7 +394,7 @@ class JournalTraps(Passing):
                 return "recovery.claiming", "recovery.claimed"
             case Publication(final=True):
                 return "jobmaster.publishing", "jobmaster.finishing"
-            case Publication(transactions=()):  # nothing was written, so nothing is ended
+            case Publication(transactions=()):  # no entry was written, so no transaction is ended
                 return "", ""
             case Publication():
                 return "jobmaster.publishing", "jobmaster.published"
