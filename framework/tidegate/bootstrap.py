@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.endpoint import LOOPBACK, Endpoint, is_loopback, own_address_towards
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
-from tidegate.drivers.network import LOOPBACK, Network, is_loopback, own_address_towards
 from tidegate.drivers.process.parent_watch import (
     exit_with_parent,
     is_prestarted,
@@ -130,7 +130,7 @@ class ClusterSpec:
     """The mains of roles as `module:function`, if a test replaces them."""
     path: tuple[str, ...] = ()
     """The folders that come first on the module path of every process."""
-    network: Network = LOOPBACK
+    endpoint: Endpoint = LOOPBACK
     """The addresses at which the process and its children are reached."""
     storage: str = ""
     """The id of the checkpoint storage, if the process that starts the cluster has read it."""
@@ -141,7 +141,7 @@ class ClusterSpec:
             "cluster": self.cluster,
             "mains": dict(self.role_mains),
             "path": list(self.path),
-            "network": dataclasses.asdict(self.network),
+            "endpoint": dataclasses.asdict(self.endpoint),
             "storage": self.storage,
         }
 
@@ -152,7 +152,7 @@ class ClusterSpec:
             cluster=given["cluster"],
             role_mains=given["mains"],
             path=tuple(given["path"]),
-            network=Network(**given["network"]),
+            endpoint=Endpoint(**given["endpoint"]),
             storage=given["storage"],
         )
 
@@ -181,13 +181,13 @@ def local_cluster(
     sockets = make_socket_dir(SOCKETS_PREFIX)
     with contextlib.ExitStack() as undo:
         remove_sockets = undo.callback(lambda: shutil.rmtree(sockets, ignore_errors=True))
-        network = Network(socket_dir=str(sockets))
-        drivers = SystemDrivers(network)
+        endpoint = Endpoint(socket_dir=str(sockets))
+        drivers = SystemDrivers(endpoint)
         common = ClusterSpec(
             config=config,
             cluster=cluster or secrets.token_hex(6),
             role_mains=mains,
-            network=network,
+            endpoint=endpoint,
             storage=drivers.blob_store(config.checkpoint.storage).identify(),
         )
         early = {} if jobmanager is None else {"jobmanager": jobmanager}
@@ -216,9 +216,9 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
         storage = locate(config.checkpoint.storage, Path.cwd())
         checkpoint = config.checkpoint.model_copy(update={"storage": storage})
         own = config.model_copy(update={"checkpoint": checkpoint})
-        network = Network(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
-        require_insecure(network, "jobmanager", insecure=insecure)
-        common = ClusterSpec(config=own, cluster=own.cluster.name, network=network)
+        endpoint = Endpoint(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
+        require_insecure(endpoint, "jobmanager", insecure=insecure)
+        common = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)
         remembered = RememberedStorage(Path(own.state.directory).absolute(), storage)
         identity = remembered.read()
         if identity:
@@ -237,7 +237,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
         return run_jobmanager(
             common.cluster,
             own,
-            SystemDrivers(network),
+            SystemDrivers(endpoint),
             processes(common),
             announce=announce,
             standing=True,
@@ -265,18 +265,18 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
             began_s = clock.monotonic()
             try:
                 host = config.taskmanager.host or own_address_towards(at.host, at.port)
-                network = Network(host=host, bind_host=config.taskmanager.bind_host)
+                endpoint = Endpoint(host=host, bind_host=config.taskmanager.bind_host)
                 if not checked:
-                    require_insecure(network, "taskmanager", insecure=insecure)
+                    require_insecure(endpoint, "taskmanager", insecure=insecure)
                     checked = True
-                common = ClusterSpec(config=config, cluster=config.cluster.name, network=network)
+                common = ClusterSpec(config=config, cluster=config.cluster.name, endpoint=endpoint)
                 run_taskmanager(
                     TaskManagerId(f"standing-{host}-{secrets.token_hex(4)}"),
-                    Network(host=at.host).advertised_address(at.port),
+                    Endpoint(host=at.host).advertised_address(at.port),
                     None,
                     config.taskmanager.slots,
                     config,
-                    SystemDrivers(network),
+                    SystemDrivers(endpoint),
                     processes(common),
                     port=config.taskmanager.port,
                 )
@@ -295,7 +295,7 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     _run_server("taskmanager", config, serve)
 
 
-def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
+def require_insecure(endpoint: Endpoint, role: str, *, insecure: bool) -> None:
     """Refuse to listen on an address that other hosts reach, unless the operator allows it.
 
     Every process that reaches a port of a cluster can submit code, which then runs as the cluster's
@@ -303,21 +303,21 @@ def require_insecure(network: Network, role: str, *, insecure: bool) -> None:
     start. `role` names the section of the settings. Raise ConfigError without the consent, and
     RpcError for a name that cannot be resolved.
     """
-    if is_loopback(network.listens_on):
+    if is_loopback(endpoint.bind_address):
         return
     if not insecure:
         raise ConfigError(
-            f"The {role} listens on {network.listens_on}, which other hosts reach, and connections "
-            "between the processes of a cluster are neither encrypted nor authenticated: every "
-            "host that reaches the port can run code as this user. Keep the cluster in a private "
-            f"network and start the {role} with --insecure, or listen on this host only: "
-            f"-c {role}.host=127.0.0.1."
+            f"The {role} listens on {endpoint.bind_address}, which other hosts reach, and "
+            "connections between the processes of a cluster are neither encrypted nor "
+            "authenticated: every host that reaches the port can run code as this user. Keep the "
+            f"cluster in a private network and start the {role} with --insecure, or listen on "
+            f"this host only: -c {role}.host=127.0.0.1."
         )
     _log.warning(
         "The %s listens on %s without encryption and authentication: every host that reaches it "
         "can run code as this user.",
         role,
-        network.listens_on,
+        endpoint.bind_address,
     )
 
 
@@ -413,7 +413,7 @@ def _jobmanager(
     status: int = run(
         common.cluster,
         common.config,
-        SystemDrivers(common.network),
+        SystemDrivers(common.endpoint),
         processes(common, children),
         announce=_announce,
         storage=common.storage,
@@ -432,7 +432,7 @@ def _jobmaster(
         JobName(arguments["job"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
-        SystemDrivers(common.network),
+        SystemDrivers(common.endpoint),
     )
     return status
 
@@ -447,18 +447,18 @@ def _taskmanager(
         LeaderEpoch(arguments["epoch"]),
         arguments["slots"],
         common.config,
-        SystemDrivers(common.network),
+        SystemDrivers(common.endpoint),
         processes(common, children),
     )
     return status
 
 
-def _zygote(
+def _fork_server(
     common: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
 ) -> int:
     for name in _LIBRARIES_OF_SLOTS:
         importlib.import_module(name)
-    drivers = SystemDrivers(common.network)
+    drivers = SystemDrivers(common.endpoint)
     run = _named(common.role_mains.get("slot", SLOT_MAIN))
     from tidegate.drivers.process.fork_server import run_fork_server
     from tidegate.protocol.messages import StartSlot
@@ -527,5 +527,5 @@ _ROLES: dict[str, Callable[[ClusterSpec, dict[str, Any], Mapping[str, Prestarted
     "jobmanager": _jobmanager,
     "jobmaster": _jobmaster,
     "taskmanager": _taskmanager,
-    "zygote": _zygote,
+    "zygote": _fork_server,
 }

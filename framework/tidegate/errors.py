@@ -39,7 +39,7 @@ class Retry(enum.Enum):
 
     NO = "no"
     BACKOFF = "backoff"
-    RESTORE = "restore"
+    RESTART = "restore"
 
 
 class TidegateError(Exception):
@@ -120,7 +120,7 @@ class UserCodeError(UserError):
     service was down. The restart strategy limits the number of restarts.
     """
 
-    retry = Retry.RESTORE
+    retry = Retry.RESTART
 
 
 class StateValueError(UserError):
@@ -148,7 +148,7 @@ class ExternalError(TidegateError):
     """A failure of Kafka, the storage, the network or the operating system."""
 
     domain = Domain.EXTERNAL
-    retry = Retry.RESTORE
+    retry = Retry.RESTART
 
 
 class KafkaError(ExternalError):

@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from integration.bench import page
-from integration.bench.budget import PIPELINES, measure_budget, measure_settings
 from integration.bench.cost import SMALL, Rig, measure_cost, measure_intervals
+from integration.bench.cpu_breakdown import PIPELINES, measure_budget, measure_settings
 from integration.bench.exchange_micro import measure_exchange
 from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
-from integration.bench.moments import measure_moments
 from integration.bench.recovery import measure_recovery
+from integration.bench.startup_recovery import measure_moments
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 

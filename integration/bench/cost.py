@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from integration.bench.data import PARTITIONS, fill, records
 from integration.bench.page import Table
-from integration.bench.tree import Usage, measure
+from integration.bench.process_tree import Usage, measure
 from integration.bench.workloads import (
     CHECKED,
     LOOP_SHAPE,

@@ -141,7 +141,7 @@ def receive(kind: str, host: str | None, pipe: Any) -> None:
         target=VertexId("b"),
         target_node="b",
         input=0,
-        exchange="key",
+        partitioning="key",
     )
 
     def grant(channel: int) -> Callable[[int], None]:

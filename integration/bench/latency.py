@@ -19,8 +19,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from integration.bench.cost import Rig
 from integration.bench.data import PARTITIONS
-from integration.bench.feed import Feed, Left, number_of, produced_s
 from integration.bench.page import Table
+from integration.bench.steady_producer import Feed, Left, number_of, produced_s
 from integration.support.running import TidegateRun, runs_with_checkpoint
 
 RATE: Final = 20_000

@@ -35,9 +35,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from integration.bench.data import PARTITIONS
-from integration.bench.feed import Feed
 from integration.bench.page import Table
 from integration.bench.recovery_probes import GIVE_UP_S, Loop, Reader, phases
+from integration.bench.steady_producer import Feed
 from integration.faults.kill_matrix.cluster import NODES, Brokers
 from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 from tidegate.drivers.kafka.jars import VERSIONS

@@ -19,7 +19,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from integration.bench.data import PARTITIONS
-from integration.bench.feed import produced_s
+from integration.bench.steady_producer import produced_s
 
 GIVE_UP_S: Final = 150.0
 LOOP_EVERY_S: Final = 0.1
@@ -37,7 +37,9 @@ BEGINS: Final = {
 }
 """The phase that begins with a line of the log, by the state or the message of the line."""
 RUNNING: Final = BEGINS["running"]
-STATE: Final = re.compile(r'state=("(?P<words>[^"]+)"|(?P<word>\S+)) .*message=job$')
+STATE: Final = re.compile(
+    r'state=("(?P<words>[^"]+)"|(?P<word>\S+)) .*message="job state changed"$'
+)
 STEP: Final = re.compile(r"message=(?P<word>claimed|recovered)$")
 
 
@@ -164,5 +166,5 @@ def told(found: dict[str, float]) -> str:
 
 
 def _seconds(line: str) -> float:
-    at = line.removeprefix("at=").split()[0]
-    return datetime.strptime(at, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+    stamp = line.removeprefix("ts=").split()[0]
+    return datetime.strptime(stamp, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()

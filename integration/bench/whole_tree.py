@@ -8,7 +8,8 @@ be lost.
 Here the CPU between the last sample and the end of a process is lost, a twentieth of a second on
 average. That is little, because the processes that do the work live for seconds.
 
-This module does not separate the start of a run from the rest. `tree.py` does, for clusters.
+This module does not separate the start of a run from the rest. `process_tree.py` does, for
+clusters.
 """
 
 from __future__ import annotations

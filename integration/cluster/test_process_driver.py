@@ -23,7 +23,7 @@ from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import Surroundings
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
-from tidegate.ports.processes import Child, ExitStatus, ForkServer, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent
 
 RECVMSG = {"47", "212"}
 """The numbers of the system call `recvmsg` on x86-64 and on arm64."""
@@ -36,7 +36,7 @@ class OsWorld:
         self.around = Surroundings()
         self._starter = OsStarter(folder, early=early)
         self._children: list[Child] = []
-        self._zygotes: list[ForkServer] = []
+        self._fork_servers: list[ForkServer] = []
         #: Processes that this world did not start, for example the brokers of the test session.
         self._others = {child.pid for child in psutil.Process().children(recursive=True)}
 
@@ -50,10 +50,10 @@ class OsWorld:
         self._children.append(child)
         return child
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
-        zygote = self._starter.start_zygote(listener)
-        self._zygotes.append(zygote)
-        return zygote
+    def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> ForkServer:
+        fork_server = self._starter.start_fork_server(listener)
+        self._fork_servers.append(fork_server)
+        return fork_server
 
     def alive(self, pid: int) -> bool:
         try:  # a dead orphan stays a zombie until init reaps it
@@ -66,8 +66,8 @@ class OsWorld:
 
     def close(self) -> None:
         mine = psutil.Process().children(recursive=True)
-        for zygote in self._zygotes:
-            zygote.close()
+        for fork_server in self._fork_servers:
+            fork_server.close()
         for child in self._children:
             child.kill()
         own = [child.pid for child in mine if child.pid not in self._others]

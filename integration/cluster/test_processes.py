@@ -74,7 +74,7 @@ def test_a_slot_that_is_killed_is_noticed_at_once_and_replaced(running: Running)
     assert left_of([psutil.Process(slot.pid) for slot in after.slots], 0.0)
 
 
-def test_a_task_manager_that_is_killed_takes_its_zygote_and_slots_with_it(
+def test_a_task_manager_that_is_killed_takes_its_fork_server_and_slots_with_it(
     running: Running,
 ) -> None:
     job = running.submit()
@@ -97,13 +97,15 @@ def test_a_task_manager_that_is_killed_takes_its_zygote_and_slots_with_it(
     assert killed.pid not in managers
 
 
-def test_a_zygote_that_is_killed_takes_slots_and_task_manager_with_it(running: Running) -> None:
+def test_a_fork_server_that_is_killed_takes_slots_and_task_manager_with_it(
+    running: Running,
+) -> None:
     job = running.submit()
     before = running.complete(job)
     manager = psutil.Process(before.slots[0].task_manager_pid)
-    (zygote,) = manager.children()
-    below = zygote.children()
-    zygote.kill()
+    (fork_server,) = manager.children()
+    below = fork_server.children()
+    fork_server.kill()
     assert left_of([*below, manager]) == []
     running.complete(job, before.attempt)
     names = [path.name for path in (running.folder / "logs").glob("tm-*[0-9].log")]
@@ -198,10 +200,10 @@ def test_a_slot_that_fails_leaves_its_reason_in_its_log(running: Running) -> Non
 def test_slots_are_clean_forks(running: Running) -> None:
     job = running.submit()
     report = running.complete(job)
-    zygotes = {psutil.Process(slot.pid).ppid() for slot in report.slots}
-    for zygote in zygotes:
-        assert psutil.Process(zygote).num_threads() == 1
-        assert psutil.Process(zygote).net_connections(kind="inet") == []
+    fork_servers = {psutil.Process(slot.pid).ppid() for slot in report.slots}
+    for fork_server in fork_servers:
+        assert psutil.Process(fork_server).num_threads() == 1
+        assert psutil.Process(fork_server).net_connections(kind="inet") == []
     for slot in report.slots:
         process = psutil.Process(slot.pid)
         assert os.getsid(slot.pid) == slot.pid

@@ -89,7 +89,7 @@ def test_what_cannot_be_started_again_is_waited_for(
         folder.orders(30)
         run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
         pid = run.slots()[0] if role == "slot" else process_of(run, role).pid
-        zygote = process_of(run, "zygote").pid
+        fork_server = process_of(run, "zygote").pid
         process_ids.exhaust()
         os.kill(pid, signal.SIGKILL)
         folder.orders(30, first=30)
@@ -98,6 +98,8 @@ def test_what_cannot_be_started_again_is_waited_for(
         process_ids.free()
         run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60)
         if role == "slot":
-            assert process_of(run, "zygote").pid == zygote, "a refused fork ended its TaskManager"
+            assert process_of(run, "zygote").pid == fork_server, (
+                "a refused fork ended its TaskManager"
+            )
         assert run.stop().code == 0
     folder.assert_exact(60)

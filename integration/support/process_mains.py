@@ -21,7 +21,7 @@ from tidegate.config_load import load
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.processes import Child, ExitStatus, ForkServer, Processes, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent, Processes
 from tidegate.protocol.messages import StartSlot
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +58,11 @@ class OsStarter:
             "jobmaster", arguments, log="children.log", on_exit=on_exit, on_ready=on_ready
         )
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
+    def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> ForkServer:
         arguments = {"task_manager": "tm-1", "task_manager_pid": os.getpid()}
-        return self.processes("zygote").start_zygote(arguments, log="zygote.log", listener=listener)
+        return self.processes("zygote").start_fork_server(
+            arguments, log="zygote.log", listener=listener
+        )
 
     def processes(self, role: str, *, announces: bool = False) -> Processes:
         """Make a `Processes` that can start one process of a role."""

@@ -104,8 +104,8 @@ class Answers:
                 keyed=({},), splits=((),), new_partitions=(), begins=frozenset({Uid("orders")})
             ),
             transaction_timeout_ms=60_000,
-            warm_producers=1,
-            transaction_slots=1,
+            producer_pool_size=1,
+            transactional_ids_per_subtask=1,
             max_message_bytes={},
         )
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol
 
 from tidegate.errors import check
 from tidegate.ids import Attempt, JobName, LeaderEpoch
-from tidegate.ports.processes import Child, ExitStatus, ForkServer, SlotForked, ZygoteEvent
+from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent, SlotForked
 from tidegate.protocol.messages import StartSlot
 
 
@@ -38,7 +38,7 @@ class Starter(Protocol):
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> Child: ...
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> ForkServer:
+    def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> ForkServer:
         """Its slots do what their StartSlot says in `settings["does"]`."""
         ...
 
@@ -71,12 +71,12 @@ def behave(does: str, me: Me) -> int:
             me.announce({"child": child.pid})
         case ["taskmanager"]:
 
-            def listener(event: ZygoteEvent) -> None:
+            def listener(event: ForkServerEvent) -> None:
                 if isinstance(event, SlotForked):
-                    me.announce({"zygote": zygote.pid, "slot": event.pid})
+                    me.announce({"zygote": fork_server.pid, "slot": event.pid})
 
-            zygote = me.starter().start_zygote(listener)
-            zygote.fork(start_slot(0, "wait"))
+            fork_server = me.starter().start_fork_server(listener)
+            fork_server.fork(start_slot(0, "wait"))
         case _:
             check(does == "wait", f"nobody knows how to {does}")
     return me.wait()

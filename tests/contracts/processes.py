@@ -16,11 +16,11 @@ from tests.contracts.behaviour import Starter, start_slot
 from tests.contracts.surroundings import Surroundings
 from tidegate.ports.processes import (
     ExitStatus,
+    ForkServerEnded,
+    ForkServerEvent,
+    ForkServerReady,
     SlotEnded,
     SlotForked,
-    ZygoteEnded,
-    ZygoteEvent,
-    ZygoteReady,
 )
 
 SHORT_S = 0.3
@@ -58,16 +58,16 @@ class Slots:
     """A fork server, and the events that it reported, in order."""
 
     def __init__(self, world: ProcessesWorld) -> None:
-        self.told: list[ZygoteEvent] = []
+        self.told: list[ForkServerEvent] = []
         self._around = world.around
-        self.zygote = world.start_zygote(self.told.append)
+        self.fork_server = world.start_fork_server(self.told.append)
 
-    def wait_for(self, kind: type[ZygoteEvent], count: int = 1) -> list[Any]:
+    def wait_for(self, kind: type[ForkServerEvent], count: int = 1) -> list[Any]:
         """The events of a kind, once there are so many."""
         self._around.until(lambda: len(self._of(kind)) >= count)
         return self._of(kind)
 
-    def _of(self, kind: type[ZygoteEvent]) -> list[Any]:
+    def _of(self, kind: type[ForkServerEvent]) -> list[Any]:
         return [event for event in list(self.told) if isinstance(event, kind)]
 
 
@@ -127,13 +127,13 @@ class ProcessesContract:
         world.around.until(lambda: not world.alive(facts["child"]))
         world.around.until(lambda: len(parent.told) == 2)
 
-    # --- a zygote and its slots ---
+    # --- a fork server and its slots ---
 
     def test_what_is_asked_before_it_is_ready_is_done_after(self, world: ProcessesWorld) -> None:
         slots = Slots(world)
-        slots.zygote.fork(start_slot(3, "wait"))
+        slots.fork_server.fork(start_slot(3, "wait"))
         (forked,) = slots.wait_for(SlotForked)
-        assert slots.told == [ZygoteReady(pid=slots.zygote.pid), forked]
+        assert slots.told == [ForkServerReady(pid=slots.fork_server.pid), forked]
         assert forked.index == 3
         assert world.alive(forked.pid)
 
@@ -142,8 +142,8 @@ class ProcessesContract:
     ) -> None:
         slots = Slots(world)
         for index in range(12):
-            slots.zygote.fork(start_slot(index, f"exit {index}"))
-        slots.zygote.fork(start_slot(12, "raise"))
+            slots.fork_server.fork(start_slot(index, f"exit {index}"))
+        slots.fork_server.fork(start_slot(12, "raise"))
         slots.wait_for(SlotEnded, 13)
         world.around.clock.sleep(SHORT_S)
         pids: dict[int, int] = {}
@@ -170,15 +170,15 @@ class ProcessesContract:
     ) -> None:
         slots = Slots(world)
         for index in range(2):
-            slots.zygote.fork(start_slot(index, "wait"))
+            slots.fork_server.fork(start_slot(index, "wait"))
         one, two = slots.wait_for(SlotForked, 2)
         foreign = Watched(world, "wait")
         for pid in (foreign.pid, one.pid, one.pid):
-            slots.zygote.kill(pid)
+            slots.fork_server.kill(pid)
         ended = slots.wait_for(SlotEnded)
         assert ended == [SlotEnded(index=0, pid=one.pid, status=-9)]
-        slots.zygote.kill(one.pid)
-        slots.zygote.fork(start_slot(0, "wait"))
+        slots.fork_server.kill(one.pid)
+        slots.fork_server.fork(start_slot(0, "wait"))
         slots.wait_for(SlotForked, 3)
         world.around.clock.sleep(SHORT_S)
         assert len(slots.told) == 5
@@ -187,33 +187,33 @@ class ProcessesContract:
 
     def test_a_slot_that_is_killed_from_outside_is_told_of(self, world: ProcessesWorld) -> None:
         slots = Slots(world)
-        slots.zygote.fork(start_slot(0, "wait"))
+        slots.fork_server.fork(start_slot(0, "wait"))
         (forked,) = slots.wait_for(SlotForked)
         world.kill(forked.pid)
         assert slots.wait_for(SlotEnded) == [SlotEnded(index=0, pid=forked.pid, status=-9)]
 
     @pytest.mark.parametrize("end", ["close", "kill"])
-    def test_the_end_of_a_zygote_is_the_last_that_is_told(
+    def test_the_end_of_a_fork_server_is_the_last_that_is_told(
         self, world: ProcessesWorld, end: str
     ) -> None:
         slots = Slots(world)
-        slots.zygote.fork(start_slot(0, "wait"))
+        slots.fork_server.fork(start_slot(0, "wait"))
         (forked,) = slots.wait_for(SlotForked)
         if end == "close":
-            slots.zygote.close()
+            slots.fork_server.close()
         else:
-            world.kill(slots.zygote.pid)
-        slots.wait_for(ZygoteEnded)
+            world.kill(slots.fork_server.pid)
+        slots.wait_for(ForkServerEnded)
         if end == "close":
             world.around.until(lambda: not world.alive(forked.pid))
-        slots.zygote.fork(start_slot(1, "wait"))
-        slots.zygote.kill(forked.pid)
-        slots.zygote.close()
+        slots.fork_server.fork(start_slot(1, "wait"))
+        slots.fork_server.kill(forked.pid)
+        slots.fork_server.close()
         world.around.clock.sleep(SHORT_S)
         assert slots.told == [
-            ZygoteReady(pid=slots.zygote.pid),
+            ForkServerReady(pid=slots.fork_server.pid),
             forked,
-            ZygoteEnded(status=0 if end == "close" else -9),
+            ForkServerEnded(status=0 if end == "close" else -9),
         ]
 
     @pytest.mark.parametrize("first", ["taskmanager", "zygote"])

@@ -175,17 +175,17 @@ class Cluster:
             jobmaster_address=start.jobmaster_address,
             working_folder="",
             settings={},
-            serial=start.serial,
+            allocation_id=start.allocation_id,
         )
 
         def answered(reply: Message | None) -> None:
             if reply is None or isinstance(reply, Refused):
                 reason = "no reply" if reply is None else reply.reason
                 event: r.Event = r.SlotNotStarted(
-                    slot=start.slot, serial=start.serial, reason=reason
+                    slot=start.slot, allocation_id=start.allocation_id, reason=reason
                 )
             else:
-                event = r.SlotStarted(slot=start.slot, serial=start.serial)
+                event = r.SlotStarted(slot=start.slot, allocation_id=start.allocation_id)
             self.of_rm(event)
 
         self._call(start.address, message, answered)
@@ -196,14 +196,14 @@ class Cluster:
             index=stop.slot.index,
             job=stop.job,
             attempt=stop.attempt,
-            serial=stop.serial,
+            allocation_id=stop.allocation_id,
         )
 
         def answered(reply: Message | None) -> None:
             if reply is None or isinstance(reply, Refused):
-                self.of_rm(r.SlotNotStopped(slot=stop.slot, serial=stop.serial))
+                self.of_rm(r.SlotNotStopped(slot=stop.slot, allocation_id=stop.allocation_id))
             else:
-                self.of_rm(r.SlotStopped(slot=stop.slot, serial=stop.serial))
+                self.of_rm(r.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id))
 
         self._call(stop.address, message, answered)
 

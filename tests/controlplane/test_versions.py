@@ -110,7 +110,7 @@ def test_a_slot_of_another_version_ends_the_attempt_and_is_named() -> None:
     """The next attempt may get slots of other hosts."""
     shell = JobMasterShell()
     shell.claims(1)
-    shell.registers(1, 0, serial=3, tidegate="0.0.9")
+    shell.registers(1, 0, allocation_id=3, tidegate="0.0.9")
     shell.recovers(1)
     assert shell.state() not in {JobState.DEPLOYING, JobState.RUNNING, JobState.FAILED}
     assert f"has tidegate 0.0.9 and Python {PYTHON}" in (shell.reported_error() or "")

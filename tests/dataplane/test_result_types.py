@@ -87,7 +87,7 @@ def refusal(pipeline: type[Pipeline], *words: str, parallelism: int = 1) -> str:
     """The error of slots for words that begin at offset 70 of words-0."""
     with pytest.raises(UserCodeError) as raised:
         RunningSlots(pipeline, parallelism).push(0, "words", words, first=70)
-    assert raised.value.retry is Retry.RESTORE
+    assert raised.value.retry is Retry.RESTART
     return str(raised.value)
 
 

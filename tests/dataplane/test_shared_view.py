@@ -100,7 +100,7 @@ def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
     )
     drivers = SimpleNamespace(
         blob_store=lambda url: LocalStore(Path(url)),
-        transaction_log=lambda _: SimpleNamespace(cluster_id=lambda: "c1"),
+        transaction_admin=lambda _: SimpleNamespace(cluster_id=lambda: "c1"),
         process=SimpleNamespace(host="worker-2"),
     )
     around: Any = SimpleNamespace(

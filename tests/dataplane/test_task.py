@@ -214,7 +214,7 @@ class World:
             target=VertexId("v"),
             target_node="v",
             input=0,
-            exchange="key",
+            partitioning="key",
         )
         made = [InputChannel(edge, SubtaskIndex(i), 8) for i in range(channels)]
         gate = InputGate(made)

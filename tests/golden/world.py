@@ -159,8 +159,8 @@ class GoldenDrivers(SystemDrivers):
     def kafka_admin(self, kafka: Mapping[str, str]) -> Any:
         return self._locked(self._process.kafka_admin)(kafka)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> Any:
-        return self._locked(self._process.transaction_log)(kafka)
+    def transaction_admin(self, kafka: Mapping[str, str]) -> Any:
+        return self._locked(self._process.transaction_admin)(kafka)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

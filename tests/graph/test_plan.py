@@ -39,7 +39,7 @@ def graph(**inputs: str) -> StreamGraph:
 def layout(made: PhysicalPlan) -> tuple[list[tuple[str, ...]], list[tuple[str, str, str]]]:
     return (
         [vertex.nodes for vertex in made.vertices],
-        [(edge.source_node, edge.target_node, edge.exchange) for edge in made.edges],
+        [(edge.source_node, edge.target_node, edge.partitioning) for edge in made.edges],
     )
 
 

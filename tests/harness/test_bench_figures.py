@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from integration.bench import budget
-from integration.bench.budget import Clocks
+from integration.bench import cpu_breakdown
 from integration.bench.cost import (
     ALWAYS_SHORT,
     LONG,
@@ -25,8 +24,9 @@ from integration.bench.cost import (
     synchronous_ms,
     times,
 )
+from integration.bench.cpu_breakdown import Clocks
 from integration.bench.exchange_micro import exchange_table
-from integration.bench.tree import Usage
+from integration.bench.process_tree import Usage
 from integration.bench.workloads import (
     LOOP_SHAPE,
     SHAPE_TOLERANCE,
@@ -245,7 +245,7 @@ def test_what_a_part_calls_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> N
             Sink().write()
             Sink().write()
 
-    monkeypatch.setattr("integration.bench.budget.time.thread_time_ns", lambda: now_ns)
+    monkeypatch.setattr("integration.bench.cpu_breakdown.time.thread_time_ns", lambda: now_ns)
     clocks = Clocks()
     clocks.around(Sink, "write", "sink")
     clocks.around(Task, "step", "task")
@@ -264,9 +264,9 @@ def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
         cpu_us = costs[kind].pop(0)
         return {"cpu_us": cpu_us, "parts": {"decode": [cpu_us / 4, 1000], "all else": [1.0, 0]}}
 
-    monkeypatch.setattr(budget, "_run", run)
+    monkeypatch.setattr(cpu_breakdown, "_run", run)
     fake = CheckedRig(tmp_path)
-    table = budget.measure_budget(cast("Rig", fake), "total", 2)
+    table = cpu_breakdown.measure_budget(cast("Rig", fake), "total", 2)
     assert fake.checked == [("total", sink, COUNT) for sink in fake.made]
     assert len(fake.made) == 4
     assert "4.00 us a record, and the loop 2.00: 2.00 x" in table.note
@@ -276,12 +276,12 @@ def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
 def test_the_outputs_of_all_settings_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_run", lambda *_: {"cpu_us": 4.0})
+    monkeypatch.setattr(cpu_breakdown, "_run", lambda *_: {"cpu_us": 4.0})
     fake = CheckedRig(tmp_path)
-    table = budget.measure_settings(cast("Rig", fake), 2)
-    assert len(table.rows) == len(budget.SINK_SETTINGS)
+    table = cpu_breakdown.measure_settings(cast("Rig", fake), 2)
+    assert len(table.rows) == len(cpu_breakdown.SINK_SETTINGS)
     assert fake.checked == [("transform", sink, COUNT) for sink in fake.made]
-    assert len(fake.made) == 2 * len(budget.SINK_SETTINGS)
+    assert len(fake.made) == 2 * len(cpu_breakdown.SINK_SETTINGS)
 
 
 def test_a_loop_that_the_clock_saw_nothing_of_is_no_measure() -> None:

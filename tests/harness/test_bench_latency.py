@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from integration.bench.data import USERS, Click
-from integration.bench.feed import SIZE, make_bytes, make_clicks, number_of, produced_s
 from integration.bench.latency import BUCKETS_MS, Seen, histogram
+from integration.bench.steady_producer import SIZE, make_bytes, make_clicks, number_of, produced_s
 
 
 def test_a_record_of_the_feed_says_when_and_the_how_manieth() -> None:

@@ -26,13 +26,13 @@ def line(after_s: float, message: str, **extra: object) -> str:
 
 def test_each_line_begins_a_phase() -> None:
     lines = [
-        line(0.0, "job", state=JobState.INITIALIZING.shown, attempt=None),
+        line(0.0, "job state changed", state=JobState.INITIALIZING.shown, attempt=None),
         line(0.25, "claimed", attempt=7),
         line(0.5, "recovered", attempt=7, ended=1, fenced=2),
-        line(0.75, "job", state=JobState.WAITING_FOR_SLOTS.shown, attempt=7),
-        line(1.0, "job", state=JobState.DEPLOYING.shown, attempt=7),
+        line(0.75, "job state changed", state=JobState.WAITING_FOR_SLOTS.shown, attempt=7),
+        line(1.0, "job state changed", state=JobState.DEPLOYING.shown, attempt=7),
         line(1.25, "a word about state=running", attempt=7),
-        line(1.5, "job", state=JobState.RUNNING.shown, attempt=7),
+        line(1.5, "job state changed", state=JobState.RUNNING.shown, attempt=7),
     ]
     found = [(at - BEGAN, phase) for at, phase in transitions(lines)]
     assert found == [

@@ -69,7 +69,7 @@ class History:
         self.master, self.slot = self.process("jobmaster"), self.process("slot")
         self.asks = self.master
         self.clients = self.kafka.process("client", self.clock)
-        self.log = self.clients.transaction_log({})
+        self.log = self.clients.transaction_admin({})
         self.attempt = Attempt(0)
         self.events = 0
 

@@ -11,7 +11,7 @@ from tests.contracts.behaviour import behave
 from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import Surroundings
 from tests.sim.contracts import Simulated, World, simulated
-from tidegate.ports.processes import ExitStatus, ZygoteEvent
+from tidegate.ports.processes import ExitStatus, ForkServerEvent
 from tidegate.protocol.messages import StartSlot
 from tidegate.sim.processes import Announce, SimChild, SimForkServer, SimProcesses
 from tidegate.sim.scheduler import Scheduler, SimProcess
@@ -33,8 +33,8 @@ class SimStarter:
             "child", {"does": does}, log="child.log", on_exit=on_exit, on_ready=on_ready
         )
 
-    def start_zygote(self, listener: Callable[[ZygoteEvent], None]) -> SimForkServer:
-        return self._processes.start_zygote({}, log="zygote.log", listener=listener)
+    def start_fork_server(self, listener: Callable[[ForkServerEvent], None]) -> SimForkServer:
+        return self._processes.start_fork_server({}, log="zygote.log", listener=listener)
 
 
 class Behaving:
@@ -43,7 +43,9 @@ class Behaving:
     def __init__(self) -> None:
         self.roles = {"child": self._child}
 
-    def slot(self, process: SimProcess, start: StartSlot, _zygote: Mapping[str, Any]) -> ExitStatus:
+    def slot(
+        self, process: SimProcess, start: StartSlot, _fork_server: Mapping[str, Any]
+    ) -> ExitStatus:
         return behave(str(start.settings["does"]), SimMe(process, _nobody))
 
     def _child(

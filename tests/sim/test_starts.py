@@ -18,12 +18,12 @@ from tests.sim.test_processes import Behaving
 from tidegate.controlplane.jobmanager.service import JobManager
 from tidegate.errors import ExternalError
 from tidegate.ports.processes import (
+    ForkServerEnded,
+    ForkServerEvent,
+    ForkServerReady,
     SlotEnded,
     SlotForked,
     SlotNotForked,
-    ZygoteEnded,
-    ZygoteEvent,
-    ZygoteReady,
 )
 from tidegate.sim.faults import FaultRates, RequestFaults
 from tidegate.sim.plan import Plan
@@ -48,16 +48,18 @@ class Starting:
 
     def __init__(self, scheduler: Scheduler, **births: StartOutcome) -> None:
         self.scheduler = scheduler
-        self.told: list[ZygoteEvent | int] = []
+        self.told: list[ForkServerEvent | int] = []
         self.processes = SimProcesses(
             scheduler.process("parent"),
             Behaving(),
             births=lambda role: births.get(role, StartOutcome.LIVES),
         )
 
-    def zygote(self) -> None:
-        zygote = self.processes.start_zygote({}, log="zygote.log", listener=self.told.append)
-        zygote.fork(start_slot(0, "wait"))
+    def fork_server(self) -> None:
+        fork_server = self.processes.start_fork_server(
+            {}, log="zygote.log", listener=self.told.append
+        )
+        fork_server.fork(start_slot(0, "wait"))
         self.scheduler.run(5.0)
 
     def alive(self) -> list[str]:
@@ -69,7 +71,7 @@ def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
     with pytest.raises(ExternalError, match="Cannot start the child process"):
         starting.processes.spawn("child", {}, log="a.log", on_exit=starting.told.append)
     with pytest.raises(ExternalError, match="Cannot start the zygote process"):
-        starting.zygote()
+        starting.fork_server()
     assert (starting.alive(), starting.told) == (["parent"], [])
 
 
@@ -78,23 +80,23 @@ def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> No
     starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
     scheduler.run(4.0)
     assert starting.told == [FAILED]
-    starting.zygote()
-    assert starting.told[1:] == [ZygoteEnded(status=FAILED)]
+    starting.fork_server()
+    assert starting.told[1:] == [ForkServerEnded(status=FAILED)]
     assert starting.alive() == ["parent"]
 
 
 def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, slot=StartOutcome.DIES)
-    starting.zygote()
+    starting.fork_server()
     ready, forked, ended = starting.told
-    assert isinstance(ready, ZygoteReady)
+    assert isinstance(ready, ForkServerReady)
     assert isinstance(forked, SlotForked)
     assert ended == SlotEnded(index=0, pid=forked.pid, status=FAILED)
 
 
-def test_a_zygote_that_may_not_fork_says_so_and_lives(scheduler: Scheduler) -> None:
+def test_a_fork_server_that_may_not_fork_says_so_and_lives(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, slot=StartOutcome.REFUSED)
-    starting.zygote()
+    starting.fork_server()
     assert starting.told[1:] == [SlotNotForked(index=0, reason="there is no room")]
     assert starting.alive() == ["parent", "zygote"]
 

@@ -85,7 +85,7 @@ def test_a_mirror_has_all_records_at_their_offsets_and_knows_nothing_else() -> N
     kafka.log(ORIGIN).append(1, 0, 0, [Record(b"v", None, (), 0)], is_open=None)
     clients = kafka.process("p", clock)
     log, reader = (
-        clients.transaction_log({}),
+        clients.transaction_admin({}),
         clients.partition_reader({}, "g", with_end_of_partition=False),
     )
     clients.producer({}, "t", 60_000)  # type: ignore[arg-type]  # any text

@@ -219,10 +219,10 @@ def test_orders_to_a_slot_keep_their_number_when_they_are_repeated() -> None:
     )
     line.send(MESSAGE)
     line.send(MESSAGE)
-    assert [client.heard.get(timeout=10).number for _ in range(3)] == [1, 1, 2]
+    assert [client.heard.get(timeout=10).sequence for _ in range(3)] == [1, 1, 2]
 
 
-def slot_of(*, serial: int, working_folder: str = "") -> Slot:
+def slot_of(*, allocation_id: int, working_folder: str = "") -> Slot:
     """Slot 0 of attempt 1, by its so many-th order; it is not running."""
     start = StartSlot(
         epoch=1,  # type: ignore[arg-type]
@@ -233,7 +233,7 @@ def slot_of(*, serial: int, working_folder: str = "") -> Slot:
         jobmaster_address="",
         working_folder=working_folder,
         settings={},
-        serial=serial,
+        allocation_id=allocation_id,
     )
     drivers = SimpleNamespace(
         threads=SystemThreads(),
@@ -247,7 +247,8 @@ def slot_of(*, serial: int, working_folder: str = "") -> Slot:
 def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Path) -> None:
     """Found by the simulator: its successor's state went with it, and the job failed."""
     given_up, successor = (
-        slot_of(serial=serial, working_folder=str(tmp_path)) for serial in (1, 2)
+        slot_of(allocation_id=allocation_id, working_folder=str(tmp_path))
+        for allocation_id in (1, 2)
     )
     theirs, its = (slot._local_folder("j1") for slot in (given_up, successor))
     (its.path / "state").touch()
@@ -259,7 +260,7 @@ def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Pat
 
 def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -> None:
     """Both are attempt 1 of a job of this name, in this folder."""
-    first, second = (slot_of(serial=1, working_folder=str(tmp_path)) for _ in range(2))
+    first, second = (slot_of(allocation_id=1, working_folder=str(tmp_path)) for _ in range(2))
     mine = first._local_folder("j1")
     (mine.path / "state").touch()
     other = second._local_folder("j2")
@@ -272,7 +273,7 @@ def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -
 @pytest.mark.parametrize("where", ["post", "run_io"])
 def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: str) -> None:
     """An example is a value that is not of its state's type, which is saved behind the barrier."""
-    slot, subtask = slot_of(serial=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
+    slot, subtask = slot_of(allocation_id=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
     sent: list[Any] = []
     cast("Any", slot._control).send = lambda message, then: sent.append(message)
 
@@ -290,19 +291,19 @@ def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: st
 
 
 def test_a_disk_that_fails_in_an_io_thread_is_no_bug(tmp_path: Path) -> None:
-    slot = slot_of(serial=1)
+    slot = slot_of(allocation_id=1)
     sent: list[Any] = []
     cast("Any", slot._control).send = lambda message, then: sent.append(message)
     slot._engine.run_io((tmp_path / "not" / "there").rmdir, None)
     slot._mailbox.wait(10)
     slot._mailbox.run_posted()
     (failed,) = sent
-    assert (failed.error.kind, failed.error.retry) == ("SystemCallError", Retry.RESTORE)
+    assert (failed.error.kind, failed.error.retry) == ("SystemCallError", Retry.RESTART)
     assert str(tmp_path / "not" / "there") in failed.error.message
 
 
 def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:
-    slot = slot_of(serial=1)
+    slot = slot_of(allocation_id=1)
     sent: list[Any] = []
     cast("Any", slot._control).send = sent.append
     snapshot = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0))
@@ -315,14 +316,14 @@ def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
     """A barrier that is injected a second time cuts the stream elsewhere, under the same id: the
     files of the checkpoint were overwritten by it, or its channels fell out of step.
     """
-    slot = slot_of(serial=1)
+    slot = slot_of(allocation_id=1)
     obeyed: list[int] = []
     slot._mailbox.post = lambda action: obeyed.append(1)  # type: ignore[method-assign]
 
     def trigger(number: int) -> SlotCommand:
         checkpoint = CheckpointId(Attempt(1), number)
         return TriggerCheckpoint(
-            job=JobName("job"), attempt=Attempt(1), checkpoint=checkpoint, number=number
+            job=JobName("job"), attempt=Attempt(1), checkpoint=checkpoint, sequence=number
         )
 
     for number in (1, 1, 2, 3, 1, 2, 3):
@@ -334,7 +335,7 @@ def test_a_slot_that_leaves_does_no_more_work() -> None:
     """Found by the simulator: a batch that had been read met state that was closed, and so empty;
     a sink that is written at least once showed what came of it.
     """
-    slot, story = slot_of(serial=1), list[str]()
+    slot, story = slot_of(allocation_id=1), list[str]()
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     slot._drivers = cast("Any", SimpleNamespace(clock=clock))
 

@@ -307,8 +307,8 @@ class Backfill:
             return msgspec.structs.replace(
                 deployed,
                 splits=tuple(cut[_of(split)] for split in deployed.splits),
-                warm_producers=1,
-                transaction_slots=1,
+                producer_pool_size=1,
+                transactional_ids_per_subtask=1,
                 transaction_timeout_ms=self._transaction_timeout_ms,
             )
 

@@ -29,7 +29,7 @@ from tidegate.controlplane.client.preflight import (
     load_for_submit,
     make_submission,
 )
-from tidegate.drivers.network import bracketed
+from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED

@@ -43,8 +43,8 @@ class SubtaskContext:
     transactions: TransactionAdmin
     """The transaction-admin client, one for the whole slot."""
     transaction_timeout_ms: int
-    warm_producers: int
-    transaction_slots: range
+    producer_pool_size: int
+    transactional_ids_per_subtask: range
     """Indexes of the transactional ids of each sink subtask."""
     post: Callable[[Action], None]
     """Function that runs an action in the mailbox thread. Any thread may call it; it never blocks.

@@ -88,30 +88,30 @@ class TaskBuilder:
     storage or Kafka cluster than the JobMaster. It does so before it loads anything.
     """
 
-    def __init__(self, deploy: Deploy, surroundings: SlotContext) -> None:
-        self._deploy, self._around = deploy, surroundings
-        submission, config = deploy.submission, surroundings.config
+    def __init__(self, deploy: Deploy, context: SlotContext) -> None:
+        self._deploy, self._context = deploy, context
+        submission, config = deploy.submission, context.config
         storage = locate(config.checkpoint.storage, submission.working_folder)
-        self._blobs: BlobStore = surroundings.drivers.blob_store(storage)
-        make = partial(surroundings.drivers.transaction_log, config.kafka.client_settings())
-        control = surroundings.control
+        self._blobs: BlobStore = context.drivers.blob_store(storage)
+        make = partial(context.drivers.transaction_admin, config.kafka.client_settings())
+        control = context.control
         self._transactions: TransactionAdmin = (
             make() if control is None else control.of(deploy, make)
         )
         view = SlotView(
-            host=surroundings.drivers.process.host,
+            host=context.drivers.process.host,
             storage=storage,
             brokers=config.kafka.bootstrap,
             blobs=self._blobs,
             transactions=self._transactions,
         )
-        surroundings.counters.restoring = "the claim and the identity of the storage"
+        context.counters.restoring = "the claim and the identity of the storage"
         check_view(deploy, view)  # check first: the code below may come from this storage
         if deploy.storage:
             self._blobs.bind(deploy.storage)
             self._blobs.confirm()
         code = self._installed_code()
-        surroundings.counters.restoring = ""
+        context.counters.restoring = ""
         self._pipeline, self.graph = rebuild(
             submission.reference,
             submission.working_folder if code is None else str(code),
@@ -132,7 +132,7 @@ class TaskBuilder:
 
     def close(self) -> None:
         """Close the clients that only these subtasks share."""
-        if self._around.control is None:
+        if self._context.control is None:
             self._transactions.close()
 
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
@@ -157,8 +157,8 @@ class TaskBuilder:
             receivers = most_receivers(outlet for _, outlet in outlets)
             return self._source_task(head, runtime, chain, receivers)
         gate = channels.gate(vertex.id)
-        alignment = Alignment(len(gate), self._around.config.checkpoint.mode)
-        return InputTask(runtime, chain, self._around.coordination, gate, alignment)
+        alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
+        return InputTask(runtime, chain, self._context.coordination, gate, alignment)
 
     def _source_task(
         self, head: Node, runtime: SubtaskContext, chain: OperatorChain, receivers: int
@@ -169,9 +169,9 @@ class TaskBuilder:
             source, Uid(head.id), runtime, keep_keys=keep_keys, receivers=receivers
         )
         splits = [split for split in self._deploy.splits if split.source == head.id]
-        around = self._around
+        context = self._context
         return SourceTask(
-            runtime, chain, around.coordination, reader, splits, ends_input=around.ends_input
+            runtime, chain, context.coordination, reader, splits, ends_input=context.ends_input
         )
 
     def _state(self, node: Node, runtime: SubtaskContext) -> KeyedStateLike:
@@ -193,14 +193,14 @@ class TaskBuilder:
         submission, code = self._deploy.submission, self._deploy.submission.code
         if code is None:
             return None
-        directory = self._around.config.state.directory
+        directory = self._context.config.state.directory
         cache = cache_of(submission.working_folder, directory, submission.job)
         return install(self._blobs, code.path, code.digest, code.size, cache)
 
     def _runtime(self, vertex: Vertex) -> SubtaskContext:
-        deploy, around = self._deploy, self._around
+        deploy, context = self._deploy, self._context
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
-        local = around.local / vertex.id
+        local = context.local / vertex.id
         make_private_folder(local, exist_ok=False)
         return SubtaskContext(
             job=deploy.job,
@@ -209,24 +209,24 @@ class TaskBuilder:
             subtask=subtask,
             parallelism=deploy.submission.parallelism,
             max_parallelism=deploy.submission.max_parallelism,
-            config=around.config,
-            drivers=around.drivers,
+            config=context.config,
+            drivers=context.drivers,
             blobs=self._blobs,
             local=local,
-            earlier=around.earlier,
+            earlier=context.earlier,
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
-            warm_producers=deploy.warm_producers,
-            transaction_slots=range(
-                around.first_transaction_slot,
-                around.first_transaction_slot + deploy.transaction_slots,
+            producer_pool_size=deploy.producer_pool_size,
+            transactional_ids_per_subtask=range(
+                context.first_transaction_slot,
+                context.first_transaction_slot + deploy.transactional_ids_per_subtask,
             ),
-            post=lambda action: around.engine.post(action, subtask),
-            run_io=lambda action: around.engine.run_io(action, subtask),
-            fail=lambda error: around.engine.fail_from_anywhere(error, subtask),
-            counters=around.counters,
+            post=lambda action: context.engine.post(action, subtask),
+            run_io=lambda action: context.engine.run_io(action, subtask),
+            fail=lambda error: context.engine.fail_from_anywhere(error, subtask),
+            counters=context.counters,
             max_message_bytes=deploy.max_message_bytes,
-            run=around.run,
+            run=context.run,
         )
 
 

@@ -69,7 +69,7 @@ class BestEffortStream:
 
 class LogFormat(logging.Formatter):
     """The format of a log line, with a traceback in the lines below it:
-    `at=2025-01-31T12:00:00.000Z level=info role=… from=… message="…"`.
+    `ts=2025-01-31T12:00:00.000Z level=info role=… logger=… message="…"`.
     """
 
     def __init__(self, **names: object) -> None:
@@ -77,7 +77,7 @@ class LogFormat(logging.Formatter):
         self._names = names
 
     def format(self, record: logging.LogRecord) -> str:
-        own = {"from": record.name, **extra_of(record), "message": record.getMessage()}
+        own = {"logger": record.name, **extra_of(record), "message": record.getMessage()}
         values = {**self._names, **own}
         line = _line(record.created, record.levelname.lower(), masked(values))
         if record.exc_info:
@@ -92,7 +92,7 @@ def extra_of(record: logging.LogRecord) -> dict[str, Any]:
 
 def _line(at: float, level: str, values: MutableMapping[str, Any]) -> str:
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
-    head = f"at={seconds}.{int(at % 1 * 1000):03d}Z level={level}"
+    head = f"ts={seconds}.{int(at % 1 * 1000):03d}Z level={level}"
     return head + "".join(f" {name}={_quoted(str(value))}" for name, value in values.items())
 
 

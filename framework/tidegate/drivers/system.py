@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidegate.drivers.clock import SystemClock
+from tidegate.drivers.endpoint import LOOPBACK, Endpoint
 from tidegate.drivers.entropy import SystemEntropy
-from tidegate.drivers.network import LOOPBACK, Network
 from tidegate.drivers.process.current import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ConfigError
@@ -31,7 +31,7 @@ from tidegate.ports.threads import Threads
 
 
 class SystemDrivers:
-    """The drivers of one process, which listens and is reached as `network` says."""
+    """The drivers of one process, which listens and is reached as `endpoint` says."""
 
     clock: Clock
     threads: Threads
@@ -39,15 +39,15 @@ class SystemDrivers:
     process: CurrentProcess
     rpc: Rpc
 
-    def __init__(self, network: Network = LOOPBACK) -> None:
+    def __init__(self, endpoint: Endpoint = LOOPBACK) -> None:
         from tidegate.drivers.rpc.channel import GrpcRpc
 
         self.clock = SystemClock()
         self.threads = SystemThreads()
         self.entropy = SystemEntropy()
         self.process = OsProcess()
-        self.rpc = GrpcRpc(network)
-        self.network = network
+        self.rpc = GrpcRpc(endpoint)
+        self.endpoint = endpoint
 
     def blob_store(self, url: str) -> BlobStore:
         from tidegate.drivers.storage import open_store
@@ -59,7 +59,7 @@ class SystemDrivers:
 
         return KafkaClusterAdmin(kafka)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 
         return KafkaTransactionAdmin(kafka)
@@ -95,14 +95,14 @@ class SystemDrivers:
     def exchange(self, *, job: str, attempt: int, ordinal: int) -> Exchange:
         from tidegate.drivers.exchange.sockets import SocketExchange
 
-        if self.network.is_one_host:
+        if self.endpoint.is_one_host:
             return SocketExchange(job=job, attempt=attempt, ordinal=ordinal)
         return SocketExchange(
             job=job,
             attempt=attempt,
             ordinal=ordinal,
-            host=self.network.listens_on,
-            reached_as=self.network.host,
+            host=self.endpoint.bind_address,
+            reached_as=self.endpoint.host,
         )
 
 

@@ -22,7 +22,7 @@ from tidegate.graph.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.graph.stream_graph import Edge, Node, StreamGraph
 from tidegate.ids import ChannelId, SubtaskIndex, VertexId
 
-PlanExchange = Literal["forward", "key"]
+PlanPartitioning = Literal["forward", "key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class PlanEdge:
     target: VertexId
     target_node: str
     input: int
-    exchange: PlanExchange
+    partitioning: PlanPartitioning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +96,13 @@ class PhysicalPlan:
 
     def receivers(self, edge: PlanEdge, sender: SubtaskIndex) -> list[SubtaskIndex]:
         """Return the receivers of one sender of an edge, in order."""
-        if edge.exchange == "forward":
+        if edge.partitioning == "forward":
             return [sender]
         return [SubtaskIndex(index) for index in range(self.vertex(edge.target).parallelism)]
 
     def senders(self, edge: PlanEdge, receiver: SubtaskIndex) -> list[SubtaskIndex]:
         """Return the senders to one receiver of an edge, in order."""
-        if edge.exchange == "forward":
+        if edge.partitioning == "forward":
             return [receiver]
         return [SubtaskIndex(index) for index in range(self.vertex(edge.source).parallelism)]
 
@@ -138,7 +138,7 @@ def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> Physical
                 target=VertexId(heads[node.id]),
                 target_node=node.id,
                 input=position,
-                exchange=edge.partitioning,
+                partitioning=edge.partitioning,
             )
             for index, (node, position, edge) in enumerate(_between(graph, heads))
         ),

@@ -81,14 +81,14 @@ class SlotEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteReady:
+class ForkServerReady:
     """The fork server has imported everything. Forks that were requested earlier happen now."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteEnded:
+class ForkServerEnded:
     """The fork server has ended, so slots are no longer reaped. The TaskManager must end with its
     slots.
     """
@@ -104,14 +104,14 @@ class SlotNotForked:
     reason: str
 
 
-ZygoteEvent = ZygoteReady | SlotForked | SlotNotForked | SlotEnded | ZygoteEnded
+ForkServerEvent = ForkServerReady | SlotForked | SlotNotForked | SlotEnded | ForkServerEnded
 
 
 class ForkServer(Protocol):
     """The process from which a TaskManager's slots are forked.
 
-    Its methods do nothing after it has ended. ZygoteEnded is the last event of its listener: the
-    end of slots with it, or after it, is not reported.
+    Its methods do nothing after it has ended. ForkServerEnded is the last event of its listener:
+    the end of slots with it, or after it, is not reported.
     """
 
     @property
@@ -152,8 +152,12 @@ class Processes(Protocol):
         """
         ...
 
-    def start_zygote(
-        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    def start_fork_server(
+        self,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        listener: Callable[[ForkServerEvent], None],
     ) -> ForkServer:
         """Start a fork server. `listener` receives its events and those of its slots."""
         ...

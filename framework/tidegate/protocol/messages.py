@@ -305,8 +305,8 @@ class SlotExited(LeaderMessage, frozen=True, kw_only=True, tag="SlotExited"):
     pid: int
     status: int
     """The exit code, or the negative number of the signal that ended the process."""
-    serial: int = 0
-    """The serial of the StartSlot that started the process."""
+    allocation_id: int = 0
+    """The allocation id of the StartSlot that started the process."""
 
 
 # --- JobManager to TaskManager and JobMaster ----------------------------------------------------
@@ -327,7 +327,7 @@ class StartSlot(LeaderMessage, frozen=True, kw_only=True, tag="StartSlot"):
     jobmaster_address: str
     working_folder: str
     settings: dict[str, object]
-    serial: int = 0
+    allocation_id: int = 0
     """A number that grows with every StartSlot of a JobManager. With it, the TaskManager recognizes
     a StartSlot that arrives late or twice."""
 
@@ -337,13 +337,13 @@ class StopSlot(LeaderMessage, frozen=True, kw_only=True, tag="StopSlot"):
 
     The process is killed if it belongs to this attempt of the job, or to an older one. The
     TaskManager acknowledges the request when no such process is left. From then on it refuses each
-    StartSlot with a serial up to this one. The JobManager repeats a request that failed.
+    StartSlot with an allocation id up to this one. The JobManager repeats a request that failed.
     """
 
     index: int
     job: JobName
     attempt: Attempt
-    serial: int = 0
+    allocation_id: int = 0
 
 
 class SlotLost(Message, frozen=True, kw_only=True, tag="SlotLost"):
@@ -358,8 +358,8 @@ class SlotLost(Message, frozen=True, kw_only=True, tag="SlotLost"):
     attempt: Attempt
     slot: SlotId
     reason: str
-    serial: int = 0
-    """The serial of the StartSlot. Since then, the slot may have been allocated again."""
+    allocation_id: int = 0
+    """The allocation id of the StartSlot. Since then, the slot may have been allocated again."""
 
 
 class SlotsReleased(Message, frozen=True, kw_only=True, tag="SlotsReleased"):
@@ -393,8 +393,8 @@ class RegisterSlot(AttemptMessage, frozen=True, kw_only=True, tag="RegisterSlot"
     """The address where the slot receives control messages."""
     exchange_address: str
     """The address where the slot accepts connections of other slots: `unix:PATH` or `host:port`."""
-    serial: int = 0
-    """The serial of the StartSlot for which the process was forked."""
+    allocation_id: int = 0
+    """The allocation id of the StartSlot for which the process was forked."""
     tidegate_version: str = ""
     python_version: str = ""
 
@@ -496,10 +496,10 @@ class SlotCommand(AttemptMessage, frozen=True, kw_only=True):
     heartbeat timeout, it counts as lost.
     """
 
-    number: int = 0
-    """The number of the command, counted from 1 for each slot. The JobMaster sends a command after
-    the slot has accepted the one before. So the slot can ignore a command that arrives twice or
-    late."""
+    sequence: int = 0
+    """The sequence number of the command, counted from 1 for each slot. The JobMaster sends a
+    command after the slot has accepted the one before. So the slot can ignore a command that
+    arrives twice or late."""
 
 
 class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
@@ -527,9 +527,9 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     restored: dict[str, RestoredState]
     """The restored state, by the uid of the step."""
     transaction_timeout_ms: int
-    warm_producers: int
+    producer_pool_size: int
     """The number of producers that a sink subtask keeps initialised."""
-    transaction_slots: int
+    transactional_ids_per_subtask: int
     """The number of transactional ids of a sink subtask."""
     max_message_bytes: dict[str, int] = {}
     """The value of `max.message.bytes` for each topic of a sink, if the brokers report it."""

@@ -363,8 +363,8 @@ class SimDrivers:
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return self._kafka(kafka).kafka_admin(kafka)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return self._kafka(kafka).transaction_log(kafka)
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return self._kafka(kafka).transaction_admin(kafka)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

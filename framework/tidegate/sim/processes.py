@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from tidegate.errors import InternalError, ResourceExhaustedError, TidegateError
 from tidegate.ports.processes import (
     ExitStatus,
+    ForkServerEnded,
+    ForkServerEvent,
+    ForkServerReady,
     Processes,
     SlotEnded,
     SlotForked,
     SlotNotForked,
-    ZygoteEnded,
-    ZygoteEvent,
-    ZygoteReady,
 )
 from tidegate.protocol.messages import StartSlot
 from tidegate.sim.scheduler import Scheduler, SimProcess
@@ -82,7 +82,7 @@ class Paces:
 
     start_s: float = 0.5
     """Time of the imports of a role."""
-    zygote_s: float = 1.0
+    fork_server_s: float = 1.0
     """Time of the imports of a fork server: all modules that slots need."""
     fork_s: float = 0.01
 
@@ -129,8 +129,12 @@ class SimProcesses:
         _start_later(process, _drawn(self._scheduler, self._paces.start_s), main, FAILED)
         return SimChild(process)
 
-    def start_zygote(
-        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    def start_fork_server(
+        self,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        listener: Callable[[ForkServerEvent], None],
     ) -> SimForkServer:
         birth = self._birth("zygote")
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
@@ -179,7 +183,7 @@ class SimForkServer:
         process: SimProcess,
         slot: Callable[[SimProcess, StartSlot], ExitStatus],
         paces: Paces,
-        listener: Callable[[ZygoteEvent], None],
+        listener: Callable[[ForkServerEvent], None],
         births: Births,
         *,
         stillborn: bool,
@@ -193,9 +197,9 @@ class SimForkServer:
         """Slot index and process of each slot that is not reaped, by pid."""
         self._news = _ExitNotices(owner, process, "zygote")
 
-        def hear(item: ZygoteEvent | ExitStatus) -> bool:
+        def hear(item: ForkServerEvent | ExitStatus) -> bool:
             if isinstance(item, int):
-                listener(ZygoteEnded(status=item))
+                listener(ForkServerEnded(status=item))
                 return False
             listener(item)
             return True
@@ -203,7 +207,7 @@ class SimForkServer:
         self._news.tell_to(hear)
         _start_later(
             process,
-            _drawn(self._scheduler, paces.zygote_s),
+            _drawn(self._scheduler, paces.fork_server_s),
             _stillborn if stillborn else self._serve,
             CRASHED,
         )
@@ -218,7 +222,7 @@ class SimForkServer:
         self._commands.put(None)
 
     def _serve(self) -> ExitStatus:
-        self._news.now(ZygoteReady(pid=self.pid))
+        self._news.now(ForkServerReady(pid=self.pid))
         while (command := self._commands.get()) is not None:
             match command:
                 case StartSlot():

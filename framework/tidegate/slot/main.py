@@ -141,7 +141,7 @@ class Slot:
                 task_manager_pid=self._task_manager_pid,
                 address=server.address,
                 exchange_address=exchange.address,
-                serial=start.serial,
+                allocation_id=start.allocation_id,
                 tidegate_version=TIDEGATE,
                 python_version=PYTHON,
             )
@@ -216,9 +216,9 @@ class Slot:
         if not isinstance(message, SlotCommand) or (message.job, message.attempt) != own:
             return Refused(reason=f"this slot runs attempt {start.attempt} of {start.job}")
         with self._receive_lock:
-            if 0 < message.number <= self._last_sequence:
+            if 0 < message.sequence <= self._last_sequence:
                 return Acknowledge()  # a repeated try: its answer was lost, or it arrives late
-            self._last_sequence = max(self._last_sequence, message.number)
+            self._last_sequence = max(self._last_sequence, message.sequence)
             self._mailbox.post(lambda: self._obey(message))
         return Acknowledge()
 
@@ -294,7 +294,7 @@ class Slot:
         """Make and return the folder for the slot's local state. The folder is empty."""
         start = self._start
         root = Path(start.working_folder, self._config.state.directory, start.job, journal)
-        local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.serial}")
+        local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.allocation_id}")
         try:
             local.make()
         except OSError as error:
@@ -390,7 +390,7 @@ class Slot:
         """End the process at once, because this slot cannot report to its JobMaster any more. The
         gateway's threads call this.
         """
-        _log.warning("the slot leaves", extra={"reason": reason})
+        _log.warning("slot process exits", extra={"reason": reason})
         self._drivers.process.exit(1)
 
     # --- helpers --------------------------------------------------------------------------------

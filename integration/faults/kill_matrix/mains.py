@@ -67,7 +67,7 @@ def run_taskmanager(
     processes: Processes,
 ) -> int:
     """Run a TaskManager."""
-    laid = SystemDrivers(killing.network_of(drivers))
+    laid = SystemDrivers(killing.endpoint_of(drivers))
     laid.rpc = _laid(laid, "taskmanager")
     return run_real_taskmanager(id_, address, epoch, slots, config, laid, processes)
 
@@ -97,7 +97,7 @@ class JobManagerDrivers(SystemDrivers):
     """Drivers of a JobManager, whose messages and storage can fail."""
 
     def __init__(self, real: Drivers) -> None:
-        super().__init__(killing.network_of(real))
+        super().__init__(killing.endpoint_of(real))
         self.rpc = _laid(self, "jobmanager")
 
     def blob_store(self, url: str) -> BlobStore:
@@ -117,8 +117,8 @@ class JobMasterDrivers(killing.JobMasterDrivers):
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return super().kafka_admin(_of_role(kafka, "jobmaster"))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return super().transaction_log(_of_role(kafka, "jobmaster"))
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return super().transaction_admin(_of_role(kafka, "jobmaster"))
 
 
 class SlotDrivers(killing.SlotDrivers):
@@ -134,8 +134,8 @@ class SlotDrivers(killing.SlotDrivers):
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:
         return slowed(super().kv_store(backend, directory), "slot")
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return super().transaction_log(_of_role(kafka, "slot"))
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return super().transaction_admin(_of_role(kafka, "slot"))
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

@@ -74,8 +74,8 @@ def run_without_end_in_recovery(
     """Run the JobMaster of `RECOVERY_WITHOUT_END`."""
 
     class Broken(JobMasterDrivers):
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-            return _WithoutEnd(super().transaction_log(kafka), self._traps)
+        def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+            return _WithoutEnd(super().transaction_admin(kafka), self._traps)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))
 
@@ -124,8 +124,8 @@ def run_end_before_publication(
     class Broken(JobMasterDrivers):
         log: TransactionAdmin
 
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-            self.log = super().transaction_log(kafka)
+        def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+            self.log = super().transaction_admin(kafka)
             return self.log
 
         def blob_store(self, url: str) -> BlobStore:
@@ -185,8 +185,8 @@ class _OneProducer(SlotDrivers):
                 self._shared[name] = _Shared(KafkaProducer(kafka, name, transaction_timeout_ms))
         return _Alias(self._shared[name], lambda: self._begun.add(transactional_id))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return _SlotLies(super().transaction_log(kafka), self._traps, self._begun)
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return _SlotLies(super().transaction_admin(kafka), self._traps, self._begun)
 
 
 class _Shared:
@@ -255,8 +255,8 @@ def run_believing(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drive
     """
 
     class Broken(JobMasterDrivers):
-        def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-            real = SystemDrivers.transaction_log(self, kafka)
+        def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+            real = SystemDrivers.transaction_admin(self, kafka)
             return _Believing(real, self._traps, self._phase)
 
     return run_real_jobmaster(job, address, epoch, Broken(Traps(Plan.from_environment()), drivers))

@@ -32,7 +32,7 @@ from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_
 from tidegate.controlplane.jobmaster import job_journal, service
 from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
-from tidegate.drivers.network import Network
+from tidegate.drivers.endpoint import Endpoint
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore, CreateResult
@@ -121,11 +121,11 @@ def run_jobmanager(
     return run_real_jobmanager(cluster, config, trapped, processes, **keywords)
 
 
-def network_of(drivers: Drivers) -> Network:
+def endpoint_of(drivers: Drivers) -> Endpoint:
     """Return the network settings of this process, which `bootstrap` has passed to its real
     drivers.
     """
-    return cast("SystemDrivers", drivers).network
+    return cast("SystemDrivers", drivers).endpoint
 
 
 def _traps() -> Traps:
@@ -162,7 +162,7 @@ class JobManagerDrivers(SystemDrivers):
     """The real drivers of a JobManager, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
-        super().__init__(network_of(real))
+        super().__init__(endpoint_of(real))
         self._traps = traps
 
     def blob_store(self, url: str) -> BlobStore:
@@ -173,7 +173,7 @@ class SlotDrivers(SystemDrivers):
     """The real drivers of a slot, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
-        super().__init__(network_of(real))
+        super().__init__(endpoint_of(real))
         self._traps = traps
         self._used: set[TransactionalId] = set()
 
@@ -187,8 +187,8 @@ class SlotDrivers(SystemDrivers):
             self._traps.reached("slot.restored")
         return store
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return DescribeTraps(super().transaction_log(kafka), self._traps)
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return DescribeTraps(super().transaction_admin(kafka), self._traps)
 
     def producer(
         self,
@@ -314,15 +314,15 @@ class JobMasterDrivers(SystemDrivers):
     """The real drivers of a JobMaster, with traps."""
 
     def __init__(self, traps: Traps, real: Drivers) -> None:
-        super().__init__(network_of(real))
+        super().__init__(endpoint_of(real))
         self._traps, self._phase = traps, Phase()
         self.rpc = cast("Rpc", LineTraps(self.rpc, traps))
 
     def blob_store(self, url: str) -> BlobStore:
         return JournalTraps(super().blob_store(url), self._traps, self._phase)
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> TransactionAdmin:
-        return CommitTraps(super().transaction_log(kafka), self._traps, self._phase)
+    def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
+        return CommitTraps(super().transaction_admin(kafka), self._traps, self._phase)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return SplitTraps(super().kafka_admin(kafka), self._traps)

@@ -247,7 +247,7 @@ class Jobmanagers:
 
         return Child()
 
-    def start_zygote(self, *_: Any, **__: Any) -> Any:
+    def start_fork_server(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError
 
 

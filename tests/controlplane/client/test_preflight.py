@@ -63,7 +63,7 @@ def world(
     return SimpleNamespace(
         blob_store=lambda folder: SimpleNamespace(probe=lambda **_: None),
         kafka_admin=lambda settings: admin,
-        transaction_log=lambda settings: log,
+        transaction_admin=lambda settings: log,
     )
 
 

@@ -127,12 +127,12 @@ def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
     register(rm, "x")
     (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
-    rm.handle(r.SlotStarted(slot=start.slot, serial=start.serial), 0)
+    rm.handle(r.SlotStarted(slot=start.slot, allocation_id=start.allocation_id), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
     stop, reply = rm.handle(r.ResourceRequestReceived(ask=2, message=release), 0)
     assert isinstance(stop, r.StopSlotAt)
     assert reply == r.Reply(ask=2, message=Acknowledge())
-    told = rm.handle(r.SlotStopped(slot=stop.slot, serial=stop.serial), 0)
+    told = rm.handle(r.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id), 0)
     released = SlotsReleased(job=JobName("a"), attempt=Attempt(1))
     assert told == [r.NotifyJobMaster(address="", message=released)]
     assert rm.handle(r.ResourceManagerTick(), 0) == [], "once"
@@ -156,7 +156,7 @@ def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() 
         0,
     )
     assert rm.handle(r.JobReleased(job=JobName("a")), 0) == []
-    assert rm.handle(r.SlotStopped(slot=start.slot, serial=start.serial), 0) == []
+    assert rm.handle(r.SlotStopped(slot=start.slot, allocation_id=start.allocation_id), 0) == []
 
 
 def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
@@ -165,11 +165,11 @@ def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
     (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
     told, stop = rm.handle(
-        r.SlotNotStarted(slot=start.slot, serial=start.serial, reason="no memory"), 0
+        r.SlotNotStarted(slot=start.slot, allocation_id=start.allocation_id, reason="no memory"), 0
     )
     assert isinstance(told, r.NotifyJobMaster)
     assert isinstance(told.message, SlotLost)
-    assert told.message.serial == start.serial
+    assert told.message.allocation_id == start.allocation_id
     assert isinstance(stop, r.StopSlotAt)
 
 
@@ -253,7 +253,7 @@ class TestLocal:
                 r.ResourceRequestReceived(ask=1, message=request("a", 1, attempt=number)), 0
             )
             (slot,) = [each for each in given if isinstance(each, r.StartSlotAt)]
-            rm.handle(r.SlotStarted(slot=slot.slot, serial=slot.serial), 0)
+            rm.handle(r.SlotStarted(slot=slot.slot, allocation_id=slot.allocation_id), 0)
             exited = r.TaskManagerExited(id=TaskManagerId(f"tm-7-{number}"), status=-9)
             begun = rm.handle(exited, 0)
             pauses += [each.after_ms for each in begun if isinstance(each, r.StartTaskManager)]

@@ -75,9 +75,9 @@ def test_a_task_manager_that_forgets_what_it_stopped_is_found_out(
 
     def forgetful(machine: TaskManagerMachine, ask: int, stop: StopSlot) -> list[t.Instruction]:
         slot = machine._slots[stop.index]
-        before = slot.serial
+        before = slot.allocation_id
         instructions = original(machine, ask, stop)
-        slot.serial = before
+        slot.allocation_id = before
         return instructions
 
     monkeypatch.setattr(TaskManagerMachine, "_stop", forgetful)
@@ -89,7 +89,7 @@ def test_a_task_manager_that_calls_a_slot_free_before_it_is_is_found_out(
 ) -> None:
     def hasty(machine: TaskManagerMachine, ask: int, stop: StopSlot) -> list[t.Instruction]:
         slot = machine._slots[stop.index]
-        slot.serial = max(slot.serial, stop.serial)
+        slot.allocation_id = max(slot.allocation_id, stop.allocation_id)
         kill: list[t.Instruction] = [t.KillSlot(pid=slot.pid)] if slot.pid else []
         return [t.Reply(ask=ask, message=Acknowledge()), *kill]
 

@@ -130,7 +130,7 @@ class Shell:
         self.master._is_recovered(cast("Any", recovered))
 
     def registers(
-        self, attempt: int, ordinal: int, serial: int, *, tidegate: str = TIDEGATE
+        self, attempt: int, ordinal: int, allocation_id: int, *, tidegate: str = TIDEGATE
     ) -> Message:
         return self.master.receive(
             RegisterSlot(
@@ -138,21 +138,25 @@ class Shell:
                 attempt=Attempt(attempt),
                 ordinal=ordinal,
                 slot=slot(ordinal),
-                pid=100 + serial,
+                pid=100 + allocation_id,
                 task_manager_pid=99,
                 address=f"slot-{ordinal}",
                 exchange_address="",
-                serial=serial,
+                allocation_id=allocation_id,
                 tidegate_version=tidegate,
                 python_version=PYTHON,
             )
         )
 
-    def loses(self, attempt: int, ordinal: int, serial: int, reason: str = "killed") -> None:
+    def loses(self, attempt: int, ordinal: int, allocation_id: int, reason: str = "killed") -> None:
         """The ResourceManager says that a slot is gone."""
         self.master.receive(
             SlotLost(
-                job=JOB, attempt=Attempt(attempt), slot=slot(ordinal), serial=serial, reason=reason
+                job=JOB,
+                attempt=Attempt(attempt),
+                slot=slot(ordinal),
+                allocation_id=allocation_id,
+                reason=reason,
             )
         )
 

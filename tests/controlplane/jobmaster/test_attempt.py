@@ -119,7 +119,7 @@ def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
     it.
     """
     live, lines = attempt()
-    newer = msgspec.structs.replace(OTHER, serial=FIRST.serial + 1)
+    newer = msgspec.structs.replace(OTHER, allocation_id=FIRST.allocation_id + 1)
     assert live.register(newer)
     assert not live.register(FIRST)
     assert live.slots[0].registered == newer

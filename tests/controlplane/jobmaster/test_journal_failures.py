@@ -121,7 +121,7 @@ def test_a_recovery_that_the_system_fails_is_repeated(
         made.journal._runner()._actions[ListObjects] = failing(foreign)
     else:
         made.journal._effects = None
-        cast("Any", made.journal._drivers).transaction_log = failing(foreign)
+        cast("Any", made.journal._drivers).transaction_admin = failing(foreign)
     outcomes: list[Any] = []
     made.recover(cast("Any", SimpleNamespace(graph=[])), lambda _: None, outcomes.append)
     posted.get(timeout=10)()

@@ -97,7 +97,7 @@ def before_deployment(state: JobState) -> JobMachine:
     job = running()
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
-    job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), serial=3))
+    job.handle(SlotRegistered(attempt=TWO, ordinal=0, slot=slot(0), allocation_id=3))
     if state is not JobState.INITIALIZING:
         job.handle(JobRecovered(attempt=TWO))
     if state is JobState.WAITING_FOR_SLOTS:
@@ -141,16 +141,17 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
-    late = SlotDisappeared(attempt=ONE, slot=slot(0), serial=1, reason="killed by signal 9")
-    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=1))
-    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), serial=3))  # given out again
+    late = SlotDisappeared(attempt=ONE, slot=slot(0), allocation_id=1, reason="killed by signal 9")
+    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), allocation_id=1))
+    # The slot is allocated again.
+    job.handle(SlotRegistered(attempt=ONE, ordinal=0, slot=slot(0), allocation_id=3))
     assert job.handle(late) == []
     assert job.slots_missing == 1, "it would wait for a slot that nobody brings"
     job.handle(JobRecovered(attempt=ONE))
-    other = SlotRegistered(attempt=ONE, ordinal=1, slot=slot(1), serial=2)
+    other = SlotRegistered(attempt=ONE, ordinal=1, slot=slot(1), allocation_id=2)
     assert job.handle(other) == [DeploySlots(attempt=ONE)]
     assert job.handle(late) == [], "nor does it end what runs"
-    gone = SlotDisappeared(attempt=ONE, slot=slot(0), serial=3, reason="killed by signal 9")
+    gone = SlotDisappeared(attempt=ONE, slot=slot(0), allocation_id=3, reason="killed by signal 9")
     assert EndAttempt(attempt=ONE) in job.handle(gone)
 
 
@@ -160,7 +161,10 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
 def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
     """The ResourceManager brings another slot, and the attempt continues."""
     job = before_deployment(state)
-    assert job.handle(SlotDisappeared(attempt=TWO, slot=slot(0), serial=3, reason="killed")) == []
+    assert (
+        job.handle(SlotDisappeared(attempt=TWO, slot=slot(0), allocation_id=3, reason="killed"))
+        == []
+    )
     assert job.slots_missing == 2
     assert job.restarts == 1
 
@@ -171,7 +175,9 @@ def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState
 def test_a_slot_that_is_silent_before_the_deployment_ends_the_attempt(state: JobState) -> None:
     """The ResourceManager takes it for occupied, and would bring no other to this one."""
     job = before_deployment(state)
-    gone = SlotDisappeared(attempt=TWO, slot=slot(0), serial=3, reason="no heartbeat", silent=True)
+    gone = SlotDisappeared(
+        attempt=TWO, slot=slot(0), allocation_id=3, reason="no heartbeat", silent=True
+    )
     instructions = job.handle(gone)
     assert instructions[0] == EndAttempt(attempt=TWO)
     assert ScheduleRestart(delay_s=0.5, restart=2) in instructions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.config import CheckpointSettings
-from tidegate.controlplane.jobmaster.job_plan import transaction_slots
+from tidegate.controlplane.jobmaster.job_plan import transactional_ids_per_subtask
 
 
 @pytest.mark.parametrize("failures", [0, 2, 14, 100])
@@ -19,11 +19,19 @@ def test_checkpoints_that_may_fail_never_take_all_transaction_slots(
     settings = CheckpointSettings(interval=interval_ms, tolerable_failed_checkpoints=failures)
     prepared = failures + 1
     current, warm, freed = 1, 1, 1
-    assert transaction_slots(settings) >= prepared + current + warm + freed
+    assert transactional_ids_per_subtask(settings) >= prepared + current + warm + freed
 
 
 def test_short_intervals_do_not_take_ids_without_end() -> None:
-    assert transaction_slots(CheckpointSettings(interval=1, tolerable_failed_checkpoints=2)) == 16
     assert (
-        transaction_slots(CheckpointSettings(interval=10_000, tolerable_failed_checkpoints=2)) == 7
+        transactional_ids_per_subtask(
+            CheckpointSettings(interval=1, tolerable_failed_checkpoints=2)
+        )
+        == 16
+    )
+    assert (
+        transactional_ids_per_subtask(
+            CheckpointSettings(interval=10_000, tolerable_failed_checkpoints=2)
+        )
+        == 7
     )

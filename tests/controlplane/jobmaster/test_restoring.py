@@ -67,7 +67,7 @@ class World:
         self._sequences: dict[int, int] = {}
         runner = EffectRunner(
             open_store("memory:///"),
-            self.process.transaction_log({}),
+            self.process.transaction_admin({}),
             self.clock,
             SystemThreads(),
             nonce=lambda: "nonce",

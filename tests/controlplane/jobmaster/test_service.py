@@ -49,7 +49,7 @@ def running() -> Shell:
     """In attempt 1, on one slot."""
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.recovers(1)
     shell.master.receive(TasksReady(job=JOB, attempt=Attempt(1), ordinal=0))
     assert shell.state() is JobState.RUNNING
@@ -113,14 +113,14 @@ def test_the_slots_leave_before_they_are_stopped() -> None:
     shell = Shell(slots=2)
     shell.claims(1)
     for ordinal in range(2):
-        shell.registers(1, ordinal, serial=1)
+        shell.registers(1, ordinal, allocation_id=1)
     before = len(shell.sent)
     shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(1.0)
-    shell.loses(1, 0, serial=1)
+    shell.loses(1, 0, allocation_id=1)
     shell.run_until(2.0)
     assert shell.sent[before:] == []
-    shell.loses(1, 1, serial=1)
+    shell.loses(1, 1, allocation_id=1)
     shell.run_until(2.1)
     assert [type(message) for message in shell.sent[before:]] == [ReleaseSlots]
 
@@ -128,7 +128,7 @@ def test_the_slots_leave_before_they_are_stopped() -> None:
 def test_a_slot_that_does_not_leave_is_stopped() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=1)
+    shell.registers(1, 0, allocation_id=1)
     shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(CLOSE_TIMEOUT_S - 0.1)
     assert not isinstance(shell.sent[-1], ReleaseSlots)
@@ -139,11 +139,11 @@ def test_a_slot_that_does_not_leave_is_stopped() -> None:
 def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
     shell = Shell()
     shell.claims(1)
-    for serial in (1, 3):  # given out again
-        assert shell.registers(1, 0, serial) == Acknowledge()
-    shell.loses(1, 0, serial=1)
+    for allocation_id in (1, 3):  # given out again
+        assert shell.registers(1, 0, allocation_id) == Acknowledge()
+    shell.loses(1, 0, allocation_id=1)
     assert shell.slots_missing() == 0
-    shell.loses(1, 0, serial=3)
+    shell.loses(1, 0, allocation_id=3)
     assert shell.slots_missing() == 1
 
 
@@ -160,14 +160,14 @@ def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed()
 def test_a_report_without_news_is_sent_seldom() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.master.poll()
     shell.reports.clear()
     shell.run_until(2.9)
     assert shell.reports == []
     shell.run_until(3.0)
     assert len(shell.reports) == 1
-    shell.loses(1, 0, serial=3)
+    shell.loses(1, 0, allocation_id=3)
     shell.run_until(3.5)
     assert shell.reports[-1].slots_missing == 1
     before = len(shell.reports)
@@ -240,7 +240,7 @@ def test_a_silent_slot_is_given_up_and_stopped() -> None:
     """Nothing is deployed yet, and no other process would bring a slot in its place."""
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
     shell.master.poll()
     assert shell.slots_missing() == 1
@@ -250,15 +250,15 @@ def test_a_silent_slot_is_given_up_and_stopped() -> None:
 
 def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
     shell = running()
-    shell.loses(1, 0, serial=3)
+    shell.loses(1, 0, allocation_id=3)
     shell.claims(2)
-    shell.registers(2, 0, serial=4)
-    shell.loses(2, 0, serial=4, reason="killed")
+    shell.registers(2, 0, allocation_id=4)
+    shell.loses(2, 0, allocation_id=4, reason="killed")
     timeout_s = shell.master._config.cluster.heartbeat_timeout / 1000
     shell.now_s += 2 * timeout_s
     shell.master.poll()
     assert shell.reported_error() == "Slot tm-1/0 was lost: killed."
-    shell.registers(2, 0, serial=5)
+    shell.registers(2, 0, allocation_id=5)
     shell.now_s += 2 * timeout_s
     shell.master.poll()
     assert shell.reported_error() == (
@@ -269,8 +269,8 @@ def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
 def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=4)
-    shell.loses(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=4)
+    shell.loses(1, 0, allocation_id=3)
     shell.now_s = 2.0 * shell.master._config.cluster.heartbeat_timeout / 1000
     shell.master.poll()
     assert isinstance(shell.sent[-1], ReleaseSlots)
@@ -279,7 +279,7 @@ def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
 def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.recovers(1)
     assert shell.state() is JobState.DEPLOYING
     shell.deliver(0)
@@ -290,42 +290,42 @@ def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
 def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=1)
+    shell.registers(1, 0, allocation_id=1)
     shell.recovers(1)
-    shell.registers(1, 0, serial=2)
+    shell.registers(1, 0, allocation_id=2)
     live = shell.master._live
     assert live is not None
-    assert live.slots[0].registered.serial == 1
+    assert live.slots[0].registered.allocation_id == 1
 
 
 def test_the_slots_that_a_failure_takes_with_it_are_not_its_reason() -> None:
     shell = Shell(slots=2)
     shell.claims(1)
     for ordinal in range(2):
-        shell.registers(1, ordinal, serial=1)
+        shell.registers(1, ordinal, allocation_id=1)
     shell.recovers(1)
-    shell.loses(1, 0, serial=1, reason="out of memory")
+    shell.loses(1, 0, allocation_id=1, reason="out of memory")
     first = "Slot tm-1/0 was lost: out of memory."
     assert shell.reported_error() == first
-    shell.loses(1, 1, serial=1)  # while no attempt is there
+    shell.loses(1, 1, allocation_id=1)  # while no attempt is there
     assert shell.reported_error() == first
     shell.claims(2)
-    shell.loses(1, 1, serial=1)  # while the next one is
+    shell.loses(1, 1, allocation_id=1)  # while the next one is
     assert shell.reported_error() == first
 
 
 def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
     shell = Shell()
     shell.claims(1)
-    shell.registers(1, 0, serial=1)
+    shell.registers(1, 0, allocation_id=1)
     shell.recovers(1)
-    shell.loses(1, 0, serial=1, reason="out of memory")
+    shell.loses(1, 0, allocation_id=1, reason="out of memory")
     shell.claims(2)
-    shell.registers(2, 0, serial=2)
+    shell.registers(2, 0, allocation_id=2)
     shell.recovers(2)
     shell.master.decide(e.StopRequested(final_checkpoint=False))
     assert shell.state() is JobState.CLOSING
-    shell.loses(2, 0, serial=2, reason="ended with status 0")
+    shell.loses(2, 0, allocation_id=2, reason="ended with status 0")
     assert shell.reported_error() == "Slot tm-1/0 was lost: out of memory."
 
 
@@ -333,7 +333,7 @@ def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
     cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.recovers(1)
     (confirmed,) = asked
     live = shell.master._required_live()
@@ -350,11 +350,11 @@ def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
     cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
-    shell.registers(1, 0, serial=3)
+    shell.registers(1, 0, allocation_id=3)
     shell.recovers(1)
     live = shell.master._required_live()
-    shell.registers(1, 0, serial=4)
-    assert live.slots[0].registered.serial == 3
+    shell.registers(1, 0, allocation_id=4)
+    assert live.slots[0].registered.allocation_id == 3
     sent: list[int] = []
     cast("Any", live).send = lambda ordinal, message: sent.append(ordinal)
     asked[0](None)

@@ -26,7 +26,7 @@ def machine() -> t.TaskManagerMachine:
     )
 
 
-def start(serial: int, *, attempt: int = 1, index: int = 0, epoch: int = EPOCH) -> StartSlot:
+def start(allocation_id: int, *, attempt: int = 1, index: int = 0, epoch: int = EPOCH) -> StartSlot:
     return StartSlot(
         epoch=LeaderEpoch(epoch),
         index=index,
@@ -36,12 +36,18 @@ def start(serial: int, *, attempt: int = 1, index: int = 0, epoch: int = EPOCH) 
         jobmaster_address="",
         working_folder="",
         settings={},
-        serial=serial,
+        allocation_id=allocation_id,
     )
 
 
-def stop(serial: int, *, attempt: int = 1, job: str = "a") -> StopSlot:
-    return StopSlot(epoch=EPOCH, index=0, job=JobName(job), attempt=Attempt(attempt), serial=serial)
+def stop(allocation_id: int, *, attempt: int = 1, job: str = "a") -> StopSlot:
+    return StopSlot(
+        epoch=EPOCH,
+        index=0,
+        job=JobName(job),
+        attempt=Attempt(attempt),
+        allocation_id=allocation_id,
+    )
 
 
 def ask(machine: t.TaskManagerMachine, number: int, message: Message) -> list[t.Instruction]:
@@ -57,16 +63,16 @@ def refused(instructions: list[t.Instruction]) -> str:
     return reply.message.reason
 
 
-def run(machine: t.TaskManagerMachine, serial: int, pid: int, attempt: int = 1) -> None:
-    assert ask(machine, 1, start(serial, attempt=attempt)) == [
-        t.ForkSlot(start=start(serial, attempt=attempt))
+def run(machine: t.TaskManagerMachine, allocation_id: int, pid: int, attempt: int = 1) -> None:
+    assert ask(machine, 1, start(allocation_id, attempt=attempt)) == [
+        t.ForkSlot(start=start(allocation_id, attempt=attempt))
     ]
     forked = machine.handle(t.Forked(index=0, pid=pid), 0)
     assert forked == [t.Reply(ask=1, message=Acknowledge())]
     machine.validate()
 
 
-def exited(pid: int, status: int, serial: int) -> t.SendToJobManager:
+def exited(pid: int, status: int, allocation_id: int) -> t.SendToJobManager:
     return t.SendToJobManager(
         message=SlotExited(
             id=TaskManagerId("x"),
@@ -76,7 +82,7 @@ def exited(pid: int, status: int, serial: int) -> t.SendToJobManager:
             attempt=Attempt(1),
             pid=pid,
             status=status,
-            serial=serial,
+            allocation_id=allocation_id,
         )
     )
 
@@ -173,8 +179,8 @@ class TestEnd:
         (end,) = machine.handle(t.HeartbeatDue(), SILENCE_MS + 1)
         assert isinstance(end, t.ExitProcess)
 
-    def test_without_its_zygote(self, machine: t.TaskManagerMachine) -> None:
-        (end,) = machine.handle(t.ZygoteGone(status=-9), 0)
+    def test_without_its_fork_server(self, machine: t.TaskManagerMachine) -> None:
+        (end,) = machine.handle(t.ForkServerGone(status=-9), 0)
         assert isinstance(end, t.ExitProcess)
         assert "-9" in end.reason
 

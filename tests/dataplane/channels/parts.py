@@ -10,7 +10,7 @@ import msgspec
 
 from tidegate.dataplane.channels.frames import FrameCodec
 from tidegate.errors import ExchangeError
-from tidegate.graph.plan import PlanEdge, PlanExchange
+from tidegate.graph.plan import PlanEdge, PlanPartitioning
 from tidegate.ids import VertexId
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 from tidegate.stream_elements import RecordBatch, TopicPartition
@@ -32,7 +32,7 @@ def codec() -> FrameCodec:
     return FrameCodec("orders -> totals", "orders", PlainColumn())
 
 
-def edge(index: int = 0, exchange: PlanExchange = "key") -> PlanEdge:
+def edge(index: int = 0, partitioning: PlanPartitioning = "key") -> PlanEdge:
     return PlanEdge(
         index=index,
         source=VertexId("orders"),
@@ -41,7 +41,7 @@ def edge(index: int = 0, exchange: PlanExchange = "key") -> PlanEdge:
         target=VertexId("totals"),
         target_node="totals",
         input=0,
-        exchange=exchange,
+        partitioning=partitioning,
     )
 
 

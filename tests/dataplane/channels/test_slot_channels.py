@@ -135,11 +135,11 @@ def test_gates_and_outlets_follow_the_plan() -> None:
     ways = [(channel.edge.source_node, channel.sender) for channel in slot.gate(TOTALS).channels]
     assert ways == [(s, n) for s in ("orders", "payments") for n in range(3)]
     out = slot.gate(VertexId("out"))
-    assert [(c.edge.source_node, c.edge.exchange, c.sender) for c in out.channels] == [
+    assert [(c.edge.source_node, c.edge.partitioning, c.sender) for c in out.channels] == [
         ("totals", "forward", 1),
         ("orders", "forward", 1),
     ]
-    assert [(edge.target_node, edge.exchange) for edge, _ in slot.outlets(ORDERS)] == [
+    assert [(edge.target_node, edge.partitioning) for edge, _ in slot.outlets(ORDERS)] == [
         ("totals", "key"),
         ("out", "forward"),
     ]
@@ -161,8 +161,8 @@ def test_a_blocked_channel_holds_nobody_else_up() -> None:
     mine = next(key for key in range(100) if _owner(f"{key:02d}", 2) == 1)
     blocked = next(c for c in gate.channels if c.edge.source_node == "orders" and c.sender == 0)
     gate.block(blocked.index)
-    orders = next(o for e, o in slots.slots[0].outlets(ORDERS) if e.exchange == "key")
-    payments = next(o for e, o in slots.slots[0].outlets(PAYMENTS) if e.exchange == "key")
+    orders = next(o for e, o in slots.slots[0].outlets(ORDERS) if e.partitioning == "key")
+    payments = next(o for e, o in slots.slots[0].outlets(PAYMENTS) if e.partitioning == "key")
     emitted = flowed = 0
     for _ in range(50):
         if orders.writable():
@@ -199,7 +199,7 @@ def _owner(key: str, parallelism: int) -> int:
 @pytest.mark.parametrize("payload", [control_frame(BARRIER), credit_frame(1), b"\x01\x01\x00\x00"])
 def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
     slot = Slots(2).slots[0]
-    forward = next(e.index for e, _ in slot.outlets(ORDERS) if e.exchange == "forward")
+    forward = next(e.index for e, _ in slot.outlets(ORDERS) if e.partitioning == "forward")
     for peer, number in ((1, forward), (1, 99), (5, 0), (0, 0)):
         with pytest.raises(ExchangeError, match="does not have"):
             slot.on_frames(peer, [(number, payload)])
@@ -207,7 +207,7 @@ def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
 
 def test_credit_without_an_expense_is_an_error() -> None:
     slot = Slots(2).slots[0]
-    number = next(e.index for e, _ in slot.outlets(ORDERS) if e.exchange == "key")
+    number = next(e.index for e, _ in slot.outlets(ORDERS) if e.partitioning == "key")
     with pytest.raises(InternalError, match="credits"):
         slot.on_frames(1, [(number, credit_frame(1))])
 

@@ -38,7 +38,7 @@ def under_test(
         delete_topic=kafka.delete_topic,
         create_again=lambda name: kafka.create_topic(name, 1),
         unique=unique,
-        log=process.transaction_log(settings),
+        log=process.transaction_admin(settings),
         admin=process.kafka_admin(settings),
         clock=clock,
     )

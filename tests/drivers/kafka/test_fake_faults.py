@@ -66,7 +66,7 @@ class World:
         self.kafka.create_topic("out", partitions)
         self.writer = self.process("writer")
         self.control = self.process("control")
-        self.log = self.control.transaction_log({})
+        self.log = self.control.transaction_admin({})
         self.admin = self.control.kafka_admin({})
 
     def process(self, name: str) -> FakeProcess:
@@ -404,7 +404,7 @@ class TestIds:
         producer.send("out", [b"a"], None)
         producer.flush(30)
         clock.sleep(20 * DAY_S)
-        assert process.transaction_log({}).list("") == {NAME: TransactionState.ONGOING}
+        assert process.transaction_admin({}).list("") == {NAME: TransactionState.ONGOING}
 
     def test_when_epochs_are_used_up_there_is_a_new_producer_id(self, world: World) -> None:
         world.log.fence(NAME)

@@ -32,17 +32,17 @@ def pairs(monkeypatch: pytest.MonkeyPatch) -> list[socket.socket]:
     return made
 
 
-def test_a_zygote_that_cannot_be_started_leaves_no_socket(
+def test_a_fork_server_that_cannot_be_started_leaves_no_socket(
     tmp_path: Path, pairs: list[socket.socket]
 ) -> None:
     (tmp_path / "logs").write_text("no folder", encoding="utf-8")
     processes = OsProcesses({}, tmp_path / "logs")
     with pytest.raises(ExternalError, match="Cannot start the zygote process"):
-        processes.start_zygote({}, log="zygote.log", listener=lambda _: None)
+        processes.start_fork_server({}, log="zygote.log", listener=lambda _: None)
     assert [each.fileno() for each in pairs] == [-1, -1]
 
 
-def test_a_zygote_without_a_thread_for_its_notices_leaves_no_socket(
+def test_a_fork_server_without_a_thread_for_its_notices_leaves_no_socket(
     tmp_path: Path, pairs: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: threading.Thread) -> NoReturn:
@@ -51,7 +51,7 @@ def test_a_zygote_without_a_thread_for_its_notices_leaves_no_socket(
     monkeypatch.setattr(threading.Thread, "start", refused)
     processes = OsProcesses({}, tmp_path)
     with pytest.raises(ResourceExhaustedError, match="Cannot start the zygote process"):
-        processes.start_zygote({}, log="zygote.log", listener=lambda _: None)
+        processes.start_fork_server({}, log="zygote.log", listener=lambda _: None)
     assert [each.fileno() for each in pairs] == [-1, -1]
 
 

@@ -96,7 +96,7 @@ class TestLogs:
         log.debug("not shown")
         (line,) = capsys.readouterr().err.splitlines()
         assert line.split(" ", 1)[1] == (
-            'level=info role=slot job=a from=x epoch=3 why="a b" message="two words"'
+            'level=info role=slot job=a logger=x epoch=3 why="a b" message="two words"'
         )
 
     def test_say_where_an_error_came_from(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.contracts.rpc import RpcContract
-from tidegate.drivers.network import Network
+from tidegate.drivers.endpoint import Endpoint
 from tidegate.drivers.rpc.channel import MESSAGE_BYTES_MAX, GrpcRpc
 from tidegate.errors import FencedError, InternalError, RpcError
 from tidegate.ids import JobName
@@ -177,7 +177,7 @@ def test_large_messages_pass(rpc: GrpcRpc) -> None:
 
 def test_a_host_that_is_not_ours_is_refused(rpc: GrpcRpc) -> None:
     with pytest.raises(RpcError, match=r"Cannot listen on 192\.0\.2\.1"):
-        GrpcRpc(Network(host="192.0.2.1")).serve(lambda _: Acknowledge())
+        GrpcRpc(Endpoint(host="192.0.2.1")).serve(lambda _: Acknowledge())
 
 
 def test_nothing_is_left_open(rpc: GrpcRpc) -> None:

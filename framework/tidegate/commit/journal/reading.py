@@ -88,10 +88,10 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
         elif listing.last <= state.number:
             return state
         elif (yield from read_entry(job, state.number + 1)) is None:  # else it was just created
-            beyond = next(number for number in listing.entries if number > state.number)
+            next_present = next(number for number in listing.entries if number > state.number)
             message = (
                 f"journal entry {entry_path(job, state.number + 1)} is missing, but entry "
-                f"{beyond} is there. {REMEDY}"
+                f"{next_present} is there. {REMEDY}"
             )
             raise CorruptCheckpointError(message)
 

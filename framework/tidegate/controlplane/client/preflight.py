@@ -219,7 +219,7 @@ def _check_transactional_ids(
     The check ends a transaction that cannot exist. The broker checks the right first, and the rest
     of its answer does not matter here, nor does a missing answer.
     """
-    log = drivers.transaction_log(kafka)
+    log = drivers.transaction_admin(kafka)
     try:
         probe = TransactionalId(f"{job_prefix(job)}preflight")
         if log.end(probe, 0, 0, commit=False) is EndTxnResult.NOT_AUTHORISED:

@@ -3,7 +3,7 @@
 Theory of operation. A slot is FREE, or it is used by one attempt of one job. It is PENDING while
 its StartSlot has no answer, and ALLOCATED after the TaskManager has answered. It is RELEASING from
 the decision to stop it until the TaskManager reports that its process is gone. Only then is it FREE
-again. Every use has a serial number, and all events of the use carry that number. Events of an
+again. Every use has an allocation id, which grows, and all events of the use carry it. Events of an
 earlier use change nothing, and the TaskManager refuses a StartSlot that a StopSlot has overtaken.
 
 A job has at most one request, which belongs to its newest attempt. A newer attempt replaces the
@@ -103,7 +103,7 @@ class _SlotAllocation(NamedTuple):
     job: JobName
     attempt: Attempt
     ordinal: int
-    serial: int
+    allocation_id: int
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class ResourceManager:
     """Requests in their order of arrival."""
     _releases: dict[JobName, _Release] = field(default_factory=dict)
     """Jobs whose JobMaster is notified when the last released slot is free."""
-    _serial: int = 0
+    _last_allocation_id: int = 0
     _started: int = 0
     _failed_up_to: int = 0
     """Number of the last local TaskManager that the last counted failure covers."""
@@ -232,16 +232,16 @@ class ResourceManager:
         match event:
             case ResourceRequestReceived(ask=ask, message=message):
                 yield from self._asked(ask, message, now_ms)
-            case SlotStarted(slot=id_, serial=serial):
-                self._slot_started(id_, serial)
-            case SlotNotStarted(slot=id_, serial=serial, reason=reason):
-                yield from self._slot_not_started(id_, serial, reason)
-            case SlotStopped(slot=id_, serial=serial):
-                slot = self._find(id_, serial)
+            case SlotStarted(slot=id_, allocation_id=allocation_id):
+                self._slot_started(id_, allocation_id)
+            case SlotNotStarted(slot=id_, allocation_id=allocation_id, reason=reason):
+                yield from self._slot_not_started(id_, allocation_id, reason)
+            case SlotStopped(slot=id_, allocation_id=allocation_id):
+                slot = self._find(id_, allocation_id)
                 if slot is not None:
                     slot.become(SlotPhase.FREE)
-            case SlotNotStopped(slot=id_, serial=serial):
-                slot = self._find(id_, serial)
+            case SlotNotStopped(slot=id_, allocation_id=allocation_id):
+                slot = self._find(id_, allocation_id)
                 if slot is not None:
                     slot.stop_under_way = False
             case TaskManagerExited(id=id_, status=status):
@@ -364,22 +364,24 @@ class ResourceManager:
                 message = SlotsReleased(job=job, attempt=release.attempt)
                 yield NotifyJobMaster(address=release.jobmaster_address, message=message)
 
-    def _slot_started(self, id_: SlotId, serial: int) -> None:
-        slot = self._find(id_, serial)
+    def _slot_started(self, id_: SlotId, allocation_id: int) -> None:
+        slot = self._find(id_, allocation_id)
         if slot is not None and slot.phase is SlotPhase.PENDING:
             slot.become(SlotPhase.ALLOCATED)
             self._task_managers[id_.task_manager].worked = True
 
-    def _slot_not_started(self, id_: SlotId, serial: int, reason: str) -> Iterator[Instruction]:
+    def _slot_not_started(
+        self, id_: SlotId, allocation_id: int, reason: str
+    ) -> Iterator[Instruction]:
         # Refused or unanswered: in both cases StopSlot ensures that no process of the use runs.
-        slot = self._find(id_, serial)
+        slot = self._find(id_, allocation_id)
         if slot is not None:
             if slot.phase is SlotPhase.PENDING:
                 yield from self._tell_lost(slot, f"it could not be started: {reason}")
             yield from self._stop(slot)
 
     def _slot_exited(self, message: SlotExited) -> Iterator[Instruction]:
-        slot = self._find(SlotId(message.id, message.index), message.serial)
+        slot = self._find(SlotId(message.id, message.index), message.allocation_id)
         if slot is not None:
             if slot.phase in _LIVE:
                 reason = f"its process {message.pid} ended with status {message.status}"
@@ -422,7 +424,7 @@ class ResourceManager:
                 job=slot.use.job,
                 attempt=slot.use.attempt,
                 slot=slot.id,
-                serial=slot.use.serial,
+                allocation_id=slot.use.allocation_id,
                 reason=reason,
             )
             yield NotifyJobMaster(address=request.jobmaster_address, message=message)
@@ -447,7 +449,7 @@ class ResourceManager:
         return StopSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
             slot=slot.id,
-            serial=use.serial,
+            allocation_id=use.allocation_id,
             job=use.job,
             attempt=use.attempt,
         )
@@ -464,13 +466,13 @@ class ResourceManager:
 
     def _allocate(self, job: JobName, request: _Request, ordinal: int) -> Instruction:
         slot = self._select_slot(job)
-        self._serial += 1
+        self._last_allocation_id += 1
         slot.become(SlotPhase.PENDING)
-        slot.use = _SlotAllocation(job, request.attempt, ordinal, self._serial)
+        slot.use = _SlotAllocation(job, request.attempt, ordinal, self._last_allocation_id)
         return StartSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
             slot=slot.id,
-            serial=self._serial,
+            allocation_id=self._last_allocation_id,
             ordinal=ordinal,
             job=job,
             attempt=request.attempt,
@@ -527,10 +529,10 @@ class ResourceManager:
         for tm in self._task_managers.values():
             yield from tm.slots
 
-    def _find(self, id_: SlotId, serial: int) -> _Slot | None:
-        """Return the slot if it still has the use with this serial number, and else None."""
+    def _find(self, id_: SlotId, allocation_id: int) -> _Slot | None:
+        """Return the slot if it still has the use with this allocation id, and else None."""
         tm = self._task_managers.get(id_.task_manager)
         if tm is None or not 0 <= id_.index < len(tm.slots):
             return None
         slot = tm.slots[id_.index]
-        return slot if slot.use is not None and slot.use.serial == serial else None
+        return slot if slot.use is not None and slot.use.allocation_id == allocation_id else None

@@ -28,7 +28,7 @@ class SlotStarted:
     """The TaskManager has answered StartSlot with Acknowledge."""
 
     slot: SlotId
-    serial: int
+    allocation_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class SlotNotStarted:
     """StartSlot was refused, or no answer came."""
 
     slot: SlotId
-    serial: int
+    allocation_id: int
     reason: str
 
 
@@ -45,7 +45,7 @@ class SlotStopped:
     """The TaskManager has answered StopSlot with Acknowledge."""
 
     slot: SlotId
-    serial: int
+    allocation_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class SlotNotStopped:
     """StopSlot was refused, or no answer came. It is repeated at the next tick."""
 
     slot: SlotId
-    serial: int
+    allocation_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class StartSlotAt:
 
     address: str
     slot: SlotId
-    serial: int
+    allocation_id: int
     ordinal: int
     job: JobName
     attempt: Attempt
@@ -118,7 +118,7 @@ class StopSlotAt:
 
     address: str
     slot: SlotId
-    serial: int
+    allocation_id: int
     job: JobName
     attempt: Attempt
 

@@ -464,14 +464,16 @@ class JobManager:
             jobmaster_address=start.jobmaster_address,
             working_folder=submission.working_folder,
             settings=submission.settings,
-            serial=start.serial,
+            allocation_id=start.allocation_id,
         )
-        not_started = functools.partial(slots.SlotNotStarted, slot=start.slot, serial=start.serial)
+        not_started = functools.partial(
+            slots.SlotNotStarted, slot=start.slot, allocation_id=start.allocation_id
+        )
 
         def done(reply: Message) -> _Event:
             if isinstance(reply, Refused):
                 return not_started(reason=reply.reason)
-            return slots.SlotStarted(slot=start.slot, serial=start.serial)
+            return slots.SlotStarted(slot=start.slot, allocation_id=start.allocation_id)
 
         self._call(start.address, message, done, lambda error: not_started(reason=str(error)))
 
@@ -481,14 +483,14 @@ class JobManager:
             index=stop.slot.index,
             job=stop.job,
             attempt=stop.attempt,
-            serial=stop.serial,
+            allocation_id=stop.allocation_id,
         )
-        not_stopped = slots.SlotNotStopped(slot=stop.slot, serial=stop.serial)
+        not_stopped = slots.SlotNotStopped(slot=stop.slot, allocation_id=stop.allocation_id)
 
         def done(reply: Message) -> _Event:
             if isinstance(reply, Refused):
                 return not_stopped
-            return slots.SlotStopped(slot=stop.slot, serial=stop.serial)
+            return slots.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id)
 
         self._call(stop.address, message, done, _logged(not_stopped))
 

@@ -116,8 +116,8 @@ class LiveAttempt:
         slot of another version fails the attempt and also returns False.
 
         A slot that was declared lost before it registered may still register, before or after the
-        slot that replaces it. Until the deployment, the slot that was ordered later, according to
-        its serial, takes the place. The other slot is asked to exit. After the deployment, a slot
+        slot that replaces it. Until the deployment, the slot with the higher allocation id takes
+        the place. The other slot is asked to exit. After the deployment, a slot
         without tasks must not replace a slot that runs them, because then no checkpoint would
         become complete.
         """
@@ -129,10 +129,10 @@ class LiveAttempt:
         if other is not None:
             self._shell.fail(ExternalError(other))
             return False
-        if known is not None and (self.deployed or registered.serial < known.registered.serial):
-            _log.warning(
-                "a second slot for a place that is taken", extra={"slot": str(registered.slot)}
-            )
+        if known is not None and (
+            self.deployed or registered.allocation_id < known.registered.allocation_id
+        ):
+            _log.warning("duplicate slot registration", extra={"slot": str(registered.slot)})
             self._reject(self._shell.connect_slot(registered))
             return False
         if known is not None:
@@ -226,10 +226,13 @@ class LiveAttempt:
             if slot.heard_s < before and not slot.lost
         ]
 
-    def give_up(self, slot: SlotId, serial: int) -> None:
+    def give_up(self, slot: SlotId, allocation_id: int) -> None:
         """Mark this use of the slot as lost."""
         for attached in self.slots.values():
-            if (attached.registered.slot, attached.registered.serial) == (slot, serial):
+            if (attached.registered.slot, attached.registered.allocation_id) == (
+                slot,
+                allocation_id,
+            ):
                 attached.lost = True
 
     def send(self, ordinal: int, message: SlotCommand) -> None:
@@ -364,7 +367,8 @@ class LiveAttempt:
                     )
                 case LogIgnoredAcknowledge(checkpoint=checkpoint, result=result):
                     _log.info(
-                        "late part", extra={"checkpoint": str(checkpoint), "result": result.value}
+                        "late acknowledgement ignored",
+                        extra={"checkpoint": str(checkpoint), "result": result.value},
                     )
                 case WakeAt(time_s=time_s):
                     self._shell.wake_at(time_s)

@@ -68,7 +68,10 @@ class SlotDeparture:
         def gone() -> None:
             if self._released is not None:
                 extra = {"attempt": self._released}
-                _log.warning("slots may be left; their ids are fenced", extra=extra)
+                _log.warning(
+                    "some slots did not confirm their exit; fencing their transactional ids",
+                    extra=extra,
+                )
             self.waits_for = (
                 "The last checkpoint is committed and the job's transactions are fenced"
             )

@@ -70,7 +70,7 @@ class SlotRegistered:
     attempt: Attempt
     ordinal: int
     slot: SlotId
-    serial: int = 0
+    allocation_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class SlotDisappeared:
     attempt: Attempt
     slot: SlotId
     reason: str
-    serial: int = 0
+    allocation_id: int = 0
     """The use of the slot that this event belongs to. An event of an earlier use changes
     nothing."""
     silent: bool = False

@@ -39,8 +39,8 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
 from tidegate.controlplane.jobmaster.job_plan import (
     JobPlan,
-    transaction_slots,
-    warm_producers,
+    producer_pool_size,
+    transactional_ids_per_subtask,
 )
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
@@ -150,7 +150,8 @@ class JobJournal:
         recovered = run(recover(journal))
         for retracted in recovered.retracted:
             _log.warning(
-                "took a checkpoint back that Kafka did not keep", extra={"id": str(retracted)}
+                "rolled back a checkpoint whose transactions Kafka aborted",
+                extra={"id": str(retracted)},
             )
         if recovered.given_up:
             ids = [txn.transactional_id for txn in recovered.given_up]
@@ -179,8 +180,8 @@ class JobJournal:
             submission=self._submission,
             restoration=self._restoration(journal),
             transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
-            warm_producers=warm_producers(checkpoint),
-            transaction_slots=transaction_slots(checkpoint),
+            producer_pool_size=producer_pool_size(checkpoint),
+            transactional_ids_per_subtask=transactional_ids_per_subtask(checkpoint),
             max_message_bytes={}
             if journal.final_checkpoint_published
             else self._max_message_bytes(),
@@ -444,7 +445,7 @@ class JobJournal:
         Kafka takes time.
         """
         if self._effects is None:
-            transactions = self._drivers.transaction_log(self._config.kafka.client_settings())
+            transactions = self._drivers.transaction_admin(self._config.kafka.client_settings())
             self._effects = EffectRunner(
                 self.storage.store,
                 transactions,

@@ -125,21 +125,21 @@ def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> St
     )
 
 
-def warm_producers(settings: CheckpointSettings) -> int:
+def producer_pool_size(settings: CheckpointSettings) -> int:
     """Return the number of producers that a sink subtask keeps initialised: the number of
     checkpoint intervals that pass while a producer starts, rounded up, plus one.
     """
     return math.ceil(PRODUCER_START_S / (settings.interval / 1000)) + 1
 
 
-def transaction_slots(settings: CheckpointSettings) -> int:
+def transactional_ids_per_subtask(settings: CheckpointSettings) -> int:
     """Return the number of transactional ids of a sink subtask. It needs one for each checkpoint
     that may be unfinished at the same time: the pending one, and those that may fail in a row. In
     addition, it needs the ids of initialised producers, the current one, and one that is being
     freed: at most `SPARE_SLOTS_MAX`.
     """
     unfinished = 1 + settings.tolerable_failed_checkpoints
-    return unfinished + min(warm_producers(settings) + 2, SPARE_SLOTS_MAX)
+    return unfinished + min(producer_pool_size(settings) + 2, SPARE_SLOTS_MAX)
 
 
 def _step(node: Node) -> StepMetadata:

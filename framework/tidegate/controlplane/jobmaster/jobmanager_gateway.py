@@ -107,7 +107,7 @@ class JobManagerGateway:
             self.storage = reply.storage
             return reply
         reason = reply.reason if isinstance(reply, Refused) else str(reply)
-        _log.warning("this JobMaster is not wanted", extra={"reason": reason})
+        _log.warning("this JobMaster was replaced", extra={"reason": reason})
         return None
 
     def send(self, message: Message) -> None:

@@ -140,7 +140,10 @@ class JournalWorker:
             try:
                 self.journal.check_ownership()
             except StorageError as error:
-                _log.warning("whose the job is was not seen", extra={"error": str(error)})
+                _log.warning(
+                    "could not check that this attempt still owns the job; deploying",
+                    extra={"error": str(error)},
+                )
             except TidegateError as error:
                 failure = error
             self._post(lambda: done(failure))

@@ -164,7 +164,7 @@ class JobMachine:
             case RecoveryFailed():
                 return self._failed(event.error)
             case SlotRegistered():
-                self._slots[event.ordinal] = (event.slot, event.serial)
+                self._slots[event.ordinal] = (event.slot, event.allocation_id)
                 waits = self.state is JobState.WAITING_FOR_SLOTS
                 return self._deploy_when_complete() if waits else []
             case SlotDisappeared():
@@ -262,7 +262,7 @@ class JobMachine:
         return self._move(JobState.RUNNING, StartAttempt(attempt=event.attempt))
 
     def _slot_gone(self, event: SlotDisappeared) -> list[Instruction]:
-        gone = (event.slot, event.serial)
+        gone = (event.slot, event.allocation_id)
         ordinal = next((o for o, use in self._slots.items() if use == gone), None)
         if ordinal is None:
             return []  # news of an earlier use of the slot, or of one that has not registered

@@ -31,8 +31,8 @@ class RecoveredJob:
     restoration: RestorePlan
     """The restore plan. Empty if the job is finished."""
     transaction_timeout_ms: int
-    warm_producers: int
-    transaction_slots: int
+    producer_pool_size: int
+    transactional_ids_per_subtask: int
     max_message_bytes: dict[str, int]
     """`max.message.bytes` of each sink topic, if the brokers report it."""
     read_again: str = ""
@@ -58,8 +58,8 @@ class RecoveredJob:
                 for uid, snapshots in self.restoration.keyed[ordinal].items()
             },
             transaction_timeout_ms=self.transaction_timeout_ms,
-            warm_producers=self.warm_producers,
-            transaction_slots=self.transaction_slots,
+            producer_pool_size=self.producer_pool_size,
+            transactional_ids_per_subtask=self.transactional_ids_per_subtask,
             max_message_bytes=self.max_message_bytes,
             storage=self.storage,
         )

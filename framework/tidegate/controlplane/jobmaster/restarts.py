@@ -38,11 +38,11 @@ class RestartStrategy(Protocol):
         ...
 
 
-def restart_strategy(settings: RestartSettings, chance: Callable[[], float]) -> RestartStrategy:
-    """Return the configured strategy. `chance` returns random numbers from 0 to 1."""
+def restart_strategy(settings: RestartSettings, random: Callable[[], float]) -> RestartStrategy:
+    """Return the configured strategy. `random` returns random numbers from 0 to 1."""
     match settings.strategy:
         case "exponential_delay":
-            return ExponentialDelay(settings, chance)
+            return ExponentialDelay(settings, random)
         case "fixed_delay":
             return FixedDelay(settings)
         case "failure_rate":
@@ -56,9 +56,9 @@ class ExponentialDelay:
     delay is then changed at random by up to `jitter`, a share of the delay.
     """
 
-    def __init__(self, settings: RestartSettings, chance: Callable[[], float]) -> None:
+    def __init__(self, settings: RestartSettings, random: Callable[[], float]) -> None:
         self._settings = settings
-        self._chance = chance
+        self._random = random
         self._delay_s = settings.initial_delay / 1000
         self._restarts = 0
         self._last_start_s: float | None = None
@@ -80,7 +80,7 @@ class ExponentialDelay:
         self._delay_s = min(base_s * settings.multiplier, settings.max_delay / 1000)
         # Jobs that failed together, for example because of one broker, must not all restart at the
         # same time.
-        delay_s = base_s * (1 + settings.jitter * (2 * self._chance() - 1))
+        delay_s = base_s * (1 + settings.jitter * (2 * self._random() - 1))
         self._last_start_s = now_s + delay_s
         return delay_s
 

@@ -180,7 +180,7 @@ class JobMaster:
         elif isinstance(message, SlotsReleased):
             self._departure.slots_released(message.attempt)
         elif not isinstance(message, AttemptMessage):
-            _log.warning("not for a JobMaster", extra={"kind": type(message).__name__})
+            _log.warning("unexpected message", extra={"kind": type(message).__name__})
         elif live is not None and message.attempt == live.attempt:  # else the attempt has ended
             match message:
                 case RegisterSlot():
@@ -201,7 +201,7 @@ class JobMaster:
                     self._reporting.set_last_error(message.error)
                     self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
                 case _:
-                    _log.warning("not for a JobMaster", extra={"kind": type(message).__name__})
+                    _log.warning("unexpected message", extra={"kind": type(message).__name__})
 
     # --- deciding and carrying out ----------------------------------------------------------------
 
@@ -213,7 +213,8 @@ class JobMaster:
         self._machine.validate()
         if self._machine.state is not before:
             _log.info(
-                "job", extra={"state": self._machine.state.shown, "attempt": self._machine.attempt}
+                "job state changed",
+                extra={"state": self._machine.state.shown, "attempt": self._machine.attempt},
             )
             self._report()
 
@@ -316,7 +317,7 @@ class JobMaster:
                 attempt=live.attempt,
                 ordinal=message.ordinal,
                 slot=message.slot,
-                serial=message.serial,
+                allocation_id=message.allocation_id,
             )
             self.decide(event)
 
@@ -324,7 +325,7 @@ class JobMaster:
         event = e.SlotDisappeared(
             attempt=message.attempt,
             slot=message.slot,
-            serial=message.serial,
+            allocation_id=message.allocation_id,
             reason=message.reason,
         )
         self._slot_gone(event)
@@ -333,7 +334,7 @@ class JobMaster:
         event = e.SlotDisappeared(
             attempt=attempt,
             slot=registered.slot,
-            serial=registered.serial,
+            allocation_id=registered.allocation_id,
             reason=reason,
             silent=True,
         )
@@ -344,7 +345,7 @@ class JobMaster:
         live = self._live
         if live is None or live.attempt != event.attempt or self._machine.state is JobState.CLOSING:
             return
-        live.give_up(event.slot, event.serial)
+        live.give_up(event.slot, event.allocation_id)
         error = ExternalError(f"Slot {event.slot} was lost: {event.reason}.")
         self._reporting.set_last_error(ErrorReport.of(error))
         self.decide(event)

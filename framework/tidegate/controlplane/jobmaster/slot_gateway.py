@@ -53,11 +53,11 @@ class SlotGateway:
         self._closed = True
 
     def _send_all(self) -> None:
-        number = 0
+        sequence = 0
         while (message := self._outgoing.get()) is not None:
-            number += 1
+            sequence += 1
             try:
-                taken = self._deliver(msgspec.structs.replace(message, number=number))
+                taken = self._deliver(msgspec.structs.replace(message, sequence=sequence))
             except Exception as error:  # noqa: BLE001  # else the slot would receive no message
                 described = f"{type(error).__name__}: {error}"
                 self._lost(f"{type(message).__name__} cannot be sent: {described}")

@@ -6,7 +6,7 @@ is EMPTY again, and the JobManager repeats the request. The slot processes are c
 server. This machine asks for a fork or a kill, and it receives forks and exits as events.
 
 Two facts about messages shape the machine. Messages may repeat or overtake each other, and the
-JobManager numbers its StartSlots with one growing serial. So each slot keeps the highest serial
+JobManager gives each StartSlot a higher allocation id. So each slot keeps the highest allocation id
 that was started or stopped, and a StartSlot that does not exceed it is an old one. A StopSlot is
 answered when the process is reaped, so its Acknowledge means that the slot is free.
 
@@ -98,7 +98,7 @@ class SlotProcessExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteGone:
+class ForkServerGone:
     """The fork server ended."""
 
     status: ExitStatus
@@ -129,7 +129,7 @@ Event = (
     | Forked
     | NotForked
     | SlotProcessExited
-    | ZygoteGone
+    | ForkServerGone
     | Replied
     | RequestFailed
     | HeartbeatDue
@@ -184,8 +184,8 @@ class _Slot:
     phase: SlotPhase = SlotPhase.EMPTY
     start: StartSlot | None = None
     pid: int = 0
-    serial: int = 0
-    """Highest serial that was started or stopped."""
+    allocation_id: int = 0
+    """The highest allocation id that was started or stopped."""
     starting: list[int] = field(default_factory=list)
     """Requests that are answered after the fork."""
     stopping: list[int] = field(default_factory=list)
@@ -235,7 +235,7 @@ class TaskManagerMachine:
                 return self._not_forked(self._slots[index], reason)
             case SlotProcessExited(index=index, pid=pid, status=status):
                 return self._slot_ended(index, pid, status)
-            case ZygoteGone(status=status):
+            case ForkServerGone(status=status):
                 return self._end(f"the fork server exited with status {status}")
             case Replied(message=message, reply=reply):
                 return self._replied(message, reply, now_ms)
@@ -254,7 +254,10 @@ class TaskManagerMachine:
             where = f"slot {index} ({slot.phase.value})"
             empty = slot.phase is SlotPhase.EMPTY
             check(empty == (slot.start is None), f"{where}: runs something exactly if not empty")
-            check(slot.start is None or slot.start.serial <= slot.serial, f"{where}: old serial")
+            check(
+                slot.start is None or slot.start.allocation_id <= slot.allocation_id,
+                f"{where}: old allocation id",
+            )
             check(
                 not slot.starting or slot.phase is SlotPhase.FORKING, f"{where}: unanswered start"
             )
@@ -267,18 +270,21 @@ class TaskManagerMachine:
         slot = self._slot_of(start)
         if isinstance(slot, str):
             return _refuse(ask, slot)
-        if slot.start is not None and slot.start.serial == start.serial:  # a repeated message
+        # A repeated message has the allocation id of the first one.
+        if slot.start is not None and slot.start.allocation_id == start.allocation_id:
             if slot.phase is SlotPhase.FORKING:
                 slot.starting.append(ask)
                 return []
             return [Reply(ask=ask, message=Acknowledge())]
-        if start.serial <= slot.serial:
-            return _refuse(ask, f"StartSlot {start.serial} is older than {slot.serial}")
+        if start.allocation_id <= slot.allocation_id:
+            return _refuse(
+                ask, f"StartSlot {start.allocation_id} is older than {slot.allocation_id}"
+            )
         if slot.start is not None:
             return _refuse(ask, f"slot {start.index} runs {_name(slot.start)}")
         slot.become(SlotPhase.FORKING)
         slot.start = start
-        slot.serial = start.serial
+        slot.allocation_id = start.allocation_id
         slot.starting.append(ask)
         return [ForkSlot(start=start)]
 
@@ -286,7 +292,7 @@ class TaskManagerMachine:
         slot = self._slot_of(stop)
         if isinstance(slot, str):
             return _refuse(ask, slot)
-        slot.serial = max(slot.serial, stop.serial)
+        slot.allocation_id = max(slot.allocation_id, stop.allocation_id)
         concerned = (
             slot.start is not None
             and slot.start.job == stop.job
@@ -350,7 +356,7 @@ class TaskManagerMachine:
             attempt=start.attempt,
             pid=pid,
             status=status,
-            serial=start.serial,
+            allocation_id=start.allocation_id,
         )
         return [*replies, SendToJobManager(message=exited)]
 

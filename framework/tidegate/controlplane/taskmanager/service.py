@@ -22,13 +22,13 @@ from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.processes import (
     ForkServer,
+    ForkServerEnded,
+    ForkServerEvent,
+    ForkServerReady,
     Processes,
     SlotEnded,
     SlotForked,
     SlotNotForked,
-    ZygoteEnded,
-    ZygoteEvent,
-    ZygoteReady,
 )
 from tidegate.ports.rpc import RpcClient, RpcServer
 from tidegate.protocol.messages import Message, RegisterTaskManager, TaskManagerAccepted
@@ -52,11 +52,11 @@ class _SendDue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ZygoteIsReady:
+class _ForkServerIsReady:
     pid: int
 
 
-_Event = m.Event | PendingRequest | _SendDue | _ZygoteIsReady
+_Event = m.Event | PendingRequest | _SendDue | _ForkServerIsReady
 
 
 def run_taskmanager(
@@ -77,10 +77,10 @@ def run_taskmanager(
     TaskManager is standalone: it waits until a JobManager answers, and joins that JobManager.
     """
     loop: EventLoop[_Event] = EventLoop(drivers.clock, drivers.threads)
-    zygote = processes.start_zygote(
+    fork_server = processes.start_fork_server(
         {"task_manager": id_, "task_manager_pid": drivers.process.pid},
-        log=f"{id_}.zygote.log",
-        listener=lambda event: loop.post(_from_zygote(event)),
+        log=f"{id_}.fork_server.log",
+        listener=lambda event: loop.post(_from_fork_server(event)),
     )
     server: RpcServer | None = None
     jobmanager = drivers.rpc.connect(jobmanager_address)
@@ -104,7 +104,7 @@ def run_taskmanager(
             return ENDED
         service = _Service(
             loop=loop,
-            zygote=zygote,
+            fork_server=fork_server,
             jobmanager=jobmanager,
             heartbeat_s=_heartbeat_s(config, standing=epoch is None),
             answer_s=_answer_s(config),
@@ -123,7 +123,7 @@ def run_taskmanager(
         return ENDED
     finally:
         loop.close()
-        zygote.close()
+        fork_server.close()
         jobmanager.close()
         if server is not None:
             server.close()
@@ -177,7 +177,7 @@ class _Service:
     """The machine, and the objects that carry out its instructions."""
 
     loop: EventLoop[_Event]
-    zygote: ForkServer
+    fork_server: ForkServer
     jobmanager: RpcClient
     heartbeat_s: float
     answer_s: float
@@ -194,7 +194,7 @@ class _Service:
                 self._decide(m.JobManagerRequest(ask=ask, message=event.message))
             case _SendDue(message=message):
                 self._send(message)
-            case _ZygoteIsReady(pid=pid):
+            case _ForkServerIsReady(pid=pid):
                 _log.info("fork server %d is ready", pid)
             case m.HeartbeatDue():
                 self.loop.call_later(self.heartbeat_s, event)
@@ -203,7 +203,7 @@ class _Service:
                 self._decide(event)
 
     def _decide(self, event: m.Event) -> None:
-        if isinstance(event, m.Forked | m.NotForked | m.SlotProcessExited | m.ZygoteGone):
+        if isinstance(event, m.Forked | m.NotForked | m.SlotProcessExited | m.ForkServerGone):
             _log.info("%s", event)
         for instruction in self.machine.handle(event, _ms(self.drivers)):
             self._carry_out(instruction)
@@ -213,9 +213,9 @@ class _Service:
             case m.Reply(ask=ask, message=message):
                 self._pending_requests.pop(ask).reply(message)
             case m.ForkSlot(start=start):
-                self.zygote.fork(start)
+                self.fork_server.fork(start)
             case m.KillSlot(pid=pid):
-                self.zygote.kill(pid)
+                self.fork_server.kill(pid)
             case m.SendToJobManager(message=message, after_ms=0):
                 self._send(message)
             case m.SendToJobManager(message=message, after_ms=after_ms):
@@ -236,18 +236,18 @@ class _Service:
         )
 
 
-def _from_zygote(event: ZygoteEvent) -> _Event:
+def _from_fork_server(event: ForkServerEvent) -> _Event:
     match event:
-        case ZygoteReady(pid=pid):
-            return _ZygoteIsReady(pid=pid)
+        case ForkServerReady(pid=pid):
+            return _ForkServerIsReady(pid=pid)
         case SlotForked(index=index, pid=pid):
             return m.Forked(index=index, pid=pid)
         case SlotNotForked(index=index, reason=reason):
             return m.NotForked(index=index, reason=reason)
         case SlotEnded(index=index, pid=pid, status=status):
             return m.SlotProcessExited(index=index, pid=pid, status=status)
-        case ZygoteEnded(status=status):
-            return m.ZygoteGone(status=status)
+        case ForkServerEnded(status=status):
+            return m.ForkServerGone(status=status)
 
 
 def _ms(drivers: Drivers) -> int:

@@ -96,7 +96,7 @@ class PlanChannels:
             return ForwardWriter(channels[0])
         declared = self._declared(edge)
         check(receivers == list(range(len(receivers))), "receivers are not in order")
-        if edge.exchange != "key" or declared.key is None:
+        if edge.partitioning != "key" or declared.key is None:
             raise InternalError(f"the edge {_name(edge)} has many receivers and no key")
         return KeyGroupWriter(
             declared.key,

@@ -47,7 +47,7 @@ class PooledProducer:
 
 
 class ProducerPool:
-    """A pool that keeps `runtime.warm_producers` producers initialised, as far as ids are free.
+    """A pool that keeps `runtime.producer_pool_size` producers initialised, as far as ids are free.
 
     The pool calls `on_ready` in the mailbox thread whenever a producer becomes available.
     """
@@ -71,7 +71,7 @@ class ProducerPool:
             slot = self._warm.popleft().slot
             self._slots.reinitialise(slot)
             self._initialise(slot)
-        while self.available() < self._runtime.warm_producers:
+        while self.available() < self._runtime.producer_pool_size:
             free = self._slots.take_free()
             if free is None:
                 return

@@ -34,8 +34,8 @@ before it had restored anything.
 class LocalStateDir:
     """The folder of one slot in one attempt.
 
-    The folder belongs to this slot alone, so its name contains the serial of the slot's start. A
-    slot that was declared lost may exit late and remove its folder. Another slot may then already
+    The folder belongs to this slot alone, so its name contains the allocation id of the slot.
+    A slot that was declared lost may exit late and remove its folder. Another slot may then already
     run in its place on the same host.
     """
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.local_sockets import UNIX, make_socket_dir, new_socket_path
-from tidegate.drivers.network import bracketed
 from tidegate.errors import ExchangeError
 
 BACKLOG: Final = 1024

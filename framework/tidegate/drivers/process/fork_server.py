@@ -47,10 +47,10 @@ def run_fork_server(
     commands: socket.socket, slot_main: SlotMain, slot_log: Callable[[StartSlot], Path]
 ) -> int:
     """Fork slots on command until the TaskManager is gone. Return the exit status."""
-    return _Zygote(commands, slot_main, slot_log).run()
+    return _ForkServer(commands, slot_main, slot_log).run()
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(
         self,
         commands: socket.socket,

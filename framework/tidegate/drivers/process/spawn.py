@@ -25,12 +25,12 @@ from tidegate.drivers.process.prestart import Prestarted, command, environment
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
+    ForkServerEnded,
+    ForkServerEvent,
+    ForkServerReady,
     SlotEnded,
     SlotForked,
     SlotNotForked,
-    ZygoteEnded,
-    ZygoteEvent,
-    ZygoteReady,
 )
 from tidegate.private_files import make_private_folder, private_opener
 
@@ -73,8 +73,12 @@ class OsProcesses:
             raise _cannot_start(role, error) from error
         return child
 
-    def start_zygote(
-        self, arguments: Mapping[str, object], *, log: str, listener: Callable[[ZygoteEvent], None]
+    def start_fork_server(
+        self,
+        arguments: Mapping[str, object],
+        *,
+        log: str,
+        listener: Callable[[ForkServerEvent], None],
     ) -> OsForkServer:
         """Start a fork server. Commands that are sent before it is ready wait in the socket."""
         try:
@@ -93,12 +97,12 @@ class OsProcesses:
                 )
             child = OsChild(process)
             try:
-                zygote = OsForkServer(child, ours, listener)
+                fork_server = OsForkServer(child, ours, listener)
             except RuntimeError as error:
                 child.discard()
                 raise _cannot_start("zygote", error) from error
             undo.pop_all()  # the thread that reads from the fork server closes the socket
-        return zygote
+        return fork_server
 
     def _start(
         self,
@@ -195,7 +199,7 @@ class OsForkServer:
     """The fork server as its TaskManager sees it. A thread of its own reads the notices."""
 
     def __init__(
-        self, child: OsChild, commands: socket.socket, listener: Callable[[ZygoteEvent], None]
+        self, child: OsChild, commands: socket.socket, listener: Callable[[ForkServerEvent], None]
     ) -> None:
         self._child = child
         self._commands = commands
@@ -226,14 +230,14 @@ class OsForkServer:
         while (notice := frames.receive_notice(self._commands)) is not None:
             match notice:
                 case frames.Ready(pid=pid):
-                    self._listener(ZygoteReady(pid=pid))
+                    self._listener(ForkServerReady(pid=pid))
                 case frames.Forked(index=index, pid=pid):
                     self._listener(SlotForked(index=index, pid=pid))
                 case frames.NotForked(index=index, reason=reason):
                     self._listener(SlotNotForked(index=index, reason=reason))
                 case frames.Exited(index=index, pid=pid, status=status):
                     self._listener(SlotEnded(index=index, pid=pid, status=status))
-        self._child.watch(lambda status: self._listener(ZygoteEnded(status=status)))
+        self._child.watch(lambda status: self._listener(ForkServerEnded(status=status)))
         self._commands.close()
 
 

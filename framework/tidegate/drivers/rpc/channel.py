@@ -28,8 +28,8 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 
+from tidegate.drivers.endpoint import LOOPBACK, Endpoint, bracketed
 from tidegate.drivers.local_sockets import UNIX, new_socket_path
-from tidegate.drivers.network import LOOPBACK, Network, bracketed
 from tidegate.drivers.rpc import calls
 from tidegate.drivers.threads import ThreadPool
 from tidegate.errors import RpcError
@@ -89,14 +89,14 @@ _SERVER_OPTIONS: Final[Options] = [
 
 
 class GrpcRpc:
-    """An implementation of `ports.rpc.Rpc` with gRPC. Its servers listen as `network` says."""
+    """An implementation of `ports.rpc.Rpc` with gRPC. Its servers listen as `endpoint` says."""
 
-    def __init__(self, network: Network = LOOPBACK) -> None:
-        self._network = network
+    def __init__(self, endpoint: Endpoint = LOOPBACK) -> None:
+        self._endpoint = endpoint
 
     def serve(self, handler: Handler, port: int = 0) -> GrpcServer:
         """Listen for calls. RpcError if that is not possible."""
-        return GrpcServer(handler, self._network, port)
+        return GrpcServer(handler, self._endpoint, port)
 
     def connect(self, address: str) -> GrpcClient:
         """Return a client of `host:port` or `unix:PATH`. It connects at the first call."""
@@ -106,7 +106,7 @@ class GrpcRpc:
 class GrpcServer:
     """A listening endpoint. Handlers run in its threads."""
 
-    def __init__(self, handler: Handler, network: Network, wanted: int) -> None:
+    def __init__(self, handler: Handler, endpoint: Endpoint, wanted: int) -> None:
         self._handler = handler
         self._threads = ThreadPool(_SERVER_THREADS, thread_name_prefix="rpc")
         # Start one thread before the first call. If the operating system refuses the pool its first
@@ -117,10 +117,10 @@ class GrpcServer:
             self._threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=_CALLS_MAX
         )
         self._server.add_generic_rpc_handlers((_OneMethod(self._call),))
-        if network.socket_dir is None:
-            self._address = self._listen_on_tcp(network, wanted)
+        if endpoint.socket_dir is None:
+            self._address = self._listen_on_tcp(endpoint, wanted)
         else:
-            self._address = self._listen_on_unix(Path(network.socket_dir))
+            self._address = self._listen_on_unix(Path(endpoint.socket_dir))
         self._server.start()
 
     @property
@@ -133,8 +133,8 @@ class GrpcServer:
         self._server.stop(_STOP_GRACE_S).wait()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _listen_on_tcp(self, network: Network, wanted: int) -> str:
-        bound = f"{bracketed(network.listens_on)}:{wanted}"
+    def _listen_on_tcp(self, endpoint: Endpoint, wanted: int) -> str:
+        bound = f"{bracketed(endpoint.bind_address)}:{wanted}"
         try:
             port = self._server.add_insecure_port(bound)
         except RuntimeError as error:
@@ -144,7 +144,7 @@ class GrpcServer:
                 "jobmanager.host and jobmanager.port, or taskmanager.host and taskmanager.port, "
                 "say where a process of a session cluster listens."
             ) from error
-        return network.advertised_address(port)
+        return endpoint.advertised_address(port)
 
     def _listen_on_unix(self, folder: Path) -> str:
         try:

@@ -3,7 +3,7 @@
     kafka = FakeKafka(clock, faults=hook)
     kafka.create_topic("orders", 4)
     slot = kafka.process("slot-1", clock_of_slot_1)
-    slot.producer({}, name, 60_000)  # and transaction_log, partition_reader, kafka_admin
+    slot.producer({}, name, 60_000)  # and transaction_admin, partition_reader, kafka_admin
     slot.kill(drop_in_flight=True)
 
 The `clock` of the brokers gives the time. A process may have its own clock, and its calls block in
@@ -50,7 +50,7 @@ class FakeProcess:
     def kafka_admin(self, kafka: Mapping[str, str]) -> FakeAdmin:
         return FakeAdmin(self._brokers, self._connection, _user(kafka))
 
-    def transaction_log(self, kafka: Mapping[str, str]) -> FakeTransactionAdmin:
+    def transaction_admin(self, kafka: Mapping[str, str]) -> FakeTransactionAdmin:
         return FakeTransactionAdmin(self._brokers, self._connection, _user(kafka))
 
     def partition_reader(

@@ -3,8 +3,8 @@
 The processes of a local cluster listen on Unix sockets in a folder that only their owner can reach.
 The processes of a session cluster may run on several hosts, so they listen on TCP. The address that
 they bind (every interface of a container, for example) is often not the address that others dial.
-`bootstrap` makes the `Network` of a process from its configuration and gives it to its children.
-The drivers of RPC and exchange listen as the `Network` says. This module opens one socket to look
+`bootstrap` makes the `Endpoint` of a process from its configuration and gives it to its children.
+The drivers of RPC and exchange listen as the `Endpoint` says. This module opens one socket to look
 up a route, and sends nothing.
 """
 
@@ -19,7 +19,7 @@ from tidegate.errors import RpcError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class Endpoint:
     """The addresses at which a process listens and is reached."""
 
     host: str = "127.0.0.1"
@@ -30,7 +30,7 @@ class Network:
     """The folder for the Unix sockets of a local cluster; None if the processes listen on TCP."""
 
     @property
-    def listens_on(self) -> str:
+    def bind_address(self) -> str:
         """Return the name or address to bind."""
         return self.bind_host or self.host
 
@@ -44,8 +44,8 @@ class Network:
         return (self.host, self.bind_host) == (LOOPBACK.host, LOOPBACK.bind_host)
 
 
-LOOPBACK: Final = Network()
-"""The network of a process that only this host can reach."""
+LOOPBACK: Final = Endpoint()
+"""The endpoint of a process that only this host can reach."""
 
 
 def bracketed(host: str) -> str:

@@ -22,11 +22,11 @@ from confluent_kafka import Consumer, TopicPartition
 
 from integration.bench.cost import ROOT, Rig
 from integration.bench.data import PARTITIONS, USERS, everyone, fill
-from integration.bench.feed import Feed, produced_s
 from integration.bench.latency import SETTLE_S, TAKE_OVER
 from integration.bench.page import Table
 from integration.bench.pipelines import UserTotal
-from integration.bench.tree import proportional_bytes
+from integration.bench.process_tree import proportional_bytes
+from integration.bench.steady_producer import Feed, produced_s
 from integration.support.resource_usage import kind_of
 from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 

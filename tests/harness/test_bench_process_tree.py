@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.bench import tree
-from integration.bench.tree import measure
+from integration.bench import process_tree
+from integration.bench.process_tree import measure
 
 HELD = 64 << 20
 PARENT = """
@@ -33,7 +33,7 @@ CHILD = """
 def test_memory_is_the_sum_over_the_tree_and_cpu_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree, "MEMORY_INTERVAL_S", 0.2)
+    monkeypatch.setattr(process_tree, "MEMORY_INTERVAL_S", 0.2)
     parent, child = (textwrap.dedent(text) % {"held": HELD} for text in (PARENT, CHILD))
     usage = measure([sys.executable, "-c", parent, child], tmp_path, dict(os.environ))
     assert usage.status == 0, (tmp_path / "output.log").read_text()

@@ -9,18 +9,18 @@ import stat
 import pytest
 
 from tidegate.bootstrap import require_insecure
+from tidegate.drivers.endpoint import LOOPBACK, Endpoint, own_address_towards
 from tidegate.drivers.local_sockets import make_socket_dir
-from tidegate.drivers.network import LOOPBACK, Network, own_address_towards
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RpcError
 from tidegate.protocol.messages import Acknowledge
 
 
 def test_an_address_of_the_sixth_version_is_shown_in_brackets() -> None:
-    assert Network(host="::1").advertised_address(7) == "[::1]:7"
-    assert Network(host="jobmanager", bind_host="0.0.0.0").advertised_address(7) == "jobmanager:7"
-    assert Network(host="jobmanager", bind_host="0.0.0.0").listens_on == "0.0.0.0"
-    assert LOOPBACK.listens_on == "127.0.0.1"
+    assert Endpoint(host="::1").advertised_address(7) == "[::1]:7"
+    assert Endpoint(host="jobmanager", bind_host="0.0.0.0").advertised_address(7) == "jobmanager:7"
+    assert Endpoint(host="jobmanager", bind_host="0.0.0.0").bind_address == "0.0.0.0"
+    assert LOOPBACK.bind_address == "127.0.0.1"
 
 
 def test_one_s_own_address_is_that_of_the_way_there() -> None:
@@ -31,7 +31,7 @@ def test_one_s_own_address_is_that_of_the_way_there() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_server_is_reached_by_its_name_and_listens_where_it_is_told(host: str) -> None:
-    drivers = SystemDrivers(Network(host="localhost", bind_host=host))
+    drivers = SystemDrivers(Endpoint(host="localhost", bind_host=host))
     server = drivers.rpc.serve(lambda _: Acknowledge())
     try:
         name, _, port = server.address.rpartition(":")
@@ -60,8 +60,8 @@ def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp()
     near = SystemDrivers().exchange(job="a", attempt=1, ordinal=0)
     assert near.address.startswith("unix:")
     near.close()
-    network = Network(host="taskmanager1", bind_host="127.0.0.2")
-    far = SystemDrivers(network).exchange(job="a", attempt=1, ordinal=0)
+    endpoint = Endpoint(host="taskmanager1", bind_host="127.0.0.2")
+    far = SystemDrivers(endpoint).exchange(job="a", attempt=1, ordinal=0)
     try:
         name, _, port = far.address.rpartition(":")
         assert name == "taskmanager1"
@@ -72,7 +72,7 @@ def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp()
 
 def test_a_local_cluster_listens_on_a_unix_socket_that_only_its_owner_reaches() -> None:
     folder = make_socket_dir("tidegate-test-")
-    drivers = SystemDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Endpoint(socket_dir=str(folder)))
     server = drivers.rpc.serve(lambda message: message)
     try:
         assert server.address.startswith(f"unix:{folder}/")
@@ -87,7 +87,7 @@ def test_a_local_cluster_listens_on_a_unix_socket_that_only_its_owner_reaches() 
 
 def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
     folder = make_socket_dir("tidegate-test-")
-    drivers = SystemDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Endpoint(socket_dir=str(folder)))
     try:
         folder.chmod(0o755)
         with pytest.raises(RpcError, match="only this user can reach"):
@@ -99,7 +99,7 @@ def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
 def test_a_server_makes_the_folder_of_its_socket_again_where_somebody_removed_it() -> None:
     folder = make_socket_dir("tidegate-test-")
     folder.rmdir()
-    drivers = SystemDrivers(Network(socket_dir=str(folder)))
+    drivers = SystemDrivers(Endpoint(socket_dir=str(folder)))
     server = drivers.rpc.serve(lambda message: message)
     try:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -110,21 +110,21 @@ def test_a_server_makes_the_folder_of_its_socket_again_where_somebody_removed_it
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "localhost", "::1"])
 def test_a_loopback_address_needs_no_consent(host: str) -> None:
-    require_insecure(Network(host=host), "jobmanager", insecure=False)
+    require_insecure(Endpoint(host=host), "jobmanager", insecure=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_an_address_that_other_hosts_reach_is_refused_without_consent(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    network = Network(host="localhost", bind_host=host)
+    endpoint = Endpoint(host="localhost", bind_host=host)
     with pytest.raises(ConfigError, match=r"(?s)listens on .* start the taskmanager with --insecu"):
-        require_insecure(network, "taskmanager", insecure=False)
+        require_insecure(endpoint, "taskmanager", insecure=False)
     assert not caplog.records
-    require_insecure(network, "taskmanager", insecure=True)
+    require_insecure(endpoint, "taskmanager", insecure=True)
     assert "can run code as this user" in caplog.records[0].message
 
 
 def test_a_host_name_that_cannot_be_resolved_is_no_loopback_address() -> None:
     with pytest.raises(RpcError, match=r"'nowhere\.invalid' cannot be resolved"):
-        require_insecure(Network(host="nowhere.invalid"), "jobmanager", insecure=True)
+        require_insecure(Endpoint(host="nowhere.invalid"), "jobmanager", insecure=True)

@@ -7,7 +7,7 @@ can find out which records are missing.
 A click holds the same time as its amount, and each click belongs to the next user. If all other
 amounts of a user are 0, the user's running total is the production time of the newest record.
 
-    python -m integration.bench.feed BOOTSTRAP TOPIC RECORDS_PER_S bytes|clicks
+    python -m integration.bench.steady_producer BOOTSTRAP TOPIC RECORDS_PER_S bytes|clicks
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Feed(Left):
     """A process that produces at a steady rate until the block is left or `end` is called."""
 
     def __init__(self, bootstrap: str, topic: str, rate: int, kind: Kind = "bytes") -> None:
-        super().__init__("integration.bench.feed", bootstrap, topic, str(rate), kind, pipe=True)
+        super().__init__(
+            "integration.bench.steady_producer", bootstrap, topic, str(rate), kind, pipe=True
+        )
 
     def end(self) -> int:
         """End the feed. Return the number of its records, which are all acknowledged then."""
