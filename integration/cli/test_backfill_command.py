@@ -25,6 +25,7 @@ from integration.support.backfill_command import (
     PATIENCE_S,
     REFUSED,
     STOPPED,
+    WAVE,
     Job,
     read_event,
 )
@@ -74,10 +75,12 @@ def test_a_dry_run_says_what_is_to_be_done_and_changes_nothing(job: Job) -> None
 
 
 def test_the_same_command_continues_after_kills_and_then_says_that_it_is_done(job: Job) -> None:
-    """SIGKILL ends the command once after a wave, and once in the middle of the next wave."""
+    """SIGKILL ends the command once after a wave, and once in the middle of a later wave. The waves
+    are small, so that many are left after the second kill.
+    """
     published: list[int] = []
     for pause_s in (0.0, 0.6):
-        with job.start("--json", "-p", "3") as process:
+        with job.start("--json", "-p", "3", "--wave-records", str(WAVE // 8)) as process:
             wave = read_event(process, "wave")
             published.append(wave["offsets_left"])
             time.sleep(pause_s)

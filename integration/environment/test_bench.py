@@ -25,7 +25,7 @@ def test_a_small_bench_measures_loop_and_job_and_writes_no_page() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = re.findall(r"^total +(loop|tidegate) +-?\d+\.\d\d ", done.stdout, re.MULTILINE)
     assert rows == ["loop", "tidegate"], done.stdout
-    assert re.search(r"^took \d+ s$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^The benchmark took \d+ s\.$", done.stdout, re.MULTILINE), done.stdout
     assert PAGE.name not in done.stdout
     assert PAGE.read_bytes() == before
 
