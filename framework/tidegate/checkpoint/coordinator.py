@@ -158,7 +158,7 @@ class CheckpointCoordinator:
         (Phase.PENDING, BacklogChanged): "_note_backlog",
         (Phase.PENDING, StorageSeen): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
-        (Phase.PUBLISHING, CheckpointTick): "_give_up_publication_if_due",
+        (Phase.PUBLISHING, CheckpointTick): "_fail_publication_without_storage",
         (Phase.PUBLISHING, Acknowledged): "_acknowledge_late",
         (Phase.PUBLISHING, Declined): "_nothing",
         (Phase.PUBLISHING, Published): "_complete",
@@ -284,7 +284,7 @@ class CheckpointCoordinator:
 
     def _trigger_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
         if self._gone and event.now_s >= self._outage_ends_s():
-            return self._give_up_without_storage()
+            return self._fail_without_storage()
         if event.now_s < self._next_trigger_s():
             return []
         return self._trigger(event.now_s)
@@ -342,14 +342,16 @@ class CheckpointCoordinator:
             *self._note_storage(event),
         ]
 
-    def _give_up_publication_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
+    def _fail_publication_without_storage(
+        self, event: CheckpointTick
+    ) -> list[CoordinatorInstruction]:
         if not self._gone or event.now_s < self._outage_ends_s():
             return []
         pending = self._ended(self._under_way().id)
         self.counts.last_failure = f"checkpoint {pending.id} has no result: {self._gone}"
-        return self._give_up_without_storage()
+        return self._fail_without_storage()
 
-    def _give_up_without_storage(self) -> list[CoordinatorInstruction]:
+    def _fail_without_storage(self) -> list[CoordinatorInstruction]:
         """Fail the attempt before its open transactions time out. The next attempt waits for the
         storage.
         """

@@ -44,7 +44,7 @@ class SubtaskContext:
     """The transaction-admin client, one for the whole slot."""
     transaction_timeout_ms: int
     producer_pool_size: int
-    transactional_ids_per_subtask: range
+    transactional_id_numbers: range
     """Indexes of the transactional ids of each sink subtask."""
     post: Callable[[Action], None]
     """Function that runs an action in the mailbox thread. Any thread may call it; it never blocks.

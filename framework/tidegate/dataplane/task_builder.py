@@ -217,7 +217,7 @@ class TaskBuilder:
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
             producer_pool_size=deploy.producer_pool_size,
-            transactional_ids_per_subtask=range(
+            transactional_id_numbers=range(
                 context.first_transaction_slot,
                 context.first_transaction_slot + deploy.transactional_ids_per_subtask,
             ),

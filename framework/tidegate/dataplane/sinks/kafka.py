@@ -94,7 +94,7 @@ class KafkaSinkWriter:
         self._runtime = runtime
         bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.properties)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._slots = TransactionalIdPool(len(runtime.transactional_ids_per_subtask))
+        self._slots = TransactionalIdPool(len(runtime.transactional_id_numbers))
         self._ids = {
             format_transactional_id(
                 job=runtime.job,
@@ -104,7 +104,7 @@ class KafkaSinkWriter:
                 subtask=runtime.subtask.index,
                 slot=number,
             ): slot
-            for slot, number in enumerate(runtime.transactional_ids_per_subtask)
+            for slot, number in enumerate(runtime.transactional_id_numbers)
         }
         limit = runtime.max_message_bytes.get(self._topic)
         given = runtime.connector_kafka(sink.properties, configured.properties)
