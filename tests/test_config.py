@@ -5,11 +5,12 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tidegate.config_load as loading
-from tidegate.config import RENAMED, ClusterSettings, Config
+from tidegate.config import NO_VALUE, RENAMED, ClusterSettings, Config
 from tidegate.config_load import flattened, known_keys, load
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, masked
@@ -61,8 +62,8 @@ class TestOrder:
         (tmp_path / "a" / "tidegate.toml").write_text("[taskmanager]\nslots = 3\n")
         assert load(folder=below).taskmanager.slots == 3
 
-    def test_none_is_written_as_a_word(self) -> None:
-        environment = {"TIDEGATE_RESTART__ATTEMPTS": "none"}
+    def test_no_value_is_written_as_a_word(self) -> None:
+        environment = {"TIDEGATE_RESTART__ATTEMPTS": "unlimited"}
         assert load(environment=environment, class_statement={"restart.attempts": 3}) == Config()
 
 
@@ -143,7 +144,7 @@ class TestMistakes:
             "interval = 1\n",
             "[nonsense]\nx = 1\n",
             "x\n",
-            '[kafka]\nbootstrap = ["a:1", "b:2"]\n',
+            '[kafka]\nbootstrap_servers = ["a:1", "b:2"]\n',
         ],
     )
     def test_name_the_file(self, tmp_path: Path, text: str) -> None:
@@ -217,9 +218,22 @@ def test_what_travels_with_a_submission_comes_back_the_same() -> None:
 
 
 def test_none_is_a_value_where_it_is_a_choice_and_no_value_where_that_is_allowed() -> None:
-    given = {"restart.strategy": "none", "restart.attempts": "none"}
-    restart = load(command_line=given).restart
-    assert (restart.strategy, restart.attempts) == ("none", None)
+    given = {"restart.strategy": "none", "job.name": "none"}
+    config = load(class_statement={"restart.attempts": 3, "job.name": "a"}, command_line=given)
+    assert (config.restart.strategy, config.job.name) == ("none", None)
+
+
+@pytest.mark.parametrize(("key", "text"), NO_VALUE.items())
+def test_a_setting_with_its_own_text_for_no_value_takes_this_text_alone(
+    key: str, text: str
+) -> None:
+    section, _, name = key.partition(".")
+    given = {key: "3"}
+    assert getattr(getattr(load(class_statement=given), section), name) is not None
+    config = load(class_statement=given, command_line={key: text})
+    assert getattr(getattr(config, section), name) is None
+    with pytest.raises(ConfigError, match=f"{key} = 'none' in the command line: write \"{text}\""):
+        load(command_line={key: "none"})
 
 
 @pytest.mark.parametrize("line", ["interval = 10", "timeout = 0", "min_pause = 1.5"])
@@ -274,7 +288,7 @@ class TestForeignFile:
 
     @pytest.fixture
     def below(self, tmp_path: Path) -> Path:
-        (tmp_path / "tidegate.toml").write_text('[kafka]\nbootstrap = "evil:9092"\n')
+        (tmp_path / "tidegate.toml").write_text('[kafka]\nbootstrap_servers = "evil:9092"\n')
         folder = tmp_path / "of" / "mine"
         folder.mkdir(parents=True)
         return folder
@@ -301,7 +315,7 @@ class TestForeignFile:
         file = below.parent.parent / "tidegate.toml"
         target = file.rename(file.with_name("mine.toml"))
         file.symlink_to(target)
-        assert load(folder=below).kafka.bootstrap == "evil:9092"
+        assert load(folder=below).kafka.bootstrap_servers == "evil:9092"
         foreign(file)
         with pytest.raises(ConfigError, match="belongs to another user"):
             load(folder=below)
@@ -315,10 +329,10 @@ class TestForeignFile:
         with pytest.raises(ConfigError, match="belongs to another user"):
             load(folder=folder)  # another user has put it into my folder, which could be /tmp
         foreign(folder)
-        assert load(folder=folder).kafka.bootstrap == "evil:9092"
+        assert load(folder=folder).kafka.bootstrap_servers == "evil:9092"
 
     def test_my_own_file_is_read(self, below: Path) -> None:
-        assert load(folder=below).kafka.bootstrap == "evil:9092"
+        assert load(folder=below).kafka.bootstrap_servers == "evil:9092"
 
 
 def renamed() -> list[tuple[str, str]]:
@@ -329,9 +343,16 @@ def renamed() -> list[tuple[str, str]]:
 def test_a_stored_setting_of_an_earlier_name_has_its_value(before: str, now: str) -> None:
     section, _, key = now.partition(".")
     settings = Config().to_dict()
-    value = settings[section].pop(key)
-    settings[section][before.partition(".")[2]] = value + 5
-    assert getattr(getattr(Config.from_dict(settings), section), key) == value + 5
+    value = _other(settings[section].pop(key))
+    settings[section][before.partition(".")[2]] = value
+    assert getattr(getattr(Config.from_dict(settings), section), key) == value
+
+
+def _other(value: Any) -> Any:
+    """Return another valid value of the same type."""
+    if isinstance(value, str):
+        return f"{value}x"
+    return value / 2 if isinstance(value, float) else value + 5
 
 
 @pytest.mark.parametrize(("before", "now"), renamed())

@@ -118,7 +118,7 @@ def test_a_name_that_addresses_data_is_no_secret(name: str) -> None:
 )
 def test_credentials_inside_urls_are_masked(text: str, clean: str) -> None:
     assert masked_text(text) == clean
-    assert masked({"checkpoint": {"storage": text}}) == {"checkpoint": {"storage": clean}}
+    assert masked({"checkpoint": {"dir": text}}) == {"checkpoint": {"dir": clean}}
     assert f'message="{clean}"' in log_line(text) or f"message={clean}" in log_line(text)
 
 
@@ -126,7 +126,7 @@ def test_the_config_command_masks_urls_and_passphrases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = ("checkpoint.storage=s3://me:hush-hush@bucket/x", "kafka.properties.ssl_key=hush-hush")
+    given = ("checkpoint.dir=s3://me:hush-hush@bucket/x", "kafka.properties.ssl_key=hush-hush")
     words = [word for each in given for word in ("-c", each)]
     for form in ([], ["--json"]):
         result = CliRunner().invoke(app, ["config", *words, *form])

@@ -161,7 +161,7 @@ def processes(
     common: ClusterSpec, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
 ) -> OsProcesses:
     """Return the starter for processes of the cluster that `common` describes."""
-    return OsProcesses(common.to_dict(), Path(common.config.logs.directory), prestarted)
+    return OsProcesses(common.to_dict(), Path(common.config.logs.dir), prestarted)
 
 
 def local_cluster(
@@ -188,7 +188,7 @@ def local_cluster(
             cluster=cluster or secrets.token_hex(6),
             role_mains=mains,
             endpoint=endpoint,
-            storage=drivers.blob_store(config.checkpoint.storage).identify(),
+            storage=drivers.blob_store(config.checkpoint.dir).identify(),
         )
         early = {} if jobmanager is None else {"jobmanager": jobmanager}
         started = LocalCluster(
@@ -203,7 +203,7 @@ def local_cluster(
     return started
 
 
-def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
+def run_session_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     """Run the JobManager of a session cluster until a signal, then end this process.
 
     Its jobs stay in the checkpoint storage. The next JobManager with the same `cluster.name`
@@ -213,13 +213,13 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
 
     def serve() -> int:
         # JobMasters and slots have other working folders.
-        storage = locate(config.checkpoint.storage, Path.cwd())
-        checkpoint = config.checkpoint.model_copy(update={"storage": storage})
+        storage = locate(config.checkpoint.dir, Path.cwd())
+        checkpoint = config.checkpoint.model_copy(update={"dir": storage})
         own = config.model_copy(update={"checkpoint": checkpoint})
         endpoint = Endpoint(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
         require_insecure(endpoint, "jobmanager", insecure=insecure)
         common = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)
-        remembered = RememberedStorage(Path(own.state.directory).absolute(), storage)
+        remembered = RememberedStorage(Path(own.state.local_dir).absolute(), storage)
         identity = remembered.read()
         if identity:
             _log.info(
@@ -240,7 +240,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
             SystemDrivers(endpoint),
             processes(common),
             announce=announce,
-            standing=True,
+            session_cluster=True,
             storage=identity,
         )
 
@@ -249,7 +249,7 @@ def standing_jobmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     _run_server("jobmanager", config, serve)
 
 
-def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
+def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
     """Run a standalone TaskManager until a signal, then end this process.
 
     A TaskManager belongs to one JobManager. If it loses that JobManager, this process joins the
@@ -271,7 +271,7 @@ def standing_taskmanager(config: Config, *, insecure: bool = False) -> NoReturn:
                     checked = True
                 common = ClusterSpec(config=config, cluster=config.cluster.name, endpoint=endpoint)
                 run_taskmanager(
-                    TaskManagerId(f"standing-{host}-{secrets.token_hex(4)}"),
+                    TaskManagerId(f"standalone-{host}-{secrets.token_hex(4)}"),
                     Endpoint(host=at.host).advertised_address(at.port),
                     None,
                     config.taskmanager.slots,
@@ -464,7 +464,7 @@ def _fork_server(
     from tidegate.protocol.messages import StartSlot
 
     task_manager = TaskManagerId(arguments["task_manager"])
-    logs = Path(common.config.logs.directory)
+    logs = Path(common.config.logs.dir)
 
     def slot_log(start: StartSlot) -> Path:
         return logs / start.job / f"slot-{task_manager}-{start.index}.log"

@@ -55,6 +55,17 @@ def _to_bytes(value: object) -> int:
 
 
 RENAMED: Final = {
+    "kafka.bootstrap": "kafka.bootstrap_servers",
+    "checkpoint.storage": "checkpoint.dir",
+    "state.directory": "state.local_dir",
+    "logs.directory": "logs.dir",
+    "restart.initial_delay": "restart.initial_backoff",
+    "restart.max_delay": "restart.max_backoff",
+    "restart.multiplier": "restart.backoff_multiplier",
+    "restart.jitter": "restart.jitter_factor",
+    "restart.reset_after": "restart.reset_backoff_threshold",
+    "restart.failures": "restart.max_failures_per_interval",
+    "restart.failure_interval": "restart.failure_rate_interval",
     "checkpoint.tolerable_failures": "checkpoint.tolerable_failed_checkpoints",
     "checkpoint.retained": "checkpoint.num_retained",
 }
@@ -62,6 +73,14 @@ RENAMED: Final = {
 has the old keys. It is read as if it had the present ones. A user who writes an old key gets an
 error with the new name.
 """
+
+NO_VALUE: Final = {
+    "jobmanager.bind_host": "auto",
+    "taskmanager.host": "auto",
+    "taskmanager.bind_host": "auto",
+    "restart.attempts": "unlimited",
+}
+"""The text that stands for None in these optional settings. In all others it is "none"."""
 
 SLOTS_MAX: Final = 256
 """The maximum number of slots of one TaskManager."""
@@ -116,13 +135,13 @@ class Section(BaseModel):
 class KafkaSettings(Section):
     """The Kafka cluster that the job reads, writes and commits on."""
 
-    bootstrap: str = "localhost:9092"
+    bootstrap_servers: str = "localhost:9092"
     properties: dict[str, str] = Field(default_factory=dict)
     """librdkafka settings for every client, such as security settings."""
 
     def client_settings(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the librdkafka settings of a client. `overrides` precede `properties`."""
-        return {"bootstrap.servers": self.bootstrap, **self.properties, **(overrides or {})}
+        return {"bootstrap.servers": self.bootstrap_servers, **self.properties, **(overrides or {})}
 
 
 class JobSettings(Section):
@@ -150,7 +169,7 @@ class CheckpointSettings(Section):
     tolerable_failed_checkpoints: int = Field(default=2, ge=0)
     num_retained: int = Field(default=2, ge=2)
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
-    storage: str = ".tidegate/checkpoints"
+    dir: str = ".tidegate/checkpoints"
     allow_network_filesystem: bool = False
     tolerated_outage: DurationMs = 180_000
 
@@ -167,7 +186,7 @@ class StateSettings(Section):
     """The backend and the local folder of keyed state between checkpoints."""
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
-    directory: str = ".tidegate/state"
+    local_dir: str = ".tidegate/state"
     """The local folder of keyed state. Files that a failed attempt leaves here help the next
     attempt on the same host, which then fetches less. If the folder is lost, no state is lost.
     """
@@ -235,21 +254,22 @@ class RestartSettings(Section):
     strategy: Literal["exponential_delay", "fixed_delay", "failure_rate", "none"] = (
         "exponential_delay"
     )
-    initial_delay: DurationMs = 100
-    max_delay: DurationMs = 60_000
-    multiplier: float = Field(default=2.0, ge=1.0)
-    jitter: float = Field(default=0.1, ge=0.0, le=1.0)
-    reset_after: DurationMs = 600_000
+    initial_backoff: DurationMs = 100
+    max_backoff: DurationMs = 60_000
+    backoff_multiplier: float = Field(default=2.0, ge=1.0)
+    jitter_factor: float = Field(default=0.1, ge=0.0, le=1.0)
+    reset_backoff_threshold: DurationMs = 600_000
     attempts: int | None = Field(default=None, ge=1)
     """The number of restarts before the job fails; None means unlimited. With `exponential_delay`,
-    the count starts again after an attempt that ran for `reset_after`.
+    the count starts again after an attempt that ran for `reset_backoff_threshold`.
     """
     delay: DurationMs = 1_000
     """The pause before each restart with `fixed_delay` and `failure_rate`, in milliseconds."""
-    failures: int = Field(default=3, ge=1)
-    """The limit of `failure_rate`: this number of failures within `failure_interval` fails the job.
+    max_failures_per_interval: int = Field(default=3, ge=1)
+    """The limit of `failure_rate`: this number of failures within `failure_rate_interval` fails the
+    job.
     """
-    failure_interval: DurationMs = 60_000
+    failure_rate_interval: DurationMs = 60_000
 
 
 class ExchangeSettings(Section):
@@ -271,7 +291,7 @@ class BackfillSettings(Section):
 class LogSettings(Section):
     """The folder and the level of the processes' logs."""
 
-    directory: str = ".tidegate/logs"
+    dir: str = ".tidegate/logs"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 

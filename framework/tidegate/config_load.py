@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tidegate.config import RENAMED, Config, Units, foreign_code
+from tidegate.config import NO_VALUE, RENAMED, Config, Units, foreign_code
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, is_secret, masked_text, remember
 
@@ -40,10 +40,6 @@ _ROOT_USER = 0
 
 _SIMILAR = 0.6
 """The minimum similarity of a key that is suggested; also difflib's own default."""
-
-
-_NOTHING = ("none", "None")
-"""Texts that mean that an optional setting has no value."""
 
 
 class _Value(NamedTuple):
@@ -96,6 +92,11 @@ def known_keys() -> dict[str, Any]:
     property.
     """
     return dict(_keys_of(Config, ""))
+
+
+def no_value(key: str) -> str:
+    """Return the text that stands for None in an optional setting."""
+    return NO_VALUE.get(key, "none")
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -221,8 +222,10 @@ def _validated(values: Mapping[str, _Value]) -> Config:
             cut = path.index("properties") + 1
             path = [*path[:cut], ".".join(path[cut:])]
             value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
-        elif isinstance(value, str) and value in _NOTHING and _pattern(key) in optional:
+        elif _pattern(key) in optional and value == no_value(key):
             value = None  # noqa: PLW2901  # the text means None
+        elif key in NO_VALUE and value == "none":
+            raise ConfigError(f"Setting {key} = 'none' in {origin}: write \"{NO_VALUE[key]}\".")
         elif key in measured and isinstance(value, int | float) and origin != CLASS_STATEMENT:
             # In code and between processes, a number is in the smallest unit. A person who writes
             # 10 often means seconds.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def is_url(storage: str) -> bool:
-    """Return whether `checkpoint.storage` is a URL, and not the path of a folder."""
+    """Return whether `checkpoint.dir` is a URL, and not the path of a folder."""
     return "://" in storage
 
 

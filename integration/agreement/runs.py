@@ -125,7 +125,7 @@ class Prepared:
         module = name.replace("-", "_")
         self._write_module(folder / f"{module}.py", name)
         settings = {
-            "kafka.bootstrap": self.bootstrap,
+            "kafka.bootstrap_servers": self.bootstrap,
             "state.backend": backend,
             **self._topic_settings(sinks),
         }

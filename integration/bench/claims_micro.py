@@ -48,7 +48,7 @@ IDS: Final = (0, 60_000, 200_000, 600_000)
 WAVES: Final = 5
 """Number of waves that one command runs."""
 WAVE_OFFSETS: Final = 40
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 GOAL_S: Final = 2.0
 
 
@@ -64,7 +64,7 @@ def measure_claims(
         write_module(folder, "Totals"),
         folder,
         {
-            "kafka.bootstrap": rig.bootstrap,
+            "kafka.bootstrap_servers": rig.bootstrap,
             "sources.clicks.topic": "bench-small",
             "sinks.totals.topic": sink,
         },
@@ -139,12 +139,12 @@ def write_complete_ids(
             sink=Uid(f"sink-{sink}"),
             attempt=Attempt(1),
             subtask=SubtaskIndex(subtask),
-            slot=1_000 + number // (SINKS * RECEIVERS),
+            index=1_000 + number // (SINKS * RECEIVERS),
         )
         key, value = state_record(str(one), 1_000_000 + number, now_ms)
         producer.produce(STATE_TOPIC, value, key, partition=state_partition(str(one)))
         producer.poll(0)
-    if producer.flush(PATIENCE_S) or failures:
+    if producer.flush(TIMEOUT_S) or failures:
         message = f"The ids could not be written: {failures[:1]}"
         raise RuntimeError(message)
     tell(f"{number + 1:,} complete ids are written.")
@@ -171,7 +171,7 @@ def state_partition(transactional_id: str, partitions: int = PARTITIONS) -> int:
 
 def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
     """Wait until a broker that has just started has read its state."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while (known := len(_ids(bootstrap, job))) < count:
         if time.monotonic() > end_s:
             message = f"The broker knows only {known} of {count} ids."
@@ -180,7 +180,7 @@ def _wait_until_known(bootstrap: str, job: JobName, count: int) -> None:
 
 
 def _ids(bootstrap: str, job: JobName) -> list[str]:
-    log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap}, deadline_s=PATIENCE_S)
+    log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap}, deadline_s=TIMEOUT_S)
     try:
         return list(log.list(job_prefix(job)))
     finally:

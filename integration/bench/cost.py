@@ -110,7 +110,7 @@ class Rig:
             command = [sys.executable, "-m", *words, str(count), str(pace.interval_ms)]
         else:
             settings = {
-                "kafka.bootstrap": self.bootstrap,
+                "kafka.bootstrap_servers": self.bootstrap,
                 "sources.clicks.topic": source,
                 f"sinks.{workload.sink}.topic": sink,
                 **pace.settings(),

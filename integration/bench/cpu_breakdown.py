@@ -291,7 +291,7 @@ class BareSlot:
         head = graph.nodes[vertex.nodes[0]]
         to = next(node.id for node in graph.nodes.values() if node.kind == "sink")
         config = Config(
-            kafka=KafkaSettings(bootstrap=bootstrap),
+            kafka=KafkaSettings(bootstrap_servers=bootstrap),
             sinks={Uid(to): ConnectorSettings(topic=sink, properties=properties)},
         )
         drivers = SystemDrivers()

@@ -25,7 +25,7 @@ ROWS_PER_BATCH: Final = 50_000
 """Rows of an Arrow batch between the JVM and Python. It was the cheapest of several sizes."""
 CLICKS: Final = "user string, amount double, ts long, partition int, offset long"
 COUNT: Final = "written long"
-PATIENCE_S: Final = 60.0
+TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Job:
                         producer.poll(0.05)
             producer.poll(0)
             written += len(values)
-        if producer.flush(PATIENCE_S) or failures:
+        if producer.flush(TIMEOUT_S) or failures:
             message = f"Records were not written: {failures[:1]}"
             raise RuntimeError(message)
         return written

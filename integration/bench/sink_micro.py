@@ -145,7 +145,7 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
 
     settle_gc()
-    config = Config(kafka=KafkaSettings(bootstrap=bootstrap))
+    config = Config(kafka=KafkaSettings(bootstrap_servers=bootstrap))
     transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
     around = Surroundings(
         SystemDrivers(), transactions, job=out, config=config, warm=2, threads=True

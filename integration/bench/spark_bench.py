@@ -30,6 +30,7 @@ from integration.bench.restore_micro import measure_restore
 from integration.bench.spark_cost import SPARK_WORKLOADS, compare, measure_lines, table_of, title_of
 from integration.bench.waves import measure_fixed
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
+from tidegate.drivers.kafka.java import HEAP_MIB
 
 PARTS: Final = (*SPARK_WORKLOADS, "fixed", "lines", "claims", "restore", "reports")
 BY_RECORDS: Final = ("Waves: by size", *map(title_of, SPARK_WORKLOADS))
@@ -37,6 +38,8 @@ BY_RECORDS: Final = ("Waves: by size", *map(title_of, SPARK_WORKLOADS))
 STATE_BYTES: Final = 1 << 30
 QUICK_STATE_BYTES: Final = 64 << 20
 QUICK_IDS: Final = (0, 10_000)
+CLAIMS_HEAP_MIB: Final = 2_048
+"""The heap of the broker that keeps 600,000 transactional ids: 256 MiB are too small."""
 WAVES: Final = {2: 12, 200: 4}
 """Number of waves with almost no records, by parallelism."""
 QUICK_WAVES: Final = {2: 5}
@@ -70,7 +73,7 @@ def _measured(
     if "reports" in wanted:
         yield measure_reports(scratch / "reports", tell), "not used"
     if "claims" in wanted:
-        with _broker(scratch / "claims", tell) as broker:
+        with _broker(scratch / "claims", tell, heap_mib=CLAIMS_HEAP_MIB) as broker:
             rig = Rig(broker.bootstrap, scratch / "claims", SMALL)
             ids = QUICK_IDS if options.quick else IDS
             yield measure_claims(rig, broker, ids, tell), broker.version
@@ -93,10 +96,12 @@ def _measured(
 
 
 @contextmanager
-def _broker(scratch: Path, tell: Any) -> Iterator[EmbeddedKafka]:
+def _broker(scratch: Path, tell: Any, heap_mib: int = HEAP_MIB) -> Iterator[EmbeddedKafka]:
     tell("Starting a broker.")
     scratch.mkdir()
-    with EmbeddedKafka.start("4.3.0", directory=scratch / "kafka", owned=True) as broker:
+    with EmbeddedKafka.start(
+        "4.3.0", directory=scratch / "kafka", owned=True, heap_mib=heap_mib
+    ) as broker:
         yield broker
 
 

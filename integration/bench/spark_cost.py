@@ -216,7 +216,7 @@ class Runs:
             reference=reference,
             folder=str(folder),
             settings={
-                "kafka.bootstrap": self._rig.bootstrap,
+                "kafka.bootstrap_servers": self._rig.bootstrap,
                 "sources.clicks.topic": topic,
                 f"sinks.{self._workload.sink}.topic": sink,
             },

@@ -22,9 +22,9 @@ from integration.support.backfill_command import (
     DONE,
     FAILED,
     ORDERS,
-    PATIENCE_S,
     REFUSED,
     STOPPED,
+    TIMEOUT_S,
     WAVE,
     Job,
     read_event,
@@ -44,7 +44,7 @@ def job(kafka: EmbeddedKafka, topic_factory: TopicFactory, tmp_path: Path) -> Jo
 
 
 def until(done: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while not done():
         assert time.monotonic() < end_s, what
         time.sleep(0.1)
@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_is_to_be_done_and_changes_nothing(job: Job) -> None
         assert plan["first_ms"] <= plan["last_ms"]
         assert not Path(job.storage, job.name).exists()
         with job.start("--dry-run") as shown:
-            assert shown.wait(PATIENCE_S) == DONE
+            assert shown.wait(TIMEOUT_S) == DONE
         assert "7 offsets lie behind open transactions" in job.log()
     finally:
         hider.abort_transaction()
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_it_after_the_wave_and_twice_abandons_the_wave(job: Job) -> 
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         wave = read_event(process, "wave")
-        assert process.wait(PATIENCE_S) == STOPPED
+        assert process.wait(TIMEOUT_S) == STOPPED
     assert 0 < wave["offsets_left"] < ORDERS
     assert job.run("-p", "2")[0] == DONE
     job.write(150_000)
@@ -117,7 +117,7 @@ def test_ctrl_c_ends_it_after_the_wave_and_twice_abandons_the_wave(job: Job) -> 
         process.send_signal(signal.SIGINT)
         read_event(process, "stopping")  # a busy process could take two quick signals as one
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == ABANDONED
+        assert process.wait(TIMEOUT_S) == ABANDONED
     listed = subprocess.run(
         [TIDEGATE, "txn", "list", "--kafka", job.bootstrap, "--json"],
         check=True,
@@ -181,7 +181,7 @@ def test_a_second_version_is_backfilled_under_its_own_name_while_the_first_runs(
         assert job.run("-p", "2", *second)[0] == DONE
         job.write()
         live.send_signal(signal.SIGINT)
-        assert live.wait(PATIENCE_S) == DONE
+        assert live.wait(TIMEOUT_S) == DONE
     assert job.run("--bounded", *second, action="run")[0] == DONE
     assert job.run("--bounded", action="run")[0] == DONE
     job.assert_exact()
@@ -204,10 +204,10 @@ def test_a_second_driver_fences_the_first(
             read_event(second, "wave")
             second.send_signal(signal.SIGSTOP)
             first.send_signal(signal.SIGCONT)
-            assert first.wait(PATIENCE_S) == FAILED, job.log()
+            assert first.wait(TIMEOUT_S) == FAILED, job.log()
             assert "claim" in job.log()
             second.send_signal(signal.SIGCONT)
-            assert second.wait(PATIENCE_S) == DONE, job.log()
+            assert second.wait(TIMEOUT_S) == DONE, job.log()
     job.assert_exact()
 
 

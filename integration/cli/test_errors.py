@@ -95,10 +95,10 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
         "value=Json(Order))", "value=Json(Order), event_time=lambda order: order.amount)"
     ),
     "ttl": with_edit("default=0", 'default=0, ttl="1 d"'),
-    "storage-not-a-folder": with_config(checkpoint__storage="job.py"),
-    "storage-of-no-kind": with_config(checkpoint__storage="ftp://host/folder"),
-    "logs-not-a-folder": with_config(logs__directory="job.py"),
-    "state-not-a-folder": with_config(logs__directory="other", state__directory="job.py"),
+    "storage-not-a-folder": with_config(checkpoint__dir="job.py"),
+    "storage-of-no-kind": with_config(checkpoint__dir="ftp://host/folder"),
+    "logs-not-a-folder": with_config(logs__dir="job.py"),
+    "state-not-a-folder": with_config(logs__dir="other", state__local_dir="job.py"),
     "property-unknown": with_config(kafka__properties__sasl__passwrd="x"),
     "property-of-ours": with_edit(
         "value=Json(Order))", 'value=Json(Order), properties={"group.id": "mine"})'
@@ -199,7 +199,7 @@ CHANGES: dict[str, Callable[[Folder], Outcome]] = {
     "state-without-its-step": with_edit('uid="running"', 'uid="renamed"'),
     "position-without-its-source": with_other_source,
     "checkpoint-unknown": with_options("--restore", "7-7"),
-    "job-of-another-storage": with_config(checkpoint__storage="other"),
+    "job-of-another-storage": with_config(checkpoint__dir="other"),
 }
 
 
@@ -224,7 +224,7 @@ def test_a_name_that_is_taken_over_goes_on_in_another_storage(
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(9)
     assert folder.run().code == 0
-    elsewhere = {"checkpoint.storage": "other"}
+    elsewhere = {"checkpoint.dir": "other"}
     taken = folder.run("--take-over", config=elsewhere)
     assert taken.code == 0, taken.err
     assert len(folder.read("totals")) == 18, "it begins anew, and the operator has asked for it"

@@ -90,13 +90,15 @@ def test_an_open_transaction_is_listed_shown_explained_and_aborted(
     assert shown.code == 0
     assert_golden("txn-show", normalised(shown.out.rstrip("\n"), bootstrap))
     found = partition(txn("why-stuck", f"{topic}:0", "--json", kafka=bootstrap))
-    assert found["stable_offset"] == 0
-    assert found["waiting"] == found["end_offset"] > 1
-    assert found["held_by"]["transaction"]["transactional_id"] == name
-    assert found["held_by"]["cause"] == "open"
-    assert partition(txn("why-stuck", f"{topic}:1", "--json", kafka=bootstrap))["held_by"] is None
+    assert found["last_stable_offset"] == 0
+    assert found["unreadable_offsets"] == found["high_watermark"] > 1
+    assert found["blocked_by"]["transaction"]["transactional_id"] == name
+    assert found["blocked_by"]["cause"] == "open"
+    assert (
+        partition(txn("why-stuck", f"{topic}:1", "--json", kafka=bootstrap))["blocked_by"] is None
+    )
     visible = len(read_all(bootstrap, topic))
-    assert visible == 20 - (found["end_offset"] - 1)
+    assert visible == 20 - (found["high_watermark"] - 1)
 
     asked = txn("abort", name, kafka=bootstrap)
     assert asked.code == 2
@@ -242,7 +244,7 @@ def test_with_a_broker_down_the_others_answer_and_nothing_is_concluded_from_its_
 
         answer = listed()
         assert answer.code == 1, "the list is not whole, and says so"
-        assert f"broker {down}" in " ".join(answer.json["unasked"])
+        assert f"broker {down}" in " ".join(answer.json["unreachable"])
         seen = {row["transactional_id"] for row in answer.json["transactions"]}
         assert seen >= {name for name in names if of[name] != down}
         told = txn("list", kafka=bootstrap)

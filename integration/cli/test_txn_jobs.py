@@ -64,7 +64,7 @@ class Journal:
         self._entries.append(entry)
 
     def claim(self) -> None:
-        self.write(Claim(**self.header(), submission="s", restore="latest"))
+        self.write(Claim(**self.header(), submission_id="s", restore="latest"))
 
 
 def test_what_a_checkpoint_promises_is_not_aborted(
@@ -88,7 +88,7 @@ def test_what_a_checkpoint_promises_is_not_aborted(
         assert_golden(golden, normalised(answer.err.rstrip("\n"), bootstrap))
         assert txn("list", "--job", job, "--json", kafka=bootstrap).json["transactions"]
 
-    def standing() -> str:
+    def journal_status() -> str:
         shown = txn("show", name, *storage, "--json", kafka=bootstrap)
         return str(shown.json["journal"])
 
@@ -96,7 +96,7 @@ def test_what_a_checkpoint_promises_is_not_aborted(
     journal = Journal(tmp_path / "checkpoints", job)
     journal.claim()
     refused("txn-abort-current")
-    assert standing() == "current"
+    assert journal_status() == "current_attempt"
     named = PreparedTransaction(
         cluster_id=cluster,
         transactional_id=TransactionalId(name),
@@ -109,7 +109,7 @@ def test_what_a_checkpoint_promises_is_not_aborted(
             **journal.header(),
             attempt=Attempt(1),
             checkpoint=CheckpointId(Attempt(1), 1),
-            submission="s",
+            submission_id="s",
             manifest="m",
             sha256="x",
             final=False,
@@ -119,9 +119,9 @@ def test_what_a_checkpoint_promises_is_not_aborted(
     refused("txn-abort-named")
     journal.claim()
     refused("txn-abort-named")
-    assert standing() == "named"
+    assert journal_status() == "pending_commit"
     journal.write(Settled(**journal.header(), attempt=Attempt(3), publication=JournalNumber(2)))
-    assert standing() == "free"
+    assert journal_status() == "unreferenced"
     done = txn("abort", name, "--yes", *storage, "--json", kafka=bootstrap)
     assert (done.code, done.json["outcome"]) == (0, "aborted")
     del producer
@@ -135,7 +135,7 @@ def test_with_the_stronger_flag_also_a_promise_is_broken(
     create_topic(bootstrap, topic, partitions=1)
     name = f"tidegate.{unique('job')}.j1.totals.1.0.0"
     producer = opened(bootstrap, name, topic)
-    done = txn("abort", name, "--yes", "--lose-data", "--json", kafka=bootstrap)
+    done = txn("abort", name, "--yes", "--accept-data-loss", "--json", kafka=bootstrap)
     assert (done.code, done.json["outcome"]) == (0, "aborted")
     del producer
 

@@ -46,7 +46,7 @@ def reports(run: Run) -> list[dict[str, Any]]:
 
 def is_behind(run: Run) -> bool:
     told = reports(run)
-    return bool(told) and told[-1]["backlog"]
+    return bool(told) and told[-1]["processing_backlog"]
 
 
 def stretches(run: Run) -> list[tuple[float, int]]:
@@ -54,7 +54,9 @@ def stretches(run: Run) -> list[tuple[float, int]]:
     that completed in this time.
     """
     found = []
-    for (_, behind), group in groupby(reports(run), lambda it: (it["attempt"], it["backlog"])):
+    for (_, behind), group in groupby(
+        reports(run), lambda it: (it["attempt"], it["processing_backlog"])
+    ):
         if behind:
             told = list(group)
             seconds = (told[-1]["reported_ms"] - told[0]["reported_ms"]) / 1000
@@ -95,6 +97,6 @@ def test_without_a_longer_interval_nothing_is_watched(kafka: EmbeddedKafka, tmp_
         run.until(lambda: len(folder.read("totals")) > ORDERS / 2, "far into its input", 60)
         told = reports(run)
         assert run.stop().code == 0
-    assert not any(report["backlog"] for report in told)
+    assert not any(report["processing_backlog"] for report in told)
     seconds = (told[-1]["reported_ms"] - told[0]["reported_ms"]) / 1000
     assert told[-1]["checkpoints_completed"] > 1.3 * seconds * 1000 / LONG_MS

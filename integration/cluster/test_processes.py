@@ -67,7 +67,7 @@ def test_a_slot_that_is_killed_is_noticed_at_once_and_replaced(running: Running)
     before = running.complete(job)
     os.kill(before.slots[1].pid, signal.SIGKILL)
     after = running.complete(job, before.attempt)
-    reason = after.history[0].error.message
+    reason = after.failed_attempts[0].error.message
     assert f"its process {before.slots[1].pid} ended with status -9" in reason
     assert {slot.pid for slot in after.slots}.isdisjoint({slot.pid for slot in before.slots})
     assert sorted(slot.ordinal for slot in after.slots) == [0, 1, 2, 3]
@@ -85,7 +85,7 @@ def test_a_task_manager_that_is_killed_takes_its_fork_server_and_slots_with_it(
     killed.kill()
     assert left_of(below) == []
     after = running.complete(job, before.attempt)
-    assert "its process ended with status -9" in after.history[0].error.message
+    assert "its process ended with status -9" in after.failed_attempts[0].error.message
     (ended,) = (
         line
         for line in running.log("jobmanager.log").splitlines()
@@ -119,7 +119,7 @@ def test_a_jobmaster_that_is_killed_is_replaced_and_its_slots_too(running: Runni
     after = running.complete(job, before.attempt)
     assert after.jobmaster_pid != before.jobmaster_pid
     assert after.restarts == 1
-    assert "ended with status -9" in after.history[0].error.message
+    assert "ended with status -9" in after.failed_attempts[0].error.message
     managers = {slot.task_manager_pid for slot in before.slots}
     assert {slot.task_manager_pid for slot in after.slots} == managers
     assert (

@@ -108,7 +108,7 @@ def write_settings(folder: Folder, secured: Secured) -> None:
         "tidegate.toml",
         f"""
         [kafka]
-        bootstrap = "{secured.sasl}"
+        bootstrap_servers = "{secured.sasl}"
         [kafka.properties]
         "security.protocol" = "SASL_PLAINTEXT"
         "sasl.mechanism" = "PLAIN"
@@ -267,7 +267,7 @@ def test_each_right_that_txn_lacks_is_named(
     (row,) = txn("list", "--prefix", name, "--json").json["transactions"]
     assert row["transactional_id"] == name
     (stuck,) = txn("why-stuck", topic, "--json").json["partitions"]
-    assert stuck["held_by"]["transaction"]["transactional_id"] == name
+    assert stuck["blocked_by"]["transaction"]["transactional_id"] == name
     refused("txn-not-abortable", "abort", name, "--yes")
     (row,) = txn("list", "--prefix", name, "--json").json["transactions"]
     assert row["state"] == "Ongoing", "nothing was done"

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
-def test_a_job_of_a_standing_cluster_is_exact_when_its_servers_are_killed(tmp_path: Path) -> None:
+def test_a_job_of_a_session_cluster_is_exact_when_its_servers_are_killed(tmp_path: Path) -> None:
     with Processes(tmp_path) as cluster:
         kills = ("taskmanager1", "jobmanager", "taskmanager2")
         took_s = exact_through_kills(cluster, kills, rate=1_000)

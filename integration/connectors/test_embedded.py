@@ -123,8 +123,8 @@ threading.Event().wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such request")
-@pytest.mark.parametrize(("kind", "dies"), [("owned", True), ("standing", False)])
-def test_an_owned_broker_dies_with_a_killed_owner_and_a_standing_one_does_not(
+@pytest.mark.parametrize(("kind", "dies"), [("owned", True), ("detached", False)])
+def test_an_owned_broker_dies_with_a_killed_owner_and_a_detached_one_does_not(
     tmp_path: Path, kind: str, dies: bool
 ) -> None:
     with subprocess.Popen(

@@ -134,12 +134,12 @@ def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
     cluster = opened(own)
     topic = cluster.make_topic(1)
     names = [prepared(cluster, topic, b"%d" % number) for number in range(2)]
-    before = [cluster.facts(name) for name in names]
+    before = [cluster.description(name) for name in names]
     own.kill()
     outcome = cluster.log.end(names[0], before[0].producer_id, before[0].epoch, commit=True)
     assert outcome is EndTxnResult.RETRY
     own.restart()
-    assert [cluster.facts(name) for name in names] == before
+    assert [cluster.description(name) for name in names] == before
     for name in names:
         cluster.commit(name)
     assert cluster.read(topic) == [[b"0", b"1"]]
@@ -185,7 +185,7 @@ class TestNoBrokerAnswers:
     def assert_told_soon(self, started: float, error: pytest.ExceptionInfo[Exception]) -> None:
         assert time.monotonic() - started < 20
         assert "127.0.0.1:1,127.0.0.1:2" in str(error.value)
-        assert "kafka.bootstrap" in str(error.value)
+        assert "kafka.bootstrap_servers" in str(error.value)
 
     def test_admin(self) -> None:
         admin, started = KafkaClusterAdmin(self.SETTINGS), time.monotonic()

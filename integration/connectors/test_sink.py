@@ -50,7 +50,7 @@ class SinkBench:
             timeout_ms=timeout_ms,
             warm=warm,
             slots=4,
-            config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
+            config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
             threads=True,
         )
         sink = KafkaSink(topic, value=Raw(), **options)

@@ -39,7 +39,7 @@ class SourceBench:
             cluster.drivers,
             cluster.log,
             job=self.job,
-            config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
+            config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         )
         self.reader = KafkaSourceReader(source, Uid("src"), self.around.runtime)
         self.reader.open(splits)

@@ -25,7 +25,7 @@ from integration.faults.kill_matrix.proxy import (
     slow,
 )
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 SHORT_S = 0.3
 """The time for which held-up bytes must not arrive, in seconds."""
 
@@ -63,7 +63,7 @@ def proxy(server: str) -> Iterator[Proxy]:
 
 def connect(proxy: Proxy) -> socket.socket:
     host, _, port = proxy.address.rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE_S)
+    return socket.create_connection((host, int(port)), TIMEOUT_S)
 
 
 def ask(connection: socket.socket, line: bytes) -> bytes:
@@ -142,7 +142,7 @@ def test_muted_it_delivers_and_loses_the_answer_with_its_connection(
         assert ask(connection, b"one\n") == b"ONE\n"
         proxy.set(MUTE)
         connection.sendall(b"two\n")
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + TIMEOUT_S
         while b"two\n" not in heard:
             assert time.monotonic() < end_s, "what is sent does not arrive"
             time.sleep(0.01)
@@ -150,7 +150,7 @@ def test_muted_it_delivers_and_loses_the_answer_with_its_connection(
         with pytest.raises(TimeoutError):
             answer(connection)
         proxy.set(FLOWING)
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(TIMEOUT_S)
         with pytest.raises(ConnectionResetError):
             answer(connection)
         assert ask(idle, b"three\n") == b"THREE\n", "one that lost nothing goes on"
@@ -181,7 +181,7 @@ def test_forgotten_the_client_hears_nothing_the_server_sees_the_end_and_new_ones
         with connect(proxy) as new:
             assert ask(new, b"three\n") == b"THREE\n"
         proxy.set(CUT)
-        old.settimeout(PATIENCE_S)
+        old.settimeout(TIMEOUT_S)
         with pytest.raises(ConnectionResetError):
             answer(old)
 

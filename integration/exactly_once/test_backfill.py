@@ -36,7 +36,7 @@ def job(kafka: EmbeddedKafka, topic_factory: TopicFactory, tmp_path: Path) -> Ba
         f"{module}:Job",
         tmp_path,
         {
-            "kafka.bootstrap": kafka.bootstrap,
+            "kafka.bootstrap_servers": kafka.bootstrap,
             "sources.orders.topic": source,
             "sinks.totals.topic": sink,
         },
@@ -45,7 +45,7 @@ def job(kafka: EmbeddedKafka, topic_factory: TopicFactory, tmp_path: Path) -> Ba
 
 def exact(job: BackfillJob) -> bool:
     verdict = check(
-        job.settings["kafka.bootstrap"],
+        job.settings["kafka.bootstrap_servers"],
         job.settings["sources.orders.topic"],
         job.settings["sinks.totals.topic"],
     )
@@ -104,7 +104,10 @@ def test_a_live_job_continues_a_backfill_and_a_backfill_continues_a_live_job(
     job: BackfillJob,
 ) -> None:
     """Each run has another parallelism, and new orders arrive in between."""
-    bootstrap, source = job.settings["kafka.bootstrap"], job.settings["sources.orders.topic"]
+    bootstrap, source = (
+        job.settings["kafka.bootstrap_servers"],
+        job.settings["sources.orders.topic"],
+    )
     job.backfill(parallelism=3, wave_offsets=8_000)
     write(bootstrap, source, seed=2, rate=1_000_000, count=5_000)
     live(job, parallelism=2)
@@ -120,14 +123,14 @@ def live(job: BackfillJob, *, parallelism: int) -> None:
     """Run the live job bounded, to its end."""
     settings = job.config(job__parallelism=parallelism)
     words = {
-        **{key: value for key, value in job.settings.items() if key != "kafka.bootstrap"},
-        "checkpoint.storage": settings.checkpoint.storage,
-        "state.directory": settings.state.directory,
-        "logs.directory": settings.logs.directory,
+        **{key: value for key, value in job.settings.items() if key != "kafka.bootstrap_servers"},
+        "checkpoint.dir": settings.checkpoint.dir,
+        "state.local_dir": settings.state.local_dir,
+        "logs.dir": settings.logs.dir,
     }
     tidegate = str(Path(sys.executable).with_name("tidegate"))
     command = [tidegate, "run", job.reference, "--bounded", "-p", str(parallelism)]
-    command += ["--kafka", job.settings["kafka.bootstrap"]]
+    command += ["--kafka", job.settings["kafka.bootstrap_servers"]]
     for key, value in words.items():
         command += ["-c", f"{key}={value}"]
     log = job.folder / "run.log"

@@ -62,7 +62,7 @@ class Input:
         """Make the job with this code. Each call writes a new module."""
         module = unique("job").replace("-", "_")
         self.folder.write(f"{module}.py", text)
-        settings = {"kafka.bootstrap": self.folder.bootstrap, **self.settings}
+        settings = {"kafka.bootstrap_servers": self.folder.bootstrap, **self.settings}
         return BackfillJob(f"{module}:Totals", self.folder.path, settings)
 
     def open_transactions(self) -> list[str]:
@@ -201,7 +201,7 @@ def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
     assert given.visible() == 0
     given.folder.write("job.py", latest)
     storage = str(given.folder.path / "checkpoints")
-    live = given.folder.run(config={"checkpoint.storage": storage})
+    live = given.folder.run(config={"checkpoint.dir": storage})
     assert live.code == 0, live.err
     given.folder.orders(30)
     given.job(latest).backfill(wave_offsets=10)

@@ -130,8 +130,8 @@ def fill(disk: Path) -> None:
 
 
 FULL = {
-    "checkpoint.storage": ("6m", "make room, or set checkpoint.storage to another disk"),
-    "state.directory": ("24m", "set state.directory to a larger disk"),
+    "checkpoint.dir": ("6m", "make room, or set checkpoint.dir to another disk"),
+    "state.local_dir": ("24m", "set state.local_dir to a larger disk"),
 }
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
 
 
 RESTARTED_SOON = {
-    "state.directory": "small",
+    "state.local_dir": "small",
     "restart.strategy": "fixed_delay",
     "restart.delay": "300ms",
 }

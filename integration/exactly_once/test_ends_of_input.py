@@ -91,7 +91,7 @@ def past_the_end_of_one(job: Job, number: int) -> Iterator[Run]:
 def one_has_ended(job: Job, before: Manifest | None) -> bool:
     """Return whether a checkpoint of this run, not of the run before, is at the end of `orders`."""
     manifest = job.manifest()
-    if manifest is None or (before and before.submission == manifest.submission):
+    if manifest is None or (before and before.submission_id == manifest.submission_id):
         return False
     ended = [split for split in manifest.splits if split.source == "orders"]
     return all(split.offset == split.end_offset for split in ended)

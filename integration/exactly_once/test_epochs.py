@@ -44,7 +44,7 @@ def test_an_id_that_is_given_another_producer_id_stays_exact(
         sink=Uid("large"),
         attempt=Attempt(last["number"] + 1),  # a claim's number is its attempt
         subtask=SubtaskIndex(0),
-        slot=0,
+        index=0,
     )
     producer_id = used_up(any_kafka.bootstrap, id_)
     job.write(RECORDS, seed=2)

@@ -48,7 +48,7 @@ def test_a_job_whose_journal_is_lost_does_not_start_from_nothing(
             return said["error"] is not None and said["error"]["kind"] == "JournalLostError"
 
         said = run.wait_for("the named error", refused)
-        assert "checkpoint.storage" in said["error"]["message"]
+        assert "checkpoint.dir" in said["error"]["message"]
         assert not list(journal.glob("*.json")), "no journal was begun"
     totals = [message.value() for message in folder.read("totals")]
     assert len(totals) == 300, "nothing was read again"

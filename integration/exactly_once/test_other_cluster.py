@@ -95,7 +95,7 @@ def test_transactions_that_only_the_other_cluster_can_commit_are_not_left_behind
         with job.started("--restore", restore, CONSENT) as run:
             assert run.wait() == 2
         error = run.reports()[-1]["error"]["message"]
-        for part in (named[0]["transactional_id"], "start the job once", "--accept-loss"):
+        for part in (named[0]["transactional_id"], "start the job once", "--accept-data-loss"):
             assert part in error
     assert job.journal() == before, "a refused run changes nothing"
     job.bootstrap = kafka.bootstrap

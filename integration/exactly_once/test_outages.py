@@ -132,5 +132,5 @@ def named_since(job: Job, number: int, attempt: int | None = None) -> list[str]:
 
 def failure(run: Run, attempt: int) -> str:
     """Return the error with which an attempt ended; an empty string while it has not ended."""
-    history = [each for report in run.reports() for each in report.get("history", ())]
+    history = [each for report in run.reports() for each in report.get("failed_attempts", ())]
     return next((each["error"]["message"] for each in history if each["attempt"] == attempt), "")

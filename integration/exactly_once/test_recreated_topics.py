@@ -93,7 +93,7 @@ def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
     config = {"checkpoint.interval": "1s", "cluster.heartbeat_timeout": "60s"}
     with folder.started(bounded=False, config=config) as run:
         run.until(lambda: totals(folder) == 100, "at the end of its input")
-        with standing_still(run.slots() if unseen else []):
+        with stopped(run.slots() if unseen else []):
             create_again(folder)
             folder.orders(900)
         outcome = run.wait(120.0)
@@ -108,7 +108,7 @@ def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
 
 
 @contextmanager
-def standing_still(pids: Sequence[int]) -> Iterator[None]:
+def stopped(pids: Sequence[int]) -> Iterator[None]:
     """Freeze processes with SIGSTOP for the time of the block."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -51,7 +51,7 @@ def test_under_another_prefix_what_a_killed_life_left_open_hides_nothing(
     job.write(RECORDS, seed=0)
     die_at("jobmaster.publishing", job, 2)
     left = set(job.open_transactions())
-    job.run("--take-over", config={"checkpoint.storage": "elsewhere"})
+    job.run("--take-over", config={"checkpoint.dir": "elsewhere"})
     assert not left & set(job.open_transactions())
     job.assert_exact()  # the first run published nothing
     assert_nothing_is_hidden(job)

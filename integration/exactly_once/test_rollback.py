@@ -182,6 +182,6 @@ def it_is_loud_until_the_loss_is_accepted(job: Job, lost: str, config: Mapping[s
         with job.started("--bounded", config=config) as failed:
             assert failed.wait() == 1, failed.story()
         told = failed.errors.read_text()
-        for part in ("has lost output", lost, "--accept-loss"):
+        for part in ("has lost output", lost, "--accept-data-loss"):
             assert part in told, failed.story()
-    job.run("--accept-loss", config=config)
+    job.run("--accept-data-loss", config=config)

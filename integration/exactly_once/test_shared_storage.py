@@ -1,7 +1,7 @@
 """A session cluster whose hosts do not see the same checkpoint storage.
 
 Each TaskManager has its own working folder, as if it ran on its own host. The path of
-`checkpoint.storage` begins with `/proc/self/cwd`, so each process uses a storage in its own folder.
+`checkpoint.dir` begins with `/proc/self/cwd`, so each process uses a storage in its own folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/cwd"),
 ]
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 STORAGE = "/proc/self/cwd/.tidegate/checkpoints"
 
 
@@ -46,14 +46,14 @@ def session_cluster(folders: list[Path], bootstrap: str) -> Iterator[str]:
         (folder / "tidegate.toml").write_text(
             f"""
             [kafka]
-            bootstrap = "{bootstrap}"
+            bootstrap_servers = "{bootstrap}"
             [jobmanager]
             host = "127.0.0.1"
             port = {port}
             [taskmanager]
             slots = 1
             [checkpoint]
-            storage = "{STORAGE}"
+            dir = "{STORAGE}"
             interval = "300 ms"
             [job]
             parallelism = {len(folders)}
@@ -70,7 +70,7 @@ def session_cluster(folders: list[Path], bootstrap: str) -> Iterator[str]:
         for process in running:
             process.send_signal(signal.SIGTERM)
         for process in running:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
 
 
 def status(job: str, at: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def status(job: str, at: str) -> dict[str, Any]:
 
 
 def wait_for_error(job: str, at: str, kind: str) -> dict[str, Any]:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while True:
         report = status(job, at)
         if report["error"] is not None and report["error"]["kind"] == kind:
@@ -91,7 +91,7 @@ def wait_for_error(job: str, at: str, kind: str) -> dict[str, Any]:
 
 
 def wait_until_read(folder: Folder, count: int) -> None:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + TIMEOUT_S
     while len(folder.read("totals")) < count:
         assert time.monotonic() < end_s, "the job does not continue"
         time.sleep(POLL_S)

@@ -199,9 +199,11 @@ def test_published_transactions_that_the_coordinator_has_forgotten_are_a_loss_by
         assert "has lost output" in said
         assert named[0]["transactional_id"] in said
     job.write(200, seed=2)
-    with job.started("--accept-loss", "--bounded") as run:
+    with job.started("--accept-data-loss", "--bounded") as run:
         assert run.wait(120.0) == 0, run.story()
     # The transactions stay open in the partitions, and no coordinator will ever end them.
     asked = tidegate("txn", "why-stuck", job.topics["large"], "--kafka", job.bootstrap, "--json")
-    held = [each["held_by"] for each in json.loads(asked.stdout)["partitions"] if each["held_by"]]
-    assert {each["cause"] for each in held} == {"unclaimed"}, "younger than 15 minutes"
+    held = [
+        each["blocked_by"] for each in json.loads(asked.stdout)["partitions"] if each["blocked_by"]
+    ]
+    assert {each["cause"] for each in held} == {"possibly_hanging"}, "younger than 15 minutes"

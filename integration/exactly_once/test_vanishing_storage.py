@@ -68,7 +68,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         made.unmount()
 
 
-CONFIG = {"checkpoint.storage": "mounted/checkpoints"}
+CONFIG = {"checkpoint.dir": "mounted/checkpoints"}
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def test_a_second_storage_behind_the_same_path_is_not_written_to(
         disk.mount()
 
 
-def test_a_standing_jobmanager_that_starts_without_its_storage_waits_for_it(
+def test_a_session_jobmanager_that_starts_without_its_storage_waits_for_it(
     tmp_path: Path, disk: Disk
 ) -> None:
     """An empty mount point must not count as a new storage. The JobManager would lose its jobs."""

@@ -86,7 +86,7 @@ def test_a_keyed_process_sees_the_records_of_two_topics_about_in_the_order_of_th
     send(kafka.bootstrap, folder.topics["slow"], SLOW_STEP_S, 1)
     module = unique("joined").replace("-", "_")
     folder.write(f"{module}.py", JOINED)
-    job = BackfillJob(f"{module}:Joined", tmp_path, {"kafka.bootstrap": kafka.bootstrap})
+    job = BackfillJob(f"{module}:Joined", tmp_path, {"kafka.bootstrap_servers": kafka.bootstrap})
     records = SPAN_S + SPAN_S // SLOW_STEP_S
     assert len(job.backfill(parallelism=2, wave_offsets=records)) == 1
     seen = [json.loads(message.value() or b"") for message in folder.read("seen")]

@@ -35,7 +35,7 @@ LOSES: Final = (LEADER, LAGGING)
 KEEPS: Final = (WITNESS,)
 """The nodes of a topic that loses records, and of a topic that keeps them."""
 
-PATIENCE_S: Final = 120.0
+ELECTION_TIMEOUT_S: Final = 120.0
 POLL_S: Final = 0.1
 UNCLEAN: Final = 1
 """The election type in Kafka's ElectLeaders request."""
@@ -167,9 +167,11 @@ class UncleanCluster:
         return closing(KafkaAdminClient(bootstrap_servers=[self._address(WITNESS)]))
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end_s = time.monotonic() + PATIENCE_S
+        end_s = time.monotonic() + ELECTION_TIMEOUT_S
         while not condition():
-            assert time.monotonic() < end_s, f"This did not happen within {PATIENCE_S:g} s: {what}."
+            assert time.monotonic() < end_s, (
+                f"This did not happen within {ELECTION_TIMEOUT_S:g} s: {what}."
+            )
             time.sleep(POLL_S)
 
     def __enter__(self) -> Self:

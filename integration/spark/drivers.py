@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from integration.faults.kill_points.kill_points import Plan
-from integration.spark.processes import PATIENCE_S, is_alive, processes_of
+from integration.spark.processes import TIMEOUT_S, is_alive, processes_of
 from integration.support.running import owned
 
 LOCAL: Final = "local[2,4]"
@@ -88,7 +88,7 @@ class Driver:
         done.
         """
         lines = self.lines()
-        code = self.process.wait(PATIENCE_S)
+        code = self.process.wait(TIMEOUT_S)
         assert (code, lines[-1:]) == (0, ["closed"]), f"exit code {code}, {lines}, {self.logged()}"
 
 

@@ -30,7 +30,7 @@ def new_job(broker: EmbeddedKafka, folder: Path, *, orders: int = ORDERS) -> Bac
         f"{module}:Job",
         folder,
         {
-            "kafka.bootstrap": broker.bootstrap,
+            "kafka.bootstrap_servers": broker.bootstrap,
             "sources.orders.topic": source,
             "sinks.totals.topic": sink,
         },
@@ -42,7 +42,7 @@ def exact(job: BackfillJob) -> bool:
     records is wrong.
     """
     verdict = check(
-        job.settings["kafka.bootstrap"],
+        job.settings["kafka.bootstrap_servers"],
         job.settings["sources.orders.topic"],
         job.settings["sinks.totals.topic"],
     )

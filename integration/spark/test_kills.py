@@ -17,7 +17,7 @@ import pytest
 from integration.faults.kill_points.kill_points import Plan, Trap
 from integration.spark.drivers import Driver, DriverOptions, running_driver
 from integration.spark.jobs import exact
-from integration.spark.processes import PATIENCE_S, wait_until
+from integration.spark.processes import TIMEOUT_S, wait_until
 from integration.support.backfills import BackfillJob
 
 pytestmark = pytest.mark.timeout(600)
@@ -76,7 +76,7 @@ def test_a_driver_or_its_jvm_that_is_killed_in_a_task_leaves_no_process(
         [worker] = plan.snapped()
         assert {driver.process.pid, driver.jvm, worker} <= driver.seen.keys()
         os.kill(driver.process.pid if victim == "driver" else driver.jvm, signal.SIGKILL)
-        status = driver.process.wait(PATIENCE_S)
+        status = driver.process.wait(TIMEOUT_S)
         if victim == "driver":
             assert status == -signal.SIGKILL
         else:
@@ -99,6 +99,6 @@ def test_an_interrupt_ends_the_query_and_the_job_of_the_wave(job: BackfillJob) -
         assert driver.line() == "left: []"
         assert driver.line().startswith("waves ")
         assert driver.line() == "closed"
-        assert driver.process.wait(PATIENCE_S) == 0
+        assert driver.process.wait(TIMEOUT_S) == 0
         wait_until(driver.is_gone, "no process of the driver is left")
     assert exact(job)

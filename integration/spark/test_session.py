@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from integration.spark.jobs import ROOT
-from integration.spark.processes import PATIENCE_S, processes_of, wait_until
+from integration.spark.processes import TIMEOUT_S, processes_of, wait_until
 from integration.spark.standalone import standalone_cluster
 from tidegate.backfill.spark.levels import run_levels
 from tidegate.backfill.spark.session import (
@@ -82,7 +82,7 @@ def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
         assert next_line(driver) == "interrupted"
         assert next_line(driver) == "next job: ['next', 'next', 'next', 'next']"
         assert next_line(driver) == "closed"
-        assert driver.wait(PATIENCE_S) == 0
+        assert driver.wait(TIMEOUT_S) == 0
         wait_until(lambda: not processes_of(driver.pid), "no process is left")
     assert not list(tmp_path.glob("tidegate-spark-*"))
 
@@ -160,7 +160,7 @@ def test_a_session_whose_jvm_has_died_says_so_and_can_be_closed(tmp_path: Path) 
     session = start_session("local[1]", folder=tmp_path, python_path=[ROOT])
     assert session.jvm_pid is not None
     os.kill(session.jvm_pid, signal.SIGKILL)
-    psutil.Process(session.jvm_pid).wait(PATIENCE_S)
+    psutil.Process(session.jvm_pid).wait(TIMEOUT_S)
     with pytest.raises(SparkError, match=r"^The Spark job failed: "):
         run_levels(session, 1, 1, "integration.spark.entries:empty", b"")
     session.close()

@@ -17,7 +17,7 @@ from integration.support.session_cluster import TIDEGATE
 
 ORDERS: Final = 6_000
 WAVE: Final = 2_000
-PATIENCE_S: Final = 90.0
+TIMEOUT_S: Final = 90.0
 DONE, FAILED, REFUSED, STOPPED, ABANDONED = 0, 1, 2, 3, 130
 
 
@@ -45,10 +45,10 @@ class Job:
 
     def command(self, *more: str, action: str = "backfill") -> list[str]:
         settings = {
-            "kafka.bootstrap": self.bootstrap,
+            "kafka.bootstrap_servers": self.bootstrap,
             "sources.orders.topic": self.source,
             "sinks.totals.topic": self.sink,
-            "checkpoint.storage": self.storage,
+            "checkpoint.dir": self.storage,
             "checkpoint.interval": "1 s",
         }
         given = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -70,7 +70,7 @@ class Job:
     def run(self, *more: str, action: str = "backfill") -> tuple[int, list[dict[str, Any]]]:
         """Run a command that ends by itself, and return its exit code and its events."""
         with self.start("--json", *more, action=action) as process:
-            out, _ = process.communicate(timeout=PATIENCE_S)
+            out, _ = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, [json.loads(line) for line in out.splitlines()]
 
     def log(self) -> str:

@@ -40,9 +40,9 @@ class BackfillJob:
             environment={},
             class_statement=class_settings(pipeline),
             command_line={
-                "checkpoint.storage": str(self.folder / "checkpoints"),
-                "state.directory": str(self.folder / "state"),
-                "logs.directory": str(self.folder / "logs"),
+                "checkpoint.dir": str(self.folder / "checkpoints"),
+                "state.local_dir": str(self.folder / "state"),
+                "logs.dir": str(self.folder / "logs"),
                 **self.settings,
                 **given,
             },
@@ -53,7 +53,7 @@ class BackfillJob:
         pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
         made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
-        storage = SystemDrivers().blob_store(config.checkpoint.storage)
+        storage = SystemDrivers().blob_store(config.checkpoint.dir)
         return BackfillRecords(storage, made.job, config.to_dict()).begin(made, archive, (), "now")
 
     def backfill(

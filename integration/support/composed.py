@@ -1,4 +1,4 @@
-"""The cluster of `docker/compose.yaml` under test: `standing.StandingCluster` in containers.
+"""The cluster of `docker/compose.yaml` under test: `session_cluster.SessionCluster` in containers.
 
 The tests use the file unchanged, under their own project name. Images, ports and the number of
 orders come from the environment. The cluster and its volumes are removed at the end. The engine

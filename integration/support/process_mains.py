@@ -34,7 +34,7 @@ class OsStarter:
 
     def __init__(self, folder: Path, *, early: bool = False) -> None:
         self._folder, self._early = folder, early
-        config = load(folder=folder, command_line={"logs.directory": str(folder / "logs")})
+        config = load(folder=folder, command_line={"logs.dir": str(folder / "logs")})
         here = "integration.support.process_mains"
         self._common = ClusterSpec(
             config=config,

@@ -136,5 +136,5 @@ class StubJobMaster:
             jobmaster_pid=os.getpid(),
             slots=tuple(self.slots[ordinal] for ordinal in sorted(self.slots)),
             slots_missing=self.count - len(self.slots),
-            history=tuple(self.history),
+            failed_attempts=tuple(self.history),
         )

@@ -210,7 +210,7 @@ class TidegateRun:
         self._pids |= {report["jobmanager_pid"], report["jobmaster_pid"]} - {0}
         for slot in report["slots"]:
             self._pids |= {slot["pid"], slot["task_manager_pid"]}
-        for ended in report["exits"]:
+        for ended in report["process_exits"]:
             self.exits[ended["pid"]] = ended["status"]
             self._pids.discard(ended["pid"])
         if report["last_checkpoint"] is not None:

@@ -1,6 +1,6 @@
 """A session cluster under test: its servers are killed and restarted, and its job must be exact.
 
-`StandingCluster` is the interface that a scenario needs, wherever the cluster runs. `Processes`
+`SessionCluster` is the interface that a scenario needs, wherever the cluster runs. `Processes`
 starts the servers as processes of this machine. Each TaskManager has its own loopback address, as
 if it ran on its own host. `composed.py` runs the cluster in containers. The scenario is
 `exact_through_kills`: the order totals run, servers are killed with SIGKILL and started again, and
@@ -34,12 +34,12 @@ INTERVAL = "1 s"
 ENDLESS: Final = str(10**9)
 """A number of orders that the producer never reaches before a test ends it."""
 POLL_S = 0.3
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 """A limit for one recovery on a busy machine, in seconds. It is not a measured value."""
 TIDEGATE: Final = str(Path(sys.executable).with_name("tidegate"))
 
 
-class StandingCluster(Protocol):
+class SessionCluster(Protocol):
     """Brokers, a JobManager and two TaskManagers, each with a name."""
 
     bootstrap: str
@@ -85,7 +85,7 @@ def tidegate(
 
 
 def exact_through_kills(
-    cluster: StandingCluster, kills: Sequence[str], *, rate: int
+    cluster: SessionCluster, kills: Sequence[str], *, rate: int
 ) -> dict[str, float]:
     """Kill each of these servers in turn, while a producer writes orders all the time.
 
@@ -133,10 +133,10 @@ def has_checkpoint(report: Report) -> bool:
 
 
 def wait_for(
-    cluster: StandingCluster,
+    cluster: SessionCluster,
     what: str,
     condition: Callable[[Report], bool],
-    timeout_s: float = PATIENCE_S,
+    timeout_s: float = TIMEOUT_S,
 ) -> Report:
     """Return the first report for which the condition holds.
 
@@ -229,7 +229,7 @@ class Processes:
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         for process in self._running.values():
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         self._kafka.stop()
         if left := await_gone(set(below)):
             raise GaveUpError(f"processes {sorted(left)} outlived the servers that started them")
@@ -250,7 +250,7 @@ class Processes:
             self._kafka.kill(int(name.removeprefix("kafka")) - 1)
             return
         self._running[name].kill()
-        assert self._running[name].wait(PATIENCE_S) == -signal.SIGKILL
+        assert self._running[name].wait(TIMEOUT_S) == -signal.SIGKILL
 
     def start_again(self, name: str) -> None:
         if name.startswith("kafka"):
@@ -269,7 +269,7 @@ class Processes:
         if producer.poll() is not None:
             raise GaveUpError(f"the producer ended by itself, with status {producer.returncode}")
         producer.kill()
-        producer.wait(PATIENCE_S)
+        producer.wait(TIMEOUT_S)
 
     def tail(self) -> str:
         lines = []

@@ -44,7 +44,7 @@ def main() -> None:
         SystemDrivers(),
         KafkaTransactionAdmin({"bootstrap.servers": bootstrap}),
         job=job,
-        config=Config(kafka=KafkaSettings(bootstrap=bootstrap)),
+        config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         threads=True,
     )
     writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), around.runtime)

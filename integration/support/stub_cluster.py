@@ -32,8 +32,8 @@ class Running:
         config = load(
             folder=folder,
             command_line={
-                "checkpoint.storage": str(folder / "storage"),
-                "logs.directory": str(folder / "logs"),
+                "checkpoint.dir": str(folder / "storage"),
+                "logs.dir": str(folder / "logs"),
                 "taskmanager.slots": 2,
                 "cluster.task_managers": 2,
             },

@@ -167,7 +167,7 @@ def values(of: Any) -> st.SearchStrategy[Any]:
         return st.lists(values(arguments[0]), max_size=3).map(origin)
     if origin is dict:
         return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=2)
-    fields = {field.name: values(field.of) for field in fields_of(of) or ()}
+    fields = {field.name: values(field.type) for field in fields_of(of) or ()}
     return st.fixed_dictionaries(fields).map(lambda parts: of(**parts))
 
 
@@ -196,7 +196,7 @@ def is_of(value: Any, of: Any) -> bool:
     if fields is None or is_typeddict(of):
         return type(value) is record_class(of)
     return type(value) is record_class(of) and all(
-        is_of(getattr(value, field.name), field.of) for field in fields
+        is_of(getattr(value, field.name), field.type) for field in fields
     )
 
 
@@ -236,7 +236,7 @@ def changed_records(draw: st.DrawFn, of: Any) -> Any:
         what = draw(st.sampled_from(["keep", "keep", "keep", "retype", "remove", "rename"]))
         if what == "remove":
             continue
-        inner = draw(changed(field.of)) if what == "retype" else field.of
+        inner = draw(changed(field.type)) if what == "retype" else field.type
         name = draw(st.sampled_from(FIELDS)) if what == "rename" else field.name
         fields[name] = draw(field_of(inner))
     if draw(st.booleans()):

@@ -35,13 +35,13 @@ def test_a_class_is_refused_until_its_annotations_have_a_meaning(
         fields_of(Parcel)
     monkeypatch.setitem(globals(), "Label", str)
     (field,) = fields_of(Parcel) or ()
-    assert field.of is str
+    assert field.type is str
     assert fields_of(Parcel) is fields_of(Parcel)
 
 
 def test_a_model_is_read_again_after_it_was_rebuilt() -> None:
     def types() -> list[Any]:
-        return [field.of for field in fields_of(Letter) or ()]
+        return [field.type for field in fields_of(Letter) or ()]
 
     assert types() != [int]
     Letter.model_rebuild(_types_namespace={"Stamp": int})

@@ -165,7 +165,7 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
         environment={},
         class_statement=class_settings(pipeline),
         command_line={
-            "checkpoint.storage": str(folder / "checkpoints"),
+            "checkpoint.dir": str(folder / "checkpoints"),
             "job.parallelism": 1,
             **{key.replace("__", "."): value for key, value in settings.items()},
         },
@@ -213,7 +213,7 @@ def test_what_a_failed_wave_has_open_is_aborted_without_a_restore(tmp_path: Path
         ({}, TRIES),
         ({"restart__strategy": "none"}, 1),
         ({"restart__strategy": "fixed_delay", "restart__attempts": 2}, 3),
-        ({"restart__strategy": "failure_rate", "restart__failures": 2}, 2),
+        ({"restart__strategy": "failure_rate", "restart__max_failures_per_interval": 2}, 2),
     ],
     ids=["exponential", "none", "fixed", "rate"],
 )

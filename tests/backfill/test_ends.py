@@ -14,7 +14,7 @@ HALF_PAST_MS = 1_769_862_600_000
 """2026-01-31 12:30 UTC."""
 
 
-def facts(partition: int, earliest: int, latest: int) -> PartitionOffsets:
+def offsets(partition: int, earliest: int, latest: int) -> PartitionOffsets:
     return PartitionOffsets(
         source=Uid("orders"),
         topic="o",
@@ -25,7 +25,7 @@ def facts(partition: int, earliest: int, latest: int) -> PartitionOffsets:
     )
 
 
-TWO = (facts(0, 10, 100), facts(1, 0, 50))
+TWO = (offsets(0, 10, 100), offsets(1, 0, 50))
 
 
 def never(_origins: list[TopicPartition], _ms: int) -> dict[TopicPartition, int]:

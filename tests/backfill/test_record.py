@@ -66,10 +66,12 @@ def find(storage: BlobStore, *, has_lock: bool = True, job_is_stopped: bool = Fa
     return records(storage).find(has_lock=has_lock, job_is_stopped=job_is_stopped)
 
 
-def live(storage: BlobStore, *, standing: bool) -> JobStore:
+def live(storage: BlobStore, *, session_cluster: bool) -> JobStore:
     store = JobStore(storage, "here")
     store.claim_epoch("nonce")
-    given = msgspec.structs.replace(any_submission(), cluster="here", standing=standing)
+    given = msgspec.structs.replace(
+        any_submission(), cluster="here", session_cluster=session_cluster
+    )
     store.put_submission(given)
     store.accept(JOB)
     return store
@@ -121,14 +123,14 @@ def test_a_newer_one_takes_its_place(storage: BlobStore) -> None:
 
 
 def test_the_record_of_a_backfill_leaves_other_clusters_without_the_job(storage: BlobStore) -> None:
-    store = live(storage, standing=True)
+    store = live(storage, session_cluster=True)
     records(storage).begin(asked(), CODE, ENDS, "now")
     assert store.has_moved(JOB)
     assert store.jobs() == []
 
 
-def test_a_job_of_a_standing_cluster_is_live_until_it_has_a_result(storage: BlobStore) -> None:
-    store = live(storage, standing=True)
+def test_a_job_of_a_session_cluster_is_live_until_it_has_a_result(storage: BlobStore) -> None:
+    store = live(storage, session_cluster=True)
     with pytest.raises(RefusedError, match=r"session cluster 'here'.*tidegate stop"):
         find(storage)
     assert find(storage, job_is_stopped=True) is None
@@ -137,7 +139,7 @@ def test_a_job_of_a_standing_cluster_is_live_until_it_has_a_result(storage: Blob
 
 
 def test_a_run_that_left_no_result_is_dead_where_its_lock_is_free(storage: BlobStore) -> None:
-    live(storage, standing=False)
+    live(storage, session_cluster=False)
     assert find(storage, has_lock=True) is None
     with pytest.raises(RefusedError, match="--job-is-stopped"):
         find(storage, has_lock=False)
@@ -166,7 +168,7 @@ def test_two_that_begin_at_once_are_one(
 def test_a_newer_submission_takes_the_job_from_a_backfill(storage: BlobStore) -> None:
     begin(storage)
     assert records(storage).holds("new")
-    live(storage, standing=True)
+    live(storage, session_cluster=True)
     assert not records(storage).holds("new")
 
 
@@ -190,7 +192,7 @@ def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() 
         ({"params": {"minimum": "secret"}}, "now", "--set differs in minimum"),
         ({}, "2026-01-01", "--to was now, and this command has 2026-01-01"),
         ({"restore": "none"}, "now", "--restore differs"),
-        ({"accept_loss": True}, "now", "--accept-loss is new"),
+        ({"accept_data_loss": True}, "now", "--accept-data-loss is new"),
         ({"settings": {"sources": {"orders": {"topic": "x"}}}}, "now", "a topic has changed"),
     ],
 )

@@ -20,7 +20,7 @@ def txn(number: int, *, epoch: int = 0, attempt: int = 1) -> PreparedTransaction
     )
 
 
-def facts(
+def described(
     transaction: PreparedTransaction, state: TransactionState, **changes: int
 ) -> TransactionDescription:
     """Describes a transaction as a broker does: as it was recorded, except for `changes`."""

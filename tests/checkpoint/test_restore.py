@@ -53,7 +53,7 @@ def plan(parallelism: int = 2, max_parallelism: int = 128, **changes: Any) -> St
 
 
 def checkpoint(
-    facts: StateMetadata,
+    state_metadata: StateMetadata,
     partitions: int = 3,
     schemas: dict[str, list[str]] | None = None,
     **split: Any,
@@ -66,11 +66,13 @@ def checkpoint(
             SourceSplit(source=ORDERS, topic="orders", partition=p, offset=100 + p, **split)
             for p in range(partitions)
         ],
-        facts.parallelism,
+        state_metadata.parallelism,
     )
     parts = []
-    for index in range(facts.parallelism):
-        groups = key_group_range(SubtaskIndex(index), facts.parallelism, facts.max_parallelism)
+    for index in range(state_metadata.parallelism):
+        groups = key_group_range(
+            SubtaskIndex(index), state_metadata.parallelism, state_metadata.max_parallelism
+        )
         file = StateFile(name="a", path=f"files/1/{index}/a", size=1, sha256="")
         keyed = KeyedSnapshot(
             uid=TOTAL,
@@ -87,12 +89,12 @@ def checkpoint(
     return Manifest(
         job=JobName("job"),
         checkpoint=CheckpointId(Attempt(1), 1),
-        submission="s1",
+        submission_id="s1",
         created_ms=0,
         final=False,
         kafka_cluster="c",
         fingerprint="f",
-        plan=facts,
+        plan=state_metadata,
         subtasks=tuple(parts),
     )
 
@@ -116,7 +118,7 @@ def test_every_key_group_and_every_split_has_exactly_one_owner(
     old: int, new: int, groups: int, partitions: int
 ) -> None:
     manifest = checkpoint(plan(old, groups), partitions)
-    restoration = restore(manifest, plan(new, groups), now(partitions), submission="s1")
+    restoration = restore(manifest, plan(new, groups), now(partitions), submission_id="s1")
     covered: list[int] = []
     for ordinal, keyed in enumerate(restoration.keyed):
         mine = key_group_range(SubtaskIndex(ordinal), new, groups)
@@ -163,13 +165,13 @@ def test_a_new_partition_begins_at_its_earliest_offset() -> None:
 
 def test_a_new_source_begins_where_it_says() -> None:
     clicks = Uid("clicks")
-    facts = plan(
+    state_metadata = plan(
         sources=(
             SourceMetadata(uid=ORDERS, topic="orders"),
             SourceMetadata(uid=clicks, topic="orders"),
         )
     )
-    restoration = restore(checkpoint(plan()), facts, [*now(), *now(1, source=clicks)])
+    restoration = restore(checkpoint(plan()), state_metadata, [*now(), *now(1, source=clicks)])
     offsets = {(s.source, s.partition): s.offset for part in restoration.splits for s in part}
     assert offsets[clicks, 0] == 5
 
@@ -177,8 +179,8 @@ def test_a_new_source_begins_where_it_says() -> None:
 def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
     manifest = checkpoint(plan(), end_offset=150)
 
-    def ends(submission: str, end: int | None) -> set[int | None]:
-        restoration = restore(manifest, plan(), now(end=end), submission=submission)
+    def ends(submission_id: str, end: int | None) -> set[int | None]:
+        restoration = restore(manifest, plan(), now(end=end), submission_id=submission_id)
         return {split.end_offset for part in restoration.splits for split in part}
 
     assert ends("s1", 900) == {150}
@@ -187,18 +189,20 @@ def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
 
 
 def test_a_new_step_begins_empty() -> None:
-    facts = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
-    assert list(restore(checkpoint(plan()), facts, now()).keyed[0]) == [TOTAL]
+    state_metadata = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
+    assert list(restore(checkpoint(plan()), state_metadata, now()).keyed[0]) == [TOTAL]
 
 
 # --- refusals -----------------------------------------------------------------------------------
 
 
 def refusal(
-    facts: StateMetadata, partitions: list[PartitionOffsets] | None = None, **more: Any
+    state_metadata: StateMetadata, partitions: list[PartitionOffsets] | None = None, **more: Any
 ) -> str:
     with pytest.raises(RefusedError) as caught:
-        restore(checkpoint(plan()), facts, now() if partitions is None else partitions, **more)
+        restore(
+            checkpoint(plan()), state_metadata, now() if partitions is None else partitions, **more
+        )
     return str(caught.value)
 
 
@@ -279,28 +283,28 @@ def test_a_source_that_is_gone_is_refused() -> None:
 
 def test_a_topic_with_fewer_partitions_is_refused() -> None:
     old = checkpoint(plan(), topic_id="id-a")
-    fewer = [dataclasses.replace(facts, topic_id="id-a") for facts in now(2)]
+    fewer = [dataclasses.replace(offsets, topic_id="id-a") for offsets in now(2)]
     with pytest.raises(SourceChangedError) as refused:
         restore(old, plan(), fewer)
     assert "partition 2 of topic 'orders' (topic id id-a) is offset 102" in str(refused.value)
     assert "has now with id id-a has no partition 2" in str(refused.value)
 
 
-def changed(old: Manifest, *, submission: str = "s2", **changes: Any) -> str:
+def changed(old: Manifest, *, submission_id: str = "s2", **changes: Any) -> str:
     """The refusal of a restore whose partitions have offsets 50 to 200, except for `changes`."""
     on_other_cluster = changes.pop("on_other_cluster", False)
-    facts = [
+    offsets = [
         dataclasses.replace(each, **{"latest": 200, "topic_id": "id-a", **changes})
         for each in now(earliest=50)
     ]
     try:
         found = restore(
-            old, plan(), facts, submission=submission, on_other_cluster=on_other_cluster
+            old, plan(), offsets, submission_id=submission_id, on_other_cluster=on_other_cluster
         )
     except SourceChangedError as error:
         return str(error)
     splits = [split for part in found.splits for split in part]
-    assert {split.topic_id for split in splits} == {facts[0].topic_id}
+    assert {split.topic_id for split in splits} == {offsets[0].topic_id}
     return ""
 
 
@@ -313,7 +317,7 @@ def test_a_topic_that_was_created_again_is_refused_with_both_ids_and_offsets() -
     assert "--restore none" in said
     assert "id-b" in changed(old, topic_id="id-b", latest=60), "stopped and shorter"
     assert "id-b" in changed(
-        checkpoint(plan(), topic_id="id-a", end_offset=100), topic_id="id-b", submission="s1"
+        checkpoint(plan(), topic_id="id-a", end_offset=100), topic_id="id-b", submission_id="s1"
     ), "also where this run has read it to its end"
     assert changed(old) == ""
 
@@ -335,7 +339,7 @@ def test_a_position_behind_the_end_is_refused() -> None:
 
 def test_what_a_run_has_read_to_its_end_may_be_shorter_now() -> None:
     done = checkpoint(plan(), topic_id="id-a", end_offset=100)
-    assert changed(done, latest=60, submission="s1") == ""
+    assert changed(done, latest=60, submission_id="s1") == ""
 
 
 def test_a_log_that_was_truncated_and_has_grown_again_is_refused() -> None:
@@ -364,9 +368,9 @@ def test_splits_keep_the_leader_epoch_of_what_was_read() -> None:
 def test_a_start_that_was_in_the_log_once_and_is_behind_its_end_is_a_changed_log(
     kind: StartKind,
 ) -> None:
-    facts = [dataclasses.replace(each, latest=4, start_kind=kind) for each in now(start=5)]
+    offsets = [dataclasses.replace(each, latest=4, start_kind=kind) for each in now(start=5)]
     with pytest.raises(SourceChangedError, match=r"is offset 5, but .* ends at offset 4"):
-        restore(None, plan(), facts)
+        restore(None, plan(), offsets)
 
 
 def test_records_that_retention_has_deleted_are_refused() -> None:
@@ -382,13 +386,13 @@ def test_what_is_missing_may_have_been_markers_only_and_nothing_is_promised() ->
 
 def test_a_split_that_this_run_has_read_to_its_end_needs_nothing_of_the_log_any_more() -> None:
     done = checkpoint(plan(), end_offset=100)
-    found = restore(done, plan(), now(earliest=500, end=900), submission="s1")
+    found = restore(done, plan(), now(earliest=500, end=900), submission_id="s1")
     assert {split.offset for part in found.splits for split in part} == {100, 101, 102}
     with pytest.raises(RefusedError, match="Kafka has deleted everything"):
-        restore(done, plan(), now(earliest=500, end=900), submission="another run reads on")
+        restore(done, plan(), now(earliest=500, end=900), submission_id="another run reads on")
     half = checkpoint(plan(), end_offset=101)
     with pytest.raises(RefusedError, match="partition 0 was read up to offset 100"):
-        restore(half, plan(), now(earliest=500, end=900), submission="s1")
+        restore(half, plan(), now(earliest=500, end=900), submission_id="s1")
 
 
 def test_state_that_does_not_cover_all_keys_is_corrupt() -> None:
@@ -417,14 +421,14 @@ def test_a_symbolic_offset_is_a_bug() -> None:
 @pytest.mark.parametrize(("start", "fits"), [(1, False), (2, True), (9, True), (10, False)])
 def test_a_given_start_must_be_in_the_log_where_it_is_used(start: int, fits: bool) -> None:
     given = [
-        dataclasses.replace(facts, latest=9, start_kind="offset") for facts in now(start=start)
+        dataclasses.replace(offsets, latest=9, start_kind="offset") for offsets in now(start=start)
     ]
     if fits:
-        found = restore(None, plan(), given, submission="s1")
+        found = restore(None, plan(), given, submission_id="s1")
         assert {split.offset for splits in found.splits for split in splits} == {start}
     else:
         with pytest.raises(RefusedError, match="begins at 2 and ends at 9"):
-            restore(None, plan(), given, submission="s1")
+            restore(None, plan(), given, submission_id="s1")
     # With a checkpoint it is not used, wherever the log begins by now.
-    longer = [dataclasses.replace(facts, latest=200) for facts in given]
-    assert restore(checkpoint(plan()), plan(), longer, submission="s1").splits
+    longer = [dataclasses.replace(offsets, latest=200) for offsets in given]
+    assert restore(checkpoint(plan()), plan(), longer, submission_id="s1").splits

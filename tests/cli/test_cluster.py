@@ -33,7 +33,7 @@ class JobManager:
     def answer(self, message: Message) -> Message:
         match message:
             case ListJobs():
-                return JobList(jobs=(self.report(),), task_managers=(("standing-x-1", 9, 2),))
+                return JobList(jobs=(self.report(),), task_managers=(("standalone-x-1", 9, 2),))
             case GetJob(job="a"):
                 return self.report()
             case StopJob(job="a"):
@@ -73,7 +73,7 @@ def test_jobs_and_task_managers_are_listed(run: Run) -> None:
     assert "1 TaskManagers with 2 slots" in text
     body = json.loads(run("list", "--json").stdout)
     assert [job["job"] for job in body["jobs"]] == ["a"]
-    assert body["task_managers"] == [{"id": "standing-x-1", "pid": 9, "slots": 2}]
+    assert body["task_managers"] == [{"id": "standalone-x-1", "pid": 9, "slots": 2}]
 
 
 def test_a_status_tells_the_last_failure(run: Run) -> None:
@@ -99,7 +99,7 @@ def test_a_stop_of_a_job_that_ends_otherwise_says_so(run: Run, jobmanager: JobMa
 def test_a_stop_of_a_job_whose_jobmaster_cannot_start_says_what_becomes_of_it(
     run: Run, jobmanager: JobManager, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr("tidegate.controlplane.client.client.START_PATIENCE_S", 0.3)
+    monkeypatch.setattr("tidegate.controlplane.client.client.START_TIMEOUT_S", 0.3)
     jobmanager.start_refused = "No process id is left. Give the host more of them."
     result = run(command, "a", "--json")
     assert result.exit_code == 1

@@ -45,7 +45,7 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
         job=JobName("totals"),
         state=JobState.RUNNING,
         jobmaster_pid=42,
-        exits=(ended,),
+        process_exits=(ended,),
         reported_ms=6,
     )
     shown.show(report)
@@ -56,7 +56,7 @@ def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture
     assert [line["event"] for line in said] == ["report", "jobmanager_exited", "end"]
     assert {line.get("jobmanager_pid", line.get("pid")) for line in said} == {41}
     assert said[0]["jobmaster_pid"] == 42
-    assert said[0]["exits"] == [{"kind": "slot", "pid": 7, "status": -9, "ended_ms": 5}]
+    assert said[0]["process_exits"] == [{"kind": "slot", "pid": 7, "status": -9, "ended_ms": 5}]
     assert said[1]["status"] == -9
 
 
@@ -97,10 +97,12 @@ def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
         AttemptReport(attempt=number, ended_ms=0, error=error)
         for number, error in enumerate((seen.error, unseen.error, unseen.error), 3)
     )
-    shown.end(msgspec.structs.replace(seen, state=JobState.FINISHED, error=None, history=history))
+    shown.end(
+        msgspec.structs.replace(seen, state=JobState.FINISHED, error=None, failed_attempts=history)
+    )
     said = capsys.readouterr().err
     assert said.count("no broker") == 1
-    assert said.count("totals: attempt 4 failed: no database\n") == 1
+    assert said.count("totals: earlier failure: no database\n") == 1
 
 
 def test_a_failure_that_the_first_report_of_a_closing_job_tells_is_told_at_the_end(
@@ -110,11 +112,11 @@ def test_a_failure_that_the_first_report_of_a_closing_job_tells_is_told_at_the_e
     report = failing(UserCodeError, "no database")
     assert report.error is not None
     history = (AttemptReport(attempt=1, ended_ms=0, error=report.error),)
-    report = msgspec.structs.replace(report, state=JobState.CLOSING, history=history)
+    report = msgspec.structs.replace(report, state=JobState.CLOSING, failed_attempts=history)
     shown.show(report)
     assert "no database" not in capsys.readouterr().err
     shown.end(msgspec.structs.replace(report, state=JobState.FINISHED))
-    assert capsys.readouterr().err.count("attempt 1 failed: no database\n") == 1
+    assert capsys.readouterr().err.count("earlier failure: no database\n") == 1
 
 
 def test_the_failure_that_ends_a_job_is_not_told_twice_at_the_end(
@@ -124,7 +126,7 @@ def test_the_failure_that_ends_a_job_is_not_told_twice_at_the_end(
     report = failing(UserCodeError, "no database")
     assert report.error is not None
     history = (AttemptReport(attempt=1, ended_ms=0, error=report.error),)
-    report = msgspec.structs.replace(report, state=JobState.FAILED, history=history)
+    report = msgspec.structs.replace(report, state=JobState.FAILED, failed_attempts=history)
     shown.show(report)
     shown.end(report)
     shown.failed(report)
@@ -158,7 +160,7 @@ def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
     for backlog in (False, True):
         console = Console(width=120)
         with console.capture() as shown:
-            now = msgspec.structs.replace(report, backlog=backlog)
+            now = msgspec.structs.replace(report, processing_backlog=backlog)
             console.print(_table(now, (0.0, 0.0), config))
         told[backlog] = describe(now, None), shown.get()
     assert "lag 70,000" in told[False][0]

@@ -38,16 +38,16 @@ def test_checkpoints_tells_how_the_journal_stands(folder: Path) -> None:
         number=JournalNumber(1),
         nonce="a",
         previous="",
-        journal="j",
+        journal_id="j",
         created_ms=0,
-        submission="s",
+        submission_id="s",
         restore="latest",
     )
     closed = Closed(
         number=JournalNumber(2),
         nonce="b",
         previous="a",
-        journal="j",
+        journal_id="j",
         created_ms=0,
         attempt=Attempt(1),
         outcome="finished",
@@ -74,7 +74,7 @@ def test_checkpoints_names_those_that_are_still_there(
         return SimpleNamespace(checkpoint=checkpoint, manifest=manifest_path(JOB, checkpoint))
 
     state = SimpleNamespace(
-        number=3, recent=[named(1), named(2)], closed=None, publication=None, lost=None
+        number=3, recent_checkpoints=[named(1), named(2)], closed=None, publication=None, lost=None
     )
     monkeypatch.setattr(effect_runner, "run_read_only", lambda *_: state)
     store = open_store(str(folder / ".tidegate/checkpoints"))
@@ -85,10 +85,10 @@ def test_checkpoints_names_those_that_are_still_there(
 
 def test_config_masks_secrets(folder: Path) -> None:
     (folder / "tidegate.toml").write_text(
-        '[kafka]\nbootstrap = "h:1"\n[kafka.properties]\n"sasl.password" = "hunter2"\n'
+        '[kafka]\nbootstrap_servers = "h:1"\n[kafka.properties]\n"sasl.password" = "hunter2"\n'
     )
     result = CliRunner().invoke(app, ["config"])
-    assert 'kafka.bootstrap = "h:1"' in result.stdout
+    assert 'kafka.bootstrap_servers = "h:1"' in result.stdout
     assert "hunter2" not in result.stdout
     assert json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)["kafka"]
 
@@ -96,7 +96,5 @@ def test_config_masks_secrets(folder: Path) -> None:
 def test_settings_of_the_command_line_are_in_effect(folder: Path) -> None:
     result = CliRunner().invoke(app, ["config", "-c", "checkpoint.interval=3 s", "--json"])
     assert json.loads(result.stdout)["checkpoint"]["interval"] == 3000
-    result = CliRunner().invoke(
-        app, ["checkpoints", "orders", "-c", f"checkpoint.storage={folder}"]
-    )
+    result = CliRunner().invoke(app, ["checkpoints", "orders", "-c", f"checkpoint.dir={folder}"])
     assert f"in the checkpoint storage '{folder}'" in str(result.exception)

@@ -77,10 +77,12 @@ def test_what_is_not_open_is_not_aborted(txn: Txn) -> None:
 
 def test_what_a_journal_may_have_promised_is_aborted_with_the_stronger_flag_only(txn: Txn) -> None:
     tables = Tables({}, described=[transaction(7, transactional_id=OURS, partitions=())])
-    with pytest.raises(RefusedError, match=f"(?s){OURS} belongs to job order-totals.*--lose-data"):
+    with pytest.raises(
+        RefusedError, match=f"(?s){OURS} belongs to job order-totals.*--accept-data-loss"
+    ):
         txn(tables, "abort", OURS, "--yes")
     assert "abort" not in tables.asked
-    txn(tables, "abort", OURS, "--yes", "--lose-data")
+    txn(tables, "abort", OURS, "--yes", "--accept-data-loss")
     assert "abort" in tables.asked
 
 
@@ -159,11 +161,11 @@ def test_a_missing_right_is_the_users_matter(txn: Txn) -> None:
 def test_who_did_not_answer_makes_the_exit_code(txn: Txn) -> None:
     class Silent(Tables):
         def survey(self, **_: Any) -> ClusterTransactions:
-            return ClusterTransactions(transactions=(), unasked=self.silent)
+            return ClusterTransactions(transactions=(), unreachable=self.silent)
 
     ends = {HERE: PartitionEndOffsets(stable=3, end=3), THERE: PartitionEndOffsets(stable=3, end=3)}
     for silent, code in (((), 0), (("broker 2",), 1)):
-        assert txn(Silent({}, unasked=silent), "list") == code
+        assert txn(Silent({}, unreachable=silent), "list") == code
         look: dict[TopicPartition, list[ProducerState]] = {HERE: []}
         if not silent:
             look[THERE] = []

@@ -105,7 +105,7 @@ def test_partitions_are_named_as_far_as_they_fit() -> None:
         (held(OpenReason.ENDING, of(TransactionState.PREPARE_ABORT)), ["abort is decided"]),
         (held(OpenReason.HANGING, None), ["no coordinator will end it", BY_HAND]),
         (held(OpenReason.HANGING), ["no coordinator will end it", BY_HAND]),
-        (held(OpenReason.UNCLAIMED, None), ["ask again in some seconds", "15 min", BY_HAND]),
+        (held(OpenReason.POSSIBLY_HANGING, None), ["ask again in some seconds", "15 min", BY_HAND]),
         (held(OpenReason.UNKNOWN, None), ["bring back the brokers"]),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_may_be_committed_is_advised_to_be_saved_first() -> None:
     committed = held(OpenReason.HANGING, of(TransactionState.COMPLETE_COMMIT))
     assert committed.committed
     assert "Copy them first" in words.advice(committed)
-    assert f"{BY_HAND} --lose-data" in words.perhaps_committed(committed)
+    assert f"{BY_HAND} --accept-data-loss" in words.perhaps_committed(committed)
     for state in set(TransactionState) - {TransactionState.COMPLETE_COMMIT}:
         assert not held(OpenReason.HANGING, of(state)).committed
     assert not held(OpenReason.HANGING, None).committed
@@ -133,7 +133,9 @@ def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
 
 
 def stuck(ends: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1) -> str:
-    return "\n".join(words.stuck(PartitionStatus(origin=HERE, leader=leader, ends=ends, held=row)))
+    return "\n".join(
+        words.stuck(PartitionStatus(origin=HERE, leader=leader, ends=ends, open_transactions=row))
+    )
 
 
 def test_a_partition_in_sentences() -> None:
@@ -156,17 +158,19 @@ def test_a_partition_in_sentences() -> None:
     assert "no coordinator that answered" in text
 
 
-@pytest.mark.parametrize("standing", list(JournalStatus))
+@pytest.mark.parametrize("journal_status", list(JournalStatus))
 def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
-    standing: JournalStatus,
+    journal_status: JournalStatus,
 ) -> None:
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
-    refusal = words.decision(standing, ours)
-    assert (refusal is None) == (standing in {JournalStatus.FOREIGN, JournalStatus.FREE})
+    refusal = words.decision(journal_status, ours)
+    assert (refusal is None) == (
+        journal_status in {JournalStatus.NOT_TIDEGATE, JournalStatus.UNREFERENCED}
+    )
     if refusal is not None:
         assert "order-totals" in refusal
-        assert "--lose-data" in refusal
-    assert words.journal(standing)
+        assert "--accept-data-loss" in refusal
+    assert words.journal(journal_status)
 
 
 @pytest.mark.parametrize("outcome", list(AbortOutcome))
@@ -231,9 +235,9 @@ def test_json_has_the_keys_that_are_documented() -> None:
         origin=HERE,
         leader=1,
         ends=PartitionEndOffsets(stable=12, end=40),
-        held=(held(OpenReason.OPEN, ours),),
+        open_transactions=(held(OpenReason.OPEN, ours),),
     )
-    body = json.loads(json.dumps(output.stuck_json(row, NOW)))
+    body = json.loads(json.dumps(output.partition_json(row, NOW)))
 
     def keys(value: object) -> set[str]:
         if isinstance(value, dict):
@@ -244,8 +248,8 @@ def test_json_has_the_keys_that_are_documented() -> None:
         assert f"`{key}`" in page, key
     for cause in OpenReason:
         assert f"`{cause.value}`" in page
-    for standing in JournalStatus:
-        assert f"`{standing.value}`" in page
+    for journal_status in JournalStatus:
+        assert f"`{journal_status.value}`" in page
     for outcome in AbortOutcome:
         assert f"`{outcome.value}`" in page
 
@@ -259,7 +263,7 @@ def test_json_of_a_transaction() -> None:
         "sink": "totals",
         "attempt": 3,
         "subtask": 0,
-        "slot": 1,
+        "index": 1,
     }
     never = msgspec.structs.replace(OPENED, state=TransactionState.EMPTY, start_ms=-1)
     assert (output.as_json(never, NOW)["start_ms"], output.as_json(never, NOW)["age_ms"]) == (
@@ -270,13 +274,13 @@ def test_json_of_a_transaction() -> None:
 
 def test_details_say_of_a_partition_only_what_was_asked() -> None:
     def last(ends: dict[TopicPartition, PartitionEndOffsets] | None) -> str:
-        return output.details(OPENED, {1: "h:9092"}, ends, JournalStatus.FOREIGN, NOW)[-1]
+        return output.details(OPENED, {1: "h:9092"}, ends, JournalStatus.NOT_TIDEGATE, NOW)[-1]
 
     assert last(None).endswith("orders-0")
     assert last({}).endswith("orders-0: its leader did not answer")
     told = last({HERE: PartitionEndOffsets(stable=12, end=40)})
     assert told.endswith("orders-0: readable to 12, written to 40, 28 offsets waiting")
-    lines = output.details(OPENED, {1: "h:9092"}, None, JournalStatus.FOREIGN, NOW)
+    lines = output.details(OPENED, {1: "h:9092"}, None, JournalStatus.NOT_TIDEGATE, NOW)
     assert "coordinator       broker 1 at h:9092" in lines
     assert "open for          10 s" in lines
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from tests.commit.world import (
     JOB,
-    PATIENCE,
     RECORDS,
+    RETRY_POLICY,
     SINKS,
     SLOTS,
     Faults,
@@ -76,12 +76,12 @@ class Tasks:
     failed: bool = False
 
     def write_one(self) -> None:
-        """Write the next record, if a slot is free for it."""
+        """Write the next record, if an id is free for it."""
         if self.failed or self.position >= RECORDS:
             return
         sink = self.position % SINKS
         if sink not in self.open:
-            free = [tid for tid in self._slots(sink) if tid not in self.taken]
+            free = [tid for tid in self._ids(sink) if tid not in self.taken]
             if not free:
                 return
             self.taken.add(free[0])
@@ -114,13 +114,13 @@ class Tasks:
 
     def told_ended(self, ended: tuple[PreparedTransaction, ...]) -> None:
         self.carry = [txn for txn in self.carry if txn not in ended]
-        if not self.world.rules.free_slots_only_when_settled:
+        if not self.world.rules.free_ids_only_when_settled:
             self.told_freed(ended)
 
     def told_freed(self, freed: tuple[PreparedTransaction, ...]) -> None:
         self.taken -= {txn.transactional_id for txn in freed}
 
-    def _slots(self, sink: int) -> list[TransactionalId]:
+    def _ids(self, sink: int) -> list[TransactionalId]:
         return [
             format_transactional_id(
                 job=JOB,
@@ -128,9 +128,9 @@ class Tasks:
                 sink=Uid("totals"),
                 attempt=self.attempt,
                 subtask=SubtaskIndex(sink),
-                slot=slot,
+                index=index,
             )
-            for slot in range(SLOTS)
+            for index in range(SLOTS)
         ]
 
 
@@ -145,7 +145,7 @@ class JobMaster:
     ) -> None:
         self.world = world
         self.name = f"JM{number}"
-        self.claim_args = {"submission": "s1", **claim_args}
+        self.claim_args = {"submission_id": "s1", **claim_args}
         self.final = final
         self.locked = False
         self.journal: ClaimedJournal | None = None
@@ -219,12 +219,14 @@ class JobMaster:
 
     def _main(self) -> Thread:
         rules = self.world.rules
-        every = self.world.hint_interval
+        every = self.world.snapshot_interval
         self.journal = journal = yield from claim(
-            JOB, patience=PATIENCE, hint_interval=every, **self.claim_args
+            JOB, retry_policy=RETRY_POLICY, snapshot_interval=every, **self.claim_args
         )
         self.world.log.append(f"{self.name} claims {journal.attempt}")
-        yield from rules.recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        yield from rules.recover(
+            journal, ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+        )
         point = journal.restore_point("latest")
         position = 0
         if point is not None:
@@ -241,11 +243,13 @@ class JobMaster:
             counter += 1
             yield from self._checkpoint(journal, self.tasks, counter)
             if self.world.chance.random() < 0.1:
-                yield from fence_zombies(journal, patience=PATIENCE)
+                yield from fence_zombies(journal, retry_policy=RETRY_POLICY)
         while self.locked:
             yield Step()
         self.locked = True
-        yield from close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        yield from close(
+            journal, "finished", ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+        )
         self.stop("closed")  # the committer's generator ends with the process
 
     def _checkpoint(self, journal: ClaimedJournal, tasks: Tasks, counter: int) -> Iterator[Any]:
@@ -274,7 +278,7 @@ class JobMaster:
         rules, acknowledged = self.world.rules, manifest.transactions
         try:
             published = yield from publish(
-                journal, manifest, acknowledged, checking=PATIENCE, storing=PATIENCE
+                journal, manifest, acknowledged, checking=RETRY_POLICY, storing=RETRY_POLICY
             )
         except (StorageError, KafkaError):
             if not rules.keep_transactions_of_unknown_publications:
@@ -296,11 +300,13 @@ class JobMaster:
             yield Step()
             if not self.journal.uncommitted:
                 continue
-            result = yield from commit(self.journal, patience=PATIENCE)
+            result = yield from commit(self.journal, retry_policy=RETRY_POLICY)
             while self.locked:
                 yield Step()
             self.locked = True
-            freed = yield from settle(self.journal, result, ending=PATIENCE, storing=PATIENCE)
+            freed = yield from settle(
+                self.journal, result, ending=RETRY_POLICY, storing=RETRY_POLICY
+            )
             self.locked = False
             yield Step()
             self.tasks.told_ended(result.ended)
@@ -326,7 +332,7 @@ def _manifest(
     return Manifest(
         job=JOB,
         checkpoint=CheckpointId(journal.attempt, counter),
-        submission=journal.submission,
+        submission_id=journal.submission_id,
         created_ms=0,
         final=False,
         kafka_cluster=journal.state.kafka_cluster,
@@ -393,14 +399,14 @@ def check(master: JobMaster, world: World) -> None:
 def finish(world: World, masters: list[JobMaster]) -> None:
     """No faults any more: a last JobMaster runs the job to its end, and the output is checked."""
     world.faults = Faults()
-    submission = "s1"
+    submission_id = "s1"
     for _ in range(20):
         last = JobMaster(
             world,
             len(masters),
             final=True,
-            submission=submission,
-            accept_loss=submission != "s1",
+            submission_id=submission_id,
+            accept_data_loss=submission_id != "s1",
         )
         masters.append(last)
         for _ in range(20_000):
@@ -412,7 +418,7 @@ def finish(world: World, masters: list[JobMaster]) -> None:
         if last.outcome == "closed":
             break
         if isinstance(last.outcome, DataLossError):
-            submission = "s2"
+            submission_id = "s2"
     else:
         raise Violation(f"stuck: {masters[-1].outcome!r}")
     _check_output(world)
@@ -444,12 +450,12 @@ def simulate(
     timeouts: int = 0,
     intruders: int = 0,
     attempts: int = 4,
-    hint_interval: int = SNAPSHOT_INTERVAL,
+    snapshot_interval: int = SNAPSHOT_INTERVAL,
 ) -> World:
     """One whole run; Violation (with the log so far) if an invariant breaks."""
     chance = random.Random(seed)
     world = World(seed, rules or Rules(), Faults.draw(chance), chance)
-    world.hint_interval = hint_interval
+    world.snapshot_interval = snapshot_interval
     world.faults.timeouts, world.faults.intruders = timeouts, intruders
     masters: list[JobMaster] = []
     try:

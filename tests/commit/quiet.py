@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tests.commit.masters import Tasks
-from tests.commit.world import JOB, PATIENCE, Faults, Rules, World
+from tests.commit.world import JOB, RETRY_POLICY, Faults, Rules, World
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.commit.claim import claim
@@ -61,8 +61,8 @@ class Quiet:
             except TidegateError as error:
                 failure = error
 
-    def claim(self, submission: str = "s1", **more: Any) -> ClaimedJournal:
-        return self.run(claim(JOB, submission=submission, patience=PATIENCE, **more))
+    def claim(self, submission_id: str = "s1", **more: Any) -> ClaimedJournal:
+        return self.run(claim(JOB, submission_id=submission_id, retry_policy=RETRY_POLICY, **more))
 
     def prepared(self, journal: ClaimedJournal, *records: int) -> tuple[PreparedTransaction, ...]:
         """Both sinks write and prepare."""
@@ -76,18 +76,26 @@ class Quiet:
         self, journal: ClaimedJournal, counter: int, *named: PreparedTransaction, **more: Any
     ) -> Any:
         published = manifest(journal, counter, named, **more)
-        return self.run(publish(journal, published, named, checking=PATIENCE, storing=PATIENCE))
+        return self.run(
+            publish(journal, published, named, checking=RETRY_POLICY, storing=RETRY_POLICY)
+        )
 
     def commit(self, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
-        result = self.run(commit(journal, patience=PATIENCE))
-        return self.run(settle(journal, result, ending=PATIENCE, storing=PATIENCE))
+        result = self.run(commit(journal, retry_policy=RETRY_POLICY))
+        return self.run(settle(journal, result, ending=RETRY_POLICY, storing=RETRY_POLICY))
 
     def recover(self, journal: ClaimedJournal, answer: Answer | None = None) -> Any:
-        procedure = recover(journal, ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE)
+        procedure = recover(
+            journal, ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+        )
         return self.run(procedure, answer)
 
     def close(self, journal: ClaimedJournal) -> None:
-        self.run(close(journal, "finished", ending=PATIENCE, fencing=PATIENCE, storing=PATIENCE))
+        self.run(
+            close(
+                journal, "finished", ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+            )
+        )
 
     def entries(self) -> list[AnyEntry]:
         return self.world.entries()
@@ -115,7 +123,7 @@ def manifest(
     return Manifest(
         job=JOB,
         checkpoint=CheckpointId(journal.attempt, counter),
-        submission=journal.submission,
+        submission_id=journal.submission_id,
         created_ms=0,
         final=final,
         kafka_cluster=journal.state.kafka_cluster,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.commit.quiet import Quiet, manifest
-from tests.commit.world import JOB, PATIENCE
+from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.commit import effects
 from tidegate.commit.claim import claim, claim_to_close
 from tidegate.commit.effects import Effect
@@ -17,10 +17,10 @@ from tidegate.commit.journal.entries import (
     SNAPSHOT_INTERVAL,
     encode_entry,
     entry_path,
-    hint_path,
+    snapshot_path,
 )
 from tidegate.commit.journal.reading import read_journal
-from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.commit.journal.state import decode_snapshot, encode_snapshot
 from tidegate.commit.publish import publish
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -58,7 +58,7 @@ def test_a_claim_competes_with_a_publication_and_then_stands_on_it(quiet: Quiet)
             published.append(quiet.publish(older, 1))
         return NotImplemented
 
-    newer = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), race)
+    newer = quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), race)
     assert newer.attempt == 3
     assert newer.before.publication is not None
     assert newer.before.publication.checkpoint == CheckpointId(older.attempt, 1)
@@ -76,7 +76,7 @@ def test_an_unknown_create_is_sent_again_and_recognised(quiet: Quiet) -> None:
                 return answers.pop()
         return NotImplemented
 
-    journal = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), unknown)
+    journal = quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), unknown)
     assert journal.attempt == 1
     assert len(sent) == 3
     assert len(set(sent)) == 1
@@ -92,7 +92,7 @@ def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError, match="did not say in 2 s"):
-        quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), unknown)
+        quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), unknown)
 
 
 def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Quiet) -> None:
@@ -107,11 +107,11 @@ def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Qu
             return NotImplemented if outcome is CreateResult.CREATED else outcome
         return NotImplemented
 
-    found = quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), answer)
+    found = quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), answer)
     assert found.number == 2
     outcomes.append(StorageError("full"))
     with pytest.raises(StorageError, match="full"):
-        quiet.run(publish(journal, manifest(journal, 2), (), storing=PATIENCE), answer)
+        quiet.run(publish(journal, manifest(journal, 2), (), storing=RETRY_POLICY), answer)
 
 
 def test_a_closed_journal_takes_a_new_submit_only(quiet: Quiet) -> None:
@@ -154,8 +154,8 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     for counter in range(1, SNAPSHOT_INTERVAL):
         quiet.publish(journal, counter)
     objects = quiet.world.store.objects
-    hint = hint_path(JOB, SNAPSHOT_INTERVAL)
-    assert decode_hint(objects[hint], "hint").number == SNAPSHOT_INTERVAL
+    snapshot = snapshot_path(JOB, SNAPSHOT_INTERVAL)
+    assert decode_snapshot(objects[snapshot], "snapshot").number == SNAPSHOT_INTERVAL
     quiet.publish(journal, SNAPSHOT_INTERVAL)
     path = entry_path(JOB, SNAPSHOT_INTERVAL)
     whole = objects[path]
@@ -166,7 +166,7 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
     del objects[path]
     with pytest.raises(CorruptCheckpointError, match="is missing"):
         quiet.claim()
-    del objects[hint]
+    del objects[snapshot]
     with pytest.raises(CorruptCheckpointError, match=r"0100\.json is missing, but entry 101 is"):
         quiet.claim()
 
@@ -209,33 +209,35 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
     assert quiet.run(read_journal(JOB), race).number == 4
 
 
-def test_claims_alone_write_hints_too(quiet: Quiet) -> None:
+def test_claims_alone_write_snapshots_too(quiet: Quiet) -> None:
     """A job restarts for days and never publishes. The cost of a claim does not grow."""
     for _ in range(3 * SNAPSHOT_INTERVAL):
         quiet.asked.clear()
         journal = quiet.claim()
         read = sum(isinstance(effect, effects.ReadObject) for effect in quiet.asked)
-        assert read <= SNAPSHOT_INTERVAL + 5, "and its hint, its entry, the end and itself"
-    hints = sorted(path for path in quiet.world.store.objects if path.endswith(".hint"))
-    assert hints == [hint_path(JOB, n * SNAPSHOT_INTERVAL) for n in (1, 2, 3)]
+        assert read <= SNAPSHOT_INTERVAL + 5, "and its snapshot, its entry, the end and itself"
+    snapshots = sorted(path for path in quiet.world.store.objects if path.endswith(".hint"))
+    assert snapshots == [snapshot_path(JOB, n * SNAPSHOT_INTERVAL) for n in (1, 2, 3)]
     assert quiet.run(read_journal(JOB)) == journal.state
 
 
-def test_a_claim_writes_the_hint_that_the_one_before_it_could_not(quiet: Quiet) -> None:
-    def no_hint(effect: Effect) -> Any:
+def test_a_claim_writes_the_snapshot_that_the_one_before_it_could_not(quiet: Quiet) -> None:
+    def no_snapshot(effect: Effect) -> Any:
         if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
             raise StorageError("full")
         return NotImplemented
 
-    quiet.claim(hint_interval=2)
-    made = quiet.run(claim(JOB, submission="s1", patience=PATIENCE, hint_interval=2), no_hint)
-    assert (made.attempt, made.hint_due) == (2, True)
-    assert quiet.claim(hint_interval=2).attempt == 3
-    hints = [path for path in quiet.world.store.objects if path.endswith(".hint")]
-    assert hints == [hint_path(JOB, 3)]
+    quiet.claim(snapshot_interval=2)
+    made = quiet.run(
+        claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY, snapshot_interval=2), no_snapshot
+    )
+    assert (made.attempt, made.snapshot_due) == (2, True)
+    assert quiet.claim(snapshot_interval=2).attempt == 3
+    snapshots = [path for path in quiet.world.store.objects if path.endswith(".hint")]
+    assert snapshots == [snapshot_path(JOB, 3)]
 
 
-def test_a_claim_that_can_not_look_for_hints_is_made_all_the_same(quiet: Quiet) -> None:
+def test_a_claim_that_can_not_look_for_snapshots_is_made_all_the_same(quiet: Quiet) -> None:
     listings: list[Effect] = []
 
     def fails(effect: Effect) -> Any:
@@ -245,22 +247,22 @@ def test_a_claim_that_can_not_look_for_hints_is_made_all_the_same(quiet: Quiet) 
                 raise StorageError("slow down")
         return NotImplemented
 
-    procedure = claim(JOB, submission="s1", patience=PATIENCE, hint_interval=1)
+    procedure = claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY, snapshot_interval=1)
     assert quiet.run(procedure, fails).attempt == 1
     assert len(listings) == 2
 
 
-def test_a_bad_hint_only_costs_time(quiet: Quiet) -> None:
+def test_a_bad_snapshot_only_costs_time(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     objects = quiet.world.store.objects
     stale = quiet.run(read_journal(JOB))
-    objects[hint_path(JOB, 2)] = encode_hint(stale)
+    objects[snapshot_path(JOB, 2)] = encode_snapshot(stale)
     quiet.publish(journal, 2)
     assert quiet.run(read_journal(JOB)).number == 3
-    objects[hint_path(JOB, 3)] = b"{torn"
+    objects[snapshot_path(JOB, 3)] = b"{torn"
     assert quiet.run(read_journal(JOB)).number == 3
-    objects[hint_path(JOB, 3)] = encode_hint(stale)
+    objects[snapshot_path(JOB, 3)] = encode_snapshot(stale)
     assert quiet.run(read_journal(JOB)).number == 3, "it is not of the entry that its name says"
 
 
@@ -277,9 +279,10 @@ def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> N
     assert str(point.checkpoint) == "1-1"
     assert by_hand.restore_point("none") is None
     quiet.publish(by_hand, 1)
-    assert quiet.claim("s2", restore="1-1").restore_point("1-1") == by_hand.state.recent[-1], (
-        "a restart of the same submit goes on from its own last publication"
-    )
+    assert (
+        quiet.claim("s2", restore="1-1").restore_point("1-1")
+        == by_hand.state.recent_checkpoints[-1]
+    ), "a restart of the same submit goes on from its own last publication"
 
 
 def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
@@ -300,12 +303,14 @@ def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> 
         return CreateResult.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
 
     with pytest.raises(CorruptCheckpointError, match="reads back as nothing"):
-        quiet.run(claim(JOB, submission="s1", patience=PATIENCE), forget)
+        quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), forget)
 
 
 def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Quiet) -> None:
-    def to_close(submission: str) -> ClaimedJournal | None:
-        return quiet.run(claim_to_close(JOB, submission=submission, patience=PATIENCE))
+    def to_close(submission_id: str) -> ClaimedJournal | None:
+        return quiet.run(
+            claim_to_close(JOB, submission_id=submission_id, retry_policy=RETRY_POLICY)
+        )
 
     assert to_close("s1") is None, "there is no journal"
     quiet.claim("s1")
@@ -323,7 +328,7 @@ def test_a_claim_to_close_commits_what_is_named_and_fences_the_rest(quiet: Quiet
     dead = quiet.claim()
     quiet.publish(dead, 1, *quiet.prepared(dead, 0))
     unpublished = quiet.prepared(dead, 1)
-    journal = quiet.run(claim_to_close(JOB, submission="s1", patience=PATIENCE))
+    journal = quiet.run(claim_to_close(JOB, submission_id="s1", retry_policy=RETRY_POLICY))
     assert journal is not None
     quiet.close(journal)
     assert quiet.world.output == {0: 1}

@@ -48,7 +48,9 @@ class Process:
 
     def claim(self) -> ClaimedJournal:
         journal = self._runner.run(
-            claim(JobName("a"), submission="s", claimant=self._name, again=self._has_claimed)
+            claim(
+                JobName("a"), submission_id="s", process_id=self._name, repeated=self._has_claimed
+            )
         )
         self._has_claimed = True
         return journal

@@ -33,7 +33,7 @@ def quiet() -> Quiet:
 def test_a_manifest_must_be_the_recorded_file(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
-    ref = journal.state.recent[-1]
+    ref = journal.state.recent_checkpoints[-1]
     assert quiet.run(load_manifest(ref)) == manifest(journal, 1)
     objects, path = quiet.world.store.objects, manifest_path(JOB, ref.checkpoint)
     whole = objects[path]

@@ -19,8 +19,8 @@ from tidegate.commit.diagnosis import (
     PartitionStatus,
     aborted,
     classify,
+    journal_status,
     selected,
-    standing,
 )
 from tidegate.commit.journal.entries import Closed, Publication
 from tidegate.commit.journal.state import JournalState
@@ -82,15 +82,15 @@ def old(age_ms: int) -> ProducerState:
             60_001 + TIMEOUT_SCAN_MS,
         ),
         # No producer owns it: the age of its last record decides.
-        (old(MAX_TIMEOUT_MS), None, True, OpenReason.UNCLAIMED, MAX_TIMEOUT_MS),
+        (old(MAX_TIMEOUT_MS), None, True, OpenReason.POSSIBLY_HANGING, MAX_TIMEOUT_MS),
         (old(LATE), None, True, OpenReason.HANGING, LATE),
         (old(LATE), None, False, OpenReason.UNKNOWN, LATE),
         # Its producer's, but its coordinator ends it elsewhere only; that one has answered.
         (old(LATE), changed(partitions=(THERE,)), True, OpenReason.HANGING, LATE),
         (old(LATE), changed(partitions=(THERE,)), False, OpenReason.HANGING, LATE),
-        (PRODUCER, changed(partitions=()), True, OpenReason.UNCLAIMED, 500),
+        (PRODUCER, changed(partitions=()), True, OpenReason.POSSIBLY_HANGING, 500),
         # Another machine's clock may be ahead of our clock.
-        (old(-5_000), None, True, OpenReason.UNCLAIMED, 0),
+        (old(-5_000), None, True, OpenReason.POSSIBLY_HANGING, 0),
     ],
 )  # fmt: skip
 def test_why_a_transaction_is_open(
@@ -108,7 +108,7 @@ def test_why_a_transaction_is_open(
 def test_another_producer_s_transaction_is_not_its() -> None:
     stranger = changed(producer_id=8)
     found = classify(HERE, PRODUCER, {8: stranger}, complete=True, now_ms=NOW)
-    assert (found.cause, found.transaction) == (OpenReason.UNCLAIMED, None)
+    assert (found.cause, found.transaction) == (OpenReason.POSSIBLY_HANGING, None)
 
 
 def test_waiting_is_never_negative() -> None:
@@ -117,14 +117,17 @@ def test_waiting_is_never_negative() -> None:
         (PartitionEndOffsets(stable=3, end=10), 7),
         (PartitionEndOffsets(stable=10, end=9), 0),
     ):
-        assert PartitionStatus(origin=HERE, leader=1, ends=ends, held=()).waiting == waiting
+        assert (
+            PartitionStatus(origin=HERE, leader=1, ends=ends, open_transactions=()).waiting
+            == waiting
+        )
 
 
 OURS = TransactionalId("tidegate.totals.j1.out.3.0.0")
 
 
 def journal(**fields: object) -> JournalState:
-    state = JournalState(number=JournalNumber(9), name="j1", attempt=Attempt(3))
+    state = JournalState(number=JournalNumber(9), journal_id="j1", attempt=Attempt(3))
     return msgspec.structs.replace(state, **fields)
 
 
@@ -136,11 +139,11 @@ def publication(name: str) -> Publication:
         number=JournalNumber(8),
         nonce="n",
         previous="m",
-        journal="j1",
+        journal_id="j1",
         created_ms=0,
         attempt=Attempt(3),
         checkpoint=CheckpointId(Attempt(3), 1),
-        submission="s",
+        submission_id="s",
         manifest="m",
         sha256="x",
         final=False,
@@ -152,7 +155,7 @@ CLOSED = Closed(
     number=JournalNumber(9),
     nonce="n",
     previous="m",
-    journal="j1",
+    journal_id="j1",
     created_ms=0,
     attempt=Attempt(3),
     outcome="finished",
@@ -162,35 +165,39 @@ CLOSED = Closed(
 @pytest.mark.parametrize(
     ("name", "state", "expected"),
     [
-        ("order-service", None, JournalStatus.FOREIGN),
-        ("tidegate.totals", journal(), JournalStatus.FOREIGN),
+        ("order-service", None, JournalStatus.NOT_TIDEGATE),
+        ("tidegate.totals", journal(), JournalStatus.NOT_TIDEGATE),
         (OURS, None, JournalStatus.UNKNOWN),
         (OURS, JournalState(), JournalStatus.UNKNOWN),
-        (OURS, journal(name="j2"), JournalStatus.UNKNOWN),
+        (OURS, journal(journal_id="j2"), JournalStatus.UNKNOWN),
         # A journal that knows less than the id was restored from a copy.
         (OURS, journal(attempt=Attempt(2)), JournalStatus.UNKNOWN),
-        (OURS, journal(), JournalStatus.CURRENT),
-        (OURS, journal(closed=CLOSED), JournalStatus.FREE),
-        (OURS, journal(attempt=Attempt(4)), JournalStatus.FREE),
-        (OURS, journal(publication=publication(OURS)), JournalStatus.NAMED),
-        (OURS, journal(publication=publication(OURS), attempt=Attempt(4)), JournalStatus.NAMED),
-        (OURS, journal(publication=publication(OURS), settled=True), JournalStatus.CURRENT),
+        (OURS, journal(), JournalStatus.CURRENT_ATTEMPT),
+        (OURS, journal(closed=CLOSED), JournalStatus.UNREFERENCED),
+        (OURS, journal(attempt=Attempt(4)), JournalStatus.UNREFERENCED),
+        (OURS, journal(publication=publication(OURS)), JournalStatus.PENDING_COMMIT),
+        (
+            OURS,
+            journal(publication=publication(OURS), attempt=Attempt(4)),
+            JournalStatus.PENDING_COMMIT,
+        ),
+        (OURS, journal(publication=publication(OURS), settled=True), JournalStatus.CURRENT_ATTEMPT),
         (
             OURS,
             journal(publication=publication(OURS), settled=True, attempt=Attempt(4)),
-            JournalStatus.FREE,
+            JournalStatus.UNREFERENCED,
         ),
         (
             OURS,
             journal(publication=publication("tidegate.totals.j1.out.3.1.0"), attempt=Attempt(4)),
-            JournalStatus.FREE,
+            JournalStatus.UNREFERENCED,
         ),
     ],
 )
 def test_how_an_id_stands_with_its_journal(
     name: str, state: JournalState | None, expected: JournalStatus
 ) -> None:
-    assert standing(TransactionalId(name), state) is expected
+    assert journal_status(TransactionalId(name), state) is expected
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def test_a_thousand_idle_checkpoints_leave_little_in_the_journal_and_in_memory()
         quiet.run(truncate(journal), delete)
         most = max(most, len(objects))
         quiet.asked.clear()
-    assert most < 320, "three hundred entries, their hints and two manifests"
+    assert most < 320, "three hundred entries, their snapshots and two manifests"
     assert len(cleaning.manifests) == 2
     assert not journal.ended
-    assert len(journal.state.recent) == RECENT_MAX
+    assert len(journal.state.recent_checkpoints) == RECENT_MAX
     assert len(msgspec.json.encode(journal.state)) < 100_000

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.commit.quiet import Quiet
-from tests.commit.world import JOB, PATIENCE
+from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.checkpoint.envelope import decode_file, encode_file
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
 from tidegate.checkpoint.restore import restore
@@ -18,8 +18,8 @@ from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.commit import effects
 from tidegate.commit.effects import Effect
 from tidegate.commit.initial_offsets import (
-    beginnings_path,
-    read_beginnings,
+    initial_offsets_path,
+    read_initial_offsets,
     record_initial_offsets,
 )
 from tidegate.errors import (
@@ -31,7 +31,7 @@ from tidegate.errors import (
 from tidegate.ids import Uid
 from tidegate.ports.blobs import CreateResult
 
-PATH = beginnings_path(JOB, "s1")
+PATH = initial_offsets_path(JOB, "s1")
 ONE_SLOT = StateMetadata(parallelism=1, max_parallelism=128)
 
 
@@ -40,7 +40,7 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def facts(
+def descriptions(
     start: int,
     *,
     earliest: int = 0,
@@ -59,43 +59,47 @@ def facts(
     )
 
 
-def fixed(quiet: Quiet, *found: PartitionOffsets, submission: str = "s1") -> list[PartitionOffsets]:
-    return list(quiet.run(record_initial_offsets(JOB, submission, found, patience=PATIENCE)))
+def fixed(
+    quiet: Quiet, *found: PartitionOffsets, submission_id: str = "s1"
+) -> list[PartitionOffsets]:
+    return list(
+        quiet.run(record_initial_offsets(JOB, submission_id, found, retry_policy=RETRY_POLICY))
+    )
 
 
 def test_latest_and_the_ends_of_a_bounded_run_are_those_of_the_first_attempt(quiet: Quiet) -> None:
-    assert fixed(quiet, facts(100, end=150))[0].start == 100
-    (again,) = fixed(quiet, facts(170, end=180))
+    assert fixed(quiet, descriptions(100, end=150))[0].start == 100
+    (again,) = fixed(quiet, descriptions(170, end=180))
     assert (again.start, again.end) == (100, 150), "or 100 to 169 would never be read"
     ((split,),) = restore(None, ONE_SLOT, [again]).splits
     assert (split.offset, split.end_offset) == (100, 150)
 
 
 def test_another_submission_looks_anew(quiet: Quiet) -> None:
-    fixed(quiet, facts(100))
-    assert fixed(quiet, facts(170), submission="s2")[0].start == 170
+    fixed(quiet, descriptions(100))
+    assert fixed(quiet, descriptions(170), submission_id="s2")[0].start == 170
 
 
 def test_a_source_that_begins_at_the_latest_offset_reads_all_of_a_partition_added_later(
     quiet: Quiet,
 ) -> None:
-    fixed(quiet, facts(100))
-    added = facts(7, earliest=2, at=1)
-    assert fixed(quiet, facts(170), added)[1].start == 2
+    fixed(quiet, descriptions(100))
+    added = descriptions(7, earliest=2, at=1)
+    assert fixed(quiet, descriptions(170), added)[1].start == 2
 
 
 @pytest.mark.parametrize("kind", ["earliest", "timestamp", "group", "offset"])
 def test_another_source_begins_in_an_added_partition_as_it_says(
     quiet: Quiet, kind: StartKind
 ) -> None:
-    fixed(quiet, facts(100, kind=kind))
-    added = facts(7, earliest=2, at=1, kind=kind)
-    assert fixed(quiet, facts(170, kind=kind), added)[1] == added
+    fixed(quiet, descriptions(100, kind=kind))
+    added = descriptions(7, earliest=2, at=1, kind=kind)
+    assert fixed(quiet, descriptions(170, kind=kind), added)[1] == added
 
 
 def test_earliest_follows_the_log(quiet: Quiet) -> None:
-    fixed(quiet, facts(0, kind="earliest"))
-    (oldest,) = fixed(quiet, facts(20, earliest=20, kind="earliest"))
+    fixed(quiet, descriptions(0, kind="earliest"))
+    (oldest,) = fixed(quiet, descriptions(20, earliest=20, kind="earliest"))
     ((split,),) = restore(None, ONE_SLOT, [oldest]).splits
     assert split.offset == 20
 
@@ -106,16 +110,16 @@ def test_a_fixed_start_that_retention_has_overtaken_is_refused_with_both_offsets
     quiet: Quiet, kind: StartKind, now: int
 ) -> None:
     """Also where the log is empty, so that the start of today is the earliest offset."""
-    fixed(quiet, facts(100, kind=kind))
-    found = fixed(quiet, facts(now, earliest=200, kind=kind))
+    fixed(quiet, descriptions(100, kind=kind))
+    found = fixed(quiet, descriptions(now, earliest=200, kind=kind))
     with pytest.raises(RefusedError, match=r"offset 100 of .* before offset 200, .*100 to 199"):
         restore(None, ONE_SLOT, found)
 
 
 def test_an_offset_of_the_group_that_retention_has_overtaken_is_refused(quiet: Quiet) -> None:
     """The group's offset may have expired since, so that the start of today is the earliest."""
-    fixed(quiet, facts(100, kind="group"))
-    found = fixed(quiet, replace(facts(200, earliest=200, kind="earliest"), latest=300))
+    fixed(quiet, descriptions(100, kind="group"))
+    found = fixed(quiet, replace(descriptions(200, earliest=200, kind="earliest"), latest=300))
     with pytest.raises(RefusedError, match=r"offset 100 of .* begins at 200 and ends at 300"):
         restore(None, ONE_SLOT, found)
 
@@ -123,19 +127,19 @@ def test_an_offset_of_the_group_that_retention_has_overtaken_is_refused(quiet: Q
 def test_a_file_of_an_earlier_version_has_the_kind_of_start_that_the_source_has(
     quiet: Quiet,
 ) -> None:
-    fixed(quiet, facts(100), facts(100, at=1))
+    fixed(quiet, descriptions(100), descriptions(100, at=1))
     stored = decode_file(quiet.world.store.objects[PATH], what="the file")
     kinds_left_out = re.sub(rb',"start_kind":"latest"', b"", stored)
     assert b"start_kind" not in kinds_left_out != stored
     quiet.world.store.objects[PATH] = encode_file(msgspec.json.decode(kinds_left_out))
-    oldest = facts(200, earliest=200, kind="earliest")
-    latest = facts(200, earliest=200, at=1)
+    oldest = descriptions(200, earliest=200, kind="earliest")
+    latest = descriptions(200, earliest=200, at=1)
     found = fixed(quiet, oldest, latest)
     assert [each.start for each in found] == [200, 100]
 
 
 def test_a_given_start_behind_the_end_of_the_log_is_refused_all_the_same(quiet: Quiet) -> None:
-    beyond = replace(facts(900, kind="offset"), latest=500)
+    beyond = replace(descriptions(900, kind="offset"), latest=500)
     for _ in range(2):
         with pytest.raises(RefusedError, match="ends at 500"):
             restore(None, ONE_SLOT, fixed(quiet, beyond))
@@ -144,10 +148,10 @@ def test_a_given_start_behind_the_end_of_the_log_is_refused_all_the_same(quiet: 
 def test_of_two_that_look_at_once_both_go_by_the_first(quiet: Quiet) -> None:
     def other_was_first(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry):
-            fixed(quiet, facts(100))
+            fixed(quiet, descriptions(100))
         return NotImplemented
 
-    procedure = record_initial_offsets(JOB, "s1", [facts(170)], patience=PATIENCE)
+    procedure = record_initial_offsets(JOB, "s1", [descriptions(170)], retry_policy=RETRY_POLICY)
     assert quiet.run(procedure, other_was_first)[0].start == 100
 
 
@@ -158,40 +162,42 @@ def test_a_create_without_an_answer_is_sent_again_and_given_up_in_time(quiet: Qu
         unknown = isinstance(effect, effects.CreateEntry) and answers
         return answers.pop() if unknown else NotImplemented
 
-    procedure = record_initial_offsets(JOB, "s1", [facts(100)], patience=PATIENCE)
+    procedure = record_initial_offsets(JOB, "s1", [descriptions(100)], retry_policy=RETRY_POLICY)
     assert quiet.run(procedure, once)[0].start == 100
 
     def never(effect: Effect) -> Any:
         return CreateResult.UNKNOWN if isinstance(effect, effects.CreateEntry) else NotImplemented
 
     with pytest.raises(StorageError, match="did not say"):
-        quiet.run(record_initial_offsets(JOB, "s2", [facts(1)], patience=PATIENCE), never)
+        quiet.run(
+            record_initial_offsets(JOB, "s2", [descriptions(1)], retry_policy=RETRY_POLICY), never
+        )
 
 
 def test_a_torn_file_is_named_with_the_remedy(quiet: Quiet) -> None:
-    fixed(quiet, facts(100))
+    fixed(quiet, descriptions(100))
     quiet.world.store.objects[PATH] = quiet.world.store.objects[PATH][:-20]
     with pytest.raises(CorruptCheckpointError, match=r"beginnings/s1\.json .*Remove it"):
-        fixed(quiet, facts(170))
+        fixed(quiet, descriptions(170))
 
 
 def test_a_topic_that_was_created_again_since_the_first_look_is_named_with_both_ids(
     quiet: Quiet,
 ) -> None:
-    fixed(quiet, replace(facts(100), topic_id="id-a"))
-    assert fixed(quiet, replace(facts(100), topic_id="id-a"))
+    fixed(quiet, replace(descriptions(100), topic_id="id-a"))
+    assert fixed(quiet, replace(descriptions(100), topic_id="id-a"))
     with pytest.raises(SourceChangedError, match=r"topic id id-a\) is offset 100.*with id id-b"):
-        fixed(quiet, replace(facts(300), topic_id="id-b"))
+        fixed(quiet, replace(descriptions(300), topic_id="id-b"))
 
 
 def test_a_partition_of_the_first_look_that_is_gone_is_named(quiet: Quiet) -> None:
-    fixed(quiet, facts(100), facts(200, at=1))
+    fixed(quiet, descriptions(100), descriptions(200, at=1))
     with pytest.raises(SourceChangedError, match=r"partition 1 of topic 't' is offset 200"):
-        fixed(quiet, facts(100))
+        fixed(quiet, descriptions(100))
 
 
 def test_what_the_first_look_found_can_be_read_before_the_next(quiet: Quiet) -> None:
-    assert quiet.run(read_beginnings(JOB, "s1")) == ()
-    fixed(quiet, replace(facts(100), topic_id="id-a"))
-    (split,) = quiet.run(read_beginnings(JOB, "s1"))
+    assert quiet.run(read_initial_offsets(JOB, "s1")) == ()
+    fixed(quiet, replace(descriptions(100), topic_id="id-a"))
+    (split,) = quiet.run(read_initial_offsets(JOB, "s1"))
     assert (split.topic, split.partition, split.offset, split.topic_id) == ("t", 0, 100, "id-a")

@@ -23,15 +23,15 @@ from tidegate.commit.journal.entries import (
     encode_entry,
     entry_number,
     entry_path,
-    hint_number,
-    hint_path,
+    snapshot_number,
+    snapshot_path,
 )
 from tidegate.commit.journal.state import (
-    EARLIER_MAX,
     RECENT_MAX,
+    ROLLBACK_TARGETS_MAX,
     JournalState,
-    decode_hint,
-    encode_hint,
+    decode_snapshot,
+    encode_snapshot,
 )
 from tidegate.errors import CorruptCheckpointError, InternalError
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
@@ -53,7 +53,7 @@ class Book:
             "number": JournalNumber(number),
             "nonce": f"n{number}",
             "previous": self.state.nonce,
-            "journal": self.state.name or "abc123",
+            "journal_id": self.state.journal_id or "abc123",
             "created_ms": 1,
         }
 
@@ -62,8 +62,10 @@ class Book:
         self.entries.append(entry)
         return self.state
 
-    def claim(self, submission: str = "s1", **more: Any) -> JournalState:
-        return self.add(Claim(**self.header(), submission=submission, restore="latest", **more))
+    def claim(self, submission_id: str = "s1", **more: Any) -> JournalState:
+        return self.add(
+            Claim(**self.header(), submission_id=submission_id, restore="latest", **more)
+        )
 
     def publication(self, counter: int, *named: PreparedTransaction, **changes: Any) -> Publication:
         attempt = changes.pop("attempt", self.state.attempt)
@@ -71,7 +73,7 @@ class Book:
             **self.header(),
             attempt=attempt,
             checkpoint=changes.pop("checkpoint", CheckpointId(attempt, counter)),
-            submission="s1",
+            submission_id="s1",
             manifest=f"job/manifests/{attempt}-{counter}.json",
             sha256="0",
             transactions=named,
@@ -88,7 +90,7 @@ class Book:
         fields: dict[str, Any] = {
             "attempt": self.state.attempt,
             "publication": self.state.publication.number,
-            "aborted": self.state.own,
+            "aborted": self.state.introduced,
         }
         return RolledBack(**self.header(), **{**fields, **changes})
 
@@ -113,23 +115,23 @@ def book() -> Book:
 
 def test_a_claim_is_the_attempt_and_names_the_journal(book: Book) -> None:
     assert book.claim().attempt == 1
-    state = book.claim("s2", took_over=True)
-    assert (state.attempt, state.name, state.submission) == (2, "abc123", "s2")
-    assert state.took_over
-    assert book.claim("s3").took_over
+    state = book.claim("s2", fences_other_journals=True)
+    assert (state.attempt, state.journal_id, state.submission_id) == (2, "abc123", "s2")
+    assert state.fences_other_journals
+    assert book.claim("s3").fences_other_journals
 
 
 def test_a_publication_names_until_it_is_settled(book: Book) -> None:
     book.claim()
     state = book.add(book.publication(1, txn(1), txn(2)))
-    assert state.named == (txn(1), txn(2))
-    assert book.claim().named == (txn(1), txn(2)), "a claim settles nothing"
+    assert state.pending_commits == (txn(1), txn(2))
+    assert book.claim().pending_commits == (txn(1), txn(2)), "a claim settles nothing"
     state = book.add(book.settled())
     assert state.settled
-    assert state.named == ()
+    assert state.pending_commits == ()
     state = book.add(book.publication(1, txn(3)))
     assert not state.settled
-    assert state.named == (txn(3),)
+    assert state.pending_commits == (txn(3),)
 
 
 def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
@@ -137,10 +139,10 @@ def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
     book.add(book.publication(1, txn(1), txn(2)))
     state = book.add(book.lost(txn(2)))
     assert state.lost is not None
-    assert state.named == (txn(1), txn(2))
-    state = book.add(LossAccepted(**book.header(), lost=state.number, submission="s2"))
+    assert state.pending_commits == (txn(1), txn(2))
+    state = book.add(LossAccepted(**book.header(), lost=state.number, submission_id="s2"))
     assert state.accepted
-    assert state.named == ()
+    assert state.pending_commits == ()
     book.claim("s2")
     state = book.add(book.publication(1))
     assert state.lost is None
@@ -148,7 +150,7 @@ def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
 
 
 def checkpoints(state: JournalState) -> list[str]:
-    return [str(ref.checkpoint) for ref in state.recent]
+    return [str(ref.checkpoint) for ref in state.recent_checkpoints]
 
 
 def test_a_retraction_stands_on_the_publication_before_with_what_is_still_carried(
@@ -157,12 +159,12 @@ def test_a_retraction_stands_on_the_publication_before_with_what_is_still_carrie
     book.claim()
     book.add(book.publication(1, txn(1), txn(2)))
     book.add(book.publication(2, txn(2), txn(3)))
-    assert book.state.own == (txn(3),)
+    assert book.state.introduced == (txn(3),)
     state = book.add(book.retracted())
     assert checkpoints(state) == ["1-1"]
     assert state.publication is not None
     assert state.publication.number == 2
-    assert state.named == (txn(2),), "1 was seen ended, and its id may be in use again"
+    assert state.pending_commits == (txn(2),), "1 was seen ended, and its id may be in use again"
     refused(book, book.retracted(), "may be committed")
     assert book.add(book.settled()).settled
 
@@ -176,7 +178,7 @@ def test_publications_are_taken_back_one_after_the_other_to_nothing(book: Book) 
     for left in (["1-1", "1-2"], ["1-1"], []):
         assert checkpoints(book.add(book.retracted())) == left
     assert book.state.publication is None
-    assert book.state.named == ()
+    assert book.state.pending_commits == ()
     assert checkpoints(book.add(book.publication(1, txn(4)))) == ["5-1"]
 
 
@@ -188,7 +190,7 @@ def test_a_settled_publication_is_never_taken_back(book: Book) -> None:
     book.add(book.publication(2, txn(2)))
     state = book.add(book.retracted())
     assert state.settled
-    assert state.named == ()
+    assert state.pending_commits == ()
     refused(book, book.retracted(), "decided before")
 
 
@@ -197,11 +199,11 @@ def test_a_publication_whose_loss_was_accepted_is_as_good_as_settled(book: Book)
     book.add(book.publication(1, txn(1)))
     book.add(book.lost(txn(1)))
     refused(book, book.retracted(), "decided before")
-    book.add(LossAccepted(**book.header(), lost=book.state.number, submission="s2"))
+    book.add(LossAccepted(**book.header(), lost=book.state.number, submission_id="s2"))
     book.claim("s2")
     book.add(book.publication(1, txn(2)))
     state = book.add(book.retracted())
-    assert (state.named, state.lost, state.settled) == ((), None, True)
+    assert (state.pending_commits, state.lost, state.settled) == ((), None, True)
 
 
 def test_only_the_newest_attempt_takes_the_last_publication_back(book: Book) -> None:
@@ -217,22 +219,22 @@ def test_only_the_newest_attempt_takes_the_last_publication_back(book: Book) -> 
 
 def test_there_is_a_limit_to_what_can_be_taken_back(book: Book) -> None:
     book.claim()
-    for counter in range(1, EARLIER_MAX + 5):
+    for counter in range(1, ROLLBACK_TARGETS_MAX + 5):
         book.add(book.publication(counter, *map(txn, range(counter))))
-    assert len(book.state.earlier) == EARLIER_MAX
-    for _ in range(EARLIER_MAX):
+    assert len(book.state.rollback_targets) == ROLLBACK_TARGETS_MAX
+    for _ in range(ROLLBACK_TARGETS_MAX):
         book.add(book.retracted())
     refused(book, book.retracted(), "may be committed")
 
 
-def test_a_hint_of_a_version_without_retraction_takes_nothing_back(book: Book) -> None:
+def test_a_snapshot_of_a_version_without_retraction_takes_nothing_back(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     body = json.loads(msgspec.json.encode(book.state))
     for field in ("carried", "own", "firm", "earlier"):
         del body[field]
     book.state = msgspec.json.decode(msgspec.json.encode(body), type=JournalState)
-    assert book.state.named == (txn(1),)
+    assert book.state.pending_commits == (txn(1),)
     refused(book, book.retracted(), "may be committed")
 
 
@@ -248,7 +250,7 @@ def test_the_last_publications_are_remembered(book: Book) -> None:
     book.claim()
     for counter in range(1, RECENT_MAX + 3):
         book.add(book.publication(counter))
-    recent = [ref.checkpoint.counter for ref in book.state.recent]
+    recent = [ref.checkpoint.counter for ref in book.state.recent_checkpoints]
     assert recent == list(range(3, RECENT_MAX + 3))
 
 
@@ -281,7 +283,7 @@ def test_an_entry_that_was_exchanged_is_found_by_the_next(book: Book) -> None:
 
 def test_entries_of_another_journal_are_refused(book: Book) -> None:
     book.claim()
-    other = msgspec.structs.replace(book.publication(1), journal="xyz")
+    other = msgspec.structs.replace(book.publication(1), journal_id="xyz")
     refused(book, other, "of another journal")
 
 
@@ -317,7 +319,7 @@ def test_only_the_last_loss_can_be_accepted(book: Book) -> None:
     book.add(book.publication(1, txn(1)))
     refused(
         book,
-        LossAccepted(**book.header(), lost=JournalNumber(2), submission="s"),
+        LossAccepted(**book.header(), lost=JournalNumber(2), submission_id="s"),
         "not the last loss",
     )
 
@@ -334,7 +336,7 @@ def full_book() -> Book:
     book.add(book.retracted())
     book.add(book.publication(3, txn(3), final=True))
     lost = book.add(book.lost(txn(3)))
-    book.add(LossAccepted(**book.header(), lost=lost.number, submission="s2"))
+    book.add(LossAccepted(**book.header(), lost=lost.number, submission_id="s2"))
     book.add(Closed(**book.header(), attempt=Attempt(1), outcome="failed"))
     return book
 
@@ -347,17 +349,17 @@ def test_an_entry_is_read_back_from_its_file(entry: AnyEntry) -> None:
     assert entry_number(path) == entry.number
 
 
-def test_the_hint_holds_the_whole_state() -> None:
+def test_the_snapshot_holds_the_whole_state() -> None:
     state = full_book().state
-    assert decode_hint(encode_hint(state), "hint") == state
+    assert decode_snapshot(encode_snapshot(state), "snapshot") == state
 
 
 def test_entries_sort_by_their_number() -> None:
     assert entry_path(JOB, 7) == "job/journal/00000000000000000007.json"
-    assert hint_path(JOB, 7) == "job/journal/00000000000000000007.hint"
-    assert entry_number(hint_path(JOB, 7)) is None
-    assert hint_number(hint_path(JOB, 7)) == 7
-    assert hint_number(entry_path(JOB, 7)) is None
+    assert snapshot_path(JOB, 7) == "job/journal/00000000000000000007.hint"
+    assert entry_number(snapshot_path(JOB, 7)) is None
+    assert snapshot_number(snapshot_path(JOB, 7)) == 7
+    assert snapshot_number(entry_path(JOB, 7)) is None
     with pytest.raises(InternalError):
         entry_path(JOB, 0)
 
@@ -409,7 +411,7 @@ def test_unknown_fields_of_a_later_version_are_passed_over() -> None:
 
 
 def test_an_end_of_an_earlier_version_reads_as_one_that_no_stop_has_made() -> None:
-    header: dict[str, Any] = {"number": 2, "nonce": "n", "previous": "p", "journal": "j"}
+    header: dict[str, Any] = {"number": 2, "nonce": "n", "previous": "p", "journal_id": "j"}
     closed = Closed(
         **header, created_ms=0, attempt=Attempt(1), outcome="finished", stopped="with_checkpoint"
     )

@@ -7,7 +7,7 @@ import pytest
 from tests.commit.quiet import Quiet
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import Claim
-from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.commit.journal.state import decode_snapshot, encode_snapshot
 from tidegate.commit.lost_tail import (
     SHOWN_MAX,
     GroupCommits,
@@ -121,7 +121,7 @@ def test_who_says_what_to_restore_has_decided(backup: Backup, restore: str) -> N
     open_ = [t for t, each in quiet.world.broker.items() if each.state is TransactionState.ONGOING]
     assert open_, "of the lost attempt"
     assert set(open_) <= set(quiet.recover(journal).fenced)
-    assert decode_hint(encode_hint(journal.state), "hint").lost_attempt == newer.attempt
+    assert decode_snapshot(encode_snapshot(journal.state), "snapshot").lost_attempt == newer.attempt
     again = quiet.claim("s3")
     assert again.attempt == journal.attempt + 1, "its ids are still listed"
     assert quiet.claim("s4").attempt == again.attempt + 1, "the consent is in the journal"

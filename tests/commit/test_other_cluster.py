@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.commit.quiet import Quiet, manifest
-from tests.commit.world import CLUSTER, JOB, PATIENCE
+from tests.commit.world import CLUSTER, JOB, RETRY_POLICY
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.commit.claim import claim_to_close
 from tidegate.commit.cluster_check import is_other_cluster, refuse_manifest
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import Claim, Lost
-from tidegate.commit.journal.state import decode_hint, encode_hint
+from tidegate.commit.journal.state import decode_snapshot, encode_snapshot
 from tidegate.errors import ClusterMismatchError, JournalLostError, RefusedError
 from tidegate.ids import CheckpointId, JournalNumber
 
@@ -23,8 +23,8 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def published_and_settled(quiet: Quiet, submission: str = "s1") -> ClaimedJournal:
-    journal = quiet.claim(submission)
+def published_and_settled(quiet: Quiet, submission_id: str = "s1") -> ClaimedJournal:
+    journal = quiet.claim(submission_id)
     quiet.recover(journal)
     quiet.publish(journal, 1, *quiet.prepared(journal, 0, 1))
     quiet.commit(journal)
@@ -84,8 +84,8 @@ def test_a_consent_is_stored_and_later_attempts_stand_on_it(quiet: Quiet) -> Non
     assert not claims(quiet)[-1].restore_to_other_cluster, "it counts once, for this cluster"
     assert second.state.moved_to == OTHER
     assert quiet.claim("s3").state.moved_to == OTHER, "nothing is published there yet"
-    hint = decode_hint(encode_hint(second.state), "hint")
-    assert hint.moved_to == OTHER
+    snapshot = decode_snapshot(encode_snapshot(second.state), "snapshot")
+    assert snapshot.moved_to == OTHER
 
 
 def test_a_consent_ends_with_a_publication_of_the_new_cluster(quiet: Quiet) -> None:
@@ -158,7 +158,13 @@ def refused_until_settled(quiet: Quiet, restore: str) -> None:
     quiet.world.cluster = OTHER
     with pytest.raises(RefusedError) as refused:
         quiet.claim("s2", restore=restore, restore_to_other_cluster=True)
-    for part in (named[0].transactional_id, CLUSTER, OTHER, "start the job once", "--accept-loss"):
+    for part in (
+        named[0].transactional_id,
+        CLUSTER,
+        OTHER,
+        "start the job once",
+        "--accept-data-loss",
+    ):
         assert part in str(refused.value)
     assert quiet.kinds() == before
 
@@ -178,7 +184,7 @@ def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, 
     named = quiet.prepared(journal, 0, 1)
     quiet.publish(journal, 1, *named)
     quiet.world.cluster = OTHER
-    moved = quiet.claim("s2", restore_to_other_cluster=True, accept_loss=True)
+    moved = quiet.claim("s2", restore_to_other_cluster=True, accept_data_loss=True)
     if end == "recover":
         assert quiet.recover(moved).given_up == named
         assert quiet.kinds()[-2:] == ["Lost", "LossAccepted"]
@@ -188,7 +194,7 @@ def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, 
     lost = next(entry for entry in quiet.entries() if isinstance(entry, Lost))
     assert lost.transactions == named
     assert f"on Kafka cluster {CLUSTER}" in lost.statement
-    assert moved.state.named == ()
+    assert moved.state.pending_commits == ()
     assert quiet.claim("s3", restore="latest").state.moved_to == OTHER
 
 
@@ -211,9 +217,9 @@ def test_a_claim_of_an_earlier_version_names_no_cluster_and_ends_a_consent(quiet
         number=JournalNumber(moved.state.number + 1),
         nonce="n",
         previous=moved.state.nonce,
-        journal=moved.name,
+        journal_id=moved.name,
         created_ms=0,
-        submission="s2",
+        submission_id="s2",
         restore="latest",
     )
     state = moved.state.after(old)
@@ -225,7 +231,7 @@ def test_a_claim_that_only_settles_is_not_refused_for_a_restore(quiet: Quiet) ->
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     started = quiet.claim("s2", restore="none")
-    journal = quiet.run(claim_to_close(JOB, submission="s2", patience=PATIENCE))
+    journal = quiet.run(claim_to_close(JOB, submission_id="s2", retry_policy=RETRY_POLICY))
     assert journal is not None
     assert journal.attempt == started.attempt + 1
     quiet.close(journal)
@@ -234,5 +240,7 @@ def test_a_claim_that_only_settles_is_not_refused_for_a_restore(quiet: Quiet) ->
 def test_a_claim_that_only_settles_needs_the_journal_of_the_job(quiet: Quiet) -> None:
     quiet.claim("s1")
     with pytest.raises(JournalLostError, match="ends with attempt 1"):
-        quiet.run(claim_to_close(JOB, submission="s1", claimed_attempt=4, patience=PATIENCE))
-    assert quiet.run(claim_to_close(JOB, submission="s0", patience=PATIENCE)) is None
+        quiet.run(
+            claim_to_close(JOB, submission_id="s1", claimed_attempt=4, retry_policy=RETRY_POLICY)
+        )
+    assert quiet.run(claim_to_close(JOB, submission_id="s0", retry_policy=RETRY_POLICY)) is None

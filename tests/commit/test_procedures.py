@@ -9,7 +9,7 @@ import pytest
 
 from tests.commit.masters import Tasks
 from tests.commit.quiet import Quiet, manifest
-from tests.commit.world import JOB, PATIENCE
+from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.commit import effects
 from tidegate.commit.committer import commit
@@ -19,7 +19,7 @@ from tidegate.commit.fencing import fence_zombies
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import (
     SNAPSHOT_INTERVAL,
-    hint_path,
+    snapshot_path,
 )
 from tidegate.commit.publish import publish
 from tidegate.commit.settle import settle
@@ -54,7 +54,7 @@ def test_a_checkpoint_from_publication_to_settled(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     published = quiet.publish(journal, 1, *named)
-    assert published.named == named == journal.uncommitted
+    assert published.pending == named == journal.uncommitted
     assert published.freed == ()
     assert not quiet.world.output
     assert quiet.commit(journal) == named
@@ -69,11 +69,11 @@ def test_a_publication_names_what_is_not_ended_and_frees_what_is(quiet: Quiet) -
     second = quiet.prepared(journal, 1)
     quiet.publish(journal, 1, *first)
     published = quiet.publish(journal, 2, *second)
-    assert published.named == (*first, *second), "also what no acknowledgement holds any more"
-    result = quiet.run(commit(journal, patience=PATIENCE))
+    assert published.pending == (*first, *second), "also what no acknowledgement holds any more"
+    result = quiet.run(commit(journal, retry_policy=RETRY_POLICY))
     journal.ended.update(result.ended)
     published = quiet.publish(journal, 3, *first, *second)
-    assert published.named == ()
+    assert published.pending == ()
     assert set(published.freed) == {*first, *second}
     assert journal.ended == {*first, *second}, "subtasks have not shown that they know"
     quiet.publish(journal, 4)
@@ -94,7 +94,7 @@ def test_the_oldest_is_ended_first_and_all_are_seen_complete(quiet: Quiet) -> No
             return msgspec.structs.replace(found, state=committing.pop())
         return NotImplemented
 
-    result = quiet.run(commit(journal, patience=PATIENCE), slowly)
+    result = quiet.run(commit(journal, retry_policy=RETRY_POLICY), slowly)
     assert result.ended == named
     sent = [e.transaction for e in quiet.asked if isinstance(e, effects.EndTransaction)]
     assert sent == list(named), "what is committing is not ended again"
@@ -113,7 +113,7 @@ def test_an_end_that_was_only_answered_is_not_ended(quiet: Quiet) -> None:
             return answers.pop()
         return NotImplemented
 
-    result = quiet.run(commit(journal, patience=PATIENCE), without_effect)
+    result = quiet.run(commit(journal, retry_policy=RETRY_POLICY), without_effect)
     assert result.ended == named
     assert quiet.world.output == {0: 1}
 
@@ -136,11 +136,11 @@ def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
         return EndTxnResult.RETRY if isinstance(effect, effects.EndTransaction) else NotImplemented
 
     with pytest.raises(KafkaError, match="does not authorise ending transaction"):
-        quiet.run(commit(journal, patience=PATIENCE), forbidden)
+        quiet.run(commit(journal, retry_policy=RETRY_POLICY), forbidden)
     with pytest.raises(KafkaUnavailableError, match="no coordinator"):
-        quiet.run(commit(journal, patience=PATIENCE), away)
+        quiet.run(commit(journal, retry_policy=RETRY_POLICY), away)
     with pytest.raises(KafkaUnavailableError, match="1 published transactions were not completed"):
-        quiet.run(commit(journal, patience=PATIENCE), useless)
+        quiet.run(commit(journal, retry_policy=RETRY_POLICY), useless)
     assert quiet.kinds() == ["Claim", "Publication"], "nothing was said lost"
 
 
@@ -173,21 +173,21 @@ def test_topics_are_asked_for_in_one_request_before_each_publication(quiet: Quie
     def answer(effect: Effect) -> Any:
         return ids if isinstance(effect, effects.TopicIds) else NotImplemented
 
-    quiet.run(publish(journal, made, (), checking=PATIENCE), answer)
+    quiet.run(publish(journal, made, (), checking=RETRY_POLICY), answer)
     (asked,) = [effect for effect in quiet.asked if isinstance(effect, effects.TopicIds)]
     assert asked.topics == {"t0", "t1"}, "the id of t2 is not known"
     assert quiet.kinds() == ["Claim", "Publication"]
 
 
 def test_a_topic_that_was_created_again_is_not_published(quiet: Quiet) -> None:
-    said = not_published(quiet, {"t0": "id-0", "t1": "id-new"})
-    assert "'t1' (topic id id-1) is offset 7, and" in said
-    assert "with id id-new" in said
+    description = not_published(quiet, {"t0": "id-0", "t1": "id-new"})
+    assert "'t1' (topic id id-1) is offset 7, and" in description
+    assert "with id id-new" in description
 
 
 def test_a_topic_that_was_deleted_is_not_published(quiet: Quiet) -> None:
-    said = not_published(quiet, {"t0": "id-0"})
-    assert "'t1' (topic id id-1) is offset 7, and Kafka has no topic of this name" in said
+    description = not_published(quiet, {"t0": "id-0"})
+    assert "'t1' (topic id id-1) is offset 7, and Kafka has no topic of this name" in description
 
 
 def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
@@ -230,8 +230,8 @@ def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet)
         return NotImplemented
 
     with pytest.raises(KafkaUnavailableError):
-        quiet.run(publish(journal, manifest(journal, 1, named), named, checking=PATIENCE), away)
-    assert quiet.publish(journal, 2, *named).named == named
+        quiet.run(publish(journal, manifest(journal, 1, named), named, checking=RETRY_POLICY), away)
+    assert quiet.publish(journal, 2, *named).pending == named
 
 
 def test_kafka_is_not_asked_again_for_an_attempt_that_is_over(quiet: Quiet) -> None:
@@ -257,7 +257,7 @@ def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0)
     quiet.publish(older, 1, *named)
-    result = quiet.run(commit(older, patience=PATIENCE))
+    result = quiet.run(commit(older, retry_policy=RETRY_POLICY))
     quiet.claim()
     with pytest.raises(FencedError, match="fenced by attempt 3"):
         quiet.publish(older, 2)
@@ -267,21 +267,23 @@ def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
         quiet.close(older)
 
 
-def test_a_hint_that_can_not_be_written_fails_nothing_and_is_written_later(quiet: Quiet) -> None:
+def test_a_snapshot_that_can_not_be_written_fails_nothing_and_is_written_later(
+    quiet: Quiet,
+) -> None:
     journal = quiet.claim()
     for counter in range(1, SNAPSHOT_INTERVAL - 1):
         quiet.publish(journal, counter)
 
-    def no_hint(effect: Effect) -> Any:
+    def no_snapshot(effect: Effect) -> Any:
         if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
             raise StorageError("full")
         return NotImplemented
 
     last = manifest(journal, SNAPSHOT_INTERVAL - 1)
-    assert quiet.run(publish(journal, last, ()), no_hint).number == SNAPSHOT_INTERVAL
-    assert hint_path(JOB, SNAPSHOT_INTERVAL) not in quiet.world.store.objects
+    assert quiet.run(publish(journal, last, ()), no_snapshot).number == SNAPSHOT_INTERVAL
+    assert snapshot_path(JOB, SNAPSHOT_INTERVAL) not in quiet.world.store.objects
     quiet.publish(journal, SNAPSHOT_INTERVAL)
-    assert hint_path(JOB, SNAPSHOT_INTERVAL + 1) in quiet.world.store.objects
+    assert snapshot_path(JOB, SNAPSHOT_INTERVAL + 1) in quiet.world.store.objects
 
 
 # --- recovery -----------------------------------------------------------------------------------
@@ -348,7 +350,12 @@ def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
         quiet.recover(newer)
     assert quiet.world.output == {1: 1}
     assert quiet.kinds() == ["Claim", "Publication", "Claim", "Lost"]
-    for part in ("checkpoint 1-1", named[0].transactional_id, "of sink totals", "--accept-loss"):
+    for part in (
+        "checkpoint 1-1",
+        named[0].transactional_id,
+        "of sink totals",
+        "--accept-data-loss",
+    ):
         assert part in str(caught.value)
     assert named[1].transactional_id not in str(caught.value)
 
@@ -363,9 +370,9 @@ def test_a_loss_leaves_nothing_open_that_readers_stand_behind(quiet: Quiet) -> N
     newer = quiet.claim()
     with pytest.raises(DataLossError):
         quiet.recover(newer)
-    facts = quiet.world.describe(unnamed)
-    assert facts is not None
-    assert facts.state is TransactionState.EMPTY
+    descriptions = quiet.world.describe(unnamed)
+    assert descriptions is not None
+    assert descriptions.state is TransactionState.EMPTY
 
 
 def test_a_job_that_has_stated_a_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
@@ -376,7 +383,7 @@ def test_a_job_that_has_stated_a_loss_can_be_closed_and_the_loss_remains(quiet: 
     assert quiet.kinds()[-2:] == ["Lost", "Closed"], "stated once"
     with pytest.raises(DataLossError):
         quiet.claim("s2")
-    assert quiet.claim("s2", accept_loss=True).before.accepted
+    assert quiet.claim("s2", accept_data_loss=True).before.accepted
 
 
 def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
@@ -386,14 +393,14 @@ def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
     with pytest.raises(DataLossError, match=r"has lost output: checkpoint 1-1"):
         quiet.claim("s2")
     with pytest.raises(DataLossError):
-        quiet.claim("s1", accept_loss=True)
+        quiet.claim("s1", accept_data_loss=True)
     assert len(quiet.entries()) == 4
-    accepted = quiet.claim("s2", accept_loss=True)
+    accepted = quiet.claim("s2", accept_data_loss=True)
     assert quiet.kinds()[4:] == ["LossAccepted", "Claim"]
     recovered = quiet.recover(accepted)
     assert recovered.ended == ()
     assert recovered.fenced == (named[0].transactional_id,), "the other one is complete"
-    assert accepted.restore_point("latest") == accepted.state.recent[-1]
+    assert accepted.restore_point("latest") == accepted.state.recent_checkpoints[-1]
     assert str(caught.value)
 
 
@@ -401,7 +408,7 @@ def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):
         quiet.recover(newer)
-    journal = quiet.claim("s2", accept_loss=True)
+    journal = quiet.claim("s2", accept_data_loss=True)
     quiet.recover(journal)
     named = quiet.prepared(journal, 2)
     quiet.publish(journal, 1, *named)
@@ -409,9 +416,9 @@ def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
     with pytest.raises(TransactionError):
         quiet.commit(journal)
     with pytest.raises(DataLossError):
-        quiet.recover(quiet.claim("s2", accept_loss=True))
+        quiet.recover(quiet.claim("s2", accept_data_loss=True))
     with pytest.raises(DataLossError):
-        quiet.claim("s2", accept_loss=True)
+        quiet.claim("s2", accept_data_loss=True)
 
 
 def test_a_loss_while_the_attempt_runs_is_stated_once_something_is_committed(quiet: Quiet) -> None:
@@ -463,7 +470,7 @@ def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) ->
 
     with pytest.raises(OutcomeUnknownError):
         quiet.run(
-            publish(journal, published, named, checking=PATIENCE, storing=PATIENCE),
+            publish(journal, published, named, checking=RETRY_POLICY, storing=RETRY_POLICY),
             written_and_never_confirmed,
         )
     asked = len(quiet.asked)
@@ -480,9 +487,11 @@ def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet)
     newer = quiet.claim()
     quiet.recover(newer)
     zombie, own = quiet.prepared(older, 0), quiet.prepared(newer, 1)
-    assert quiet.run(fence_zombies(newer, patience=PATIENCE)) == (zombie[0].transactional_id,)
-    assert quiet.run(fence_zombies(newer, patience=PATIENCE)) == ()
-    assert quiet.run(fence_zombies(older, patience=PATIENCE)) == ()
+    assert quiet.run(fence_zombies(newer, retry_policy=RETRY_POLICY)) == (
+        zombie[0].transactional_id,
+    )
+    assert quiet.run(fence_zombies(newer, retry_policy=RETRY_POLICY)) == ()
+    assert quiet.run(fence_zombies(older, retry_policy=RETRY_POLICY)) == ()
     assert quiet.world.broker[own[0].transactional_id].state is TransactionState.ONGOING
 
 

@@ -64,9 +64,9 @@ def test_without_faults_no_attempt_ever_fails() -> None:
 
 
 def _place_without_looking(
-    job: JobName, entry: AnyEntry, patience: RetryPolicy
+    job: JobName, entry: AnyEntry, retry_policy: RetryPolicy
 ) -> Procedure[AnyEntry]:
-    del patience
+    del retry_policy
     yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
     return entry
 
@@ -77,8 +77,8 @@ def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> N
 
 
 def test_mutant_a_claim_does_not_compare_what_stands_there(patch: Patch) -> None:
-    def no_read_back(job: JobName, own: Claim) -> Procedure[None]:
-        del job, own
+    def no_read_back(job: JobName, introduced: Claim) -> Procedure[None]:
+        del job, introduced
         yield MonotonicTime()
 
     patch("claim.write_entry", _place_without_looking)
@@ -92,22 +92,24 @@ def test_mutant_transactions_are_ended_before_the_publication() -> None:
 
 
 def _fencing_everything_older(*args: Any, **kwargs: Any) -> bool:
-    return may_fence(*args, **{**kwargs, "named": (), "swept": Attempt(0)})
+    return may_fence(*args, **{**kwargs, "pending": (), "fenced_before": Attempt(0)})
 
 
 def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) -> None:
-    def fence_first(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
-        yield from fence_older_attempts(journal, patience=patience["fencing"])
-        yield from recover(journal, **patience)
+    def fence_first(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
+        yield from fence_older_attempts(journal, retry_policy=retry_policy["fencing"])
+        yield from recover(journal, **retry_policy)
 
     patch("fencing.may_fence", _fencing_everything_older)
     assert "false alarm" in str(caught(under(recover=fence_first)))
 
 
 def test_mutant_recovery_fences_what_it_has_committed_but_not_settled(patch: Patch) -> None:
-    def unsettled(journal: ClaimedJournal, **patience: RetryPolicy) -> Procedure[None]:
-        yield from end_transactions(journal.uncommitted, settled=False, patience=patience["ending"])
-        yield from fence_older_attempts(journal, patience=patience["fencing"])
+    def unsettled(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
+        yield from end_transactions(
+            journal.uncommitted, settled=False, retry_policy=retry_policy["ending"]
+        )
+        yield from fence_older_attempts(journal, retry_policy=retry_policy["fencing"])
 
     patch("fencing.may_fence", _fencing_everything_older)
     patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))
@@ -125,12 +127,12 @@ def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
 
 
 def test_mutant_what_is_published_and_not_ended_is_not_carried(patch: Patch) -> None:
-    def names(
+    def list_transactions(
         journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
-        return tuple(txn for txn in transactions if txn not in journal.state.named)
+        return tuple(txn for txn in transactions if txn not in journal.state.pending_commits)
 
-    patch("publish.names", names)
+    patch("publish.list_transactions", list_transactions)
     caught(under(carry_until_told_ended=False))
 
 
@@ -139,8 +141,8 @@ def test_mutant_a_checkpoint_that_failed_drops_what_was_prepared() -> None:
 
 
 def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
-    def place(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry]:
-        del patience
+    def place(job: JobName, entry: AnyEntry, retry_policy: RetryPolicy) -> Procedure[AnyEntry]:
+        del retry_policy
         outcome = yield from create_entry(entry_path(job, entry.number), encode_entry(entry))
         if outcome is not CreateResult.CREATED:
             raise StorageError("not created, it seems")
@@ -152,27 +154,30 @@ def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
 
 
 def test_mutant_a_slot_is_free_once_committed() -> None:
-    assert "false alarm" in str(caught(under(free_slots_only_when_settled=False)))
+    assert "false alarm" in str(caught(under(free_ids_only_when_settled=False)))
 
 
 def test_mutant_what_was_seen_ended_is_named_again(patch: Patch) -> None:
-    def names(
+    def list_transactions(
         journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
         return tuple(dict.fromkeys((*journal.uncommitted, *transactions)))
 
-    patch("publish.names", names)
+    patch("publish.list_transactions", list_transactions)
     assert "TransactionError" in str(caught(calm))
 
 
 def test_mutant_a_loss_is_taken_for_done(patch: Patch) -> None:
-    def silent(named: Sequence[PreparedTransaction], **facts: Any) -> Decision:
-        found = decide(named, **facts)
+    def silent(pending: Sequence[PreparedTransaction], **descriptions: Any) -> Decision:
+        found = decide(pending, **descriptions)
         return Decision(end=found.end, done=(*found.done, *found.lost), lost=())
 
     for module in ("committer", "recover"):
         patch(f"{module}.decide", silent)
-        patch(f"{module}.is_complete", lambda txn, said: said is None or said.epoch != txn.epoch)
+        patch(
+            f"{module}.is_complete",
+            lambda txn, description: description is None or description.epoch != txn.epoch,
+        )
     found = caught(partial(simulate, timeouts=2))
     assert "output" in str(found) or "stuck" in str(found)
 

@@ -21,7 +21,7 @@ from tidegate.commit.decisions import is_complete
 from tidegate.commit.effects import Procedure, fence
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import Lost, RolledBack
-from tidegate.commit.journal.state import JournalState, _taken_back
+from tidegate.commit.journal.state import JournalState, _rolled_back
 from tidegate.ports.kafka import TransactionDescription
 from tidegate.protocol.snapshots import PreparedTransaction
 
@@ -54,21 +54,23 @@ def test_an_intruder_costs_a_replay_or_a_stated_loss_and_never_doubles() -> None
 
 
 def without_proof(
-    own: Sequence[PreparedTransaction], *, lost: bool, facts: Facts, **known: Any
+    introduced: Sequence[PreparedTransaction], *, lost: bool, descriptions: Facts, **known: Any
 ) -> bool:
     """A mutant of `may_roll_back` that takes every transaction for aborted of which Kafka knows
     nothing any more.
     """
-    committed = any(is_complete(txn, facts[txn]) or txn in known["ended"] for txn in own)
-    return lost and not known["firm"] and not committed
+    committed = any(
+        is_complete(txn, descriptions[txn]) or txn in known["ended"] for txn in introduced
+    )
+    return lost and not known["irrevocable"] and not committed
 
 
 def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None:
     def whatever(
-        own: Sequence[PreparedTransaction], *, lost: bool, facts: Facts, **known: Any
+        introduced: Sequence[PreparedTransaction], *, lost: bool, descriptions: Facts, **known: Any
     ) -> bool:
-        del own, facts
-        return lost and not known["firm"]
+        del introduced, descriptions
+        return lost and not known["irrevocable"]
 
     patch("rollback.may_roll_back", whatever)
     assert "twice in the output" in str(caught(aborting))
@@ -93,15 +95,15 @@ def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -
 
 
 def test_mutant_what_is_open_is_not_aborted_before_it_is_taken_back(patch: Patch) -> None:
-    patch("rollback.is_as_prepared", lambda txn, said: False)
+    patch("rollback.is_as_prepared", lambda txn, description: False)
     caught(aborting, saying="committed before its publication")
 
 
 def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patch: Patch) -> None:
     def names_all(state: JournalState) -> JournalState:
-        return msgspec.structs.replace(_taken_back(state), carried=None, settled=False)
+        return msgspec.structs.replace(_rolled_back(state), still_pending=None, settled=False)
 
-    patch("journal.state._taken_back", names_all)
+    patch("journal.state._rolled_back", names_all)
     caught(aborting)
 
 

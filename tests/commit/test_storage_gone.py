@@ -122,7 +122,7 @@ class TestJournal:
 
     def test_who_was_trimmed_away_is_fenced_and_not_without_storage(self, quiet: Quiet) -> None:
         journal = quiet.claim()
-        newer = quiet.claim("s2", hint_interval=1)
+        newer = quiet.claim("s2", snapshot_interval=1)
         quiet.publish(newer, 1)
         del quiet.world.store.objects[entry_path(JOB, 1)]
         with pytest.raises(FencedError):

@@ -38,7 +38,7 @@ def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
     settings = CheckpointSettings(tolerable_failed_checkpoints=5)
     with pytest.raises(RefusedError) as caught:
         check_against_broker(settings, STOCK_BROKER_MAX_MS)
-    said = str(caught.value)
+    description = str(caught.value)
     for part in (
         "1020 s = (5 tolerable_failed_checkpoints + 1) x max(interval 10 s, ",
         ", interval_during_backlog 3 s, ",
@@ -48,7 +48,7 @@ def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
         "to 1020000 or more",
         "checkpoint.tolerated_outage",
     ):
-        assert part in said
+        assert part in description
 
 
 def test_exactly_what_the_broker_allows_is_enough() -> None:

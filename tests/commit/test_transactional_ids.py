@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.commit.transactional_ids import (
+    attempts_of,
     format_transactional_id,
     job_prefix,
     parse_transactional_id,
 )
 from tidegate.errors import InternalError
-from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
+from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 
 @given(
@@ -23,7 +24,7 @@ from tidegate.ids import Attempt, JobName, SubtaskIndex, Uid
     st.integers(0, 99),
 )
 def test_what_is_written_is_parsed_back(
-    job: str, sink: str, attempt: int, subtask: int, slot: int
+    job: str, sink: str, attempt: int, subtask: int, index: int
 ) -> None:
     text = format_transactional_id(
         job=JobName(job),
@@ -31,14 +32,30 @@ def test_what_is_written_is_parsed_back(
         sink=Uid(sink),
         attempt=Attempt(attempt),
         subtask=SubtaskIndex(subtask),
-        slot=slot,
+        index=index,
     )
     parts = parse_transactional_id(text)
     assert parts is not None
     assert str(parts) == text
     assert (parts.job, parts.sink, parts.attempt) == (job, sink, attempt)
-    assert (parts.subtask, parts.slot) == (subtask, slot)
+    assert (parts.subtask, parts.index) == (subtask, index)
     assert text.startswith(job_prefix(JobName(job)))
+
+
+WORD = st.sampled_from(["tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1", "1\n", "²"])
+
+
+@given(st.lists(st.lists(WORD, max_size=8).map(".".join)))
+def test_the_attempts_of_many_ids_are_those_of_each(texts: list[str]) -> None:
+    parsed = [parse_transactional_id(text) for text in texts]
+    each = {(parts.job, parts.journal, parts.attempt) for parts in parsed if parts is not None}
+    assert attempts_of(map(TransactionalId, texts)) == each
+
+
+@given(st.permutations([f"tidegate.a.j{n % 2}.s.{n}.{n % 3}.{n}" for n in range(1, 9)]))
+def test_the_attempts_of_ids_are_each_returned_once(texts: list[str]) -> None:
+    found = attempts_of(TransactionalId(text) for text in (*texts, *texts))
+    assert sorted(found) == sorted(("a", f"j{n % 2}", n) for n in range(1, 9))
 
 
 @pytest.mark.parametrize(
@@ -70,5 +87,5 @@ def test_a_part_with_a_dot_is_a_bug() -> None:
             sink=Uid("dotted.sink"),
             attempt=Attempt(1),
             subtask=SubtaskIndex(0),
-            slot=0,
+            index=0,
         )

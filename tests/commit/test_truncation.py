@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.commit.quiet import Quiet, manifest
-from tests.commit.world import JOB, PATIENCE
+from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.commit import effects
 from tidegate.commit.claim import claim
 from tidegate.commit.effects import Effect
@@ -18,8 +18,8 @@ from tidegate.commit.journal.entries import (
     encode_entry,
     entry_number,
     entry_path,
-    hint_number,
-    hint_path,
+    snapshot_number,
+    snapshot_path,
 )
 from tidegate.commit.journal.reading import read_journal
 from tidegate.commit.journal.state import JournalState, PublicationRef
@@ -31,7 +31,7 @@ from tidegate.ids import Attempt, CheckpointId, JournalNumber
 from tidegate.ports.blobs import CreateResult
 
 EVERY = 4
-"""Entries between two hints here."""
+"""Entries between two snapshots here."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def quiet() -> Quiet:
 
 def begun(quiet: Quiet, **more: Any) -> ClaimedJournal:
     journal = quiet.claim(**more)
-    journal.hint_interval = EVERY
+    journal.snapshot_interval = EVERY
     return journal
 
 
@@ -51,16 +51,16 @@ def publish_up_to(quiet: Quiet, journal: ClaimedJournal, number: int) -> None:
 
 
 def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
-    """The numbers of the entries and of the hints that exist."""
+    """The numbers of the entries and of the snapshots that exist."""
     paths = sorted(quiet.world.store.objects)
     return (
         [n for path in paths if (n := entry_number(path)) is not None],
-        [n for path in paths if (n := hint_number(path)) is not None],
+        [n for path in paths if (n := snapshot_number(path)) is not None],
     )
 
 
 def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
-    """A journal of 14 entries, hints at 4, 8 and 12, trimmed below 8."""
+    """A journal of 14 entries, snapshots at 4, 8 and 12, trimmed below 8."""
     journal = begun(quiet)
     publish_up_to(quiet, journal, number)
     quiet.run(truncate(journal))
@@ -70,18 +70,18 @@ def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
 # --- what goes ----------------------------------------------------------------------------------
 
 
-def test_the_oldest_go_and_the_newest_two_hints_stay(quiet: Quiet) -> None:
+def test_the_oldest_go_and_the_newest_two_snapshots_stay(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 7)
-    assert quiet.run(truncate(journal)) == 0, "one hint is not enough"
+    assert quiet.run(truncate(journal)) == 0, "one snapshot is not enough"
     publish_up_to(quiet, journal, 14)
     assert quiet.run(truncate(journal)) == 7
     assert numbers(quiet) == ([8, 9, 10, 11, 12, 13, 14], [8, 12])
     deleted = [e.path for e in quiet.asked if isinstance(e, effects.DeleteObject)]
-    assert deleted == [*(entry_path(JOB, n) for n in range(1, 8)), hint_path(JOB, 4)]
+    assert deleted == [*(entry_path(JOB, n) for n in range(1, 8)), snapshot_path(JOB, 4)]
     quiet.asked.clear()
     assert quiet.run(truncate(journal)) == 0
-    assert quiet.asked == [], "nothing is asked before the next hint"
+    assert quiet.asked == [], "nothing is asked before the next snapshot"
 
 
 def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
@@ -93,7 +93,7 @@ def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
     publish_up_to(quiet, journal, 20)
     assert numbers(quiet)[1] == [16, 20]
     last = begun(quiet)
-    last.trim_due = True
+    last.truncation_due = True
     quiet.publish(last, 1)
     assert quiet.run(truncate(last)) == 15
 
@@ -108,42 +108,42 @@ def test_nothing_goes_while_the_last_publication_may_be_taken_back(quiet: Quiet)
 
 
 @pytest.mark.parametrize("number", [8, 12])
-def test_nothing_goes_that_only_a_torn_hint_could_replace(quiet: Quiet, number: int) -> None:
+def test_nothing_goes_that_only_a_torn_snapshot_could_replace(quiet: Quiet, number: int) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
-    quiet.world.store.objects[hint_path(JOB, number)] = b"{torn"
+    quiet.world.store.objects[snapshot_path(JOB, number)] = b"{torn"
     assert quiet.run(truncate(journal)) == 0
     publish_up_to(quiet, journal, 21)
     assert quiet.run(truncate(journal)) == 15, "two newer ones can be read"
 
 
 @given(
-    hints=st.lists(st.integers(1, 300), unique=True).map(sorted),
+    snapshots=st.lists(st.integers(1, 300), unique=True).map(sorted),
     publications=st.lists(st.integers(1, 300), unique=True).map(sorted),
     tail=st.integers(0, 5),
 )
-def test_the_first_entry_to_keep(hints: list[int], publications: list[int], tail: int) -> None:
-    number = max([*hints, *publications, 1]) + tail
+def test_the_first_entry_to_keep(snapshots: list[int], publications: list[int], tail: int) -> None:
+    number = max([*snapshots, *publications, 1]) + tail
     refs = tuple(
         PublicationRef(
             number=JournalNumber(n),
             checkpoint=CheckpointId(Attempt(1), n),
-            submission="s",
+            submission_id="s",
             manifest="m",
             sha256="",
             final=False,
         )
         for n in publications
     )
-    state = JournalState(number=JournalNumber(number), recent=refs)
-    keep = log_start(state, hints)
+    state = JournalState(number=JournalNumber(number), recent_checkpoints=refs)
+    keep = log_start(state, snapshots)
     assert 1 <= keep <= number, "never the tail"
     assert sum(n >= keep for n in publications) >= min(2, len(publications))
-    assert sum(n >= keep for n in hints) >= min(2, len(hints))
-    if hints and hints[-1] > number - tail and keep > 1:
-        assert keep <= hints[-2]
-    deposed = JournalState(number=JournalNumber(1), recent=refs)
-    assert log_start(deposed, [*hints, 400, 500]) == 1
+    assert sum(n >= keep for n in snapshots) >= min(2, len(snapshots))
+    if snapshots and snapshots[-1] > number - tail and keep > 1:
+        assert keep <= snapshots[-2]
+    deposed = JournalState(number=JournalNumber(1), recent_checkpoints=refs)
+    assert log_start(deposed, [*snapshots, 400, 500]) == 1
 
 
 # --- reading what is left -----------------------------------------------------------------------
@@ -155,19 +155,19 @@ def test_a_trimmed_journal_is_read_and_claimed(quiet: Quiet) -> None:
     assert quiet.claim().attempt == 15
 
 
-def test_a_trimmed_journal_is_read_without_its_newest_hint(quiet: Quiet) -> None:
+def test_a_trimmed_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> None:
     whole = trimmed(quiet).state
-    quiet.world.store.objects[hint_path(JOB, 12)] = b"{torn"
+    quiet.world.store.objects[snapshot_path(JOB, 12)] = b"{torn"
     assert quiet.run(read_journal(JOB)) == whole
-    del quiet.world.store.objects[hint_path(JOB, 12)]
+    del quiet.world.store.objects[snapshot_path(JOB, 12)]
     assert quiet.run(read_journal(JOB)) == whole
 
 
-def test_a_trimmed_journal_without_any_hint_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
+def test_a_trimmed_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
     trimmed(quiet)
     for number in (8, 12):
-        del quiet.world.store.objects[hint_path(JOB, number)]
-    with pytest.raises(CorruptCheckpointError, match="begins with entry 8, and no hint"):
+        del quiet.world.store.objects[snapshot_path(JOB, number)]
+    with pytest.raises(CorruptCheckpointError, match="begins with entry 8, and no snapshot"):
         quiet.claim()
 
 
@@ -194,7 +194,7 @@ def test_a_crash_in_the_middle_of_trimming_leaves_a_whole_journal(quiet: Quiet) 
 
 @pytest.mark.parametrize("nth", range(6))
 def test_a_reader_that_the_trimming_overtakes_begins_again(quiet: Quiet, nth: int) -> None:
-    """It is held up before its n-th question, for as long as three hints take."""
+    """It is held up before its n-th question, for as long as three snapshots take."""
     journal = trimmed(quiet)
     asked: list[Effect] = []
 
@@ -224,7 +224,7 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
             return quiet.world.store.history[own_claim]
         return NotImplemented
 
-    late = publish(zombie, manifest(zombie, 1), (), storing=PATIENCE)
+    late = publish(zombie, manifest(zombie, 1), (), storing=RETRY_POLICY)
     with pytest.raises(FencedError, match="fenced by a newer attempt"):
         quiet.run(late, saw_its_claim_before)
     assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
@@ -257,7 +257,7 @@ def test_a_claim_at_a_trimmed_number_is_made_again_at_the_end(quiet: Quiet) -> N
             quiet.run(truncate(journal))
         return NotImplemented
 
-    newer = quiet.run(claim(JOB, submission="s1", patience=PATIENCE), held_up)
+    newer = quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), held_up)
     assert newer.attempt == 21
     assert newer.before == journal.state
 
@@ -271,7 +271,7 @@ def test_a_create_that_can_not_be_looked_after_is_in_doubt(quiet: Quiet) -> None
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError):
-        quiet.run(publish(journal, manifest(journal, 1), (), storing=PATIENCE), blind)
+        quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), blind)
     assert journal.last_write_unknown
 
 
@@ -290,4 +290,4 @@ def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet)
         return NotImplemented
 
     with pytest.raises(FencedError):
-        quiet.run(publish(zombie, manifest(zombie, 1), (), storing=PATIENCE), lost)
+        quiet.run(publish(zombie, manifest(zombie, 1), (), storing=RETRY_POLICY), lost)

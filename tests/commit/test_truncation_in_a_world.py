@@ -1,8 +1,8 @@
 """Trimming among zombies and late creates; and what breaks without a rule.
 
-The world of `test_protocol_in_a_world.py`, with a hint after every second or third entry, so that a
-journal is trimmed many times in a run. The world itself refuses what is deleted out of order, or
-while the newest two publications need it.
+The world of `test_protocol_in_a_world.py`, with a snapshot after every second or third entry, so
+that a journal is trimmed many times in a run. The world itself refuses what is deleted out of
+order, or while the newest two publications need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.commit.retention import log_start
 from tidegate.ids import JobName
 
-trimming = partial(simulate, hint_interval=2)
+trimming = partial(simulate, snapshot_interval=2)
 
 
 def entries_left(world: World) -> int:
@@ -31,7 +31,7 @@ def entries_left(world: World) -> int:
 def test_exactly_once_while_the_journal_is_trimmed() -> None:
     gone = 0
     for seed in range(100):
-        world = simulate(seed, hint_interval=2 + seed % 2, timeouts=seed % 3)
+        world = simulate(seed, snapshot_interval=2 + seed % 2, timeouts=seed % 3)
         gone += len(world.entries()) > entries_left(world)
     assert gone > 60, "most runs must trim"
 
@@ -40,16 +40,16 @@ def test_exactly_once_while_the_journal_is_trimmed() -> None:
 
 
 def test_mutant_the_tail_is_trimmed(patch: Patch) -> None:
-    def all_of_it(state: JournalState, hints: Sequence[int]) -> int:
-        return state.number + 1 if log_start(state, hints) > 1 else 1
+    def all_of_it(state: JournalState, snapshots: Sequence[int]) -> int:
+        return state.number + 1 if log_start(state, snapshots) > 1 else 1
 
     patch("truncation.log_start", all_of_it)
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
 def test_mutant_what_the_newest_two_publications_need_is_trimmed(patch: Patch) -> None:
-    def only_the_newest(state: JournalState, hints: Sequence[int]) -> int:
-        return state.recent[-1].number if log_start(state, hints) > 1 else 1
+    def only_the_newest(state: JournalState, snapshots: Sequence[int]) -> int:
+        return state.recent_checkpoints[-1].number if log_start(state, snapshots) > 1 else 1
 
     patch("truncation.log_start", only_the_newest)
     assert "is trimmed, but publications are" in str(caught(trimming))

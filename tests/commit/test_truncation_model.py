@@ -7,9 +7,9 @@ import pytest
 from tests.commit.truncation_model import WronglyCountedError, search
 
 
-def test_a_create_beyond_which_there_is_no_hint_counts() -> None:
-    assert search("hint", writers=2, entries=5) > 1_000
-    assert search("hint", writers=3, entries=4) > 1_000
+def test_a_create_beyond_which_there_is_no_snapshot_counts() -> None:
+    assert search("snapshot", writers=2, entries=5) > 1_000
+    assert search("snapshot", writers=3, entries=4) > 1_000
 
 
 def test_without_a_look_a_create_at_a_trimmed_number_is_taken_for_counted() -> None:

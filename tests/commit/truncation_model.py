@@ -3,15 +3,15 @@
 The search visits every interleaving breadth first, like the protocol's model. No step kills or
 freezes a writer: one that is not scheduled is dead, and one that is scheduled late is a zombie. A
 create that was sent may land at any later time and any number of times, because a store retries or
-a proxy holds a request. It lands only where no entry exists. The oldest entry below the hint may be
-deleted at any time.
+a proxy holds a request. It lands only where no entry exists. The oldest entry below the snapshot
+may be deleted at any time.
 
 Whenever a writer counts its entry as written, the model checks that no other writer's entry had
 that number first. `look` is what a writer checks before it counts its entry:
 
 - `nothing`: that its entry exists;
 - `predecessor`: that the entry before it, which it followed, still exists too;
-- `hint`: that no hint beyond its entry exists.
+- `hint`: that no snapshot beyond its entry exists.
 
 Not modelled: what entries mean, and how a reader finds the end (it always finds the true one).
 """
@@ -44,7 +44,7 @@ class State(NamedTuple):
     present: frozenset[tuple[int, int]]
     """Number and writer of what stands there."""
     sent: frozenset[tuple[int, int]]
-    hint: int
+    snapshot: int
     writers: tuple[Writer, ...]
     begun: int
 
@@ -95,8 +95,8 @@ def _steps(state: State, look: str, entries: int) -> Iterator[Step]:
             sent = state.sent | {(number, me)}
             waits = writer._replace(state=WAITS)
             yield f"{me} sends {number}", _with(state, me, waits)._replace(sent=sent)
-        if writer.state == IDLE and writer.by == me and writer.known > state.hint:
-            yield f"{me} writes hint {writer.known}", state._replace(hint=writer.known)
+        if writer.state == IDLE and writer.by == me and writer.known > state.snapshot:
+            yield f"{me} writes snapshot {writer.known}", state._replace(snapshot=writer.known)
         if writer.state == WAITS and (number, me) in state.present:
             if not _counts(state, me, number, look):
                 yield f"{me} is fenced", _with(state, me, Writer())
@@ -117,15 +117,15 @@ def _world(state: State) -> Iterator[Step]:
         yield f"{number} of {writer} lands", after
     if state.present:
         oldest = min(state.present)
-        if oldest[0] < state.hint:
+        if oldest[0] < state.snapshot:
             yield f"{oldest[0]} is trimmed", state._replace(present=state.present - {oldest})
 
 
 def _counts(state: State, me: int, number: int, look: str) -> bool:
     if look == "nothing":
         return True
-    if look == "hint" or number == 1:  # the first entry follows nothing that could be looked at
-        return state.hint <= number
+    if look == "snapshot" or number == 1:  # the first entry follows nothing that could be looked at
+        return state.snapshot <= number
     return (number - 1, state.writers[me].by) in state.present
 
 

@@ -56,7 +56,7 @@ CLUSTER = "cluster-1"
 RECORDS = 16
 SINKS = 2
 SLOTS = 5
-PATIENCE = RetryPolicy(pause_s=0.01, timeout_s=2.0)
+RETRY_POLICY = RetryPolicy(pause_s=0.01, timeout_s=2.0)
 
 
 class Violation(AssertionError):
@@ -75,7 +75,7 @@ class Rules:
     keep_prepared_of_failed_checkpoints: bool = True
     carry_until_told_ended: bool = True
     keep_transactions_of_unknown_publications: bool = True
-    free_slots_only_when_settled: bool = True
+    free_ids_only_when_settled: bool = True
     recover: Callable[..., Any] = recover
 
 
@@ -145,8 +145,8 @@ class World:
     intruded: list[TransactionalId] = field(default_factory=list)
     lost_records: set[int] = field(default_factory=set)
     time_s: float = 0.0
-    hint_interval: int = SNAPSHOT_INTERVAL
-    """Entries between two hints, which is how often a journal is trimmed."""
+    snapshot_interval: int = SNAPSHOT_INTERVAL
+    """Entries between two snapshots, which is how often a journal is trimmed."""
     producer_ids: int = 0
     nonces: int = 0
     log: list[str] = field(default_factory=list)
@@ -376,7 +376,7 @@ class World:
         return sorted(path for path in self.store.objects if path.startswith(f"{prefix}/"))
 
     def _delete(self, path: str) -> None:
-        """Entries go oldest first, and none that the newest publications or hints stand on."""
+        """Entries go oldest first, and none that the newest publications or snapshots stand on."""
         number = entry_number(path)
         if number is not None and path in self.store.objects:
             older = set(range(1, number)) - self._trimmed  # entries that land again are orphans

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.contracts.surroundings import PATIENCE_S, Surroundings
+from tests.contracts.surroundings import TIMEOUT_S, Surroundings
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Exchange, Frame
 
@@ -42,11 +42,11 @@ class Slot:
             peers, post=self.mailbox.append, on_frames=self._on_frames, on_lost=self._on_lost
         )
 
-    def run_until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    def run_until(self, holds: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
         """Run the mailbox until something holds."""
-        until = self._around.clock.monotonic() + patience_s
+        until = self._around.clock.monotonic() + timeout_s
         while not holds():
-            assert self._around.clock.monotonic() < until, f"not in {patience_s} s; {self.lost=}"
+            assert self._around.clock.monotonic() < until, f"not in {timeout_s} s; {self.lost=}"
             if not self.mailbox:
                 self._around.clock.sleep(_STEP_S)
             self.run_rest()

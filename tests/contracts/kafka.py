@@ -111,24 +111,24 @@ class KafkaUnderTest:
         reader.close()
         return list(found.values())
 
-    def facts(self, name: TransactionalId) -> TransactionDescription:
+    def description(self, name: TransactionalId) -> TransactionDescription:
         found = self.log.describe(name)
         assert found is not None
         return found
 
     def commit(self, name: TransactionalId) -> None:
-        facts = self.facts(name)
+        description = self.description(name)
         self.eventually(
-            lambda: self.log.end(name, facts.producer_id, facts.epoch, commit=True),
+            lambda: self.log.end(name, description.producer_id, description.epoch, commit=True),
             lambda outcome: outcome is EndTxnResult.ACCEPTED,
         )
         self.settled(name)
 
     def settled(self, name: TransactionalId) -> TransactionDescription:
         return self.eventually(
-            lambda: self.facts(name),
-            lambda facts: (
-                facts.state
+            lambda: self.description(name),
+            lambda description: (
+                description.state
                 in {
                     TransactionState.COMPLETE_COMMIT,
                     TransactionState.COMPLETE_ABORT,
@@ -180,13 +180,13 @@ class KafkaContract:
     def test_a_transaction_is_invisible_until_it_is_ended(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
-        made = cluster.facts(name)
+        made = cluster.description(name)
         assert (made.state, made.start_ms) == (TransactionState.EMPTY, -1)
         producer.begin()
         producer.send(topic, [b"a", b"b", None], [b"k", None, b"k"])
         producer.send_one(topic, b"c", b"k", [("h", b"1"), ("none", None)], 123_456)
         producer.flush(TIMEOUT_S)
-        ongoing = cluster.facts(name)
+        ongoing = cluster.description(name)
         assert ongoing.state is TransactionState.ONGOING
         assert (ongoing.producer_id, ongoing.epoch) == (made.producer_id, made.epoch)
         assert ongoing.start_ms > 0
@@ -195,7 +195,7 @@ class KafkaContract:
         assert cluster.read(topic) == [[]]
         cluster.commit(name)
         assert cluster.read(topic) == [[b"a", b"b", None, b"c"]]
-        ended = cluster.facts(name)
+        ended = cluster.description(name)
         assert ended.state is TransactionState.COMPLETE_COMMIT
         assert (ended.producer_id, ended.epoch, ended.start_ms) == (
             ongoing.producer_id,
@@ -217,7 +217,7 @@ class KafkaContract:
         del producer
         gc.collect()
         cluster.clock.sleep(0.2)
-        assert cluster.facts(name).state is TransactionState.ONGOING
+        assert cluster.description(name).state is TransactionState.ONGOING
         cluster.commit(name)
         assert cluster.read(topic) == [[b"a"]]
 
@@ -227,12 +227,12 @@ class KafkaContract:
         producer.begin()
         producer.send(topic, [b"never"], None)
         producer.flush(TIMEOUT_S)
-        facts = cluster.facts(name)
-        outcome = cluster.log.end(name, facts.producer_id, facts.epoch, commit=False)
+        description = cluster.description(name)
+        outcome = cluster.log.end(name, description.producer_id, description.epoch, commit=False)
         assert outcome is EndTxnResult.ACCEPTED
         assert cluster.settled(name).state is TransactionState.COMPLETE_ABORT
         assert cluster.read(topic) == [[]]
-        assert cluster.log.end(name, facts.producer_id, facts.epoch, commit=True) is (
+        assert cluster.log.end(name, description.producer_id, description.epoch, commit=True) is (
             EndTxnResult.REFUSED
         )
 
@@ -246,15 +246,15 @@ class KafkaContract:
             producer.begin()
             producer.send(topic, [b"a"], None)
             producer.flush(TIMEOUT_S)
-        facts = cluster.facts(name)
+        description = cluster.description(name)
         outcome = cluster.log.end(
             cluster.new_id() if wrong == "id" else name,
-            facts.producer_id + (wrong == "producer"),
-            facts.epoch + (wrong == "epoch"),
+            description.producer_id + (wrong == "producer"),
+            description.epoch + (wrong == "epoch"),
             commit=True,
         )
         assert outcome is EndTxnResult.REFUSED
-        assert cluster.facts(name) == facts
+        assert cluster.description(name) == description
         assert cluster.read(topic) == [[]]
         cluster.log.fence(name)
 
@@ -272,12 +272,12 @@ class KafkaContract:
         zombie.begin()
         zombie.send(topic, [b"a"], None)
         zombie.flush(TIMEOUT_S)
-        before = cluster.facts(name)
+        before = cluster.description(name)
         if by == "fence":
             cluster.log.fence(name)
         else:
             cluster.producer(name)
-        after = cluster.facts(name)
+        after = cluster.description(name)
         assert after.state is TransactionState.EMPTY
         assert (after.producer_id, after.epoch) > (before.producer_id, before.epoch)
         outcome = cluster.log.end(name, before.producer_id, before.epoch, commit=True)
@@ -315,7 +315,7 @@ class KafkaContract:
             _write_on(zombie, topic)
         with pytest.raises(TransactionError):
             zombie.flush(TIMEOUT_S)
-        assert cluster.facts(name).state is not TransactionState.ONGOING
+        assert cluster.description(name).state is not TransactionState.ONGOING
 
     def test_list_finds_ids_by_prefix_in_every_state(self, cluster: KafkaUnderTest) -> None:
         topic, job = cluster.make_topic(1), cluster.unique("tidegate.list")
@@ -351,7 +351,9 @@ class KafkaContract:
                 producer.flush(TIMEOUT_S)
         with pytest.raises(RecordTooLargeError, match=topic):
             producer.send(topic, [b"more"], None)
-        assert cluster.facts(name).state is TransactionState.ONGOING, "Describe would not tell"
+        assert cluster.description(name).state is TransactionState.ONGOING, (
+            "Describe would not tell"
+        )
         cluster.log.fence(name)
 
     def test_the_cause_is_told_and_not_what_followed_from_it(self, cluster: KafkaUnderTest) -> None:

@@ -53,13 +53,13 @@ class RightsContract:
         producer.begin()
         producer.send(topic, [b"a"], None)
         producer.flush(TIMEOUT_S)
-        assert writer.facts(name).state is TransactionState.ONGOING
+        assert writer.description(name).state is TransactionState.ONGOING
         assert writer.log.list(name) == {name: TransactionState.ONGOING}
         assert guest.log.list(name) == {}, "ids that may not be described are left out"
         writer.commit(name)
         assert writer.admin.latest([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): 2}
         writer.log.fence(name)
-        assert writer.facts(name).state is TransactionState.EMPTY
+        assert writer.description(name).state is TransactionState.EMPTY
         self.assert_not_read(writer, topic)
 
     def test_a_topic_that_may_not_be_written_leaves_the_transaction_empty(
@@ -70,7 +70,7 @@ class RightsContract:
         producer.begin()
         with pytest.raises(TransactionError, match=rf"{forbidden}.*(?i:authori[sz]ation)"):
             write(producer, forbidden, b"a")
-        assert writer.facts(name).state is TransactionState.EMPTY
+        assert writer.description(name).state is TransactionState.EMPTY
 
     def assert_not_read(self, cluster: KafkaUnderTest, topic: str) -> None:
         reader = cluster.reader(topic)

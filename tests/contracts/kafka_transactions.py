@@ -39,9 +39,9 @@ def opened(
 
 def end(cluster: KafkaUnderTest, name: TransactionalId, *, commit: bool) -> TransactionDescription:
     """End the present transaction of an id, as often as it takes, and wait for its markers."""
-    facts = cluster.facts(name)
+    description = cluster.description(name)
     cluster.eventually(
-        lambda: cluster.log.end(name, facts.producer_id, facts.epoch, commit=commit),
+        lambda: cluster.log.end(name, description.producer_id, description.epoch, commit=commit),
         lambda outcome: outcome is not RETRY,
     )
     return cluster.settled(name)
@@ -92,13 +92,13 @@ class TransactionContract:
     ) -> None:
         topic = cluster.make_topic(1)
         name = in_state(cluster, topic, state)
-        facts = cluster.facts(name)
+        description = cluster.description(name)
         offsets = cluster.admin.latest([TopicPartition(topic, 0)])
-        of = (facts.producer_id, facts.epoch)
+        of = (description.producer_id, description.epoch)
         assert cluster.log.end(name, *of, commit=True) is commit
         assert cluster.log.end(name, *of, commit=False) is abort
         assert cluster.log.end(name, *of, commit=True) is commit
-        assert cluster.facts(name) == facts
+        assert cluster.description(name) == description
         assert cluster.admin.latest([TopicPartition(topic, 0)]) == offsets, "no marker was written"
 
     @pytest.mark.parametrize("state", [EMPTY, ONGOING, COMMITTED, ABORTED])
@@ -115,26 +115,26 @@ class TransactionContract:
             write(producer, topic, b"a")
         if state in {COMMITTED, ABORTED}:
             end(cluster, name, commit=state is COMMITTED)
-        facts = cluster.facts(name)
-        assert facts.state is state
+        description = cluster.description(name)
+        assert description.state is state
         for commit in (True, False):
             for producer_id, epoch in (
-                (facts.producer_id, facts.epoch - 1),
-                (facts.producer_id, facts.epoch + 1),
-                (facts.producer_id - 1, facts.epoch),
-                (facts.producer_id + 1_000_000, facts.epoch),
+                (description.producer_id, description.epoch - 1),
+                (description.producer_id, description.epoch + 1),
+                (description.producer_id - 1, description.epoch),
+                (description.producer_id + 1_000_000, description.epoch),
             ):
                 outcome = cluster.log.end(name, producer_id, epoch, commit=commit)
                 assert outcome is REFUSED, (producer_id, epoch, commit)
             assert cluster.log.end(cluster.new_id(), 1, 0, commit=commit) is REFUSED
-        assert cluster.facts(name) == facts
+        assert cluster.description(name) == description
 
     def test_an_end_may_be_repeated_at_once(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
         for commit in (True, False):
             name, _ = opened(cluster, topic, b"%d" % commit)
-            facts = cluster.facts(name)
-            of = (facts.producer_id, facts.epoch)
+            description = cluster.description(name)
+            of = (description.producer_id, description.epoch)
             first, *others = (cluster.log.end(name, *of, commit=commit) for _ in range(6))
             assert first is ACCEPTED
             assert set(others) <= {ACCEPTED, RETRY}, "busy with the markers, or done"
@@ -150,29 +150,29 @@ class TransactionContract:
     def test_what_is_described_through_a_transactions_life(self, cluster: KafkaUnderTest) -> None:
         topic, other, name = cluster.make_topic(1), cluster.make_topic(1), cluster.new_id()
         cluster.log.fence(name)
-        assert cluster.facts(name).state is EMPTY, "fencing an unknown id makes it known"
-        assert (cluster.facts(name).epoch, cluster.facts(name).start_ms) == (0, -1)
+        assert cluster.description(name).state is EMPTY, "fencing an unknown id makes it known"
+        assert (cluster.description(name).epoch, cluster.description(name).start_ms) == (0, -1)
         producer = cluster.producer(name)
-        made = cluster.facts(name)
+        made = cluster.description(name)
         assert (made.state, made.epoch, made.start_ms) == (EMPTY, 1, -1)
         producer.begin()
         producer.flush(TIMEOUT_S)
-        assert cluster.facts(name) == made, "nothing was written: nothing is open"
+        assert cluster.description(name) == made, "nothing was written: nothing is open"
         of = (made.producer_id, made.epoch)
         assert cluster.log.end(name, *of, commit=True) is REFUSED
         write(producer, topic, b"a")
-        ongoing = cluster.facts(name)
+        ongoing = cluster.description(name)
         assert ongoing.state is ONGOING, "and the same producer can still write"
         assert (ongoing.producer_id, ongoing.epoch) == of
         cluster.clock.sleep(0.02)
         write(producer, other, b"b")
-        assert cluster.facts(name) == ongoing, "its start is the first write's"
+        assert cluster.description(name) == ongoing, "its start is the first write's"
         committed = end(cluster, name, commit=True)
         assert committed.state is COMMITTED
         assert (committed.producer_id, committed.epoch) == of
         assert committed.start_ms == ongoing.start_ms
         cluster.log.fence(name)
-        fenced = cluster.facts(name)
+        fenced = cluster.description(name)
         assert (fenced.state, fenced.producer_id, fenced.epoch) == (EMPTY, made.producer_id, 2)
         assert fenced.start_ms == (ongoing.start_ms if keeps_start(cluster) else -1)
 
@@ -180,7 +180,7 @@ class TransactionContract:
         names = [cluster.new_id() for _ in range(3)]
         for name in names:
             cluster.log.fence(name)
-        assert len({cluster.facts(name).producer_id for name in names}) == 3
+        assert len({cluster.description(name).producer_id for name in names}) == 3
 
     # --- InitProducerId, by the state that it meets ---
 
@@ -193,14 +193,14 @@ class TransactionContract:
     ) -> None:
         topic = cluster.make_topic(1)
         name = in_state(cluster, topic, state)
-        before = cluster.facts(name)
+        before = cluster.description(name)
         assert before.state is state
         initialise: dict[str, Callable[[TransactionalId], object]] = {
             "fence": cluster.log.fence,
             "producer": cluster.producer,
         }
         initialise[by](name)
-        after = cluster.facts(name)
+        after = cluster.description(name)
         assert after.state is EMPTY
         assert (after.producer_id, after.epoch) == (before.producer_id, before.epoch + step)
         assert after.start_ms == (before.start_ms if keeps_start(cluster) else -1)
@@ -217,7 +217,7 @@ class TransactionContract:
             cluster.drivers.producer(cluster.settings, name, maximum + 1)
         assert cluster.log.describe(name) is None
         cluster.drivers.producer(cluster.settings, name, maximum)
-        assert cluster.facts(name).state is EMPTY
+        assert cluster.description(name).state is EMPTY
 
     # --- timeouts ---
 
@@ -226,12 +226,12 @@ class TransactionContract:
         patient, _ = opened(cluster, other)
         idle = cluster.new_id()
         warm = cluster.drivers.producer(cluster.settings, idle, 2_000)
-        of_idle = cluster.facts(idle)
+        of_idle = cluster.description(idle)
         name, producer = opened(cluster, topic, timeout_ms=2_000)
-        before = cluster.facts(name)
+        before = cluster.description(name)
         assert before.state is ONGOING
         aborted = cluster.eventually(
-            lambda: cluster.facts(name), lambda facts: facts.state is ABORTED
+            lambda: cluster.description(name), lambda description: description.state is ABORTED
         )
         assert (aborted.producer_id, aborted.epoch, aborted.start_ms) == (
             before.producer_id,
@@ -246,9 +246,9 @@ class TransactionContract:
         with pytest.raises(TransactionError):
             write(producer, topic, b"late")
         cluster.log.fence(name)
-        assert cluster.facts(name).epoch == aborted.epoch + 1
-        assert cluster.facts(patient).state is ONGOING
-        assert cluster.facts(idle) == of_idle, "only what is open times out"
+        assert cluster.description(name).epoch == aborted.epoch + 1
+        assert cluster.description(patient).state is ONGOING
+        assert cluster.description(idle) == of_idle, "only what is open times out"
         warm.begin()
         write(warm, topic, b"b")
         assert end(cluster, idle, commit=True).state is COMMITTED
@@ -267,7 +267,7 @@ class TransactionContract:
             ended = end(cluster, name, commit=commit)
             with pytest.raises(TransactionError):
                 write(producer, topic, b"late")
-            assert cluster.facts(name) == ended
+            assert cluster.description(name) == ended
             cluster.log.fence(name)
             assert cluster.read(topic) == [[b"a"] if commit else []]
 
@@ -282,7 +282,7 @@ class TransactionContract:
         ended = end(cluster, name, commit=True)
         cluster.clock.sleep(0.02)
         write(producer, second, b"another")
-        again = cluster.facts(name)
+        again = cluster.description(name)
         assert again.state is ONGOING
         assert (again.producer_id, again.epoch) == (ended.producer_id, ended.epoch)
         assert again.start_ms > ended.start_ms
@@ -296,10 +296,10 @@ class TransactionContract:
         zombie = cluster.producer(name)
         zombie.begin()
         successor = cluster.producer(name)
-        facts = cluster.facts(name)
+        description = cluster.description(name)
         with pytest.raises(TransactionError):
             write(zombie, topic, b"late")
-        assert cluster.facts(name) == facts
+        assert cluster.description(name) == description
         successor.begin()
         write(successor, topic, b"a")
         with pytest.raises(TransactionError):
@@ -332,7 +332,7 @@ class TransactionContract:
             producer.begin()
         with pytest.raises(TransactionError):
             producer.flush(TIMEOUT_S)
-        assert cluster.facts(name).state is ONGOING
+        assert cluster.description(name).state is ONGOING
         cluster.log.fence(name)
 
     def test_nothing_is_written_outside_a_transaction(self, cluster: KafkaUnderTest) -> None:
@@ -342,7 +342,7 @@ class TransactionContract:
             producer.send(topic, [b"a"], None)
         with pytest.raises(TransactionError, match=topic):
             producer.begin()
-        assert cluster.facts(name).state is EMPTY
+        assert cluster.description(name).state is EMPTY
         assert cluster.read(topic) == [[]]
 
     # --- listing ---

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from tests.contracts.surroundings import PATIENCE_S, Surroundings
+from tests.contracts.surroundings import TIMEOUT_S, Surroundings
 from tidegate.errors import FencedError, InternalError, RpcError, SystemCallError, UserCodeError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
@@ -118,11 +118,11 @@ class RpcContract:
 
         def handler(message: Message) -> Message:
             if isinstance(message, GetJob):
-                leave.wait(PATIENCE_S)
+                leave.wait(TIMEOUT_S)
             return Acknowledge()
 
         client = ends.pair(handler)
-        slow = around.beside(lambda: client.call(GetJob(job=JobName("slow")), PATIENCE_S))
+        slow = around.beside(lambda: client.call(GetJob(job=JobName("slow")), TIMEOUT_S))
         assert client.call(ListJobs()) == Acknowledge()
         assert not leave.is_set()
         leave.set()
@@ -207,8 +207,8 @@ class RpcContract:
         server.close()
         began = around.clock.monotonic()
         with pytest.raises(RpcError, match=f"ListJobs to {address} failed: no process answers"):
-            ends.client(address).call(ListJobs(), timeout_s=PATIENCE_S)
-        assert around.clock.monotonic() - began < PATIENCE_S / 2
+            ends.client(address).call(ListJobs(), timeout_s=TIMEOUT_S)
+        assert around.clock.monotonic() - began < TIMEOUT_S / 2
 
     def test_a_handler_that_takes_too_long_is_not_awaited_and_may_have_its_effect(
         self, ends: Ends, around: Surroundings
@@ -217,7 +217,7 @@ class RpcContract:
 
         def handler(message: Message) -> Message:
             if isinstance(message, ListJobs):
-                leave.wait(PATIENCE_S)
+                leave.wait(TIMEOUT_S)
                 done.set()
             return Acknowledge()
 
@@ -226,10 +226,10 @@ class RpcContract:
         began = around.clock.monotonic()
         with pytest.raises(RpcError, match="no reply within 1 s"):
             client.call(ListJobs(), timeout_s=1.0)
-        assert 0.9 < around.clock.monotonic() - began < PATIENCE_S
+        assert 0.9 < around.clock.monotonic() - began < TIMEOUT_S
         assert not done.is_set()
         leave.set()
-        assert done.wait(PATIENCE_S)
+        assert done.wait(TIMEOUT_S)
 
     def test_a_server_that_closes_leaves_no_caller_waiting(
         self, ends: Ends, around: Surroundings
@@ -238,7 +238,7 @@ class RpcContract:
 
         def handler(_: Message) -> Message:
             called.set()
-            leave.wait(PATIENCE_S)
+            leave.wait(TIMEOUT_S)
             return Acknowledge()
 
         server = ends.serve(handler)
@@ -246,10 +246,10 @@ class RpcContract:
 
         def call() -> None:
             with pytest.raises(RpcError, match=server.address):
-                client.call(ListJobs(), timeout_s=10 * PATIENCE_S)
+                client.call(ListJobs(), timeout_s=10 * TIMEOUT_S)
 
         join = around.beside(call)
-        assert called.wait(PATIENCE_S)
+        assert called.wait(TIMEOUT_S)
         server.close()
         join()
         leave.set()
@@ -265,17 +265,17 @@ class RpcContract:
         def handler(message: Message) -> Message:
             seen.append(message)
             called.set()
-            leave.wait(PATIENCE_S)
+            leave.wait(TIMEOUT_S)
             return Acknowledge()
 
         client = ends.pair(handler)
 
         def call() -> None:
             with pytest.raises(RpcError):
-                client.call(ListJobs(), timeout_s=10 * PATIENCE_S)
+                client.call(ListJobs(), timeout_s=10 * TIMEOUT_S)
 
         join = around.beside(call)
-        assert called.wait(PATIENCE_S)
+        assert called.wait(TIMEOUT_S)
         client.close()
         join()
         leave.set()

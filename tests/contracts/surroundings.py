@@ -13,7 +13,7 @@ from tidegate.drivers.threads import SystemThreads
 from tidegate.ports.clock import Clock
 from tidegate.ports.threads import Event, Threads
 
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """A bound for a machine that is busy with other things, not a figure."""
 _STEP_S = 0.005
 
@@ -45,15 +45,15 @@ class Surroundings:
         self._threads.start(run, name="beside")
 
         def join() -> None:
-            assert ended.wait(PATIENCE_S), f"not ended within {PATIENCE_S} s"
+            assert ended.wait(TIMEOUT_S), f"not ended within {TIMEOUT_S} s"
             if raised:
                 raise raised[0]
 
         return join
 
-    def until(self, holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
+    def until(self, holds: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
         """Wait for an event that happens in parallel with the test."""
-        deadline = self.clock.monotonic() + patience_s
+        deadline = self.clock.monotonic() + timeout_s
         while not holds():
-            assert self.clock.monotonic() < deadline, f"not within {patience_s} s"
+            assert self.clock.monotonic() < deadline, f"not within {timeout_s} s"
             self.clock.sleep(_STEP_S)

@@ -52,11 +52,11 @@ def refused(reply: Message | None, tidegate: str, python: str) -> None:
 
 
 @pytest.mark.parametrize(("tidegate", "python"), OTHERS)
-@pytest.mark.parametrize("epoch", [None, LeaderEpoch(7)], ids=["standing", "local"])
+@pytest.mark.parametrize("epoch", [None, LeaderEpoch(7)], ids=["session cluster", "local"])
 def test_a_taskmanager_of_another_version_is_refused(
     tidegate: str, python: str, epoch: LeaderEpoch | None
 ) -> None:
-    shell = Shell(standing=True)
+    shell = Shell(session_cluster=True)
     joins = RegisterTaskManager(
         id=TaskManagerId("x"),
         epoch=epoch,
@@ -76,7 +76,7 @@ def test_a_taskmanager_of_another_version_is_refused(
 def test_a_client_of_another_version_is_refused_by_a_session_cluster(
     tidegate: str, python: str
 ) -> None:
-    shell = Shell(standing=True)
+    shell = Shell(session_cluster=True)
     given = msgspec.structs.replace(
         submission(),
         settings=Config().to_dict(),
@@ -89,7 +89,7 @@ def test_a_client_of_another_version_is_refused_by_a_session_cluster(
 
 @pytest.mark.parametrize(("tidegate", "python"), OTHERS)
 def test_a_jobmaster_of_another_version_is_refused(tidegate: str, python: str) -> None:
-    shell, job = Shell(standing=False), JobName("a")
+    shell, job = Shell(session_cluster=False), JobName("a")
     given = msgspec.structs.replace(submission(), settings=Config().to_dict())
     shell.ask(SubmitJob(submission=given))
     shell.manager.handle(lambda: shell.manager._submission_stored(job))

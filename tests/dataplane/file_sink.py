@@ -50,7 +50,7 @@ class FileSink(Sink[T]):
         return self.value.validate == "all"
 
     def record_type(self) -> object:
-        return self.value.of
+        return self.value.value_type
 
     def describe(self) -> dict[str, object]:
         return {"folder": self.folder, "value": self.value.describe()}

@@ -18,7 +18,7 @@ from tidegate.api.state import ValueState
 from tidegate.api.streams import Stream
 from tidegate.backfill.refusals import refuse_unknown_steps
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster.job_plan import plan_facts
+from tidegate.controlplane.jobmaster.job_plan import state_metadata
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.registry import OPERATORS, ChainBuilder, OperatorEntry
 from tidegate.dataplane.operators.stateless import Emit
@@ -143,7 +143,7 @@ def test_a_new_kind_runs_in_slots_that_exchange_records() -> None:
 
 def test_a_new_kind_with_state_is_part_of_checkpoints_and_restores() -> None:
     graph = build(Doubled)
-    facts = plan_facts(graph, plan(graph, 1, 128), Config())
+    facts = state_metadata(graph, plan(graph, 1, 128), Config())
     assert [(step.uid, list(step.states)) for step in facts.steps] == [("sum", ["cents"])]
     chains = RunningSlots(Doubled, 1).chains()
     assert {uid for chain in chains for uid in chain.keyed} == {"sum"}

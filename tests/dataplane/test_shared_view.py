@@ -33,9 +33,9 @@ def claim(nonce: str) -> Claim:
         number=JournalNumber(3),
         nonce=nonce,
         previous="",
-        journal="j",
+        journal_id="j",
         created_ms=0,
-        submission="s",
+        submission_id="s",
         restore="latest",
     )
 
@@ -106,6 +106,6 @@ def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
     around: Any = SimpleNamespace(
         config=Config(), drivers=drivers, counters=Counters(), control=None
     )
-    where = str(tmp_path / Config().checkpoint.storage)
+    where = str(tmp_path / Config().checkpoint.dir)
     with pytest.raises(StorageMismatchError, match=re.escape(where)):
         TaskBuilder(deploy, around)

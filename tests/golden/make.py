@@ -220,8 +220,8 @@ class _Maker:
             "job:Job",
             self._folder,
             {
-                "checkpoint.storage": str(self._folder / ".tidegate" / "checkpoints"),
-                "kafka.bootstrap": self._bootstrap,
+                "checkpoint.dir": str(self._folder / ".tidegate" / "checkpoints"),
+                "kafka.bootstrap_servers": self._bootstrap,
                 "state.backend": self._golden.backend,
                 **{f"sources.{name}.topic": t for name, t in self._source_topics.items()},
                 **{f"sinks.{name}.topic": t for name, t in self._sink_topics.items()},

@@ -127,7 +127,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self) -> dict[str, str]:
         """The topics and the backend, as settings of a run."""
         return {
-            "kafka.bootstrap": "fake:9092",
+            "kafka.bootstrap_servers": "fake:9092",
             "state.backend": self.backend,
             **{f"sources.{name}.topic": source.topic for name, source in self.sources.items()},
             **{f"sinks.{name}.topic": sink.topic for name, sink in self.sinks.items()},

@@ -29,7 +29,7 @@ from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 NO_CLAIM = (
     Edit(  # an attempt has a number of its own and writes nothing before its first publication
         claim,
-        "        found = yield from write_entry(job, entry, patience)\n",
+        "        found = yield from write_entry(job, entry, retry_policy)\n",
         "        if state.number and isinstance(entry, Claim):\n"
         "            after, attempt = state.after(entry), Attempt(1_000 * entry.created_ms)\n"
         "            unwritten = __import__('msgspec').structs.replace(\n"
@@ -37,15 +37,15 @@ NO_CLAIM = (
         "            )\n"
         "            return ClaimedJournal(\n"
         "                job=job,\n"
-        "                submission=submission,\n"
+        "                submission_id=submission_id,\n"
         "                attempt=attempt,\n"
         "                before=state,\n"
         "                state=unwritten,\n"
         "            )\n"
-        "        found = yield from write_entry(job, entry, patience)\n",
+        "        found = yield from write_entry(job, entry, retry_policy)\n",
     ),
     Edit(_published, "_require(attempt == state.attempt,", "_require(bool(attempt),"),
-    Edit(_published, "firm=False,", "firm=False,\n        attempt=attempt,"),
+    Edit(_published, "irrevocable=False,", "irrevocable=False,\n        attempt=attempt,"),
 )
 CLAIM_AFTER_READ = (
     Edit(
@@ -60,32 +60,32 @@ CLAIM_AFTER_READ = (
         "                    state.after(found),\n"
         "                    publication=first.publication,\n"
         "                    settled=first.settled,\n"
-        "                    recent=first.recent,\n"
-        "                    carried=first.carried,\n"
-        "                    own=first.own,\n"
-        "                    firm=first.firm,\n"
-        "                    earlier=first.earlier,\n"
+        "                    recent_checkpoints=first.recent_checkpoints,\n"
+        "                    still_pending=first.still_pending,\n"
+        "                    introduced=first.introduced,\n"
+        "                    irrevocable=first.irrevocable,\n"
+        "                    rollback_targets=first.rollback_targets,\n"
         "                ),\n",
     ),
 )
 NO_SWEEP = Edit(
     fence_zombies,
-    "fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)",
+    "fenced = _fenceable(journal, listed, fenced_before=journal.attempt, include_own=False)",
     "fenced = []",
 )
 ONLY_ONGOING = Edit(
     may_fence,
-    "return parts.attempt >= swept or state is TransactionState.ONGOING",
+    "return parts.attempt >= fenced_before or state is TransactionState.ONGOING",
     "return state is TransactionState.ONGOING",
 )
 SOURCES_FIRST = (
     Edit(
         recover,
-        "    fenced = yield from fence_older_attempts(journal, patience=fencing)\n    return",
+        "    fenced = yield from fence_older_attempts(journal, retry_policy=fencing)\n    return",
         "    fenced = ()\n    return",
     ),
 )
-NO_ATTEMPT_IN_ID = (Edit(Tasks._slots, "attempt=self.attempt", "attempt=Attempt(1)"),)
+NO_ATTEMPT_IN_ID = (Edit(Tasks._ids, "attempt=self.attempt", "attempt=Attempt(1)"),)
 NO_ATTEMPT_IN_ID_OF_SINK = (
     Edit(KafkaSinkWriter.__init__, "attempt=runtime.attempt", "attempt=type(runtime.attempt)(1)"),
 )
@@ -124,20 +124,20 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _check_prepared(first_named, manifest.splits, checking, given_up)\n",
+        "    yield from _check_prepared(introduced, manifest.splits, checking, given_up)\n",
         "",
     ),
 )
 NO_TOPIC_IDS = (
-    Edit(changed_log, "differs(old.topic_id, facts.topic_id)", "differs('', facts.topic_id)"),
+    Edit(changed_log, "differs(old.topic_id, offsets.topic_id)", "differs('', offsets.topic_id)"),
 )
 NO_LEADER_EPOCHS = (Edit(changed_log, "end is not None and end < old.offset", "False"),)
-NO_ENDS = (Edit(changed_log, "facts.latest < old.offset", "facts.latest < 0"),)
+NO_ENDS = (Edit(changed_log, "offsets.latest < old.offset", "offsets.latest < 0"),)
 NO_TOPIC_IDS_BEFORE_PUBLICATION = (
     Edit(
         _check_prepared,
-        "    yield from check_topics(splits, facts.pop(), patience)\n",
-        "    facts.pop()\n",
+        "    yield from check_topics(splits, descriptions.pop(), retry_policy)\n",
+        "    descriptions.pop()\n",
     ),
 )
 NO_CONFIRMATION = (Edit(Confirmation.heard, ">= self._repeated_s", ">= 0.0"),)

@@ -159,9 +159,10 @@ DELIVERY_IGNORED = (
 NO_DESCRIBE = (
     Edit(
         TransactionalDelivery.describe,
-        "if facts is None or facts.state is not TransactionState.ONGOING "
-        "or not warm.matches(facts):",
-        "if facts is None:",
+        "        description is None\n"
+        "        or description.state is not TransactionState.ONGOING\n"
+        "        or not warm.matches(description)\n",
+        "        description is None\n",
     ),
 )
 NAMES_EMPTY = (
@@ -173,8 +174,8 @@ NAMES_EMPTY = (
     ),
     Edit(
         TransactionalDelivery.describe,
-        "facts.state is not TransactionState.ONGOING",
-        "facts.state not in (TransactionState.ONGOING, TransactionState.EMPTY)",
+        "description.state is not TransactionState.ONGOING",
+        "description.state not in (TransactionState.ONGOING, TransactionState.EMPTY)",
     ),
 )
 BEHIND_THE_BARRIER = (
@@ -202,26 +203,26 @@ DROPS_PREPARED = (
 FREE_AT_PREPARE = (
     Edit(
         TransactionalIdPool.prepared,
-        "    self._prepared[slot] = (checkpoint, transaction)\n",
-        "    self._prepared[slot] = (checkpoint, transaction)\n"
-        "    self._states[slot] = IdState.FREE\n"
-        "    self._free.append(slot)\n",
+        "    self._prepared[index] = (checkpoint, transaction)\n",
+        "    self._prepared[index] = (checkpoint, transaction)\n"
+        "    self._states[index] = IdState.FREE\n"
+        "    self._free.append(index)\n",
     ),
 )
 FREE_ONCE_ENDED = (
     Edit(
         TransactionalIdPool.ended,
-        "    self._move(slot, IdState.ENDED)\n",
-        "    self._move(slot, IdState.ENDED)\n"
-        "    self._move(slot, IdState.FREE)\n"
-        "    self._free.append(slot)\n",
+        "    self._move(index, IdState.ENDED)\n",
+        "    self._move(index, IdState.ENDED)\n"
+        "    self._move(index, IdState.FREE)\n"
+        "    self._free.append(index)\n",
     ),
 )
 ONE_PRODUCER = (
     Edit(
         ProducerPool.take,
-        "    taken = self._warm.popleft()\n    self._slots.taken(taken.slot)\n",
-        "    taken = self._warm[0]\n    self._slots._states[taken.slot] = IdState.CURRENT\n",
+        "    taken = self._warm.popleft()\n    self._id_pool.taken(taken.index)\n",
+        "    taken = self._warm[0]\n    self._id_pool._states[taken.index] = IdState.CURRENT\n",
     ),
 )
 SPLIT_LOST = (

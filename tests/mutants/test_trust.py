@@ -55,7 +55,7 @@ NO_CLUSTER_CHECK = Edit(
 )
 TRANSACTIONS_LEFT_BEHIND = Edit(
     refuse_other_cluster,
-    "if foreign and not (fresh and accept_loss):",
+    "if foreign and not (fresh and accept_data_loss):",
     "if False:",
 )
 CLUSTER_CHANGES = Edit(

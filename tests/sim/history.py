@@ -98,7 +98,7 @@ class History:
         """The next entry, or one behind it."""
         number = JournalNumber(len(self.watch.journal.entries) + 1 + skipped)
         entry = kind(
-            number=number, nonce=str(number), previous="", journal="j", created_ms=0, **fields
+            number=number, nonce=str(number), previous="", journal_id="j", created_ms=0, **fields
         )
         watch = self.blobs.watch
         assert watch is not None
@@ -107,7 +107,7 @@ class History:
 
     def claim(self, restore: str = "latest", submission: str = "s") -> None:
         """A new attempt, with a slot of its own."""
-        self.attempt = Attempt(self.create(Claim, submission=submission, restore=restore))
+        self.attempt = Attempt(self.create(Claim, submission_id=submission, restore=restore))
         self.slot = self.process(f"slot-{self.attempt}")
         self.watch.slot_is(self.slot, self.attempt)
 
@@ -141,7 +141,7 @@ class History:
         manifest = Manifest(
             job=JOB,
             checkpoint=checkpoint,
-            submission="s",
+            submission_id="s",
             created_ms=0,
             final=False,
             kafka_cluster="c",
@@ -155,7 +155,7 @@ class History:
             Publication,
             attempt=attempt or self.attempt,
             checkpoint=checkpoint,
-            submission="s",
+            submission_id="s",
             manifest=path,
             sha256=file_digest(data),
             transactions=transactions,
@@ -193,7 +193,7 @@ class History:
             sink=Uid("results"),
             attempt=Attempt(attempt or self.attempt),
             subtask=SubtaskIndex(0),
-            slot=slot,
+            index=slot,
         )
 
     def event(self) -> Event:

@@ -40,7 +40,7 @@ def test_a_right_history_has_nothing_to_name(history: History) -> None:
 
 
 def test_a_gap_in_the_journal(history: History) -> None:
-    history.create(Claim, submission="s", restore="latest", skipped=1)
+    history.create(Claim, submission_id="s", restore="latest", skipped=1)
     assert history.found == "journal entry 3 was created after 1"
 
 
@@ -197,7 +197,7 @@ def test_a_loss_by_right_that_is_accepted(losing: History) -> None:
     losing.time_out()
     lost = losing.lose(number, second)
     losing.watch.accepting = True
-    losing.create(LossAccepted, lost=lost, submission="s")
+    losing.create(LossAccepted, lost=lost, submission_id="s")
     losing.publish(counter=2)
     assert losing.found == ""
     assert (losing.oracle.visible, losing.oracle.missing) == (1, 0)
@@ -285,7 +285,7 @@ def test_a_loss_that_is_accepted_without_the_users_word(losing: History) -> None
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
-    losing.create(LossAccepted, lost=losing.lose(number, txn), submission="s")
+    losing.create(LossAccepted, lost=losing.lose(number, txn), submission_id="s")
     assert losing.found == "a loss is accepted, and the user has not said so"
 
 

@@ -126,7 +126,7 @@ def test_some_runs_have_mishaps_of_each_kind_and_none_in_which_output_may_be_los
     assert kinds.keys() == set(mishaps.KINDS)
     for each in some:
         assert not each.weights.blackout
-        assert not (each.standing and mishaps.REPLACED in {one.kind for one in each.mishaps})
+        assert not (each.session_cluster and mishaps.REPLACED in {one.kind for one in each.mishaps})
 
 
 MET = {

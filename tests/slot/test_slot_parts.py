@@ -237,7 +237,7 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
     slot._mailbox, slot._counters = Mailbox(SystemThreads()), Counters()
     slot._sources, slot._failed = [Waiting(), Waiting()], False
-    slot._waited_s, slot._looked_s, slot._saturated = 0.0, now_s, False
+    slot._waited_s, slot._looked_s, slot._busy = 0.0, now_s, False
 
     def told(waited_s: float, busy_s: float) -> bool:
         nonlocal now_s
@@ -245,7 +245,7 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
         now_s += busy_s
         slot._update_lag()
         assert slot._metrics().lag == 14
-        return bool(slot._metrics().saturated)
+        return bool(slot._metrics().busy)
 
     assert told(0.3, 0.4)
     assert not told(0.4, 0.3)

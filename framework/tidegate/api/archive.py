@@ -143,7 +143,7 @@ def install(blobs: BlobStore, path: str, digest: str, size: int, root: Path) -> 
     except OSError as error:
         raise StorageError(
             f"The code of the job cannot be written to {error.filename or folder}: "
-            f"{error.strerror}. Make room there, or set state.directory to another folder."
+            f"{error.strerror}. Make room there, or set state.local_dir to another folder."
         ) from error
     return folder
 

@@ -110,7 +110,7 @@ class _AvroShapes(ConverterGenerator):
         return Converter(of)
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
-        parts = [(f, json.dumps(f.name), self.shape(f.of)) for f in fields]
+        parts = [(f, json.dumps(f.name), self.shape(f.type)) for f in fields]
 
         def pack(x: str) -> str:
             pairs = [f"{key}: {part.packed(read(of, x, f))}" for f, key, part in parts]

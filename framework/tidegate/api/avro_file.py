@@ -142,7 +142,7 @@ class _Fit:
         types: dict[str, object] = (
             {f"f{i}": part for i, part in enumerate(get_args(of))}
             if known is None
-            else {field.name: field.of for field in known}
+            else {field.name: field.type for field in known}
         )
         theirs = {field["name"]: field for field in schema["fields"]}
         for name in sorted(types.keys() - theirs.keys()):

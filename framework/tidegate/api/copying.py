@@ -91,7 +91,7 @@ def _clone_of_record(kind: type) -> Clone | None:
         fields = fields_of(kind) or ()
     except PipelineError:  # an annotation that cannot be read at run time
         return _deep_copy
-    nested = [field.name for field in fields if not immutable(field.of)]
+    nested = [field.name for field in fields if not immutable(field.type)]
     if is_frozen(kind) and not nested:
         return None
     if issubclass(kind, msgspec.Struct):

@@ -15,8 +15,8 @@ from typing import Final, Literal, TypedDict, get_args
 from tidegate.errors import PipelineError
 
 RESERVED_PROPERTIES: Final = {
-    "bootstrap.servers": "it is kafka.bootstrap in the configuration, one cluster for a job",
-    "metadata.broker.list": "it is kafka.bootstrap in the configuration, one cluster for a job",
+    "bootstrap.servers": "a job has one cluster: set kafka.bootstrap_servers",
+    "metadata.broker.list": "a job has one cluster: set kafka.bootstrap_servers",
     "transactional.id": "the sink makes its own; they are how recovery finds its transactions",
     "transaction.timeout.ms": "it is computed from the checkpoint settings",
     "enable.idempotence": "the sink's guarantee decides it",

@@ -43,7 +43,7 @@ class FieldCheck:
     """The check of one declared type."""
 
     def __init__(self, of: object) -> None:
-        self.of = of
+        self.type = of
         self._loops = _Loops()
         self._holds = self._loops.loop(of) if has_schema(of) else None
         self._classes = ClassCheck(of)
@@ -69,7 +69,7 @@ class FieldCheck:
             return self._classes.first_wrong(values)
         if self._all_hold(self._holds, values):
             return None
-        of = self.of
+        of = self.type
         return next((index for index, value in enumerate(values) if fault(value, of)), None)
 
     def _all_hold(self, holds: Callable[[list[Any]], bool], values: list[Any]) -> bool:
@@ -146,7 +146,7 @@ class _Loops:
         fields = fields_of(of) or ()
         if fields and not issubclass(record_class(of), msgspec.Struct):
             self.parts += (IN_DICT_COST - 1) * len(fields)
-        return self._parts([(form.format(value, quoted(f.name)), f.of) for f in fields])
+        return self._parts([(form.format(value, quoted(f.name)), f.type) for f in fields])
 
     def _parts(self, parts: list[tuple[str, object]]) -> list[str]:
         holds = []

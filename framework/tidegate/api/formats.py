@@ -44,7 +44,7 @@ class Format(Generic[T]):
     def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
         if validate not in get_args(Validate):
             raise PipelineError(f'validate={validate!r} is unknown. Give "sample" or "all".')
-        self.of = of
+        self.value_type = of
         self.validate = validate
         self.schema: AvroSchema = type_info(of).avro
 
@@ -86,15 +86,15 @@ class Json(Format[T]):
 
     def decoder(self) -> Callable[[bytes], T]:
         """Return a function from JSON bytes to a value; it checks every field."""
-        if _holds_model(self.of):
+        if _holds_model(self.value_type):
             validate: Callable[[bytes], T] = self._adapter.validate_json
             return validate
-        decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.of)
+        decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.value_type)
         return decoder.decode
 
     def encoder(self) -> Callable[[T], bytes]:
         """Return a function from a value to JSON bytes."""
-        if _holds_model(self.of):
+        if _holds_model(self.value_type):
             dump = self._adapter.dump_json
             # pydantic checks the fields that it writes, and by default it would only warn.
             return lambda value: dump(value, by_alias=True, warnings="error")
@@ -104,7 +104,7 @@ class Json(Format[T]):
     def _adapter(self) -> Any:
         from pydantic import TypeAdapter  # 100 ms, and the user has imported it already
 
-        return TypeAdapter(self.of)
+        return TypeAdapter(self.value_type)
 
 
 class Avro(Format[T]):
@@ -143,7 +143,7 @@ class Avro(Format[T]):
     def _codec(self) -> AvroCodec:
         from tidegate.api.avro import avro_codec  # fastavro costs 30 ms
 
-        return avro_codec(self.of, self.file)
+        return avro_codec(self.value_type, self.file)
 
 
 class Utf8(Format[str]):
@@ -187,5 +187,5 @@ def _holds_model(of: object) -> bool:
     """Check whether a type is a pydantic model, or has one at any depth."""
     if is_model(of):
         return True
-    parts = [field.of for field in fields_of(of) or ()]
+    parts = [field.type for field in fields_of(of) or ()]
     return any(_holds_model(part) for part in (*parts, *get_args(of)))

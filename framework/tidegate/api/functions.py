@@ -35,7 +35,7 @@ class SideOutput(Generic[X]):
 
     def __init__(self, of: TypeForm[X]) -> None:
         type_info(of)
-        self.of = of
+        self.record_type = of
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:

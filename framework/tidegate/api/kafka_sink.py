@@ -173,9 +173,9 @@ class KafkaSink(KafkaConnector, Sink[T]):
     def record_type(self) -> object:
         """Return the type of the records that the sink takes."""
         if not self.full_record or self.key is None:
-            return self.value.of
-        key: Any = self.key.of
-        value: Any = self.value.of
+            return self.value.value_type
+        key: Any = self.key.value_type
+        value: Any = self.value.value_type
         return ProducerRecord[key, value]
 
     @property
@@ -199,7 +199,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
             encode(record)
             if record_key is not None and self.key is not None and encode_key is not None:
                 key = record_key(record)
-                if wrong := fault(key, self.key.of):
+                if wrong := fault(key, self.key.value_type):
                     raise PipelineError(
                         f"sink {self.name!r} ({self.place}): record_key gave {key!r}, of which "
                         f"{wrong}"

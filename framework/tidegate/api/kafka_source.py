@@ -145,9 +145,9 @@ class KafkaSource(KafkaConnector, Source[T]):
     def record_type(self) -> object:
         """Return the type of the stream's records."""
         if not self.full_record:
-            return self.value.of
-        key: Any = bytes | None if self.key is None else self.key.of
-        value: Any = self.value.of
+            return self.value.value_type
+        key: Any = bytes | None if self.key is None else self.key.value_type
+        value: Any = self.value.value_type
         value = value | None if self.tombstones else value
         return ConsumerRecord[key, value]
 

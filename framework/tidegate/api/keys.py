@@ -199,7 +199,7 @@ def _normaliser_of_record(
     converts = {
         field.name: convert
         for field in fields
-        if field.in_key and (convert := key_normaliser(field.of)) is not None
+        if field.in_key and (convert := key_normaliser(field.type)) is not None
     }
     if not converts:
         return None
@@ -235,7 +235,7 @@ def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
 
 def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
     shapes = _KeyShapes()
-    parts = [(read(of, "key", field), field.of) for field in fields if field.in_key]
+    parts = [(read(of, "key", field), field.type) for field in fields if field.in_key]
     # An object of a subclass has the same fields, but never equals an object of this class.
     refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
     return shapes.joined(

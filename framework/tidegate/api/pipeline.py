@@ -53,7 +53,7 @@ class Param(Generic[V]):
         check: Callable[[V], bool] | None = None,
         secret: bool = False,
     ) -> None:
-        self.of, self.default, self.help, self.check = of, default, help, check
+        self.value_type, self.default, self.help, self.check = of, default, help, check
         self.secret = secret
         if default is not MISSING and not isinstance(default, of):
             raise PipelineError(
@@ -82,12 +82,12 @@ class Param(Generic[V]):
         if self.secret:
             remember_value(str(raw))
         try:
-            value = msgspec.convert(raw, self.of, strict=False)
+            value = msgspec.convert(raw, self.value_type, strict=False)
         except msgspec.ValidationError as error:
             why = "not of its type" if self.secret else str(error)  # msgspec may quote the value
             raise PipelineError(
                 f"parameter {self.name!r}: {why}; given was {self._shown(raw)}. Give it a value of "
-                f"type {type_name(self.of)}."
+                f"type {type_name(self.value_type)}."
             ) from None
         if self.check is not None and not self._is_allowed(self.check, value):
             raise PipelineError(

@@ -41,7 +41,7 @@ class RecordField:
     """
 
     name: str
-    of: object
+    type: object
     default: object = MISSING
     factory: Callable[[], object] = MISSING
     in_key: bool = True
@@ -64,7 +64,7 @@ def fields_of(of: object) -> tuple[RecordField, ...] | None:
         if generic is None:
             return None
         bound = dict(zip(getattr(origin, "__parameters__", ()), get_args(of), strict=False))
-        return tuple(dataclasses.replace(f, of=_substitute(f.of, bound)) for f in generic)
+        return tuple(dataclasses.replace(f, type=_substitute(f.type, bound)) for f in generic)
     if not isinstance(of, type):
         return None
     if is_model(of):  # not cached, because `model_rebuild` may change the fields
@@ -185,7 +185,7 @@ def _struct_fields(of: type[msgspec.Struct]) -> tuple[RecordField, ...]:
     return tuple(
         RecordField(
             name=f.name,
-            of=hints[f.name],
+            type=hints[f.name],
             default=MISSING if f.default is msgspec.NODEFAULT else f.default,
             factory=MISSING if f.default_factory is msgspec.NODEFAULT else f.default_factory,
         )
@@ -199,7 +199,7 @@ def _dataclass_fields(of: type) -> tuple[RecordField, ...]:
     return tuple(
         RecordField(
             name=f.name,
-            of=hints[f.name],
+            type=hints[f.name],
             default=MISSING if f.default is dataclasses.MISSING else f.default,
             factory=MISSING if f.default_factory is dataclasses.MISSING else f.default_factory,
             in_key=f.compare,
@@ -222,7 +222,7 @@ def _typed_dict_fields(of: type) -> tuple[RecordField, ...]:
             f"{of.__name__}.{optional[0]}: a key that may be missing has no schema; "
             "make it required and its type `... | None`"
         )
-    return tuple(RecordField(name=name, of=hint) for name, hint in type_hints(of).items())
+    return tuple(RecordField(name=name, type=hint) for name, hint in type_hints(of).items())
 
 
 def _model_fields(of: type[Any]) -> tuple[RecordField, ...]:
@@ -233,7 +233,7 @@ def _model_fields(of: type[Any]) -> tuple[RecordField, ...]:
         found.append(
             RecordField(
                 name=name,
-                of=info.annotation,
+                type=info.annotation,
                 default=MISSING if required or factory is not None else info.default,
                 factory=MISSING if factory is None else factory,
             )

@@ -137,7 +137,7 @@ def _convert_record(writer: AvroSchema, of: object) -> Convert:
         (
             field.name,
             positions[field.name],
-            _convert(writer["fields"][positions[field.name]]["type"], field.of),
+            _convert(writer["fields"][positions[field.name]]["type"], field.type),
         )
         for field in fields or ()
         if field.name in positions

@@ -126,7 +126,7 @@ def _marked(of: object, avro: AvroSchema) -> AvroSchema:
     if origin is tuple:
         return _with_fields(avro, arguments)
     fields = fields_of(of)
-    return avro if fields is None else _with_fields(avro, [field.of for field in fields])
+    return avro if fields is None else _with_fields(avro, [field.type for field in fields])
 
 
 def _marked_mapping(arguments: tuple[object, ...], avro: AvroSchema) -> AvroSchema:

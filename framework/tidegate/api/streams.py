@@ -45,7 +45,7 @@ class Stream(Generic[T]):
     """Records of type T."""
 
     def __init__(self, graph: StreamGraph, edges: tuple[Edge, ...], of: object) -> None:
-        self.graph, self.edges, self.of = graph, edges, of
+        self.graph, self.edges, self.record_type = graph, edges, of
 
     def map(
         self,
@@ -65,11 +65,13 @@ class Stream(Generic[T]):
 
         PipelineError, with file and line, for a wrong keyword.
         """
-        return self._step("map", function, result_type(function, self.of, returns), options)
+        return self._step(
+            "map", function, result_type(function, self.record_type, returns), options
+        )
 
     def filter(self, predicate: Callable[[T], bool], **options: Unpack[ErrorOptions]) -> Stream[T]:
         """Add a step that keeps the records for which the predicate is true."""
-        return self._step("filter", predicate, self.of, options)
+        return self._step("filter", predicate, self.record_type, options)
 
     def flat_map(
         self,
@@ -90,7 +92,9 @@ class Stream(Generic[T]):
         The records of each stream keep their order. PipelineError if the streams have different
         record types.
         """
-        known = [stream.of for stream in (self, *others) if stream.of is not UNKNOWN]
+        known = [
+            stream.record_type for stream in (self, *others) if stream.record_type is not UNKNOWN
+        ]
         for of in known:
             if of != known[0]:
                 raise PipelineError(
@@ -112,10 +116,10 @@ class Stream(Generic[T]):
         """
         place = user_location()
         check_function(self.graph, function, Process, place)
-        check_record_type(function, self.of, "process()", place)
+        check_record_type(function, self.record_type, "process()", place)
         check_outputs(function, options, place)
         step: Stream[U] = self._step("process", function, function.result_type(), options)
-        return ProcessedStream(self.graph, step.edges, step.of, type(function))
+        return ProcessedStream(self.graph, step.edges, step.record_type, type(function))
 
     def key_by(
         self,
@@ -133,8 +137,8 @@ class Stream(Generic[T]):
         encoded or sent, and an exception of the key function ends the attempt.
         """
         error_policy(f"{user_location()}: key_by", user_location(), options)
-        of = result_type(key, self.of, returns)
-        return KeyedStream(self.graph, self.edges, self.of, key, of, options)
+        of = result_type(key, self.record_type, returns)
+        return KeyedStream(self.graph, self.edges, self.record_type, key, of, options)
 
     def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
@@ -144,7 +148,7 @@ class Stream(Generic[T]):
         """
         if not isinstance(sink, Sink):
             raise PipelineError(f"{user_location()}: .to() takes a KafkaSink, not {sink!r}")
-        check_sink_type(sink.record_type(), self.of, sink.target)
+        check_sink_type(sink.record_type(), self.record_type, sink.target)
         sink.connect(self.graph, self.edges)
 
     def map_batch(self, *_args: object, **_options: object) -> Never:
@@ -199,8 +203,10 @@ class ProcessedStream(Stream[T]):
                 f"{user_location()}: {self.function.__name__} declares no side output {tag.name!r}"
                 "; take the tag from the function class itself"
             )
-        edges = tuple(Edge(node=e.node, port=tag.name, record_type=tag.of) for e in self.edges)
-        return Stream(self.graph, edges, tag.of)
+        edges = tuple(
+            Edge(node=e.node, port=tag.name, record_type=tag.record_type) for e in self.edges
+        )
+        return Stream(self.graph, edges, tag.record_type)
 
 
 class KeyedStream(Generic[K, T]):
@@ -215,7 +221,13 @@ class KeyedStream(Generic[K, T]):
         key_of: object,
         key_options: ErrorOptions,
     ) -> None:
-        self.graph, self.edges, self.of, self.key, self.key_of = graph, edges, of, key, key_of
+        self.graph, self.edges, self.record_type, self.key, self.key_type = (
+            graph,
+            edges,
+            of,
+            key,
+            key_of,
+        )
         self.key_options = key_options
 
     def process(
@@ -232,8 +244,8 @@ class KeyedStream(Generic[K, T]):
         """
         place = user_location()
         check_function(self.graph, function, KeyedProcess, place)
-        check_record_type(function, self.of, f"step {uid!r}", place)
-        of = function.record_type() if self.of is UNKNOWN else self.of
+        check_record_type(function, self.record_type, f"step {uid!r}", place)
+        of = function.record_type() if self.record_type is UNKNOWN else self.record_type
         key_of = self._key_type(function, uid, place)
         on_error = error_policy(f"{place}: step {uid!r}", place, options)
         check_outputs(function, options, place)
@@ -310,7 +322,7 @@ class KeyedStream(Generic[K, T]):
         PipelineError if the two types differ.
         """
         declared = function.key_type()
-        of = declared if self.key_of is UNKNOWN else self.key_of
+        of = declared if self.key_type is UNKNOWN else self.key_type
         if declared not in (UNKNOWN, of):
             raise PipelineError(
                 f"{place}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "

@@ -113,7 +113,7 @@ class _Probe:
     def __getattr__(self, name: str) -> object:
         for field in fields_of(object.__getattribute__(self, "_probed")) or ():
             if field.name == name:
-                return _Probe(field.of)
+                return _Probe(field.type)
         raise TypeError(name)
 
     def __bool__(self) -> bool:

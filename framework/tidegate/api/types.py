@@ -209,7 +209,7 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
     avro_fields, immutable, why_not = [], is_frozen(of), ""
     for field in fields:
         try:
-            info = _info(field.of, (*inside, of))
+            info = _info(field.type, (*inside, of))
         except PipelineError as error:
             raise PipelineError(f"{type_name(of)}.{field.name}: {error}") from None
         avro_fields.append(_avro_field(field, info.avro))

@@ -55,7 +55,7 @@ class ClassCheck:
     """The check of the values' own classes. It caches which ones count as the declared type."""
 
     def __init__(self, of: object) -> None:
-        self.of = of
+        self.type = of
         self.usual = _usual_class(of)
         """Class that most values have."""
         self._counted: dict[type, bool] = {}
@@ -78,7 +78,7 @@ class ClassCheck:
         return known
 
     def _rule(self, kind: type) -> bool:
-        return counts_as(kind, self.of)
+        return counts_as(kind, self.type)
 
 
 class KeyCheck(ClassCheck):
@@ -89,10 +89,10 @@ class KeyCheck(ClassCheck):
     """
 
     def _rule(self, kind: type) -> bool:
-        of: Any = literal_type(self.of) if get_origin(self.of) is Literal else self.of
+        of: Any = literal_type(self.type) if get_origin(self.type) is Literal else self.type
         if of in _PLAIN_KEYS and issubclass(kind, of):
             return kind.__eq__ is of.__eq__ and kind.__hash__ is of.__hash__
-        return counts_as(kind, self.of)
+        return counts_as(kind, self.type)
 
 
 def class_check(of: object) -> ClassCheck | None:
@@ -249,5 +249,5 @@ def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -
         part = value.get(field.name, MISSING) if inside else getattr(value, field.name, MISSING)
         if part is MISSING:
             return f"has no {field.name!r}"
-        parts.append((f".{field.name}", part, field.of))
+        parts.append((f".{field.name}", part, field.type))
     return parts

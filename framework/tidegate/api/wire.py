@@ -160,7 +160,7 @@ class _WireShapes(ConverterGenerator):
     """Converters to the values that msgspec takes: records are tuples, plain types stay."""
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
-        parts = [self.shape(field.of) for field in fields]
+        parts = [self.shape(field.type) for field in fields]
         if not parts:
             return Converter(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
         pairs = list(zip(fields, parts, strict=True))
@@ -250,7 +250,7 @@ def _codec(
 
 def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Converter:
     """Return the converter of a list of records to one list for each field."""
-    parts = [shapes.shape(field.of) for field in fields]
+    parts = [shapes.shape(field.type) for field in fields]
     pairs = list(zip(fields, parts, strict=True))
 
     def pack(x: str) -> str:

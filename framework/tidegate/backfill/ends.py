@@ -56,19 +56,19 @@ def choose_ends(
     """
     if isinstance(to, Mapping):
         _refuse_unfit(to, partitions)
-        found = {facts.origin: to[facts.topic, facts.partition] for facts in partitions}
+        found = {offsets.origin: to[offsets.topic, offsets.partition] for offsets in partitions}
     elif to is None:
-        found = {facts.origin: _latest(facts) for facts in partitions}
+        found = {offsets.origin: _latest(offsets) for offsets in partitions}
     else:
-        found = dict(at_time([facts.origin for facts in partitions], to))
+        found = dict(at_time([offsets.origin for offsets in partitions], to))
     return tuple(
         PartitionEnd(
-            source=facts.source,
-            topic=facts.topic,
-            partition=facts.partition,
-            offset=min(found[facts.origin], _latest(facts)),
+            source=offsets.source,
+            topic=offsets.topic,
+            partition=offsets.partition,
+            offset=min(found[offsets.origin], _latest(offsets)),
         )
-        for facts in partitions
+        for offsets in partitions
     )
 
 
@@ -83,33 +83,35 @@ def _offset(text: str) -> tuple[tuple[str, int], int]:
 def _refuse_unfit(
     to: Mapping[tuple[str, int], int], partitions: Sequence[PartitionOffsets]
 ) -> None:
-    known = {(facts.topic, facts.partition) for facts in partitions}
+    known = {(offsets.topic, offsets.partition) for offsets in partitions}
     for topic, partition in sorted(to.keys() - known):
         message = (
             f"--to names partition {partition} of topic {topic!r}, which no source of the pipeline"
             " reads. Remove it from --to."
         )
         raise RefusedError(message)
-    for facts in partitions:
-        end = to.get((facts.topic, facts.partition))
-        where = f"partition {facts.partition} of topic {facts.topic!r}"
+    for offsets in partitions:
+        end = to.get((offsets.topic, offsets.partition))
+        where = f"partition {offsets.partition} of topic {offsets.topic!r}"
         if end is None:
             message = (
                 f"--to gives no offset for {where}. Give an offset for each partition. The present"
-                f" offsets of this partition are {facts.earliest} to {_latest(facts)}."
+                f" offsets of this partition are {offsets.earliest} to {_latest(offsets)}."
             )
             raise RefusedError(message)
-        if not facts.earliest <= end <= _latest(facts):
+        if not offsets.earliest <= end <= _latest(offsets):
             message = (
                 f"--to ends {where} at offset {end}, but the partition can be read only from"
-                f" {facts.earliest} to {_latest(facts)}. Give an offset in this range."
+                f" {offsets.earliest} to {_latest(offsets)}. Give an offset in this range."
             )
             raise RefusedError(message)
 
 
-def _latest(facts: PartitionOffsets) -> int:
-    check(facts.latest is not None, f"the end of {facts.topic}-{facts.partition} is not known")
-    return facts.latest or 0
+def _latest(offsets: PartitionOffsets) -> int:
+    check(
+        offsets.latest is not None, f"the end of {offsets.topic}-{offsets.partition} is not known"
+    )
+    return offsets.latest or 0
 
 
 def _not_understood(text: str) -> ConfigError:

@@ -16,7 +16,7 @@ from tidegate.api.sink import Sink
 from tidegate.backfill.ends import To, choose_ends
 from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
-from tidegate.commit.initial_offsets import read_beginnings
+from tidegate.commit.initial_offsets import read_initial_offsets
 from tidegate.commit.journal.claimed import restore_point
 from tidegate.commit.journal.reading import read_journal
 from tidegate.commit.journal.state import JournalState
@@ -176,7 +176,7 @@ class Planner:
         finally:
             admin.close()
         known = {source for source, _, _ in reached}
-        refuse_unread_sources(self._graph, {facts.source for facts in found} - known)
+        refuse_unread_sources(self._graph, {offsets.source for offsets in found} - known)
         ranges = _ranges(with_chosen_ends(found, submission.ends), reached)
         settings, sample = self._config.backfill, self._sample(submission.job, ranges)
         offsets = sum(each.offsets for each in ranges)
@@ -202,7 +202,9 @@ class Planner:
         """Return the job's position in each partition, and the checkpoint that holds it."""
         point = restore_point(state, submission.id, submission.restore) if state.number else None
         if point is None:
-            first = run_read_only(self._storage, read_beginnings(submission.job, submission.id))
+            first = run_read_only(
+                self._storage, read_initial_offsets(submission.job, submission.id)
+            )
             return _places(first), ""
         manifest = run_read_only(self._storage, load_manifest(point))
         return _places(manifest.splits), str(point.checkpoint)
@@ -254,24 +256,24 @@ def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
 def _ranges(chosen: Sequence[PartitionOffsets], reached: Places) -> tuple[PartitionRange, ...]:
     return tuple(
         PartitionRange(
-            source=facts.source,
-            topic=facts.topic,
-            partition=facts.partition,
-            begin=_begin(facts, reached),
-            end=facts.end or 0,
-            hidden=facts.hidden,
+            source=offsets.source,
+            topic=offsets.topic,
+            partition=offsets.partition,
+            begin=_begin(offsets, reached),
+            end=offsets.end or 0,
+            hidden=offsets.hidden,
         )
-        for facts in chosen
+        for offsets in chosen
     )
 
 
-def _begin(facts: PartitionOffsets, reached: Places) -> int:
+def _begin(offsets: PartitionOffsets, reached: Places) -> int:
     """Return the first offset that a restore reads. A partition that was added to a source is read
     from its earliest offset.
     """
-    added = any(source == facts.source for source, _, _ in reached)
-    first = facts.earliest if added else facts.start
-    return reached.get((facts.source, facts.topic, facts.partition), first)
+    added = any(source == offsets.source for source, _, _ in reached)
+    first = offsets.earliest if added else offsets.start
+    return reached.get((offsets.source, offsets.topic, offsets.partition), first)
 
 
 def _places(splits: Sequence[SourceSplit]) -> Places:

@@ -67,7 +67,7 @@ class BackfillRecords:
         submission, result = newest
         if submission.cluster == self._cluster:
             return Recorded(submission=submission, finished=result is not None)
-        proven = has_lock and not submission.standing
+        proven = has_lock and not submission.session_cluster
         if result is None and not (proven or job_is_stopped):
             raise RefusedError(_live(submission))
         return None
@@ -165,7 +165,7 @@ def continued(
 
 
 def _live(submission: Submission) -> str:
-    if submission.standing:
+    if submission.session_cluster:
         return (
             f"Job {submission.job!r} is a job of the session cluster {submission.cluster!r}, and"
             " has not ended there. A backfill would take over its journal. Stop the job first"
@@ -182,7 +182,7 @@ def _live(submission: Submission) -> str:
 def _consents(recorded: Submission, asked: Submission) -> Iterator[tuple[str, object, object]]:
     """Yield the options that only the first claim of a submission uses."""
     yield "--restore differs", recorded.restore, asked.restore
-    for option in ("accept_loss", "take_over", "restore_to_other_cluster"):
+    for option in ("accept_data_loss", "take_over", "restore_to_other_cluster"):
         before, now = getattr(recorded, option), getattr(asked, option)
         yield f"--{option.replace('_', '-')} is new", now and before, now
 

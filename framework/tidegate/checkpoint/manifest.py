@@ -25,7 +25,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     job: JobName
     checkpoint: CheckpointId
-    submission: str
+    submission_id: str = msgspec.field(name="submission")
     created_ms: int
     """The wall clock in milliseconds; for display only."""
     final: bool

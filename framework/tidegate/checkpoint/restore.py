@@ -52,14 +52,14 @@ def restore(
     plan: StateMetadata,
     partitions: Sequence[PartitionOffsets],
     *,
-    submission: str = "",
+    submission_id: str = "",
     schemas: SchemaRules = ANY_SCHEMA,
     on_other_cluster: bool = False,
 ) -> RestorePlan:
     """Resolve a restore. `manifest` is None for a start without a checkpoint.
 
-    `partitions` are all partitions of all sources. A bounded run of the same `submission` keeps its
-    end offsets. With `on_other_cluster` the operator restores a checkpoint of another Kafka
+    `partitions` are all partitions of all sources. A bounded run of the same `submission_id` keeps
+    its end offsets. With `on_other_cluster` the operator restores a checkpoint of another Kafka
     cluster, in which topics have other ids and leader epochs and the same offsets. RefusedError if
     state and plan do not fit, SourceChangedError if a topic is not the one that the checkpoint has
     read. CorruptCheckpointError if the state of a step does not cover all key groups once.
@@ -67,16 +67,16 @@ def restore(
     if manifest is not None:
         _refuse_changes(manifest, plan, schemas)
     resolved, added = _resolve_splits(
-        manifest, partitions, submission, on_other_cluster=on_other_cluster
+        manifest, partitions, submission_id, on_other_cluster=on_other_cluster
     )
     return RestorePlan(
         keyed=_keyed(manifest, plan),
         splits=assign_splits(resolved, plan.parallelism),
         new_partitions=added,
         hidden_offsets=0
-        if manifest is not None and manifest.submission == submission
-        else sum(facts.hidden for facts in partitions),
-        begins=frozenset(facts.source for facts in partitions)
+        if manifest is not None and manifest.submission_id == submission_id
+        else sum(offsets.hidden for offsets in partitions),
+        begins=frozenset(offsets.source for offsets in partitions)
         - {split.source for split in (() if manifest is None else manifest.splits)},
     )
 
@@ -157,7 +157,7 @@ def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -
 def _resolve_splits(
     manifest: Manifest | None,
     partitions: Sequence[PartitionOffsets],
-    submission: str,
+    submission_id: str,
     *,
     on_other_cluster: bool,
 ) -> tuple[list[SourceSplit], tuple[PartitionOffsets, ...]]:
@@ -165,63 +165,63 @@ def _resolve_splits(
         (split.source, split.topic, split.partition): split
         for split in (() if manifest is None else manifest.splits)
     }
-    same_run = manifest is not None and manifest.submission == submission
+    same_run = manifest is not None and manifest.submission_id == submission_id
     old_sources = {source for source, _, _ in known}
     splits: list[SourceSplit] = []
     added: list[PartitionOffsets] = []
-    for facts in partitions:
-        old = known.pop((facts.source, facts.topic, facts.partition), None)
+    for offsets in partitions:
+        old = known.pop((offsets.source, offsets.topic, offsets.partition), None)
         if old is not None:
-            end = old.end_offset if same_run else facts.end
+            end = old.end_offset if same_run else offsets.end
             # A bounded run reads nothing more of a partition that it has read to its end.
             reads_on = not same_run or end is None or old.offset < end
-            change = changed_log(old, facts, reads_on=reads_on, on_other_cluster=on_other_cluster)
+            change = changed_log(old, offsets, reads_on=reads_on, on_other_cluster=on_other_cluster)
             if change is not None:
                 raise change
             if reads_on:
-                _refuse_expired(old, facts)
+                _refuse_expired(old, offsets)
             epoch = -1 if on_other_cluster else old.leader_epoch
-            splits.append(_split(facts, old.offset, end, epoch))
-        elif facts.source in old_sources:
-            added.append(facts)
-            splits.append(_split(facts, facts.earliest, facts.end))
+            splits.append(_split(offsets, old.offset, end, epoch))
+        elif offsets.source in old_sources:
+            added.append(offsets)
+            splits.append(_split(offsets, offsets.earliest, offsets.end))
         else:
-            splits.append(_split(facts, facts.start, facts.end))
-            _refuse_start_outside(facts)
+            splits.append(_split(offsets, offsets.start, offsets.end))
+            _refuse_start_outside(offsets)
     gone = next(iter(known.values()), None)
     if gone is not None:
-        topic_ids = {facts.topic: facts.topic_id for facts in partitions}
+        topic_ids = {offsets.topic: offsets.topic_id for offsets in partitions}
         raise gone_partition(gone, topic_ids.get(gone.topic, ""))
     return splits, tuple(added)
 
 
 def _split(
-    facts: PartitionOffsets, offset: int, end: int | None, leader_epoch: int = -1
+    offsets: PartitionOffsets, offset: int, end: int | None, leader_epoch: int = -1
 ) -> SourceSplit:
-    check(offset >= 0, f"{facts.topic}-{facts.partition}: offset {offset} was not resolved")
+    check(offset >= 0, f"{offsets.topic}-{offsets.partition}: offset {offset} was not resolved")
     return SourceSplit(
-        source=facts.source,
-        topic=facts.topic,
-        partition=facts.partition,
+        source=offsets.source,
+        topic=offsets.topic,
+        partition=offsets.partition,
         offset=offset,
         end_offset=end,
-        topic_id=facts.topic_id,
+        topic_id=offsets.topic_id,
         leader_epoch=leader_epoch,
     )
 
 
-def _refuse_expired(old: SourceSplit, facts: PartitionOffsets) -> None:
+def _refuse_expired(old: SourceSplit, offsets: PartitionOffsets) -> None:
     """Refuse a position before the earliest offset that still exists.
 
     While a source runs, its position also advances over transaction markers. A position that was
     stored earlier may stand before some markers. Once Kafka has deleted these offsets, nothing
     shows whether they were markers or records.
     """
-    if old.offset < facts.earliest:
+    if old.offset < offsets.earliest:
         message = (
             f"source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
-            f"offset {old.offset}, but Kafka has deleted everything before {facts.earliest} by the "
-            "topic's retention: what stood between can not be read any more, be it records or "
+            f"offset {old.offset}, but Kafka has deleted everything before {offsets.earliest} by "
+            "the topic's retention: what stood between can not be read any more, be it records or "
             "nothing but the markers that transactions leave. Restore a newer checkpoint if there "
             "is one (tidegate checkpoints), or start from what is there with --restore none: the "
             "state is dropped then"
@@ -229,30 +229,32 @@ def _refuse_expired(old: SourceSplit, facts: PartitionOffsets) -> None:
         raise RefusedError(message)
 
 
-def _refuse_start_outside(facts: PartitionOffsets) -> None:
+def _refuse_start_outside(offsets: PartitionOffsets) -> None:
     """Refuse a start that the log does not contain. A start that the user gave (an offset or a
     consumer group) may never have been in the log. Any other start was in the log once.
     """
-    given = facts.start_kind in {"group", "offset"}
-    if facts.start < facts.earliest and not given:
+    given = offsets.start_kind in {"group", "offset"}
+    if offsets.start < offsets.earliest and not given:
         message = (
-            f"Source {facts.source!r}: this submission begins at offset {facts.start} of partition "
-            f"{facts.partition} of topic {facts.topic!r}, but retention has deleted all records "
-            f"before offset {facts.earliest}, and no checkpoint of the job is published yet: "
-            f"offsets {facts.start} to {facts.earliest - 1} can no longer be read. Submit the "
-            "job again to choose its start again, and give the topic a longer retention.ms."
+            f"Source {offsets.source!r}: this submission begins at offset {offsets.start} of "
+            f"partition {offsets.partition} of topic {offsets.topic!r}, but retention has deleted "
+            f"all records before offset {offsets.earliest}, and no checkpoint of the job is "
+            f"published yet: offsets {offsets.start} to {offsets.earliest - 1} can no longer be "
+            "read. Submit the job again to choose its start again, and give the topic a longer "
+            "retention.ms."
         )
         raise RefusedError(message)
     if not given:
-        change = changed_log(_split(facts, facts.start, None), facts)
+        change = changed_log(_split(offsets, offsets.start, None), offsets)
         if change is not None:
             raise change
-    elif facts.latest is not None and not facts.earliest <= facts.start <= facts.latest:
+    elif offsets.latest is not None and not offsets.earliest <= offsets.start <= offsets.latest:
         message = (
-            f"source {facts.source!r}: it would begin at offset {facts.start} of partition "
-            f"{facts.partition} of topic {facts.topic!r}, as starting_offsets= or its consumer "
-            f"group says, but the log there begins at {facts.earliest} and ends at {facts.latest}. "
-            "Give it an offset between them, or 'earliest', 'latest' or a timestamp"
+            f"source {offsets.source!r}: it would begin at offset {offsets.start} of partition "
+            f"{offsets.partition} of topic {offsets.topic!r}, as starting_offsets= or its consumer "
+            f"group says, but the log there begins at {offsets.earliest} and ends at "
+            f"{offsets.latest}. Give it an offset between them, or 'earliest', 'latest' or a "
+            "timestamp"
         )
         raise RefusedError(message)
 

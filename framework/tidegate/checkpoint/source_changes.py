@@ -27,26 +27,26 @@ REMEDY: Final = (
 
 def changed_log(
     old: SourceSplit,
-    facts: PartitionOffsets,
+    offsets: PartitionOffsets,
     *,
     reads_on: bool = True,
     on_other_cluster: bool = False,
 ) -> SourceChangedError | None:
-    """Return the error for reading a partition, now as in `facts`, from the stored position `old`;
-    None if nothing is wrong.
+    """Return the error for reading a partition, now as in `offsets`, from the stored position
+    `old`; None if nothing is wrong.
 
     `reads_on` is false for a bounded run that has read the partition to its end. On another cluster
     (`on_other_cluster`) neither topic ids nor leader epochs can be compared.
     """
-    if not on_other_cluster and differs(old.topic_id, facts.topic_id):
-        return _recreated(old, facts)
+    if not on_other_cluster and differs(old.topic_id, offsets.topic_id):
+        return _recreated(old, offsets)
     if not reads_on:
         return None
-    end = facts.epoch_end
+    end = offsets.epoch_end
     if not on_other_cluster and end is not None and end < old.offset:
-        return _truncated(old, facts, end)
-    if facts.latest is not None and facts.latest < old.offset:
-        return _beyond(old, facts, facts.latest)
+        return _truncated(old, offsets, end)
+    if offsets.latest is not None and offsets.latest < old.offset:
+        return _beyond(old, offsets, offsets.latest)
     return None
 
 
@@ -90,15 +90,15 @@ def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
     return SourceChangedError(message, _finding("fewer partitions", split, topic_id))
 
 
-def beyond_log(facts: PartitionOffsets, end: int) -> SourceChangedError:
+def beyond_log(offsets: PartitionOffsets, end: int) -> SourceChangedError:
     """Return the error for a bounded run whose chosen end is behind the end of the log."""
-    where = f"partition {facts.partition} of topic {facts.topic!r}"
+    where = f"partition {offsets.partition} of topic {offsets.topic!r}"
     message = (
-        f"Source {facts.source!r}: this run is to read {where} up to offset {end}, but the "
-        f"partition {_range(facts)}: Kafka has lost the records between, or the topic is another "
+        f"Source {offsets.source!r}: this run is to read {where} up to offset {end}, but the "
+        f"partition {_range(offsets)}: Kafka has lost the records between, or the topic is another "
         "one. Wait until Kafka has the records again, or choose other ends."
     )
-    finding = f"end beyond the log: {facts.source} {facts.topic}-{facts.partition}"
+    finding = f"end beyond the log: {offsets.source} {offsets.topic}-{offsets.partition}"
     return SourceChangedError(message, finding)
 
 
@@ -107,16 +107,16 @@ def differs(stored: str, now: str) -> bool:
     return bool(stored and now) and stored != now
 
 
-def _recreated(old: SourceSplit, facts: PartitionOffsets) -> SourceChangedError:
+def _recreated(old: SourceSplit, offsets: PartitionOffsets) -> SourceChangedError:
     message = (
-        f"{_read(old)}. Kafka now has a topic of this name with id {facts.topic_id}, in which "
-        f"partition {old.partition} {_range(facts)}: the topic was deleted and created again, and "
-        f"its offsets are of other records. {REMEDY}"
+        f"{_read(old)}. Kafka now has a topic of this name with id {offsets.topic_id}, in which "
+        f"partition {old.partition} {_range(offsets)}: the topic was deleted and created again, "
+        f"and its offsets are of other records. {REMEDY}"
     )
-    return SourceChangedError(message, _finding("recreated", old, facts.topic_id))
+    return SourceChangedError(message, _finding("recreated", old, offsets.topic_id))
 
 
-def _truncated(old: SourceSplit, facts: PartitionOffsets, end: int) -> SourceChangedError:
+def _truncated(old: SourceSplit, offsets: PartitionOffsets, end: int) -> SourceChangedError:
     cut = (
         f"the log of that epoch ends at offset {end}"
         if end >= 0
@@ -124,17 +124,17 @@ def _truncated(old: SourceSplit, facts: PartitionOffsets, end: int) -> SourceCha
     )
     message = (
         f"{_read(old)}, in leader epoch {old.leader_epoch}, but {cut}, and the partition "
-        f"{_range(facts)}. Kafka has lost records that the job has read (unclean leader election), "
-        "and may have other records at their offsets. Restore an older checkpoint that was taken "
-        "before the cut with --restore ID (tidegate checkpoints lists them): what it has not read "
-        f"is then read again. {REMEDY}"
+        f"{_range(offsets)}. Kafka has lost records that the job has read (unclean leader "
+        "election), and may have other records at their offsets. Restore an older checkpoint that "
+        "was taken before the cut with --restore ID (tidegate checkpoints lists them): what it has "
+        f"not read is then read again. {REMEDY}"
     )
     return SourceChangedError(message, _finding("truncated", old))
 
 
-def _beyond(old: SourceSplit, facts: PartitionOffsets, latest: int) -> SourceChangedError:
+def _beyond(old: SourceSplit, offsets: PartitionOffsets, latest: int) -> SourceChangedError:
     message = (
-        f"{_read(old)}, but the partition {_range(facts)}, {old.offset - latest} offsets before "
+        f"{_read(old)}, but the partition {_range(offsets)}, {old.offset - latest} offsets before "
         "the position: Kafka has lost these records, or the topic is another one. Restore an older "
         "checkpoint with --restore ID (tidegate checkpoints lists them), or wait until Kafka has "
         f"the records again. {REMEDY}"
@@ -150,10 +150,10 @@ def _read(split: SourceSplit) -> str:
     )
 
 
-def _range(facts: PartitionOffsets) -> str:
-    if facts.latest is None:
-        return f"begins at offset {facts.earliest}"
-    return f"begins at offset {facts.earliest} and ends at offset {facts.latest}"
+def _range(offsets: PartitionOffsets) -> str:
+    if offsets.latest is None:
+        return f"begins at offset {offsets.earliest}"
+    return f"begins at offset {offsets.earliest} and ends at offset {offsets.latest}"
 
 
 def _finding(what: str, split: SourceSplit, topic_id: str = "") -> str:

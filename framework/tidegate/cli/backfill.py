@@ -77,7 +77,7 @@ def backfill(
     new: New = False,
     restore: o.Restore = "latest",
     job_is_stopped: JobIsStopped = False,
-    accept_loss: o.AcceptLoss = False,
+    accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
     restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: AsJson = False,
@@ -96,7 +96,7 @@ def backfill(
     command_line = {
         **o.parse_pairs(config, "--config", EXAMPLE),
         **o.given_settings(
-            kafka__bootstrap=kafka,
+            kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,
             job__name=name,
             backfill__master=master,
@@ -113,7 +113,7 @@ def backfill(
         params=params,
         bounded=True,
         restore=restore,
-        accept_loss=accept_loss,
+        accept_data_loss=accept_data_loss,
         take_over=take_over,
         restore_to_other_cluster=restore_to_other_cluster,
     )

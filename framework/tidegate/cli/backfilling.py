@@ -90,7 +90,7 @@ def execute(
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     output = (BackfillJson if as_json else BackfillText)(submission.job)
     drivers = SystemDrivers()
-    url = config.checkpoint.storage
+    url = config.checkpoint.dir
     storage = drivers.blob_store(locate(url, folder))
     with RunLock(folder, url, submission.job):
         check_environment(graph, config, folder, drivers)
@@ -190,7 +190,7 @@ def _engine(
     from tidegate.backfill.spark.stream import streamed
     from tidegate.backfill.spark.workers import check_storage
 
-    log = folder / config.logs.directory / SPARK_LOG
+    log = folder / config.logs.dir / SPARK_LOG
     if is_submitted():
         with adopt_session() as session:
             _ship(session, settings)
@@ -199,7 +199,7 @@ def _engine(
         return
     master = with_retries(settings.master)
     check_connect(master)
-    check_storage(master, config.checkpoint.storage)
+    check_storage(master, config.checkpoint.dir)
     with start_session(master, log=log, verbose=verbose) as session:
         _ship(session, settings)
         executor = SparkExecutor(session, WAVE_TASK)

@@ -22,21 +22,21 @@ def jobmanager(config: o.Settings = None, *, insecure: o.Insecure = False) -> No
     """Run the JobManager of a session cluster, until SIGTERM or Ctrl-C.
 
     It listens on jobmanager.host and jobmanager.port. TaskManagers register with it, and `tidegate
-    submit` sends it jobs. It keeps the jobs in checkpoint.storage, under cluster.name, for the next
+    submit` sends it jobs. It keeps the jobs in checkpoint.dir, under cluster.name, for the next
     JobManager. Connections between the processes of a cluster are neither encrypted nor
     authenticated: keep the cluster in a private network, and add --insecure if it listens beyond
     this host. Exit code: 0 ended by a signal, 1 failed, 2 a mistake in the settings, 4 replaced by
     a newer JobManager of the same cluster.name.
 
-    Example: tidegate jobmanager --insecure -c jobmanager.host=jm -c checkpoint.storage=s3://b/dir
+    Example: tidegate jobmanager --insecure -c jobmanager.host=jm -c checkpoint.dir=s3://b/dir
     """
-    from tidegate.bootstrap import standing_jobmanager
+    from tidegate.bootstrap import run_session_jobmanager
     from tidegate.cli.session import configuration
 
     command_line = o.parse_pairs(
         config, "--config", "Example: tidegate jobmanager -c jobmanager.port=6123"
     )
-    standing_jobmanager(configuration(command_line), insecure=insecure)
+    run_session_jobmanager(configuration(command_line), insecure=insecure)
 
 
 def taskmanager(
@@ -54,14 +54,14 @@ def taskmanager(
 
     Example: tidegate taskmanager --jobmanager jobmanager:6123 --slots 4 --insecure
     """
-    from tidegate.bootstrap import standing_taskmanager
+    from tidegate.bootstrap import run_standalone_taskmanager
     from tidegate.cli.session import configuration, with_jobmanager
 
     command_line = {
         **o.parse_pairs(config, "--config", "Example: tidegate taskmanager -c taskmanager.slots=4"),
         **o.given_settings(taskmanager__slots=slots),
     }
-    standing_taskmanager(
+    run_standalone_taskmanager(
         configuration(with_jobmanager(command_line, jobmanager)), insecure=insecure
     )
 
@@ -83,7 +83,7 @@ def submit(
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
     restore: o.Restore = "latest",
-    accept_loss: o.AcceptLoss = False,
+    accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
     restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: o.AsJson = False,
@@ -102,7 +102,7 @@ def submit(
     command_line = {
         **o.parse_pairs(config, "--config", SUBMIT_EXAMPLE),
         **o.given_settings(
-            kafka__bootstrap=kafka,
+            kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,
             job__name=name,
             checkpoint__interval=checkpoint_interval,
@@ -112,7 +112,7 @@ def submit(
         params=o.parameters(settings, SUBMIT_EXAMPLE),
         bounded=bounded,
         restore=restore,
-        accept_loss=accept_loss,
+        accept_data_loss=accept_data_loss,
         take_over=take_over,
         restore_to_other_cluster=restore_to_other_cluster,
     )

@@ -143,9 +143,9 @@ class LineDisplay(Display):
         `failed` prints the failure that ended the job.
         """
         last = report.error if report.state == "FAILED" else None
-        for failed in report.history:
+        for failed in report.failed_attempts:
             if failed.error not in (last, *self._told):
-                print_status(f"{self.job}: attempt {failed.attempt} failed: {failed.error.message}")
+                print_status(f"{self.job}: earlier failure: {failed.error.message}")
                 self._told.append(failed.error)
         super().end(report)
 
@@ -168,9 +168,8 @@ class JsonLines(Display):
         self._print("end", report)
 
     def _print(self, event: str, report: JobReport) -> None:
-        body: dict[str, Any] = msgspec.to_builtins(report)
-        body.pop("type", None)
-        self._say({"event": event, "jobmanager_pid": self.jobmanager_pid(), **body})
+        pid = self.jobmanager_pid()
+        self._say({"event": event, "jobmanager_pid": pid, **report_json(report)})
 
     def _say(self, event: dict[str, Any]) -> None:
         # One write, because the thread that notices the JobManager's exit prints too.
@@ -222,6 +221,14 @@ def print_status(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def report_json(report: JobReport) -> dict[str, Any]:
+    """Return a report as a JSON object. Its keys are the names of the fields in Python, which may
+    differ from those on disk and between processes.
+    """
+    stored: dict[str, Any] = msgspec.to_builtins(report)
+    return {field.name: stored[field.encode_name] for field in msgspec.structs.fields(report)}
+
+
 def ended(report: JobReport) -> str:
     """Return how the job ended: its state, or the kind of the stop that has ended it."""
     last = report.last_checkpoint
@@ -259,7 +266,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"in {report.records_in:,} ({rates[0]:,.0f}/s)")
         parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
     if report.lag is not None:
-        parts.append(f"lag {report.lag:,}{' (backlog)' if report.backlog else ''}")
+        parts.append(f"lag {report.lag:,}{' (backlog)' if report.processing_backlog else ''}")
     if report.last_checkpoint is not None:
         last = report.last_checkpoint
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
@@ -279,8 +286,7 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    state = report.state.shown
-    table.add_row("job", f"{report.job}  [bold]{state}[/bold]  attempt {report.attempt}")
+    table.add_row("job", f"{report.job}  [bold]{report.state.shown}[/bold]")
     table.add_row("records in", f"{report.records_in:,}  ({rates[0]:,.0f}/s)")
     table.add_row("records out", f"{report.records_out:,}  ({rates[1]:,.0f}/s)")
     if report.storage_trouble:
@@ -289,8 +295,10 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     last = report.last_checkpoint
     told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
     checkpoint = config.checkpoint
-    every_ms = checkpoint.interval_during_backlog if report.backlog else checkpoint.interval
-    why = ", for the backlog" if report.backlog else ""
+    every_ms = (
+        checkpoint.interval_during_backlog if report.processing_backlog else checkpoint.interval
+    )
+    why = ", for the backlog" if report.processing_backlog else ""
     table.add_row("last checkpoint", f"{told}  (every {every_ms / 1000:g} s{why})")
     failed = f", {report.checkpoints_failed} failed" if report.checkpoints_failed else ""
     table.add_row("checkpoints", f"{report.checkpoints_completed}{failed}")

@@ -66,7 +66,7 @@ def execute(
     )
     config = with_enough_slots(config, command_line)
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
-    with RunLock(folder, config.checkpoint.storage, submission.job):
+    with RunLock(folder, config.checkpoint.dir, submission.job):
         check_environment(graph, config, folder, SystemDrivers())
         say_left_out(submission.job, archive)
         display = open_display(submission, config, as_json=as_json)

@@ -34,7 +34,8 @@ Settings = Annotated[
     ),
 ]
 Brokers = Annotated[
-    str | None, typer.Option("--kafka", help="Brokers, HOST:PORT,...; else kafka.bootstrap.")
+    str | None,
+    typer.Option("--kafka", help="Brokers, HOST:PORT,...; else kafka.bootstrap_servers."),
 ]
 Parallelism = Annotated[
     int | None, typer.Option("--parallelism", "-p", help="Subtasks of each step.")
@@ -49,7 +50,8 @@ Restore = Annotated[
     str, typer.Option(help="latest, none (start without state), or the id of a checkpoint.")
 ]
 AcceptLoss = Annotated[
-    bool, typer.Option("--accept-loss", help="Continue after a loss of output (docs/errors.md).")
+    bool,
+    typer.Option("--accept-data-loss", help="Continue after a loss of output (docs/errors.md)."),
 ]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Use a job name that another storage has used.")

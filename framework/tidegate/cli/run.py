@@ -32,7 +32,7 @@ def run(
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
     restore: o.Restore = "latest",
-    accept_loss: o.AcceptLoss = False,
+    accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
     restore_to_other_cluster: o.RestoreToOtherCluster = False,
     as_json: Annotated[
@@ -50,7 +50,7 @@ def run(
     command_line = {
         **o.parse_pairs(config, "--config", EXAMPLE),
         **o.given_settings(
-            kafka__bootstrap=kafka,
+            kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,
             job__name=name,
             taskmanager__slots=slots,
@@ -69,7 +69,7 @@ def run(
             params=params,
             bounded=bounded,
             restore=restore,
-            accept_loss=accept_loss,
+            accept_data_loss=accept_data_loss,
             take_over=take_over,
             restore_to_other_cluster=restore_to_other_cluster,
         )

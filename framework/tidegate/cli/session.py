@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, print_status, say_left_out
+from tidegate.cli.display import describe, print_status, report_json, say_left_out
 from tidegate.cli.local_run import finished_code
 from tidegate.cli.options import job_name
 from tidegate.config import Config
@@ -106,7 +106,11 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
         managers = [
             {"id": id_, "pid": pid, "slots": slots} for id_, pid, slots in found.task_managers
         ]
-        print(json.dumps({"jobs": [_body(job) for job in found.jobs], "task_managers": managers}))
+        print(
+            json.dumps(
+                {"jobs": [report_json(job) for job in found.jobs], "task_managers": managers}
+            )
+        )
         return
     for job in found.jobs:
         print(f"{job.job}: {describe(job, None)}")
@@ -192,16 +196,10 @@ def _wait_until_up(client: Client, config: Config) -> None:
 
 def _print(report: JobReport, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_body(report)))
+        print(json.dumps(report_json(report)))
         return
     print(f"{report.job}: {describe(report, None)}")
     for note in report.notes:
         print(note)
     if report.error is not None:
         print(f"last failure: {report.error.message}")
-
-
-def _body(report: JobReport) -> dict[str, Any]:
-    body: dict[str, Any] = msgspec.to_builtins(report)
-    body.pop("type", None)
-    return body

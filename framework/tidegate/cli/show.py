@@ -19,7 +19,7 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
 
     `tidegate run ... --restore ID` starts from one of them.
 
-    Example: tidegate checkpoints order-totals -c checkpoint.storage=s3://bucket/checkpoints
+    Example: tidegate checkpoints order-totals -c checkpoint.dir=s3://bucket/checkpoints
     """
     from tidegate.checkpoint.manifest import manifest_folder
     from tidegate.commit.journal.reading import read_journal
@@ -32,18 +32,18 @@ def checkpoints(job: o.JobArgument, settings: o.Settings = None, as_json: o.AsJs
     name = o.job_name(job)
     given = o.parse_pairs(settings, "--config", "Example: tidegate checkpoints order-totals")
     config = load(environment=dict(os.environ), command_line=given)
-    storage = config.checkpoint.storage
+    storage = config.checkpoint.dir
     store = SystemDrivers().blob_store(locate(storage, Path.cwd()))
     state = run_read_only(store, read_journal(name))
     if not state.number:
         raise RefusedError(
             f"There is no job {job!r} in the checkpoint storage {storage!r}. Run the command in "
-            "the folder of the project, or give its storage: -c checkpoint.storage=..."
+            "the folder of the project, or give its storage: -c checkpoint.dir=..."
         )
     kept = set(store.list(manifest_folder(name)))
     rows = [
         {"id": str(ref.checkpoint), "manifest": ref.manifest}
-        for ref in state.recent
+        for ref in state.recent_checkpoints
         if ref.manifest in kept
     ]
     closed = None if state.closed is None else state.closed.outcome
@@ -62,7 +62,7 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
 
     Example: tidegate config -c checkpoint.interval=1s --json
     """
-    from tidegate.config_load import flattened, load
+    from tidegate.config_load import flattened, load, no_value
     from tidegate.masking import masked
 
     command_line = o.parse_pairs(
@@ -74,7 +74,7 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
         print(json.dumps(settings))
         return
     for key, value in flattened(settings):
-        print(f"{key} = {json.dumps(value)}")
+        print(f"{key} = {json.dumps(no_value(key) if value is None else value)}")
 
 
 def _text(body: dict[str, Any]) -> str:
@@ -86,7 +86,7 @@ def _text(body: dict[str, Any]) -> str:
         settled = "its transactions are committed" if body["settled"] else "not settled yet"
         lines.append(f"the last one at {at:%Y-%m-%d %H:%M:%S} UTC, {settled}")
     if "lost" in body:
-        accepted = "accepted" if body["lost"]["accepted"] else "NOT accepted: --accept-loss"
+        accepted = "accepted" if body["lost"]["accepted"] else "NOT accepted: --accept-data-loss"
         lines.append(f"output was lost ({accepted}): {body['lost']['statement']}")
     open_ = "open: running, or to be recovered by the next run"
     lines.append(f"journal: {body['closed'] or open_}")

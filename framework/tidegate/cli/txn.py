@@ -12,7 +12,9 @@ from typing import Annotated
 
 import typer
 
-KAFKA = Annotated[str | None, typer.Option(help="Brokers, HOST:PORT,...; else kafka.bootstrap.")]
+KAFKA = Annotated[
+    str | None, typer.Option(help="Brokers, HOST:PORT,...; else kafka.bootstrap_servers.")
+]
 CONFIG = Annotated[
     list[str] | None,
     typer.Option(
@@ -21,7 +23,7 @@ CONFIG = Annotated[
 ]
 STORAGE = Annotated[
     str | None,
-    typer.Option(help="Checkpoint storage of tidegate's jobs; else checkpoint.storage."),
+    typer.Option(help="Checkpoint storage of tidegate's jobs; else checkpoint.dir."),
 ]
 AS_JSON = Annotated[bool, typer.Option("--json", help="For scripts: one JSON value.")]
 MAX_TIMEOUT = Annotated[
@@ -135,10 +137,10 @@ def abort(
     start_offset: Annotated[int | None, typer.Option(help="Where it begins.")] = None,
     max_transaction_timeout: MAX_TIMEOUT = "15min",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    lose_data: Annotated[
+    accept_data_loss: Annotated[
         bool,
         typer.Option(
-            "--lose-data", help="Also what a checkpoint promises, or is perhaps committed."
+            "--accept-data-loss", help="Also what a checkpoint promises, or is perhaps committed."
         ),
     ] = False,
     storage: STORAGE = None,
@@ -164,14 +166,16 @@ def abort(
 
     with Session(kafka, config, storage) as session:
         if transactional_id is not None and topic is None:
-            session.abort(transactional_id, yes=yes, lose_data=lose_data, as_json=as_json)
+            session.abort(
+                transactional_id, yes=yes, accept_data_loss=accept_data_loss, as_json=as_json
+            )
         elif transactional_id is None and None not in {topic, partition, start_offset}:
             session.abort_hanging(
                 TopicPartition(str(topic), int(partition or 0)),
                 int(start_offset or 0),
                 max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
                 yes=yes,
-                lose_data=lose_data,
+                accept_data_loss=accept_data_loss,
                 as_json=as_json,
             )
         else:

@@ -63,9 +63,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def print_unasked(unasked: Sequence[str]) -> None:
+def print_unreachable(unreachable: Sequence[str]) -> None:
     """Print what is missing in the answer, on stderr."""
-    for each in unasked:
+    for each in unreachable:
         print(f"tidegate: not asked: {each}. The answer is incomplete.", file=sys.stderr)
 
 
@@ -119,7 +119,7 @@ def details(
     each: Transaction,
     addresses: Mapping[int, str],
     ends: Mapping[TopicPartition, PartitionEndOffsets] | None,
-    standing: JournalStatus,
+    journal_status: JournalStatus,
     now_ms: int,
 ) -> list[str]:
     """Return everything that is known about one transaction, as lines.
@@ -138,7 +138,7 @@ def details(
     if each.state in OPEN and each.start_ms >= 0:
         lines.append(f"open for          {words.age(now_ms - each.start_ms)}")
     lines.append(f"job               {words.owner(each.transactional_id)}")
-    lines.append(f"journal           {words.journal(standing)}")
+    lines.append(f"journal           {words.journal(journal_status)}")
     for origin in each.partitions:
         where = f"partition         {origin.topic}-{origin.partition}"
         if ends is None:
@@ -165,7 +165,7 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
             "sink": parts.sink,
             "attempt": parts.attempt,
             "subtask": parts.subtask,
-            "slot": parts.slot,
+            "index": parts.index,
         }
     began = each.start_ms >= 0
     return {
@@ -187,7 +187,7 @@ def place_json(origin: TopicPartition) -> dict[str, Any]:
     return {"topic": origin.topic, "partition": origin.partition}
 
 
-def held_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
+def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
     """Return a transaction that is open on a partition, as a JSON object."""
     known = each.transaction
     return {
@@ -204,14 +204,18 @@ def held_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
     }
 
 
-def stuck_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
+def partition_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
     """Return a partition and the transactions that are open on it, as a JSON object."""
     return {
         **place_json(each.origin),
         "leader": each.leader if each.leader >= 0 else None,
-        "stable_offset": None if each.ends is None else each.ends.stable,
-        "end_offset": None if each.ends is None else each.ends.end,
-        "waiting": None if each.ends is None else each.waiting,
-        "held_by": held_json(each.held[0], now_ms) if each.held else None,
-        "open_behind": [held_json(other, now_ms) for other in each.held[1:]],
+        "last_stable_offset": None if each.ends is None else each.ends.stable,
+        "high_watermark": None if each.ends is None else each.ends.end,
+        "unreadable_offsets": None if each.ends is None else each.waiting,
+        "blocked_by": open_transaction_json(each.open_transactions[0], now_ms)
+        if each.open_transactions
+        else None,
+        "other_open_transactions": [
+            open_transaction_json(other, now_ms) for other in each.open_transactions[1:]
+        ],
     }

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_text as words
 from tidegate.cli.options import parse_pairs
-from tidegate.commit.diagnosis import OPEN, AbortOutcome, JournalStatus, selected, standing
+from tidegate.commit.diagnosis import OPEN, AbortOutcome, JournalStatus, journal_status, selected
 from tidegate.commit.journal.reading import read_journal
 from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import parse_transactional_id
@@ -86,11 +86,11 @@ class Session:
     ) -> None:
         given = parse_pairs(config, "--config", EXAMPLE)
         if kafka is not None:
-            given["kafka.bootstrap"] = kafka
+            given["kafka.bootstrap_servers"] = kafka
         if storage is not None:
-            given["checkpoint.storage"] = storage
+            given["checkpoint.dir"] = storage
         settings = load(environment=dict(os.environ), command_line=given)
-        self._storage = settings.checkpoint.storage
+        self._storage = settings.checkpoint.dir
         self._clock = SystemClock()
         self._progress = output.progress()
         self._inspector: TransactionInspector = KafkaTransactionInspector(
@@ -143,14 +143,14 @@ class Session:
         ]
         if as_json:
             rows = [output.as_json(each, now_ms) for each in found]
-            self._print_json({"transactions": rows}, survey.unasked, now_ms)
+            self._print_json({"transactions": rows}, survey.unreachable, now_ms)
         elif found:
             output.print_table(output.COLUMNS, [output.row(each, now_ms) for each in found])
         else:
             what = "transactional id" if everything else "open transaction"
             print(f"tidegate: no {what} fits.", file=sys.stderr)
-        output.print_unasked(survey.unasked)
-        return not survey.unasked
+        output.print_unreachable(survey.unreachable)
+        return not survey.unreachable
 
     def list_hanging(
         self, *, place: Place, broker: int | None, max_timeout_ms: int, as_json: bool
@@ -160,7 +160,7 @@ class Session:
         leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
         if broker is not None:
             leaders = {origin: id_ for origin, id_ in leaders.items() if id_ == broker}
-        found, unasked = ask.hanging(
+        found, unreachable = ask.hanging(
             self._inspector,
             leaders,
             self._clock,
@@ -169,15 +169,15 @@ class Session:
         )
         now_ms = self._clock.now_ms()
         if as_json:
-            rows = [output.held_json(each, now_ms) for each in found]
-            self._print_json({"hanging": rows}, unasked, now_ms)
+            rows = [output.open_transaction_json(each, now_ms) for each in found]
+            self._print_json({"hanging": rows}, unreachable, now_ms)
         elif found:
             output.print_table(output.HANGING_COLUMNS, [output.hanging_row(each) for each in found])
         else:
             seen = words.count(len(leaders), "partition")
             print(f"tidegate: no hanging transaction on {seen}.", file=sys.stderr)
-        output.print_unasked(unasked)
-        return not unasked
+        output.print_unreachable(unreachable)
+        return not unreachable
 
     def show(self, transactional_id: str, *, as_json: bool) -> None:
         """Print everything that is known about one transactional id.
@@ -185,7 +185,7 @@ class Session:
         Raise RefusedError if no coordinator knows the id.
         """
         found = self._described(transactional_id)
-        how = standing(found.transactional_id, self._journal(found.transactional_id))
+        how = journal_status(found.transactional_id, self._journal(found.transactional_id))
         leaders: dict[TopicPartition, int] = {}
         for topic in sorted({origin.topic for origin in found.partitions}):
             leaders |= self._inspector.partitions(topic)
@@ -194,8 +194,8 @@ class Session:
         if as_json:
             body = output.as_json(found, now_ms)
             for row, origin in zip(body["partitions"], found.partitions, strict=True):
-                row["stable_offset"] = ends[origin].stable if origin in ends else None
-                row["end_offset"] = ends[origin].end if origin in ends else None
+                row["last_stable_offset"] = ends[origin].stable if origin in ends else None
+                row["high_watermark"] = ends[origin].end if origin in ends else None
             self._print_json({"transaction": body, "journal": how.value}, (), now_ms)
             return
         for line in output.details(found, self._inspector.brokers(), ends, how, now_ms):
@@ -213,32 +213,34 @@ class Session:
         )
         if as_json:
             now_ms = self._clock.now_ms()
-            rows = [output.stuck_json(each, now_ms) for each in report.partitions]
-            self._print_json({"partitions": rows}, report.unasked, now_ms)
+            rows = [output.partition_json(each, now_ms) for each in report.partitions]
+            self._print_json({"partitions": rows}, report.unreachable, now_ms)
         else:
             for each in report.partitions:
                 print("\n".join(words.stuck(each)))
-        output.print_unasked(report.unasked)
-        return not report.unasked
+        output.print_unreachable(report.unreachable)
+        return not report.unreachable
 
-    def abort(self, transactional_id: str, *, yes: bool, lose_data: bool, as_json: bool) -> None:
+    def abort(
+        self, transactional_id: str, *, yes: bool, accept_data_loss: bool, as_json: bool
+    ) -> None:
         """Abort a transaction that its coordinator knows.
 
         Raise RefusedError if the transaction is not ongoing, if the journal forbids the abort and
-        `lose_data` is not set, or if the user does not confirm.
+        `accept_data_loss` is not set, or if the user does not confirm.
         """
         found = self._described(transactional_id)
         if found.state is not TransactionState.ONGOING:
             raise RefusedError(words.nothing_to_abort(found))
-        how = standing(found.transactional_id, self._journal(found.transactional_id))
+        how = journal_status(found.transactional_id, self._journal(found.transactional_id))
         refusal = words.decision(how, found)
-        if refusal is not None and not lose_data:
+        if refusal is not None and not accept_data_loss:
             raise RefusedError(refusal)
         now_ms = self._clock.now_ms()
         if not yes:
             for line in output.details(found, {}, None, how, now_ms):
                 print(line, file=sys.stderr)
-        lost = " and lose what a checkpoint promises" if how is JournalStatus.NAMED else ""
+        lost = " and lose what a checkpoint promises" if how is JournalStatus.PENDING_COMMIT else ""
         _confirm(f"Abort transaction {transactional_id}{lost}, and lock its producer out?", yes=yes)
         outcome, after = ask.abort(self._inspector, found, self._clock)
         if as_json:
@@ -256,18 +258,18 @@ class Session:
         *,
         max_timeout_ms: int,
         yes: bool,
-        lose_data: bool,
+        accept_data_loss: bool,
         as_json: bool,
     ) -> None:
         """End a hanging transaction on its partition, with an abort marker.
 
-        Raise RefusedError if it may be part of a committed one and `lose_data` is not set, or if
-        the user does not confirm. Raise KafkaError if it is still open after the marker.
+        Raise RefusedError if it may be part of a committed one and `accept_data_loss` is not set,
+        or if the user does not confirm. Raise KafkaError if it is still open after the marker.
         """
         found = ask.find_hanging(
             self._inspector, origin, start_offset, self._clock, max_timeout_ms=max_timeout_ms
         )
-        if found.committed and not lose_data:
+        if found.committed and not accept_data_loss:
             raise RefusedError(words.perhaps_committed(found))
         where = f"{origin.topic}-{origin.partition}"
         _confirm(
@@ -284,7 +286,7 @@ class Session:
             )
         if as_json:
             now_ms = self._clock.now_ms()
-            body = {"outcome": "aborted", "hanging": output.held_json(found, now_ms)}
+            body = {"outcome": "aborted", "hanging": output.open_transaction_json(found, now_ms)}
             self._print_json(body, (), now_ms)
         else:
             print(f"{where}: the transaction at offset {start_offset} is aborted.")
@@ -319,13 +321,13 @@ class Session:
             known = ", ".join(str(each) for each in sorted(brokers))
             raise RefusedError(f"No broker {broker} is up in this cluster; those are: {known}.")
 
-    def _print_json(self, body: dict[str, Any], unasked: tuple[str, ...], now_ms: int) -> None:
+    def _print_json(self, body: dict[str, Any], unreachable: tuple[str, ...], now_ms: int) -> None:
         output.print_json(
             {
                 "cluster_id": self._inspector.cluster_id(),
-                "asked_ms": now_ms,
+                "queried_at_ms": now_ms,
                 **body,
-                "unasked": list(unasked),
+                "unreachable": list(unreachable),
             }
         )
 

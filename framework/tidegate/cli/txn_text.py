@@ -76,7 +76,7 @@ def stuck(found: PartitionStatus) -> list[str]:
         if found.leader >= 0:
             leader = f"its leader, broker {found.leader}, did not answer"
         return [f"{where}: not asked, {leader}. What to do: bring it back, then ask again."]
-    if not found.held:
+    if not found.open_transactions:
         if not found.waiting:
             return [f"{where}: not held back, readers see all of it up to offset {found.ends.end}."]
         return [
@@ -85,8 +85,8 @@ def stuck(found: PartitionStatus) -> list[str]:
                 "is open: the one that was has just ended. Ask again."
             )
         ]
-    first = found.held[0]
-    behind = len(found.held) - 1
+    first = found.open_transactions[0]
+    behind = len(found.open_transactions) - 1
     also = f" {count(behind, 'more transaction')} open behind it." if behind else ""
     return [
         (
@@ -100,8 +100,8 @@ def stuck(found: PartitionStatus) -> list[str]:
 
 def advice(held: OpenTransaction) -> str:
     """Return what to do about a transaction that holds readers back."""
-    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
-        return _advice_unclaimed(held)
+    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.POSSIBLY_HANGING}:
+        return _advice_without_coordinator(held)
     transaction = held.transaction
     name = transaction.transactional_id
     if held.cause is OpenReason.ENDING:
@@ -132,7 +132,9 @@ def advice(held: OpenTransaction) -> str:
 
 
 def perhaps_committed(held: OpenTransaction) -> str:
-    """Return why a hanging transaction that may be committed needs `--lose-data` to be aborted."""
+    """Return why a hanging transaction that may be committed needs `--accept-data-loss` to be
+    aborted.
+    """
     name = "" if held.transaction is None else held.transaction.transactional_id
     return (
         f"Nothing was aborted: the last transaction of {name}, the producer's id, was committed, "
@@ -152,21 +154,21 @@ def nothing_to_abort(transaction: Transaction) -> str:
     return f"Nothing was aborted: {name} has nothing open, it is {state}."
 
 
-def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
-    """Return why the abort of an id needs `--lose-data`; None if it does not."""
+def decision(journal_status: JournalStatus, transaction: Transaction) -> str | None:
+    """Return why the abort of an id needs `--accept-data-loss`; None if it does not."""
     name = transaction.transactional_id
     parts = parse_transactional_id(name)
     job = "" if parts is None else parts.job
-    match standing:
-        case JournalStatus.FOREIGN | JournalStatus.FREE:
+    match journal_status:
+        case JournalStatus.NOT_TIDEGATE | JournalStatus.UNREFERENCED:
             return None
-        case JournalStatus.NAMED:
+        case JournalStatus.PENDING_COMMIT:
             why = (
                 f"the journal of job {job} names {name} in its last checkpoint: its records are "
                 "promised, and the job has continued behind them. Aborted, they are lost. Run the "
                 "job: it commits the transaction first of all."
             )
-        case JournalStatus.CURRENT:
+        case JournalStatus.CURRENT_ATTEMPT:
             why = (
                 f"{name} is of the newest attempt of job {job}, whose next checkpoint may promise "
                 "its records at any time. Stop the job, or run it again if it is down: both end "
@@ -177,21 +179,21 @@ def decision(standing: JournalStatus, transaction: Transaction) -> str | None:
                 f"{name} belongs to job {job}, and the journal that could say whether its records "
                 "are promised was not found. Name the job's checkpoint storage with --storage."
             )
-    return f"Nothing was aborted: {why} To abort it all the same: --lose-data."
+    return f"Nothing was aborted: {why} To abort it all the same: --accept-data-loss."
 
 
-def journal(standing: JournalStatus) -> str:
+def journal(journal_status: JournalStatus) -> str:
     """Return what the job's journal says about an id, as a line of `show`."""
-    match standing:
-        case JournalStatus.FOREIGN:
+    match journal_status:
+        case JournalStatus.NOT_TIDEGATE:
             return "no id of tidegate"
         case JournalStatus.UNKNOWN:
             return "not found; --storage names the job's checkpoint storage"
-        case JournalStatus.NAMED:
+        case JournalStatus.PENDING_COMMIT:
             return "NAMED by the last publication, which is not settled: aborting it loses data"
-        case JournalStatus.CURRENT:
+        case JournalStatus.CURRENT_ATTEMPT:
             return "not named yet; of the newest attempt, whose next publication may name it"
-        case JournalStatus.FREE:
+        case JournalStatus.UNREFERENCED:
             return "not named, and it will not be"
 
 
@@ -220,7 +222,7 @@ def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None)
 def _holder(held: OpenTransaction) -> str:
     producer = held.producer
     who = f"producer {producer.producer_id}, epoch {producer.epoch}"
-    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.UNCLAIMED}:
+    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.POSSIBLY_HANGING}:
         nobody = "no coordinator lists it"
         if held.cause is OpenReason.UNKNOWN:
             nobody = "no coordinator that answered lists it"
@@ -238,7 +240,7 @@ def _holder(held: OpenTransaction) -> str:
     )
 
 
-def _advice_unclaimed(held: OpenTransaction) -> str:
+def _advice_without_coordinator(held: OpenTransaction) -> str:
     origin = held.origin
     if held.cause is OpenReason.UNKNOWN:
         return (
@@ -249,7 +251,7 @@ def _advice_unclaimed(held: OpenTransaction) -> str:
         f"tidegate txn abort --topic {origin.topic} --partition {origin.partition} "
         f"--start-offset {held.producer.start_offset}"
     )
-    if held.cause is OpenReason.UNCLAIMED:
+    if held.cause is OpenReason.POSSIBLY_HANGING:
         return (
             f"ask again in some seconds. If it is still there after {age(MAX_TIMEOUT_MS)}, it "
             f"hangs: {command}"
@@ -259,6 +261,6 @@ def _advice_unclaimed(held: OpenTransaction) -> str:
             "it hangs, and it may be a commit whose marker is missing here (brokers of Kafka 4 "
             "forget it where a partition has no leader, KAFKA-20734): aborting it would lose its "
             "records. Copy them first (read_uncommitted readers see them), then: "
-            f"{command} --lose-data"
+            f"{command} --accept-data-loss"
         )
     return f"it hangs: no coordinator will end it. {command}"

@@ -43,7 +43,7 @@ from tidegate.commit.retry import (
     RetryPolicy,
     retry_kafka,
 )
-from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
+from tidegate.commit.transactional_ids import attempts_of, job_prefix
 from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
@@ -66,20 +66,20 @@ NO_COMMITS: Final[GroupCommits] = MappingProxyType({})
 def claim(
     job: JobName,
     *,
-    submission: str,
+    submission_id: str,
     restore: str = "latest",
-    accept_loss: bool = False,
+    accept_data_loss: bool = False,
     take_over: bool = False,
     restore_to_other_cluster: bool = False,
-    claimant: str = "",
-    again: bool = False,
+    process_id: str = "",
+    repeated: bool = False,
     claimed_attempt: int = 0,
     commits: GroupCommits = NO_COMMITS,
     restores: bool = True,
-    hint_interval: int = SNAPSHOT_INTERVAL,
-    patience: RetryPolicy = STORAGE_RETRY,
+    snapshot_interval: int = SNAPSHOT_INTERVAL,
+    retry_policy: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[ClaimedJournal]:
-    """Begin an attempt of the submit with the id `submission`.
+    """Begin an attempt of the submit with the id `submission_id`.
 
     JobClosedError if the job has ended for it. DataLossError if a loss was stated and is not
     accepted. ClusterMismatchError if its first claim was on another Kafka cluster. RefusedError if
@@ -90,22 +90,22 @@ def claim(
     `claimed_attempt` is an attempt whose claim is known to have been written, or 0. If the journal
     does not reach it: JournalLostError. So `take_over` begins only one journal per submission.
     With `restores=False`, `restore`, the listed ids and a checkpoint's cluster are not checked.
-    The consents `accept_loss` and `restore_to_other_cluster` count for the first claim only.
-    `again`: this process, `claimant`, has claimed before. FencedError if the newest claim is not
-    its own, because another process has replaced it.
+    The consents `accept_data_loss` and `restore_to_other_cluster` count for the first claim only.
+    `repeated`: this process, `process_id`, has claimed before. FencedError if the newest claim is
+    not its own, because another process has replaced it.
     """
     asked = _Asked(
         job=job,
-        submission=submission,
+        submission_id=submission_id,
         restore=restore,
-        accept_loss=accept_loss,
+        accept_data_loss=accept_data_loss,
         take_over=take_over,
         restore_to_other_cluster=restore_to_other_cluster,
-        claimant=claimant,
-        again=again,
+        process_id=process_id,
+        repeated=repeated,
         claimed_attempt=claimed_attempt,
         cluster=(yield from retry_kafka(cluster_id, FENCE_RETRY)),
-        listed=(yield from _listed(job)) if restores and not again else (),
+        listed=(yield from _listed(job)) if restores and not repeated else (),
         commits=commits,
         restores=restores,
     )
@@ -113,7 +113,7 @@ def claim(
     for _ in range(COMPETITIONS_MAX):
         yield from _refuse(asked, state)
         entry = yield from _next_entry(asked, state)
-        found = yield from write_entry(job, entry, patience)
+        found = yield from write_entry(job, entry, retry_policy)
         if found is None or found.nonce != entry.nonce:
             state = yield from read_journal(job)  # other processes were faster
             continue
@@ -121,12 +121,12 @@ def claim(
             yield from _read_back(job, found)
             journal = ClaimedJournal(
                 job=job,
-                submission=submission,
+                submission_id=submission_id,
                 attempt=Attempt(found.number),
                 before=state,
                 claim_nonce=found.nonce,
                 state=state.after(found),
-                hint_interval=hint_interval,
+                snapshot_interval=snapshot_interval,
             )
             yield from write_missing_snapshot(journal)
             return journal
@@ -138,11 +138,11 @@ def claim(
 def claim_to_close(
     job: JobName,
     *,
-    submission: str,
-    claimant: str = "",
-    again: bool = False,
+    submission_id: str,
+    process_id: str = "",
+    repeated: bool = False,
     claimed_attempt: int = 0,
-    patience: RetryPolicy = STORAGE_RETRY,
+    retry_policy: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[ClaimedJournal | None]:
     """Claim the journal only to settle, fence and close it. This needs no user code and no restore.
 
@@ -152,17 +152,17 @@ def claim_to_close(
     `claim`: another journal, or another cluster, cannot settle the transactions.
     """
     state = yield from read_journal(job)
-    if state.attempt >= claimed_attempt and state.submission != submission:
+    if state.attempt >= claimed_attempt and state.submission_id != submission_id:
         return None
     return (
         yield from claim(
             job,
-            submission=submission,
-            claimant=claimant,
-            again=again,
+            submission_id=submission_id,
+            process_id=process_id,
+            repeated=repeated,
             claimed_attempt=claimed_attempt,
             restores=False,
-            patience=patience,
+            retry_policy=retry_policy,
         )
     )
 
@@ -172,13 +172,13 @@ class _Asked:
     """The arguments of `claim`, and the Kafka cluster on which the attempt would run."""
 
     job: JobName
-    submission: str
+    submission_id: str
     restore: str
-    accept_loss: bool
+    accept_data_loss: bool
     take_over: bool
     restore_to_other_cluster: bool
-    claimant: str
-    again: bool
+    process_id: str
+    repeated: bool
     claimed_attempt: int
     cluster: str
     listed: tuple[TransactionalId, ...]
@@ -196,23 +196,23 @@ class _Asked:
 
     def is_fresh(self, state: JournalState) -> bool:
         """Return whether the claim is the first of its submission. Consents count only then."""
-        return state.submission != self.submission
+        return state.submission_id != self.submission_id
 
 
 def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAccepted]:
     """Return the entry to write next: the claim, or before it the acceptance of a loss."""
     header = yield from header_after(state)
     if state.lost is not None and not state.accepted:
-        return LossAccepted(**header, lost=state.lost.number, submission=asked.submission)
+        return LossAccepted(**header, lost=state.lost.number, submission_id=asked.submission_id)
     if not state.number:
-        header["journal"] = yield from nonce()
+        header["journal_id"] = yield from nonce()
     tail = asked.lost_tail(state)
     return Claim(
         **header,
-        submission=asked.submission,
+        submission_id=asked.submission_id,
         restore=asked.restore,
-        took_over=asked.take_over and not state.number,
-        claimant=asked.claimant,
+        fences_other_journals=asked.take_over and not state.number,
+        process_id=asked.process_id,
         kafka_cluster=asked.cluster,
         restore_to_other_cluster=asked.restore_to_other_cluster and asked.is_fresh(state),
         lost_attempt=0 if tail is None else tail.attempt,
@@ -224,13 +224,13 @@ def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
     job, fresh = asked.job, asked.is_fresh(state)
     if state.attempt < asked.claimed_attempt:
         raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
-    if asked.again and state.claimant != asked.claimant:
+    if asked.repeated and state.process_id != asked.process_id:
         raise FencedError(
             f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
             "exits and claims nothing any more"
         )
     _refuse_ended(asked, state)
-    point = restore_point(state, asked.submission, asked.restore) if asked.restores else None
+    point = restore_point(state, asked.submission_id, asked.restore) if asked.restores else None
     yield from _refuse_deleted(asked, state, point)
     yield from refuse_other_cluster(
         job,
@@ -239,17 +239,17 @@ def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
         asked.cluster,
         fresh=fresh,
         consent=asked.restore_to_other_cluster,
-        accept_loss=asked.accept_loss,
+        accept_data_loss=asked.accept_data_loss,
     )
     if not state.number and not asked.take_over:
         _refuse_used_name(job, asked.listed)
     tail = asked.lost_tail(state)
     if tail is not None and not (fresh and asked.restore != "latest"):
         restored = None if point is None else (yield from manifest_if_whole(point))
-        again = read_again(
-            state.name, () if restored is None else restored.splits, (), asked.commits
+        repeated = read_again(
+            state.journal_id, () if restored is None else restored.splits, (), asked.commits
         )
-        message = _lost_tail(job, state, tail, again)
+        message = _lost_tail(job, state, tail, repeated)
         raise RefusedError(message) if fresh else JournalLostError(message)
 
 
@@ -261,12 +261,12 @@ def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
     return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
 
 
-def _lost_tail(job: JobName, state: JournalState, tail: LostTail, again: str) -> str:
+def _lost_tail(job: JobName, state: JournalState, tail: LostTail, repeated: str) -> str:
     last = state.publication
     ends = "has no checkpoint" if last is None else f"ends with checkpoint {last.checkpoint}"
     found = "" if tail.checkpoint is None else f", and offsets of checkpoint {tail.checkpoint}"
     remedy = "none" if last is None else last.checkpoint
-    records = f": {again}" if again else ""
+    records = f": {repeated}" if repeated else ""
     return (
         f"The journal of job {job!r} {ends} and attempt {state.attempt}, but Kafka knows attempt "
         f"{tail.attempt} of this journal{found}. Its newest entries are missing: the checkpoint "
@@ -280,7 +280,7 @@ def _lost_tail(job: JobName, state: JournalState, tail: LostTail, again: str) ->
 def _lost_journal(job: JobName, state: JournalState, claimed_attempt: int) -> str:
     found = f"ends with attempt {state.attempt}" if state.number else "is not there"
     return (
-        f"The journal of job {job!r} {found} in checkpoint.storage, but attempt {claimed_attempt} "
+        f"The journal of job {job!r} {found} in checkpoint.dir, but attempt {claimed_attempt} "
         "has been written to it: the storage is lost, is not mounted, or is an older copy. Make "
         "the same storage available again, and the job continues. If that storage no longer "
         "exists, stop the job and submit it again."
@@ -295,7 +295,7 @@ def _refuse_ended(asked: _Asked, state: JournalState) -> None:
             "only a new submit may begin it again"
         )
         raise JobClosedError(message, state.closed.outcome, state.closed.stopped)
-    if state.lost is not None and not state.accepted and not (fresh and asked.accept_loss):
+    if state.lost is not None and not state.accepted and not (fresh and asked.accept_data_loss):
         raise DataLossError(state.lost.statement)
 
 
@@ -310,7 +310,7 @@ def _refuse_deleted(
     there = set((yield from list_objects(manifest_folder(asked.job))))
     if point.manifest in there:
         return
-    kept = [str(ref.checkpoint) for ref in state.recent if ref.manifest in there]
+    kept = [str(ref.checkpoint) for ref in state.recent_checkpoints if ref.manifest in there]
     raise RefusedError(
         f"the files of checkpoint {asked.restore!r} are not in the checkpoint storage any more; "
         f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
@@ -320,14 +320,13 @@ def _refuse_deleted(
 
 def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
     """Refuse a name of which Kafka knows transactional ids, while its journal has no entries."""
-    parsed = [parse_transactional_id(tid) for tid in listed]
-    others = sorted({parts.journal for parts in parsed if parts is not None and parts.job == job})
+    others = sorted({journal for owner, journal, _ in attempts_of(listed) if owner == job})
     if others:
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
             f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "
             "or the checkpoint storage is not the one that the job was run with. Set "
-            "checkpoint.storage to that one, choose another name, or, if nothing of that name "
+            "checkpoint.dir to that one, choose another name, or, if nothing of that name "
             "runs any more, submit with --take-over: its open transactions are then aborted"
         )
         raise RefusedError(message)

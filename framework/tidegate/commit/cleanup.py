@@ -69,7 +69,7 @@ def clean_up(
     for number, ref in refs.items():
         if number not in cleaning.manifests:
             yield from _remember(cleaning, ref)
-    if state.named:
+    if state.pending_commits:
         return ()
     needed = referenced_paths(
         journal.job,
@@ -80,17 +80,17 @@ def clean_up(
     unneeded: set[str] = set()
     for number in dropped:
         unneeded |= expired_files(journal.job, cleaning.manifests[number], needed)
-    suspects = cleaning.orphan_candidates
+    candidates = cleaning.orphan_candidates
     if not cleaning.manifest_unreadable and cleaning.calls % LIST_EVERY == 0:
         own, left = yield from _list_strays(journal, needed)
-        unneeded |= left | (own & suspects)
-        suspects = own - unneeded
+        unneeded |= left | (own & candidates)
+        candidates = own - unneeded
     in_order = manifests_first(unneeded)
     for path in in_order:
         yield from delete_object(path)
     for number in dropped:
         del cleaning.manifests[number]
-    cleaning.orphan_candidates = suspects
+    cleaning.orphan_candidates = candidates
     cleaning.calls += 1
     return in_order
 

@@ -11,8 +11,9 @@ The module has three findings, from the most to the least surprising:
   job. ClusterMismatchError: the job restarts until the address leads to the first cluster again.
 - The last publication lists transactions of another cluster that are not settled. Only that cluster
   can commit them, so they are neither forgotten nor called lost. RefusedError: the remedy is to
-  start the job on that cluster once and to stop it. If that cluster no longer exists, `accept_loss`
-  of a new submission abandons the transactions, and the journal records it (`give_up_foreign`).
+  start the job on that cluster once and to stop it. If that cluster no longer exists,
+  `accept_data_loss` of a new submission abandons the transactions, and the journal records it
+  (`give_up_foreign`).
 - The manifest is of another cluster. RefusedError, unless the operator consents
   (`restore_to_other_cluster`): a mirror has the same offsets in every topic. The claim stores the
   consent. It holds for the cluster on which it was given, until a publication of that cluster
@@ -45,26 +46,26 @@ def refuse_other_cluster(
     *,
     fresh: bool,
     consent: bool,
-    accept_loss: bool,
+    accept_data_loss: bool,
 ) -> Procedure[None]:
     """Check the Kafka cluster before a claim, so that a refused start changes nothing.
 
     `point` is the publication that the job would restore, and `cluster` the Kafka cluster on which
     it would run. `fresh` tells that the claim is the first of its submission; `consent` and
-    `accept_loss` count only then.
+    `accept_data_loss` count only then.
     """
     if not fresh and state.kafka_cluster not in {"", cluster}:
         raise ClusterMismatchError(
             f"Job {job!r} was submitted on Kafka cluster {state.kafka_cluster}, but "
-            f"kafka.bootstrap now leads to Kafka cluster {cluster}. Make the addresses lead to the "
-            "first one again; or stop the job and submit it again to move it."
+            f"kafka.bootstrap_servers now leads to Kafka cluster {cluster}. Make the addresses "
+            "lead to the first one again; or stop the job and submit it again to move it."
         )
     if point is not None:
         manifest = yield from manifest_if_whole(point)
         if manifest is not None:
             refuse_manifest(manifest, state, cluster, consent=fresh and consent)
     foreign = foreign_transactions(state, cluster)
-    if foreign and not (fresh and accept_loss):
+    if foreign and not (fresh and accept_data_loss):
         raise RefusedError(_unsettled(job, state, foreign, cluster))
 
 
@@ -78,10 +79,10 @@ def refuse_manifest(
     if is_other_cluster(manifest, cluster) and not consent and state.moved_to != cluster:
         raise RefusedError(
             f"Checkpoint {manifest.checkpoint} of job {manifest.job!r} belongs to Kafka cluster "
-            f"{manifest.kafka_cluster}, but kafka.bootstrap leads to Kafka cluster {cluster}, "
-            "where its offsets mean other records. Set kafka.bootstrap to brokers of "
-            f"{manifest.kafka_cluster}; or start without state, with --restore none; or, only if "
-            f"{cluster} is a mirror with the same offsets in every topic, add "
+            f"{manifest.kafka_cluster}, but kafka.bootstrap_servers leads to Kafka cluster "
+            f"{cluster}, where its offsets mean other records. Set kafka.bootstrap_servers to "
+            f"brokers of {manifest.kafka_cluster}; or start without state, with --restore none; "
+            f"or, only if {cluster} is a mirror with the same offsets in every topic, add "
             "--restore-to-other-cluster."
         )
 
@@ -97,7 +98,7 @@ def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTra
     """Return the transactions that the last publication lists and that only another Kafka cluster
     can commit.
     """
-    return tuple(txn for txn in state.named if txn.cluster_id != cluster)
+    return tuple(txn for txn in state.pending_commits if txn.cluster_id != cluster)
 
 
 def give_up_foreign(
@@ -106,7 +107,7 @@ def give_up_foreign(
     """Record that transactions of another cluster are abandoned, and that this loss is accepted.
     Return these transactions.
 
-    To be called after a claim. Only the operator's `accept_loss` lets a claim with such
+    To be called after a claim. Only the operator's `accept_data_loss` lets a claim with such
     transactions pass.
     """
     given_up = foreign_transactions(journal.state, journal.state.kafka_cluster)
@@ -124,13 +125,13 @@ def give_up_foreign(
         statement=(
             f"Job {journal.job!r} has abandoned {_listed(given_up)}, of checkpoint "
             f"{last.checkpoint}, which was published {age_s:.0f} s before. The job continued on "
-            f"Kafka cluster {journal.state.kafka_cluster} with --accept-loss. The records of "
+            f"Kafka cluster {journal.state.kafka_cluster} with --accept-data-loss. The records of "
             "these transactions do not appear."
         ),
     )
     yield from append_entry(journal, lost, storing)
     header = yield from header_after(journal.state)
-    accepted = LossAccepted(**header, lost=lost.number, submission=journal.submission)
+    accepted = LossAccepted(**header, lost=lost.number, submission_id=journal.submission_id)
     yield from append_entry(journal, accepted, storing)
     return given_up
 
@@ -153,10 +154,10 @@ def _unsettled(
     where = foreign[0].cluster_id
     return (
         f"Checkpoint {checkpoint} of job {job!r} is published, but {_listed(foreign)} may not be "
-        f"committed yet, and kafka.bootstrap leads to Kafka cluster {cluster}. To commit them, "
-        f"start the job once with kafka.bootstrap at brokers of {where}, and stop it. If {where} "
-        "no longer exists, add --accept-loss: the records of these transactions are then lost; "
-        "--restore ID of an older checkpoint writes them again."
+        f"committed yet, and kafka.bootstrap_servers leads to Kafka cluster {cluster}. To commit "
+        f"them, start the job once with kafka.bootstrap_servers at brokers of {where}, and stop "
+        f"it. If {where} no longer exists, add --accept-data-loss: the records of these "
+        "transactions are then lost; --restore ID of an older checkpoint writes them again."
     )
 
 

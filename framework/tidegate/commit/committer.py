@@ -43,32 +43,34 @@ class CommitResult:
 
 
 def commit(
-    journal: ClaimedJournal, *, patience: RetryPolicy = COMMIT_RETRY
+    journal: ClaimedJournal, *, retry_policy: RetryPolicy = COMMIT_RETRY
 ) -> Procedure[CommitResult]:
     """Commit every listed transaction that was not yet seen committed, in the order of the
     publication.
 
     To be called after a publication, one call at a time; a call covers all publications up to now.
-    When the time of `patience` is over, Kafka's last error is raised. The attempt must then end,
-    and its restart tries again.
+    When the time of `retry_policy` is over, Kafka's last error is raised. The attempt must then
+    end, and its restart tries again.
     """
-    return (yield from end_transactions(journal.uncommitted, settled=False, patience=patience))
+    return (
+        yield from end_transactions(journal.uncommitted, settled=False, retry_policy=retry_policy)
+    )
 
 
 def describe_all(
-    transactions: Sequence[PreparedTransaction], patience: RetryPolicy
+    transactions: Sequence[PreparedTransaction], retry_policy: RetryPolicy
 ) -> Procedure[Facts]:
     """Return what the broker knows of each transaction. A request that fails is repeated within
-    `patience`.
+    `retry_policy`.
     """
-    said = yield from gather(
-        [retry_kafka(partial(describe, transaction), patience) for transaction in transactions]
+    description = yield from gather(
+        [retry_kafka(partial(describe, transaction), retry_policy) for transaction in transactions]
     )
-    return dict(zip(transactions, said, strict=True))
+    return dict(zip(transactions, description, strict=True))
 
 
 def end_transactions(
-    transactions: Sequence[PreparedTransaction], *, settled: bool, patience: RetryPolicy
+    transactions: Sequence[PreparedTransaction], *, settled: bool, retry_policy: RetryPolicy
 ) -> Procedure[CommitResult]:
     """Send EndTxn for each transaction and describe each; repeat both for those that are still
     open.
@@ -79,28 +81,30 @@ def end_transactions(
     remaining = to_end = tuple(transactions)
     ended: list[PreparedTransaction] = []
     lost: list[PreparedTransaction] = []
-    waiting = RetryLoop(patience)
+    waiting = RetryLoop(retry_policy)
     while remaining:
         trouble = yield from send_end_txn(to_end)
         if to_end:
-            yield from pause(patience.pause_s)
-        said = yield from gather([_describe_or_error(transaction) for transaction in remaining])
-        facts: Facts = {}
-        for transaction, seen in zip(remaining, said, strict=True):
+            yield from pause(retry_policy.pause_s)
+        description = yield from gather(
+            [_describe_or_error(transaction) for transaction in remaining]
+        )
+        descriptions: Facts = {}
+        for transaction, seen in zip(remaining, description, strict=True):
             if isinstance(seen, KafkaError):  # not decided before its coordinator answers
                 trouble = seen
             else:
-                facts[transaction] = seen
-        asked = [transaction for transaction in remaining if transaction in facts]
-        decision = decide(asked, settled=settled, facts=facts)
-        complete = [txn for txn in decision.done if settled or is_complete(txn, facts[txn])]
+                descriptions[transaction] = seen
+        asked = [transaction for transaction in remaining if transaction in descriptions]
+        decision = decide(asked, settled=settled, descriptions=descriptions)
+        complete = [txn for txn in decision.done if settled or is_complete(txn, descriptions[txn])]
         ended += complete
         lost += decision.lost
         gone = {*complete, *decision.lost}
         remaining = tuple(txn for txn in remaining if txn not in gone)
-        to_end = tuple(txn for txn in remaining if txn not in facts or txn in decision.end)
+        to_end = tuple(txn for txn in remaining if txn not in descriptions or txn in decision.end)
         if remaining and not (yield from waiting.wait()):
-            raise trouble or KafkaUnavailableError(_stuck(remaining, patience))
+            raise trouble or KafkaUnavailableError(_stuck(remaining, retry_policy))
     in_order = tuple(txn for txn in transactions if txn in set(ended))
     return CommitResult(ended=in_order, lost=tuple(lost))
 
@@ -138,9 +142,9 @@ def _describe_or_error(
         return error
 
 
-def _stuck(remaining: Sequence[PreparedTransaction], patience: RetryPolicy) -> str:
+def _stuck(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
         f"{len(remaining)} published transactions were not completed by Kafka in "
-        f"{patience.timeout_s:g} s, among them {ids}; the job restarts and tries again"
+        f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and tries again"
     )

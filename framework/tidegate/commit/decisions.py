@@ -42,28 +42,31 @@ class Decision:
 
 
 def decide(
-    named: Sequence[PreparedTransaction],
+    pending: Sequence[PreparedTransaction],
     *,
     settled: bool,
-    facts: Mapping[PreparedTransaction, TransactionDescription | None],
+    descriptions: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> Decision:
     """Decide for all listed transactions of the last publication together.
 
-    `settled` tells whether the journal says that this publication is settled. `facts` has the
-    broker's answer for each listed transaction, None if the broker does not know the id. If the
+    `settled` tells whether the journal says that this publication is settled. `descriptions` has
+    the broker's answer for each listed transaction, None if the broker does not know the id. If the
     broker of a transaction did not answer, the caller must ask again and must not leave the
     transaction out.
     """
     end: list[PreparedTransaction] = []
     done: list[PreparedTransaction] = []
     lost: list[PreparedTransaction] = []
-    for transaction in named:
-        said = facts[transaction]
-        if said is not None and _same_producer(transaction, said):
-            if said.state is TransactionState.ONGOING and said.start_ms == transaction.start_ms:
+    for transaction in pending:
+        description = descriptions[transaction]
+        if description is not None and _same_producer(transaction, description):
+            if (
+                description.state is TransactionState.ONGOING
+                and description.start_ms == transaction.start_ms
+            ):
                 end.append(transaction)
                 continue
-            if said.state in COMMITTED:
+            if description.state in COMMITTED:
                 done.append(transaction)
                 continue
         (done if settled else lost).append(transaction)
@@ -77,26 +80,32 @@ itself.
 
 
 def may_roll_back(
-    own: Sequence[PreparedTransaction],
+    introduced: Sequence[PreparedTransaction],
     *,
     lost: bool,
-    firm: bool,
+    irrevocable: bool,
     ended: Collection[PreparedTransaction],
-    facts: Mapping[PreparedTransaction, TransactionDescription | None],
+    descriptions: Mapping[PreparedTransaction, TransactionDescription | None],
 ) -> bool:
     """Return whether a publication with a loss may be rolled back, so that no loss has to be
     stated.
 
-    `own` has the transactions that this publication was the first to list. Each of them must be
-    open, or proven to be aborted. `firm` tells whether the journal knows that one of them is, or
-    may be, committed. `ended` has the transactions that this attempt has seen CompleteCommit.
+    `introduced` has the transactions that this publication was the first to list. Each of them must
+    be open, or proven to be aborted. `irrevocable` tells whether the journal knows that one of them
+    is, or may be, committed. `ended` has the transactions that this attempt has seen
+    CompleteCommit.
     """
-    if not lost or firm or any(txn in ended for txn in own):
+    if not lost or irrevocable or any(txn in ended for txn in introduced):
         return False
-    return all(is_as_prepared(txn, facts[txn]) or was_aborted(txn, facts[txn]) for txn in own)
+    return all(
+        is_as_prepared(txn, descriptions[txn]) or was_aborted(txn, descriptions[txn])
+        for txn in introduced
+    )
 
 
-def was_aborted(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
+def was_aborted(
+    transaction: PreparedTransaction, description: TransactionDescription | None
+) -> bool:
     """Return whether the answer proves that the transaction was never committed.
 
     An abort keeps the start time. The epoch stays (EndTxn) or grows by one (a timeout, or the first
@@ -105,30 +114,34 @@ def was_aborted(transaction: PreparedTransaction, said: TransactionDescription |
     broker no longer knows proves nothing either.
     """
     return (
-        said is not None
-        and said.state in ABORTED
-        and said.producer_id == transaction.producer_id
-        and said.epoch in (transaction.epoch, transaction.epoch + 1)
-        and said.start_ms == transaction.start_ms
+        description is not None
+        and description.state in ABORTED
+        and description.producer_id == transaction.producer_id
+        and description.epoch in (transaction.epoch, transaction.epoch + 1)
+        and description.start_ms == transaction.start_ms
     )
 
 
-def is_complete(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
+def is_complete(
+    transaction: PreparedTransaction, description: TransactionDescription | None
+) -> bool:
     """Return whether the transaction was seen CompleteCommit, which settles it."""
     return (
-        said is not None
-        and _same_producer(transaction, said)
-        and said.state is TransactionState.COMPLETE_COMMIT
+        description is not None
+        and _same_producer(transaction, description)
+        and description.state is TransactionState.COMPLETE_COMMIT
     )
 
 
-def is_as_prepared(transaction: PreparedTransaction, said: TransactionDescription | None) -> bool:
+def is_as_prepared(
+    transaction: PreparedTransaction, description: TransactionDescription | None
+) -> bool:
     """Return whether the transaction is open exactly as it was recorded at the barrier."""
     return (
-        said is not None
-        and _same_producer(transaction, said)
-        and said.state is TransactionState.ONGOING
-        and said.start_ms == transaction.start_ms
+        description is not None
+        and _same_producer(transaction, description)
+        and description.state is TransactionState.ONGOING
+        and description.start_ms == transaction.start_ms
     )
 
 
@@ -139,27 +152,30 @@ def may_fence(
     job: JobName,
     journal: str,
     attempt: Attempt,
-    named: Collection[TransactionalId],
-    swept: Attempt,
-    own_too: bool = False,
+    pending: Collection[TransactionalId],
+    fenced_before: Attempt,
+    include_own: bool = False,
 ) -> bool:
     """Return whether an attempt may fence a listed transactional id (`parts` is None if the id did
     not parse).
 
     Only ids of this job and this journal may be fenced, and only ids of strictly older attempts.
-    With `own_too`, at the job's end, ids of this attempt may be fenced too. An id in `named`, which
-    an unsettled publication lists, is never fenced. Ids of attempts older than `swept` were fenced
-    once in any state. They are fenced again only if they are open, because the broker could
-    otherwise never expire them.
+    With `include_own`, at the job's end, ids of this attempt may be fenced too. An id in `pending`,
+    which an unsettled publication lists, is never fenced. Ids of attempts older than
+    `fenced_before` were fenced once in any state. They are fenced again only if they are open,
+    because the broker could otherwise never expire them.
     """
     if parts is None or parts.job != job or parts.journal != journal:
         return False
-    if parts.attempt > attempt or (parts.attempt == attempt and not own_too):
+    if parts.attempt > attempt or (parts.attempt == attempt and not include_own):
         return False
-    if str(parts) in named:
+    if str(parts) in pending:
         return False
-    return parts.attempt >= swept or state is TransactionState.ONGOING
+    return parts.attempt >= fenced_before or state is TransactionState.ONGOING
 
 
-def _same_producer(transaction: PreparedTransaction, said: TransactionDescription) -> bool:
-    return (said.producer_id, said.epoch) == (transaction.producer_id, transaction.epoch)
+def _same_producer(transaction: PreparedTransaction, description: TransactionDescription) -> bool:
+    return (description.producer_id, description.epoch) == (
+        transaction.producer_id,
+        transaction.epoch,
+    )

@@ -54,19 +54,19 @@ hanging, because its coordinator may merely not list it yet.
 class JournalStatus(enum.Enum):
     """The relation of a transactional id to the journal of the tidegate job that it belongs to."""
 
-    FOREIGN = "foreign"
+    NOT_TIDEGATE = "not_tidegate"
     """The id was not made by tidegate."""
     UNKNOWN = "unknown"
     """The job's journal was not found, is not the journal in the id, or does not have the id's
     attempt.
     """
-    NAMED = "named"
+    PENDING_COMMIT = "pending_commit"
     """An unsettled publication lists the id. Its records are promised, and an abort would lose
     them.
     """
-    CURRENT = "current"
+    CURRENT_ATTEMPT = "current_attempt"
     """The id is of the newest attempt, and the attempt's next publication may list it."""
-    FREE = "free"
+    UNREFERENCED = "unreferenced"
     """No publication lists the id and none will list it. The job's own recovery would abort it."""
 
 
@@ -81,7 +81,7 @@ class OpenReason(enum.Enum):
     """Its outcome is decided. The coordinator still has to write the marker to this partition."""
     HANGING = "hanging"
     """No coordinator will end it on this partition, and it is old enough to be sure."""
-    UNCLAIMED = "unclaimed"
+    POSSIBLY_HANGING = "possibly_hanging"
     """No coordinator lists it for this partition, but it is young: its marker may be on its way."""
     UNKNOWN = "unknown"
     """No coordinator that answered knows it, and at least one coordinator did not answer."""
@@ -124,7 +124,7 @@ class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The broker id of the partition's leader; -1 if there is no leader."""
     ends: PartitionEndOffsets | None
     """The end offsets of the partition; None if the leader did not answer."""
-    held: tuple[OpenTransaction, ...]
+    open_transactions: tuple[OpenTransaction, ...]
     """The open transactions. The first one holds back the last stable offset; the others are open
     behind it.
     """
@@ -177,24 +177,26 @@ def classify(
     elif transaction is None and not complete:
         cause = OpenReason.UNKNOWN
     else:
-        cause = OpenReason.HANGING if age_ms > max_timeout_ms else OpenReason.UNCLAIMED
+        cause = OpenReason.HANGING if age_ms > max_timeout_ms else OpenReason.POSSIBLY_HANGING
     return OpenTransaction(
         origin=origin, producer=producer, transaction=transaction, cause=cause, age_ms=age_ms
     )
 
 
-def standing(transactional_id: TransactionalId, journal: JournalState | None) -> JournalStatus:
+def journal_status(
+    transactional_id: TransactionalId, journal: JournalState | None
+) -> JournalStatus:
     """Return the relation of an id to its job's journal (None if the journal could not be read)."""
     parts = parse_transactional_id(transactional_id)
     if parts is None:
-        return JournalStatus.FOREIGN
-    if journal is None or journal.name != parts.journal or journal.attempt < parts.attempt:
+        return JournalStatus.NOT_TIDEGATE
+    if journal is None or journal.journal_id != parts.journal or journal.attempt < parts.attempt:
         return JournalStatus.UNKNOWN
-    if any(named.transactional_id == transactional_id for named in journal.named):
-        return JournalStatus.NAMED
+    if any(named.transactional_id == transactional_id for named in journal.pending_commits):
+        return JournalStatus.PENDING_COMMIT
     if parts.attempt == journal.attempt and journal.closed is None:
-        return JournalStatus.CURRENT
-    return JournalStatus.FREE
+        return JournalStatus.CURRENT_ATTEMPT
+    return JournalStatus.UNREFERENCED
 
 
 def aborted(before: Transaction, after: Transaction | None) -> AbortOutcome:

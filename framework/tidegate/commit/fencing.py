@@ -29,28 +29,30 @@ Listed = dict[TransactionalId, TransactionState]
 
 
 def fence_older_attempts(
-    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY, own_too: bool = False
+    journal: ClaimedJournal, *, retry_policy: RetryPolicy = FENCE_RETRY, include_own: bool = False
 ) -> Procedure[tuple[TransactionalId, ...]]:
     """Fence every id of older attempts except the complete ones, before the sources start. Return
     the fenced ids.
 
-    With `own_too`, at the job's end, ids of this attempt are fenced too. A request that fails is
-    repeated until the time of `patience` is over.
+    With `include_own`, at the job's end, ids of this attempt are fenced too. A request that fails
+    is repeated until the time of `retry_policy` is over.
     """
     state = journal.state
-    taken_over = state.took_over and state.publication is None
+    taken_over = state.fences_other_journals and state.publication is None
     strange = taken_over or state.lost_attempt > 0
-    listed = yield from _listed(journal, patience, unfinished=not strange)
-    allowed = _fenceable(journal, listed, swept=journal.fenced_before(), own_too=own_too)
+    listed = yield from _listed(journal, retry_policy, unfinished=not strange)
+    allowed = _fenceable(
+        journal, listed, fenced_before=journal.fenced_before(), include_own=include_own
+    )
     if taken_over:
         allowed += _of_other_journals(journal, listed)
     allowed += _of_lost_attempts(journal, listed)
-    yield from _fence_all(allowed, patience)
+    yield from _fence_all(allowed, retry_policy)
     return tuple(allowed)
 
 
 def fence_zombies(
-    journal: ClaimedJournal, *, patience: RetryPolicy = FENCE_RETRY
+    journal: ClaimedJournal, *, retry_policy: RetryPolicy = FENCE_RETRY
 ) -> Procedure[tuple[TransactionalId, ...]]:
     """Fence ids of older attempts that are open again, and return them. This does not write to the
     journal.
@@ -58,26 +60,26 @@ def fence_zombies(
     To be repeated as long as the attempt lives, because a zombie may open an id that was not known
     before. It cannot commit anything.
     """
-    listed = yield from _listed(journal, patience, unfinished=True)
-    fenced = _fenceable(journal, listed, swept=journal.attempt, own_too=False)
-    yield from _fence_all(fenced, patience)
+    listed = yield from _listed(journal, retry_policy, unfinished=True)
+    fenced = _fenceable(journal, listed, fenced_before=journal.attempt, include_own=False)
+    yield from _fence_all(fenced, retry_policy)
     return tuple(fenced)
 
 
 def _listed(
-    journal: ClaimedJournal, patience: RetryPolicy, *, unfinished: bool
+    journal: ClaimedJournal, retry_policy: RetryPolicy, *, unfinished: bool
 ) -> Procedure[Listed]:
     prefix = job_prefix(journal.job)
     asked = partial(list_transactions, prefix, unfinished=unfinished)
-    return (yield from retry_kafka(asked, patience))
+    return (yield from retry_kafka(asked, retry_policy))
 
 
-def _fence_all(ids: Sequence[TransactionalId], patience: RetryPolicy) -> Procedure[None]:
-    yield from gather([retry_kafka(partial(fence, each), patience) for each in ids])
+def _fence_all(ids: Sequence[TransactionalId], retry_policy: RetryPolicy) -> Procedure[None]:
+    yield from gather([retry_kafka(partial(fence, each), retry_policy) for each in ids])
 
 
 def _fenceable(
-    journal: ClaimedJournal, listed: Listed, *, swept: Attempt, own_too: bool
+    journal: ClaimedJournal, listed: Listed, *, fenced_before: Attempt, include_own: bool
 ) -> list[TransactionalId]:
     return [
         transactional_id
@@ -88,9 +90,9 @@ def _fenceable(
             job=journal.job,
             journal=journal.name,
             attempt=journal.attempt,
-            named=journal.named_ids(),
-            swept=swept,
-            own_too=own_too,
+            pending=journal.pending_ids(),
+            fenced_before=fenced_before,
+            include_own=include_own,
         )
     ]
 
@@ -106,7 +108,7 @@ def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[Transacti
             parts is not None
             and (parts.job, parts.journal) == (journal.job, journal.name)
             and journal.attempt <= parts.attempt <= journal.state.lost_attempt
-            and transactional_id not in journal.named_ids()
+            and transactional_id not in journal.pending_ids()
         ):
             found.append(transactional_id)
     return found

@@ -61,20 +61,20 @@ class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
     partitions: tuple[Beginning, ...]
 
 
-def beginnings_path(job: JobName, submission: str) -> str:
+def initial_offsets_path(job: JobName, submission_id: str) -> str:
     """Return the path of a submission's file. Like the journal, it is never deleted in this
     version.
     """
-    return f"{job}/beginnings/{submission}.json"
+    return f"{job}/beginnings/{submission_id}.json"
 
 
 def record_initial_offsets(
     job: JobName,
-    submission: str,
+    submission_id: str,
     found: Sequence[PartitionOffsets],
     *,
     checkpointed: Collection[tuple[Uid, str, int]] = (),
-    patience: RetryPolicy = STORAGE_RETRY,
+    retry_policy: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[tuple[PartitionOffsets, ...]]:
     """Return `found`, with the starts and ends that the submission has recorded first. Partitions
     in `checkpointed` do not begin there: the restore compares their topics with the checkpoint.
@@ -82,22 +82,25 @@ def record_initial_offsets(
     StorageError if the offsets cannot be written or read, CorruptCheckpointError if the file is
     torn, SourceChangedError if a topic was created again since they were recorded.
     """
-    path = beginnings_path(job, submission)
+    path = initial_offsets_path(job, submission_id)
     data = yield from read_object(path)
     if data is None:
-        data = yield from _written(path, _first_look(found), patience)
+        data = yield from _written(path, _first_look(found), retry_policy)
     first = _decoded(data, path)
     for change in _changes(found, {k: v for k, v in first.items() if k not in checkpointed}):
         raise change
-    return tuple(_as_first_found(facts, first) for facts in found)
+    return tuple(_as_first_found(descriptions, first) for descriptions in found)
 
 
 def _changes(
     found: Sequence[PartitionOffsets], first: Mapping[tuple[Uid, str, int], Beginning]
 ) -> Iterator[SourceChangedError]:
     """Return the errors for topics that were created again since the offsets were recorded."""
-    now = {(facts.source, facts.topic, facts.partition): facts for facts in found}
-    topic_ids = {facts.topic: facts.topic_id for facts in found}
+    now = {
+        (descriptions.source, descriptions.topic, descriptions.partition): descriptions
+        for descriptions in found
+    }
+    topic_ids = {descriptions.topic: descriptions.topic_id for descriptions in found}
     for key, known in first.items():
         if key not in now:
             yield gone_partition(known.split, topic_ids.get(known.topic, ""))
@@ -105,11 +108,11 @@ def _changes(
             yield change
 
 
-def read_beginnings(job: JobName, submission: str) -> Procedure[tuple[SourceSplit, ...]]:
+def read_initial_offsets(job: JobName, submission_id: str) -> Procedure[tuple[SourceSplit, ...]]:
     """Return the position at which the submission began in each partition; empty before they are
     recorded.
     """
-    path = beginnings_path(job, submission)
+    path = initial_offsets_path(job, submission_id)
     data = yield from read_object(path)
     first = {} if data is None else _decoded(data, path)
     return tuple(known.split for known in first.values())
@@ -120,31 +123,31 @@ def _first_look(found: Sequence[PartitionOffsets]) -> bytes:
         InitialOffsets(
             partitions=tuple(
                 Beginning(
-                    source=facts.source,
-                    topic=facts.topic,
-                    partition=facts.partition,
-                    start=facts.start,
-                    end=facts.end,
-                    start_kind=facts.start_kind,
-                    topic_id=facts.topic_id,
-                    hidden=facts.hidden,
+                    source=descriptions.source,
+                    topic=descriptions.topic,
+                    partition=descriptions.partition,
+                    start=descriptions.start,
+                    end=descriptions.end,
+                    start_kind=descriptions.start_kind,
+                    topic_id=descriptions.topic_id,
+                    hidden=descriptions.hidden,
                 )
-                for facts in found
+                for descriptions in found
             )
         )
     )
 
 
-def _written(path: str, data: bytes, patience: RetryPolicy) -> Procedure[bytes]:
+def _written(path: str, data: bytes, retry_policy: RetryPolicy) -> Procedure[bytes]:
     """Create the file and return its content: this one, or that of another JobMaster that was
     first.
     """
-    waiting = RetryLoop(patience)
+    waiting = RetryLoop(retry_policy)
     while (yield from create_entry(path, data)) is CreateResult.UNKNOWN:
         if not (yield from waiting.wait()):
             raise StorageError(
-                f"the checkpoint storage did not say in {patience.timeout_s:g} s whether {path} "
-                "was written; the attempt ends, and the next one reads it"
+                f"the checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
+                f"{path} was written; the attempt ends, and the next one reads it"
             )
     stands = yield from read_object(path)
     if stands is None:
@@ -166,18 +169,20 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
 
 
 def _as_first_found(
-    facts: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
+    descriptions: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
 ) -> PartitionOffsets:
-    """Return `facts` with the recorded start and end.
+    """Return `descriptions` with the recorded start and end.
 
     A partition that is not in the file was added to the topic after the submit. A source with start
     "latest" reads such a partition completely. A recorded start does not move when retention passes
     it, and the restore then refuses it. Only "earliest" follows the log.
     """
-    known = first.get((facts.source, facts.topic, facts.partition))
+    known = first.get((descriptions.source, descriptions.topic, descriptions.partition))
     if known is None:
-        added_to_latest = facts.start_kind == "latest"
-        return replace(facts, start=facts.earliest) if added_to_latest else facts
-    kind = known.start_kind or facts.start_kind
-    start = max(known.start, facts.earliest) if kind == "earliest" else known.start
-    return replace(facts, start=start, end=known.end, start_kind=kind, hidden=known.hidden)
+        added_to_latest = descriptions.start_kind == "latest"
+        return (
+            replace(descriptions, start=descriptions.earliest) if added_to_latest else descriptions
+        )
+    kind = known.start_kind or descriptions.start_kind
+    start = max(known.start, descriptions.earliest) if kind == "earliest" else known.start
+    return replace(descriptions, start=start, end=known.end, start_kind=kind, hidden=known.hidden)

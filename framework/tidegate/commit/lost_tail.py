@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.commit.journal.state import JournalState
-from tidegate.commit.transactional_ids import parse_transactional_id
+from tidegate.commit.transactional_ids import attempts_of
 from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.snapshots import SourceSplit
@@ -72,11 +72,10 @@ def find_lost_tail(
     The caller must ask for `listed` and `commits` before it reads the journal. So everything that
     is published in between is in the journal.
     """
-    parsed = [parse_transactional_id(name) for name in listed]
     attempts = [
-        parts.attempt
-        for parts in parsed
-        if parts is not None and parts.job == job and parts.journal == state.name
+        attempt
+        for owner, journal, attempt in attempts_of(listed)
+        if (owner, journal) == (job, state.journal_id)
     ]
     attempt = max(attempts, default=Attempt(0))
     newest = _newest_committed(state, commits)
@@ -93,7 +92,7 @@ def find_lost_tail(
 
 def _newest_committed(state: JournalState, commits: GroupCommits) -> CheckpointId | None:
     found = [parse_commit_metadata(commit.metadata) for commit in commits.values()]
-    return max((each[1] for each in found if each and each[0] == state.name), default=None)
+    return max((each[1] for each in found if each and each[0] == state.journal_id), default=None)
 
 
 def read_again(

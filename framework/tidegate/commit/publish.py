@@ -61,7 +61,7 @@ class PublishedCheckpoint:
 
     number: JournalNumber
     checkpoint: CheckpointId
-    named: tuple[PreparedTransaction, ...]
+    pending: tuple[PreparedTransaction, ...]
     """The listed transactions, which `commit` has to end."""
     freed: tuple[PreparedTransaction, ...]
     """Transactions that the publication before listed and this one does not: their ids may be used
@@ -94,19 +94,19 @@ def publish(
     check(manifest.checkpoint.attempt == journal.attempt, "a checkpoint of another attempt")
     path, data = manifest_path(journal.job, manifest.checkpoint), encode_manifest(manifest)
     yield from write_object(path, data)
-    before = journal.state.named
-    named = names(journal, transactions)
-    first_named = tuple(txn for txn in named if txn not in before)
-    yield from _check_prepared(first_named, manifest.splits, checking, given_up)
+    before = journal.state.pending_commits
+    pending = list_transactions(journal, transactions)
+    introduced = tuple(txn for txn in pending if txn not in before)
+    yield from _check_prepared(introduced, manifest.splits, checking, given_up)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
         attempt=journal.attempt,
         checkpoint=manifest.checkpoint,
-        submission=journal.submission,
+        submission_id=journal.submission_id,
         manifest=path,
         sha256=file_digest(data),
-        transactions=named,
+        transactions=pending,
         final=manifest.final,
         stopped=stopped,
     )
@@ -117,12 +117,12 @@ def publish(
     return PublishedCheckpoint(
         number=entry.number,
         checkpoint=manifest.checkpoint,
-        named=named,
-        freed=tuple(txn for txn in before if txn not in named),
+        pending=pending,
+        freed=tuple(txn for txn in before if txn not in pending),
     )
 
 
-def names(
+def list_transactions(
     journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
 ) -> tuple[PreparedTransaction, ...]:
     """Return the transactions that the next publication lists, those of earlier
@@ -143,21 +143,23 @@ def load_manifest(ref: PublicationRef | Publication) -> Procedure[Manifest]:
 def _check_prepared(
     transactions: Sequence[PreparedTransaction],
     splits: Sequence[SourceSplit],
-    patience: RetryPolicy,
+    retry_policy: RetryPolicy,
     given_up: Callable[[], bool],
 ) -> Procedure[None]:
     """Check that every transaction that is listed for the first time is open as it was prepared,
     and that every topic is the one that was read. Both requests go out at the same time.
     """
     asked: list[Procedure[Any]] = [
-        retry_kafka(partial(describe, transaction), patience, given_up)
+        retry_kafka(partial(describe, transaction), retry_policy, given_up)
         for transaction in transactions
     ]
-    facts: list[Any] = yield from gather([*asked, ask_topic_ids(splits, patience, given_up)])
-    yield from check_topics(splits, facts.pop(), patience)
-    for transaction, said in zip(transactions, facts, strict=True):
-        if not is_as_prepared(transaction, said):
-            state = "it does not know the id" if said is None else f"it says {said}"
+    descriptions: list[Any] = yield from gather(
+        [*asked, ask_topic_ids(splits, retry_policy, given_up)]
+    )
+    yield from check_topics(splits, descriptions.pop(), retry_policy)
+    for transaction, description in zip(transactions, descriptions, strict=True):
+        if not is_as_prepared(transaction, description):
+            state = "it does not know the id" if description is None else f"it says {description}"
             message = (
                 f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
                 f"epoch {transaction.epoch}) was prepared, but is not open any more at Kafka: "

@@ -68,9 +68,9 @@ def recover(
     except DataLossError:
         # The job stays failed, perhaps for a long time. Readers must not wait behind open
         # transactions of dead attempts.
-        yield from fence_older_attempts(journal, patience=fencing)
+        yield from fence_older_attempts(journal, retry_policy=fencing)
         raise
-    fenced = yield from fence_older_attempts(journal, patience=fencing)
+    fenced = yield from fence_older_attempts(journal, retry_policy=fencing)
     return Recovered(ended=ended, fenced=fenced, retracted=retracted, given_up=given_up)
 
 
@@ -101,7 +101,7 @@ def close(
     yield from give_up_foreign(journal, storing=storing)
     if journal.state.lost is None:
         yield from _settle_last(journal, ending, storing)
-    yield from fence_older_attempts(journal, patience=fencing, own_too=True)
+    yield from fence_older_attempts(journal, retry_policy=fencing, include_own=True)
     header = yield from header_after(journal.state)
     entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
     yield from append_entry(journal, entry, storing)
@@ -115,7 +115,7 @@ def _settle_last(
     """
     retracted: tuple[CheckpointId, ...] = ()
     while True:
-        result = yield from _end_named(journal, ending)
+        result = yield from _end_pending(journal, ending)
         mark_committed(journal, result.ended)
         if not result.lost:
             break
@@ -127,14 +127,14 @@ def _settle_last(
     return result.ended, retracted
 
 
-def _end_named(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[CommitResult]:
+def _end_pending(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[CommitResult]:
     """End the transactions that the last publication lists. End none if one of them is lost."""
-    named = journal.uncommitted
-    facts = yield from describe_all(named, patience)
-    decision = decide(named, settled=journal.state.settled, facts=facts)
-    complete = tuple(txn for txn in decision.done if is_complete(txn, facts[txn]))
+    pending = journal.uncommitted
+    descriptions = yield from describe_all(pending, retry_policy)
+    decision = decide(pending, settled=journal.state.settled, descriptions=descriptions)
+    complete = tuple(txn for txn in decision.done if is_complete(txn, descriptions[txn]))
     if decision.lost:
         return CommitResult(ended=complete, lost=decision.lost)
-    open_ = tuple(txn for txn in named if txn not in complete)
-    result = yield from end_transactions(open_, settled=False, patience=patience)
+    open_ = tuple(txn for txn in pending if txn not in complete)
+    result = yield from end_transactions(open_, settled=False, retry_policy=retry_policy)
     return CommitResult(ended=(*complete, *result.ended), lost=result.lost)

@@ -31,7 +31,7 @@ from tidegate.ids import Attempt
 RETAINED_MIN: Final = 2
 """The fewest publications to keep: the last one, and the one that a rollback would return to."""
 
-HINTS_MIN: Final = 2
+SNAPSHOTS_MIN: Final = 2
 """The fewest journal snapshots to keep: if the newest cannot be read, the one before it
 is needed.
 """
@@ -44,7 +44,7 @@ _OWN_FILE: Final = re.compile(
 def retained_publications(state: JournalState, retained: int) -> tuple[PublicationRef, ...]:
     """Return the publications to keep, oldest first. `retained` is `checkpoint.num_retained`."""
     check(retained >= RETAINED_MIN, f"{retained} publications are too few to retain")
-    return state.recent[-retained:]
+    return state.recent_checkpoints[-retained:]
 
 
 def referenced_paths(
@@ -98,16 +98,20 @@ def orphans(listed: Iterable[str], *, attempt: Attempt, needed: frozenset[str]) 
     return frozenset(path for path in set(listed) - needed if _attempt_of(path) == attempt)
 
 
-def log_start(state: JournalState, hints: Sequence[int]) -> int:
+def log_start(state: JournalState, snapshots: Sequence[int]) -> int:
     """Return the number of the first journal entry to keep; 1 if all must stay. `hints` are the
     numbers of the journal snapshots, ascending.
 
     The newest two publications are kept, and so is the entry of the journal snapshot before the
     newest.
     """
-    if len(state.recent) < RETAINED_MIN or len(hints) < HINTS_MIN or hints[-1] > state.number:
+    if (
+        len(state.recent_checkpoints) < RETAINED_MIN
+        or len(snapshots) < SNAPSHOTS_MIN
+        or snapshots[-1] > state.number
+    ):
         return 1
-    return min(hints[-HINTS_MIN], state.recent[-RETAINED_MIN].number)
+    return min(snapshots[-SNAPSHOTS_MIN], state.recent_checkpoints[-RETAINED_MIN].number)
 
 
 def _attempt_of(path: str) -> int:

@@ -47,11 +47,11 @@ attempt ends.
 class RetryLoop:
     """A series of tries. Its time starts with the first `wait`."""
 
-    __slots__ = ("_patience", "_pause_s", "_started_s")
+    __slots__ = ("_pause_s", "_policy", "_started_s")
 
-    def __init__(self, patience: RetryPolicy) -> None:
-        self._patience = patience
-        self._pause_s = patience.pause_s
+    def __init__(self, retry_policy: RetryPolicy) -> None:
+        self._policy = retry_policy
+        self._pause_s = retry_policy.pause_s
         self._started_s: float | None = None
 
     def wait(self) -> Procedure[bool]:
@@ -59,10 +59,10 @@ class RetryLoop:
         now_s = yield from now()
         if self._started_s is None:
             self._started_s = now_s
-        if now_s - self._started_s >= self._patience.timeout_s:
+        if now_s - self._started_s >= self._policy.timeout_s:
             return False
         yield from pause(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, self._patience.pause_max_s)
+        self._pause_s = min(2 * self._pause_s, self._policy.pause_max_s)
         return True
 
 
@@ -72,13 +72,15 @@ def never() -> bool:
 
 
 def retry_kafka(
-    call: Callable[[], Procedure[T]], patience: RetryPolicy, given_up: Callable[[], bool] = never
+    call: Callable[[], Procedure[T]],
+    retry_policy: RetryPolicy,
+    given_up: Callable[[], bool] = never,
 ) -> Procedure[T]:
     """Repeat a call after any Kafka error and return its result. The last error is raised when the
-    time of `patience` is over, or when `given_up` returns True because the answer is no longer
+    time of `retry_policy` is over, or when `given_up` returns True because the answer is no longer
     needed.
     """
-    waiting = RetryLoop(patience)
+    waiting = RetryLoop(retry_policy)
     while True:
         try:
             return (yield from call())

@@ -50,7 +50,7 @@ def roll_back(
             **header,
             attempt=journal.attempt,
             publication=last.number,
-            aborted=journal.state.own,
+            aborted=journal.state.introduced,
         )
         yield from append_entry(journal, entry, storing)
         retracted.append(last.checkpoint)
@@ -62,40 +62,40 @@ def can_still_roll_back(journal: ClaimedJournal) -> bool:
     is so while none of the transactions that it was the first to list is known to be committed.
     """
     state = journal.state
-    return not state.firm and not any(txn in journal.ended for txn in state.own)
+    return not state.irrevocable and not any(txn in journal.ended for txn in state.introduced)
 
 
-def _abort_own(journal: ClaimedJournal, patience: RetryPolicy) -> Procedure[bool]:
+def _abort_own(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[bool]:
     """Abort the transactions that the last publication was the first to list.
 
     Return False if the publication stays: no transaction is lost, or not all of these transactions
     are certain to be aborted.
     """
-    own, waiting = journal.state.own, RetryLoop(patience)
+    introduced, waiting = journal.state.introduced, RetryLoop(retry_policy)
     while True:
-        facts = yield from describe_all(journal.state.named, patience)
-        if not _may_retract(journal, facts):
+        descriptions = yield from describe_all(journal.state.pending_commits, retry_policy)
+        if not _may_retract(journal, descriptions):
             return False
-        open_ = [txn for txn in own if is_as_prepared(txn, facts[txn])]
+        open_ = [txn for txn in introduced if is_as_prepared(txn, descriptions[txn])]
         if not open_:
             return True
         trouble = yield from send_end_txn(open_, commit=False)
         if not (yield from waiting.wait()):
             message = (
                 f"{len(open_)} transactions of a checkpoint that is to be rolled back were not "
-                f"aborted by Kafka in {patience.timeout_s:g} s, among them "
+                f"aborted by Kafka in {retry_policy.timeout_s:g} s, among them "
                 f"{open_[0].transactional_id}; the job restarts and tries again"
             )
             raise trouble or KafkaUnavailableError(message)
 
 
-def _may_retract(journal: ClaimedJournal, facts: Facts) -> bool:
+def _may_retract(journal: ClaimedJournal, descriptions: Facts) -> bool:
     state = journal.state
-    decision = decide(state.named, settled=state.settled, facts=facts)
+    decision = decide(state.pending_commits, settled=state.settled, descriptions=descriptions)
     return may_roll_back(
-        state.own,
+        state.introduced,
         lost=any(txn not in journal.ended for txn in decision.lost),
-        firm=state.firm,
+        irrevocable=state.irrevocable,
         ended=journal.ended,
-        facts=facts,
+        descriptions=descriptions,
     )

@@ -56,13 +56,13 @@ def settle(
     if result.lost:
         yield from state_loss(journal, result.lost, ending=ending, storing=storing)
     last = journal.state.publication
-    named = journal.state.named
-    if last is None or not named or journal.uncommitted:
+    pending = journal.state.pending_commits
+    if last is None or not pending or journal.uncommitted:
         return ()
     header = yield from header_after(journal.state)
     entry = Settled(**header, attempt=journal.attempt, publication=last.number)
     yield from append_entry(journal, entry, storing)
-    return named
+    return pending
 
 
 def state_loss(
@@ -73,9 +73,9 @@ def state_loss(
     storing: RetryPolicy,
 ) -> Procedure[NoReturn]:
     """End the other listed transactions, write `Lost`, and raise DataLossError."""
-    check(set(lost) <= set(journal.state.named), "what is not named can not be lost")
+    check(set(lost) <= set(journal.state.pending_commits), "what is not named can not be lost")
     rest = [txn for txn in journal.uncommitted if txn not in lost]
-    others = yield from end_transactions(rest, settled=False, patience=ending)
+    others = yield from end_transactions(rest, settled=False, retry_policy=ending)
     mark_committed(journal, others.ended)
     missing = (*lost, *others.lost)
     last = journal.state.publication
@@ -113,5 +113,5 @@ def loss_statement(
         "That happens when brokers or the job are away for longer than the transaction timeout, "
         "or when another client uses the job's transactional ids. The records of these "
         "transactions will not appear, and those of the others do; the job stays failed until it "
-        "is submitted with --accept-loss, and then continues after them"
+        "is submitted with --accept-data-loss, and then continues after them"
     )

@@ -19,15 +19,15 @@ from tidegate.protocol.snapshots import SourceSplit
 
 
 def ask_topic_ids(
-    splits: Sequence[SourceSplit], patience: RetryPolicy, given_up: Callable[[], bool] = never
+    splits: Sequence[SourceSplit], retry_policy: RetryPolicy, given_up: Callable[[], bool] = never
 ) -> Procedure[dict[str, str]]:
     """Return the present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
-    return (yield from retry_kafka(partial(topic_ids, topics), patience, given_up))
+    return (yield from retry_kafka(partial(topic_ids, topics), retry_policy, given_up))
 
 
 def check_topics(
-    splits: Sequence[SourceSplit], now_have: Mapping[str, str], patience: RetryPolicy
+    splits: Sequence[SourceSplit], now_have: Mapping[str, str], retry_policy: RetryPolicy
 ) -> Procedure[None]:
     """Compare stored ids with present ones. SourceChangedError for a difference that the brokers
     repeat for ten seconds.
@@ -38,4 +38,4 @@ def check_topics(
         if confirmation.heard(change.finding, now_s):
             raise change
         yield from pause(ASK_AGAIN_S)
-        now_have = yield from ask_topic_ids(splits, patience)
+        now_have = yield from ask_topic_ids(splits, retry_policy)

@@ -1,6 +1,6 @@
 """Transactional ids: their format and their parsing.
 
-An id is `tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{slot}`. No part contains a dot, and
+An id is `tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{index}`. No part contains a dot, and
 an id is parsed as a whole. So job `a` never takes an id of job `a.b` as its own, and an id that
 does not parse is never fenced.
 
@@ -15,18 +15,21 @@ Sinks make ids (`dataplane`), and the procedures parse them. No other code looks
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import check
 from tidegate.ids import JOB_NAME, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
+_NUMBER: Final = "0|[1-9][0-9]{0,8}"
 _WHOLE: Final = re.compile(
     rf"tidegate\.(?P<job>{JOB_NAME})"
     r"\.(?P<journal>[a-z0-9]{1,32})"
     r"\.(?P<sink>[a-z0-9][a-z0-9_-]{0,99})\.(?P<attempt>[1-9][0-9]{0,17})"
-    r"\.(?P<subtask>0|[1-9][0-9]{0,8})\.(?P<slot>0|[1-9][0-9]{0,8})"
+    rf"\.(?P<subtask>{_NUMBER})\.(?P<index>{_NUMBER})"
 )
+_HEAD: Final = re.compile(rf"(.+)\.(?:{_NUMBER})\.(?:{_NUMBER})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,23 +43,23 @@ class TransactionalIdParts:
     sink: Uid
     attempt: Attempt
     subtask: SubtaskIndex
-    slot: int
+    index: int
 
     def __str__(self) -> str:
         return (
             f"tidegate.{self.job}.{self.journal}.{self.sink}"
-            f".{self.attempt}.{self.subtask}.{self.slot}"
+            f".{self.attempt}.{self.subtask}.{self.index}"
         )
 
 
 def format_transactional_id(
-    *, job: JobName, journal: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, slot: int
+    *, job: JobName, journal: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, index: int
 ) -> TransactionalId:
     """Return the id as Kafka has it. InternalError if a part has a form that would not
     parse back.
     """
     parts = TransactionalIdParts(
-        job=job, journal=journal, sink=sink, attempt=attempt, subtask=subtask, slot=slot
+        job=job, journal=journal, sink=sink, attempt=attempt, subtask=subtask, index=index
     )
     check(parse_transactional_id(str(parts)) == parts, f"{str(parts)!r} does not parse back")
     return TransactionalId(str(parts))
@@ -73,8 +76,19 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
         sink=Uid(match["sink"]),
         attempt=Attempt(int(match["attempt"])),
         subtask=SubtaskIndex(int(match["subtask"])),
-        slot=int(match["slot"]),
+        index=int(match["index"]),
     )
+
+
+def attempts_of(ids: Iterable[TransactionalId]) -> set[tuple[JobName, str, Attempt]]:
+    """Return job, journal id and attempt of the ids of tidegate, each combination once.
+
+    Kafka keeps up to a million ids of a backfill for a week, and thousands of them have the same
+    attempt. Only one id of each attempt and sink is parsed.
+    """
+    heads = {match[1] for match in map(_HEAD.fullmatch, ids) if match is not None}
+    parsed = (parse_transactional_id(f"{head}.0.0") for head in heads)
+    return {(parts.job, parts.journal, parts.attempt) for parts in parsed if parts is not None}
 
 
 def job_prefix(job: JobName) -> str:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from tidegate.commit.effects import Procedure, delete_object
 from tidegate.commit.journal.claimed import ClaimedJournal
-from tidegate.commit.journal.entries import entry_path, hint_path
-from tidegate.commit.journal.reading import list_journal, read_hint
+from tidegate.commit.journal.entries import entry_path, snapshot_path
+from tidegate.commit.journal.reading import list_journal, read_snapshot
 from tidegate.commit.retention import log_start
 
 
@@ -31,18 +31,18 @@ def truncate(journal: ClaimedJournal) -> Procedure[int]:
     that publication may be rolled back.
     """
     state = journal.state
-    if not journal.trim_due or state.named:
+    if not journal.truncation_due or state.pending_commits:
         return 0
     listing = yield from list_journal(journal.job)
-    keep = log_start(state, listing.hints)
-    for number in listing.hints[-2:] if keep > 1 else ():
-        if (yield from read_hint(journal.job, number)) is None:
+    keep = log_start(state, listing.snapshots)
+    for number in listing.snapshots[-2:] if keep > 1 else ():
+        if (yield from read_snapshot(journal.job, number)) is None:
             return 0  # entries that only a snapshot can replace stay until there are two again
     entries = [number for number in listing.entries if number < keep]
     for number in entries:
         yield from delete_object(entry_path(journal.job, number))
-    for number in listing.hints:
+    for number in listing.snapshots:
         if number < keep:
-            yield from delete_object(hint_path(journal.job, number))
-    journal.trim_due = False
+            yield from delete_object(snapshot_path(journal.job, number))
+    journal.truncation_due = False
     return len(entries)

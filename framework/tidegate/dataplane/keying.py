@@ -102,7 +102,7 @@ class Keying:
     def _why_not(self, key: Any, value: Any) -> str:
         """Return why a record cannot pass the edge; empty if it can."""
         if self._check.first_wrong([key]) is not None:
-            declared = declared_name(self._check.of)
+            declared = declared_name(self._check.type)
             return f"the key is {article(type(key).__name__)}, not {declared}"
         try:
             self._known[key]

@@ -62,6 +62,6 @@ def _check_storage(deploy: Deploy, view: SlotView) -> None:
     raise StorageMismatchError(
         f"Host {view.host} does not see the checkpoint storage of job {deploy.job!r}: in "
         f"{view.storage}, {path} {found}, which attempt {deploy.attempt} has written. Mount the "
-        "same storage at this path on every host, or set checkpoint.storage to a URL that all "
+        "same storage at this path on every host, or set checkpoint.dir to a URL that all "
         "hosts reach. The job restarts until then."
     )

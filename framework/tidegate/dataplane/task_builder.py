@@ -91,7 +91,7 @@ class TaskBuilder:
     def __init__(self, deploy: Deploy, context: SlotContext) -> None:
         self._deploy, self._context = deploy, context
         submission, config = deploy.submission, context.config
-        storage = locate(config.checkpoint.storage, submission.working_folder)
+        storage = locate(config.checkpoint.dir, submission.working_folder)
         self._blobs: BlobStore = context.drivers.blob_store(storage)
         make = partial(context.drivers.transaction_admin, config.kafka.client_settings())
         control = context.control
@@ -101,7 +101,7 @@ class TaskBuilder:
         view = SlotView(
             host=context.drivers.process.host,
             storage=storage,
-            brokers=config.kafka.bootstrap,
+            brokers=config.kafka.bootstrap_servers,
             blobs=self._blobs,
             transactions=self._transactions,
         )
@@ -193,7 +193,7 @@ class TaskBuilder:
         submission, code = self._deploy.submission, self._deploy.submission.code
         if code is None:
             return None
-        directory = self._context.config.state.directory
+        directory = self._context.config.state.local_dir
         cache = cache_of(submission.working_folder, directory, submission.job)
         return install(self._blobs, code.path, code.digest, code.size, cache)
 

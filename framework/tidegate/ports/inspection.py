@@ -6,8 +6,8 @@ leaders of partitions know them, and the two ways to end a transaction from outs
 differ exactly where a transaction hangs.
 
 An inspector returns as much as it can, because one dead broker must not hide the knowledge of the
-others. `unasked` describes the requests without an answer. A caller that concludes from the absence
-of a transaction must read it first.
+others. `unreachable` describes the requests without an answer. A caller that concludes from the
+absence of a transaction must read it first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClusterTransactions(msgspec.Struct, frozen=True, kw_only=True):
     """Transactions of all coordinators that answered."""
 
     transactions: tuple[Transaction, ...]
-    unasked: tuple[str, ...]
+    unreachable: tuple[str, ...]
     """The requests without an answer, a phrase each; empty if the survey is complete."""
 
 
@@ -69,7 +69,7 @@ class OpenOnPartitions(msgspec.Struct, frozen=True, kw_only=True):
 
     producers: Mapping[TopicPartition, tuple[ProducerState, ...]]
     """The producers of every partition whose leader answered."""
-    unasked: tuple[str, ...]
+    unreachable: tuple[str, ...]
 
 
 class PartitionEndOffsets(msgspec.Struct, frozen=True, kw_only=True):

@@ -126,7 +126,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     bounded: bool = False
     restore: str = "latest"
     """The checkpoint to restore: `latest`, `none`, or a checkpoint id."""
-    accept_loss: bool = False
+    accept_data_loss: bool = msgspec.field(default=False, name="accept_loss")
     """True if the operator accepts the loss that the last `lost` entry of the journal states."""
     id: str = ""
     """A random id, made by the client. The id distinguishes a new submit of the job from a repeated
@@ -147,7 +147,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     code: StoredCode | None = None
     """The code of the job. It is None in a submission of an older version, whose job runs the files
     of the working folder."""
-    standing: bool = False
+    session_cluster: bool = msgspec.field(default=False, name="standing")
     """True if the cluster is a session cluster. The lock of `tidegate run` does not say whether a
     session cluster is alive."""
     ends: tuple[PartitionEnd, ...] = ()
@@ -418,7 +418,7 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int = 0
     lag: int | None = None
     """The number of records that the slot's sources have not read. It is None if it is unknown."""
-    saturated: bool = False
+    busy: bool = msgspec.field(default=False, name="saturated")
     """True if the slot has lately waited for records for less than half of the time."""
     source_error: str = ""
     """The reason why sources of the slot cannot read. It is empty if they can."""

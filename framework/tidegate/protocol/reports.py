@@ -90,7 +90,7 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     lag: int | None = None
     """The number of records between the last record that was read and the end of the source
     partitions. It is None if it is not known."""
-    backlog: bool = False
+    processing_backlog: bool = msgspec.field(default=False, name="backlog")
     """True if the job processes a backlog. The time between two checkpoints is then
     `checkpoint.interval_during_backlog`."""
     checkpoints_completed: int = 0
@@ -110,10 +110,10 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     error: ErrorReport | None = None
     """The error of a failed job. For a job that was restarted, this is the error that ended its
     last attempt."""
-    history: tuple[AttemptReport, ...] = ()
+    failed_attempts: tuple[AttemptReport, ...] = msgspec.field(default=(), name="history")
     """The last attempts that ended with an error, oldest first. The JobManager adds the attempts of
     earlier JobMasters."""
-    exits: tuple[ProcessExit, ...] = ()
+    process_exits: tuple[ProcessExit, ...] = msgspec.field(default=(), name="exits")
     """The last processes of the cluster that ended, oldest first. The JobManager adds them when it
     replies to GetJob."""
     notes: tuple[str, ...] = ()

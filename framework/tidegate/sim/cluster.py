@@ -109,14 +109,14 @@ class SimCluster:
         cluster: str,
         config: Config,
         *,
-        standing: bool = False,
+        session_cluster: bool = False,
         storage: str = "",
     ) -> SimProcesses:
         """Return the `ports.processes` of a process of a cluster.
 
         `storage` is the id of its storage, if the process that starts the cluster has read it.
         """
-        programs = Programs(self, cluster, config, standing=standing, storage=storage)
+        programs = Programs(self, cluster, config, session_cluster=session_cluster, storage=storage)
         return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
 
     # --- drivers --------------------------------------------------------------------------------
@@ -251,22 +251,26 @@ class Programs:
         cluster: str,
         config: Config,
         *,
-        standing: bool = False,
+        session_cluster: bool = False,
         storage: str = "",
     ) -> None:
         self._world, self._cluster, self._config = world, cluster, config
-        self._standing, self._storage = standing, storage
+        self._session_cluster, self._storage = session_cluster, storage
         self.roles: Mapping[str, Role] = {
             "jobmanager": self._jobmanager,
             "jobmaster": self._jobmaster,
             "taskmanager": self._taskmanager,
-            "standing taskmanager": self._standing_taskmanager,
+            "standalone taskmanager": self._standalone_taskmanager,
         }
         self.slot: SlotMain = self._slot
 
     def _processes(self, owner: SimProcess) -> SimProcesses:
         return self._world.processes(
-            owner, self._cluster, self._config, standing=self._standing, storage=self._storage
+            owner,
+            self._cluster,
+            self._config,
+            session_cluster=self._session_cluster,
+            storage=self._storage,
         )
 
     def _jobmanager(
@@ -279,7 +283,7 @@ class Programs:
             self._world.drivers(process),
             self._processes(process),
             announce=announce,
-            standing=self._standing,
+            session_cluster=self._session_cluster,
             storage=self._storage,
         )
 
@@ -308,7 +312,7 @@ class Programs:
             self._processes(process),
         )
 
-    def _standing_taskmanager(
+    def _standalone_taskmanager(
         self, process: SimProcess, arguments: Mapping[str, Any], announce: Announce
     ) -> ExitStatus:
         del announce

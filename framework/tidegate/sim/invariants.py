@@ -137,7 +137,7 @@ class ProtocolChecker:
             self.violated(f"journal entry {number} was created after {len(journal.entries)}")
         journal.entries[number] = entry
         if isinstance(entry, Claim):
-            journal.attempt, journal.submission = number, entry.submission
+            journal.attempt, journal.submission = number, entry.submission_id
             journal.claimed_ms = self._kafka.now_ms()
             self._attempts[process.pid] = number
             if self.must_refuse and not self.may_claim:

@@ -60,7 +60,7 @@ class JournalView:
         The user chooses it with the restore option, until the submission has published.
         """
         last = self.last.publication
-        if claim.restore == "latest" or (last and last.submission == claim.submission):
+        if claim.restore == "latest" or (last and last.submission_id == claim.submission_id):
             return self.last
         if claim.restore == "none":
             return JournalPosition()
@@ -72,8 +72,8 @@ class JournalView:
 
     def known(self, retained: int) -> list[str]:
         """Return the ids of the checkpoints that a user may restore, newest first."""
-        standings = (self.last, *reversed(self.earlier))
-        ids = [str(each.publication.checkpoint) for each in standings if each.publication]
+        positions = (self.last, *reversed(self.earlier))
+        ids = [str(each.publication.checkpoint) for each in positions if each.publication]
         return ids[:retained]
 
 

@@ -10,8 +10,8 @@ without help.
 Runs with a blackout have no mishaps: a job without its storage commits no transaction, so the loss
 of a publication would be expected. A JobManager of a session cluster that starts again reads the id
 of the storage from the path, because no other process passes the id to it. It therefore never meets
-another storage in these runs (`standing`). Its calls never hang forever, because no watchdog guards
-them; they are only late.
+another storage in these runs (`session_cluster`). Its calls never hang forever, because no watchdog
+guards them; they are only late.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ class Mishap:
     lasts_s: float
 
 
-def drawn(chance: random.Random, weights: FaultRates, *, standing: bool) -> tuple[Mishap, ...]:
+def drawn(
+    chance: random.Random, weights: FaultRates, *, session_cluster: bool
+) -> tuple[Mishap, ...]:
     """Draw the mishaps of a run: none in most runs, one or two in others, one after the other."""
     if chance.random() >= MISHAPS or not weights.any() or weights.blackout:
         return ()
-    kinds = [kind for kind in KINDS if not (standing and kind == REPLACED)]
+    kinds = [kind for kind in KINDS if not (session_cluster and kind == REPLACED)]
     mishaps, at_s = [], 0.0
     for _ in range(chance.randint(1, 2)):
         at_s += (LATEST * weights.wild_s - at_s) * chance.random() ** 2

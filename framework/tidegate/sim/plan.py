@@ -37,7 +37,7 @@ PLAIN: Final = 0.2
 """Share of the runs with sinks that are written at least once."""
 RETENTION: Final = 0.4
 """Share of the runs with retention, among those that never go back to an older checkpoint."""
-STANDING: Final = 0.3
+SESSION_CLUSTER_SHARE: Final = 0.3
 """Share of the runs on a session cluster."""
 BRANCHES: Final = 0.5
 """Share of the `TwoSinks` runs that use two branches instead, one of which changes records that
@@ -102,7 +102,7 @@ class Plan:
     retention: bool
     """Whether inputs are written in transactions, and deleted when all checkpoints are past them.
     """
-    standing: bool
+    session_cluster: bool
     """Whether each job run uses a session cluster instead of a local cluster."""
     failing_open: tuple[float, float] | None
     """Begin and end of the time in which user code raises when it opens. Attempts then fail one
@@ -147,7 +147,7 @@ class Plan:
         goes_back = bool(weights.blackout) or any(life.restore_back is not None for life in lives)
         inputs = _numbered(trickle + events.bursts(load, until_s))
         retention = chance.random() < RETENTION and not goes_back
-        standing = chance.random() < STANDING
+        session_cluster = chance.random() < SESSION_CLUSTER_SHARE
         shape = _branching(chance, shape)
         return cls(
             shape=shape,
@@ -161,9 +161,9 @@ class Plan:
             else load.settled(settings),
             load=load,
             retention=retention,
-            standing=standing,
+            session_cluster=session_cluster,
             failing_open=_failing_open(chance, weights),
-            mishaps=mishaps.drawn(chance, weights, standing=standing),
+            mishaps=mishaps.drawn(chance, weights, session_cluster=session_cluster),
             swaps=swaps.drawn(
                 chance, lives, shape, losing=bool(weights.blackout), retention=retention
             ),
@@ -303,9 +303,9 @@ def _settings(chance: random.Random) -> dict[str, Any]:
             "min_pause": chance.choice((0, 0, 100)),
             "tolerable_failed_checkpoints": chance.randint(0, 3),
             "tolerated_outage": TOLERATED_OUTAGE_MS,
-            "storage": "sim://checkpoints",
+            "dir": "sim://checkpoints",
         },
-        "state": {"backend": "memory", "directory": "state"},
+        "state": {"backend": "memory", "local_dir": "state"},
         "cluster": {
             "heartbeat_interval": heartbeat_ms,
             "heartbeat_timeout": heartbeat_ms * chance.choice((5, 8)),
@@ -314,8 +314,8 @@ def _settings(chance: random.Random) -> dict[str, Any]:
         "restart": {
             "strategy": chance.choice(("fixed_delay", "exponential_delay")),
             "delay": chance.choice((0, 100, 500)),
-            "initial_delay": 50,
-            "max_delay": 1_000,
+            "initial_backoff": 50,
+            "max_backoff": 1_000,
         },
         "exchange": {"credits": chance.choice((2, 2, 4, 8))},
     }

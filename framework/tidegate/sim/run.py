@@ -274,7 +274,7 @@ class Run:
             f"{len(plan.inputs)} records; "
             f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
-            f"{'a session cluster; ' if plan.standing else ''}"
+            f"{'a session cluster; ' if plan.session_cluster else ''}"
             f"{'user code cannot open; ' if plan.failing_open else ''}"
             f"{'user code crashes; ' if plan.crashing else ''}"
             f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
@@ -419,7 +419,7 @@ class Run:
             tidegate_version=TIDEGATE,
             bounded=life.ends == "bounded" or life.wave_offsets is not None,
             restore=restore,
-            accept_loss=self._watch.accepting,
+            accept_data_loss=self._watch.accepting,
             take_over=False,
             restore_to_other_cluster=self._swaps.consents,
             id=id_,
@@ -444,7 +444,7 @@ class Run:
         settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
         settings["job"]["parallelism"] = life.parallelism
         if self._swaps.bootstrap:
-            settings["kafka"] = {"bootstrap": self._swaps.bootstrap}
+            settings["kafka"] = {"bootstrap_servers": self._swaps.bootstrap}
         settings["taskmanager"] = {"slots": life.slots}
         settings["cluster"]["task_managers"] = life.task_managers
         return Config.from_dict(settings)
@@ -502,13 +502,17 @@ class _User:
 
     def _client(self, config: Config, ending: contextlib.ExitStack) -> Client:
         """Start a cluster and return its client. The cluster ends with this process, or before."""
-        world, standing = self._run.world, self._run.plan.standing
+        world, session_cluster = self._run.world, self._run.plan.session_cluster
         drivers = world.drivers(self._process)
-        storage = "" if standing else drivers.blob_store(STORAGE).identify()
+        storage = "" if session_cluster else drivers.blob_store(STORAGE).identify()
         processes = world.processes(
-            self._process, self._cluster_name, config, standing=standing, storage=storage
+            self._process,
+            self._cluster_name,
+            config,
+            session_cluster=session_cluster,
+            storage=storage,
         )
-        if standing:
+        if session_cluster:
             parts = drivers.rpc, drivers.clock, drivers.threads
             return SessionCluster(processes, *parts, config).client()
         local = LocalCluster(processes, drivers.rpc, drivers.clock, drivers.threads)

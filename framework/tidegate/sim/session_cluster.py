@@ -72,7 +72,7 @@ class SessionCluster:
             self._start_taskmanager(number, slots)
 
         arguments = {"slots": slots, "jobmanager_address": self._address}
-        self._start("standing taskmanager", arguments, f"taskmanager-{HOST}-{number}", exited)
+        self._start("standalone taskmanager", arguments, f"taskmanager-{HOST}-{number}", exited)
 
     def _start(
         self,

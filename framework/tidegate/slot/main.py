@@ -108,7 +108,7 @@ class Slot:
         self._exit_code: int | None = None
         self._lag: int | None = None
         self._source_error = ""
-        self._saturated = False
+        self._busy = False
         self._waited_s, self._looked_s = 0.0, -math.inf
         """The seconds that the slot has waited for records since the last measurement, and the
         monotonic time of that measurement."""
@@ -293,14 +293,14 @@ class Slot:
     def _local_folder(self, journal: str) -> LocalStateDir:
         """Make and return the folder for the slot's local state. The folder is empty."""
         start = self._start
-        root = Path(start.working_folder, self._config.state.directory, start.job, journal)
+        root = Path(start.working_folder, self._config.state.local_dir, start.job, journal)
         local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.allocation_id}")
         try:
             local.make()
         except OSError as error:
             raise StorageError(
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
-                "Make room there, or set state.directory to another folder."
+                "Make room there, or set state.local_dir to another folder."
             ) from error
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local
@@ -407,7 +407,7 @@ class Slot:
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
             lag=self._lag,
-            saturated=self._saturated,
+            busy=self._busy,
             source_error=self._source_error,
             restoring=counters.restoring,
             restored_bytes=counters.restored(),
@@ -421,7 +421,7 @@ class Slot:
         now = self._drivers.clock.monotonic()
         elapsed_s = now - self._looked_s
         if elapsed_s >= LOOK_S:
-            self._saturated = self._waited_s < SATURATED * elapsed_s
+            self._busy = self._waited_s < SATURATED * elapsed_s
             self._waited_s, self._looked_s = 0.0, now
 
     def _required_exchange(self) -> Exchange:

@@ -68,7 +68,9 @@ class FunctionHarness(Generic[K, T, U]):
             place=user_location(),
             function=function,
         )
-        types = {MAIN: kind.result_type()} | {n: t.of for n, t in kind.declared_outputs.items()}
+        types = {MAIN: kind.result_type()} | {
+            n: t.record_type for n, t in kind.declared_outputs.items()
+        }
         self.counters = Counters()
         """Counters of the step. `skipped` and `dead_letters` count the records that the `on_error`
         policy has skipped or written as dead letters.

@@ -181,7 +181,7 @@ def _fail_one_after_the_other(
             done.append(Met(failing))
             until_snapped(driver, 2 * number)
             if failing.forgets:
-                shutil.rmtree(subject.job.folder / subject.options.settings["state.directory"])
+                shutil.rmtree(subject.job.folder / subject.options.settings["state.local_dir"])
             rules.set(failing.rule)
             driver.plan.release(2 * number)
             until_snapped(driver, 2 * number + 1)

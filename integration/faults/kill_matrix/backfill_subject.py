@@ -43,9 +43,9 @@ class BackfillSubject:
             reference="job:Job",
             folder=str(job.folder),
             settings={
-                "kafka.bootstrap": job.bootstrap,
-                "checkpoint.storage": str(job.folder / ".tidegate" / "checkpoints"),
-                "state.directory": str(job.folder / ".tidegate" / "state"),
+                "kafka.bootstrap_servers": job.bootstrap,
+                "checkpoint.dir": str(job.folder / ".tidegate" / "checkpoints"),
+                "state.local_dir": str(job.folder / ".tidegate" / "state"),
                 **{f"sources.{key}.topic": job.topics[key] for key in job.sources},
                 **{f"sinks.{key}.topic": job.topics[key] for key in job.sinks},
             },

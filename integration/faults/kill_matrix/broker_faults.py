@@ -257,7 +257,7 @@ class Loss:
             wrong = wrong or _fails_loudly(live, "first") or _fails_loudly(live, "second")
             if not wrong:
                 accepted_s = time.time()
-                live.start_again("--accept-loss")
+                live.start_again("--accept-data-loss")
                 live.attacked(accepted_s * 1000)
                 wrong = _only_the_lost_is_missing(live)
         yield Result(
@@ -272,7 +272,8 @@ class Loss:
             recovery_s=tuple(round(each, 3) for each in live.recoveries_s),
             verdict=wrong or EXACT,
             date=stage.date,
-            note="the job failed twice; after --accept-loss, only the reported output is missing",
+            note="the job failed twice; after --accept-data-loss, only the reported output is "
+            "missing",
         )
 
 
@@ -315,7 +316,7 @@ def _fails_loudly(live: LiveJob, which: str) -> str:
     with live.started(traps=()) as run:
         code = run.wait(RECOVERY_S_MAX)
         said = live.told(run)
-    if code == 0 or "has lost output" not in said or "--accept-loss" not in said:
+    if code == 0 or "has lost output" not in said or "--accept-data-loss" not in said:
         return f"the {which} start ended with {code} and said {said[-300:]!r}"
     return "the job shows a traceback" if "Traceback" in said else ""
 

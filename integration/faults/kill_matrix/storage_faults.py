@@ -123,7 +123,7 @@ IN_RECOVERY: Final[dict[str, tuple[str, str, tuple[Rule, ...]]]] = {
 }
 """Faults that a recovery meets: a description, the role that is killed, and the rules."""
 
-DISKS: Final = {"checkpoint.storage": "48m", "state.directory": "64m", "logs.directory": "2m"}
+DISKS: Final = {"checkpoint.dir": "48m", "state.local_dir": "64m", "logs.dir": "2m"}
 FULL: Final = {
     "full-at-publication": "the disk of checkpoints is full when a journal entry is created",
     "full-at-manifest": "the disk of checkpoints is full when a manifest is written",

@@ -148,7 +148,7 @@ class Job:
         """
         plan = Plan.of(self.folder / unique("traps"), traps)
         settings = {
-            "kafka.bootstrap": self.bootstrap,
+            "kafka.bootstrap_servers": self.bootstrap,
             "checkpoint.interval": "250 ms",
             "checkpoint.interval_during_backlog": "0 ms",  # many checkpoints to interrupt
             "cluster.heartbeat_interval": "300 ms",

@@ -71,7 +71,7 @@ SWEEP_S = 2.0
 """Seconds between two searches for ids of older attempts. The ten seconds of the framework are too
 long for a test that waits for a search.
 """
-HINT_INTERVAL = 20
+SNAPSHOT_INTERVAL = 20
 """Number of journal entries between two journal snapshots. It is small, so that the journal is soon
 truncated.
 """
@@ -96,7 +96,8 @@ def run_slot(
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """Run a JobMaster that may end at a `jobmaster.` or `recovery.` point."""
     service.SWEEP_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
-    job_journal.claim = partial(claim, hint_interval=HINT_INTERVAL)  # type: ignore[attr-defined]
+    often = partial(claim, snapshot_interval=SNAPSHOT_INTERVAL)
+    job_journal.claim = often  # type: ignore[attr-defined]
     traps = _traps()
     return run_real_jobmaster(job, address, epoch, JobMasterDrivers(traps, drivers))
 

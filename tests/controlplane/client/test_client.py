@@ -9,7 +9,7 @@ import pytest
 
 from tests.controlplane.jobmanager.dispatching import submission
 from tests.controlplane.test_loop import VirtualClock
-from tidegate.controlplane.client.client import PATIENCE_S, START_PATIENCE_S, Client
+from tidegate.controlplane.client.client import ANSWER_TIMEOUT_S, START_TIMEOUT_S, Client
 from tidegate.controlplane.client.local import FAILED_STARTS_MAX, REFUSED_S_MAX, LocalCluster
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, RefusedError, ResourceExhaustedError, RpcError
@@ -69,7 +69,7 @@ def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
 
 
 def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refused() -> None:
-    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", answer_timeout_s=3)
     with pytest.raises(RpcError, match="gone"):
         gone.submit(submission())
     refused = Client(Lines(Refused(reason="live")), VirtualClock(), "here")
@@ -81,7 +81,7 @@ def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
     late = Lines(RpcError("nobody"), RpcError("nobody"), JobList(jobs=()))
     Client(late, VirtualClock(), "here").wait_until_up()
     assert len(late.calls) == 3
-    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here", patience_s=3)
+    never = Client(Lines(*[RpcError("nobody")] * 100), VirtualClock(), "here", answer_timeout_s=3)
     with pytest.raises(RpcError, match="nobody"):
         never.wait_until_up()
 
@@ -106,7 +106,7 @@ def test_waiting_has_limits() -> None:
     client = Client(Lines(*[state("RUNNING")] * 100), VirtualClock(), "here")
     with pytest.raises(RpcError, match="has not come so far within 3 s"):
         client.wait(A, timeout_s=3)
-    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", patience_s=3)
+    gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", answer_timeout_s=3)
     with pytest.raises(RpcError, match="gone"):
         gone.wait(A)
 
@@ -187,7 +187,7 @@ def test_a_stop_is_given_up_when_nobody_answers_for_the_patience() -> None:
     clock = VirtualClock()
     with pytest.raises(RpcError, match="gone"):
         Client(Lines(*[RpcError("gone")] * 1000), clock, "here").stop_and_wait(A)
-    assert clock.now > PATIENCE_S
+    assert clock.now > ANSWER_TIMEOUT_S
 
 
 def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it() -> None:
@@ -210,7 +210,7 @@ def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> Non
     report = Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False)
     assert report == REFUSED
     assert stops(lines) == [1]
-    assert START_PATIENCE_S <= clock.now < START_PATIENCE_S + 5
+    assert START_TIMEOUT_S <= clock.now < START_TIMEOUT_S + 5
 
 
 def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
@@ -219,7 +219,7 @@ def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
     answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
     lines = Lines(REFUSED, Acknowledge(), *answers, state("CANCELED"))
     assert Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False).state == "CANCELED"
-    assert clock.now > START_PATIENCE_S
+    assert clock.now > START_TIMEOUT_S
 
 
 class Jobmanagers:
@@ -278,7 +278,7 @@ class TestLocalCluster:
         for question in (cluster.address, lambda: cluster.client().wait(A)):
             with pytest.raises(ExternalError, match=r"ends at its start: its log jobmanager\.log"):
                 question()
-        assert clock.now < PATIENCE_S  # no call waits for a JobManager that does not come
+        assert clock.now < ANSWER_TIMEOUT_S  # no call waits for a JobManager that does not come
         cluster.close()
 
     def test_waits_for_the_jobmanager_so_long_and_no_longer(
@@ -324,7 +324,7 @@ class TestLocalCluster:
     def test_is_waited_for_longer_than_its_starts_may_be_refused(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
-        assert cluster.client()._patience_s > 2 * REFUSED_S_MAX
+        assert cluster.client()._answer_timeout_s > 2 * REFUSED_S_MAX
         cluster.close()
 
     def test_says_no_word_of_resources_where_the_start_fails_of_something_else(self) -> None:

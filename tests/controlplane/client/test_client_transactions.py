@@ -62,11 +62,11 @@ class Tables:
         *looks: Mapping[TopicPartition, Collection[ProducerState]],
         known: Collection[Transaction] = (),
         ends: Mapping[TopicPartition, PartitionEndOffsets] | None = None,
-        unasked: tuple[str, ...] = (),
+        unreachable: tuple[str, ...] = (),
         described: Collection[Transaction | None] = (),
     ) -> None:
         self.looks, self.known = list(looks), known
-        self.table, self.silent = dict(ends or {}), unasked
+        self.table, self.silent = dict(ends or {}), unreachable
         self.described = list(described)
         self.asked: list[str] = []
 
@@ -87,7 +87,7 @@ class Tables:
         assert not states, "an id that has gone on is found in any state"
         self.asked.append("survey")
         found = tuple(each for each in self.known if each.producer_id in producer_ids)
-        return ClusterTransactions(transactions=found, unasked=self.silent)
+        return ClusterTransactions(transactions=found, unreachable=self.silent)
 
     def describe(self, transactional_id: TransactionalId) -> Transaction | None:
         self.asked.append("describe")
@@ -103,7 +103,7 @@ class Tables:
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         found = {origin: tuple(row) for origin, row in look.items() if origin in leaders}
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
-        return OpenOnPartitions(producers=found, unasked=silent)
+        return OpenOnPartitions(producers=found, unreachable=silent)
 
     def ends(
         self, leaders: Mapping[TopicPartition, int]
@@ -140,7 +140,7 @@ class StillClock:
 
 def causes(inspector: TransactionInspector) -> list[OpenReason]:
     opened = tool.open_transactions(inspector, {HERE: 1}, StillClock(), progress=no_progress)
-    return [each.cause for each in opened.held.get(HERE, ())]
+    return [each.cause for each in opened.open_transactions.get(HERE, ())]
 
 
 def test_leaders_are_asked_before_coordinators_and_again_for_what_none_claims() -> None:
@@ -178,13 +178,13 @@ def test_a_leader_that_does_not_answer_again_takes_nothing_back() -> None:
 
 def test_nothing_hangs_while_a_coordinator_is_silent() -> None:
     tables = Tables(
-        {HERE: [producer(7, 0), producer(8, 5)]}, known=[transaction(8)], unasked=("b",)
+        {HERE: [producer(7, 0), producer(8, 5)]}, known=[transaction(8)], unreachable=("b",)
     )
     assert causes(tables) == [OpenReason.UNKNOWN, OpenReason.OPEN]
-    found, unasked = tool.hanging(
+    found, unreachable = tool.hanging(
         tables, {HERE: 1}, StillClock(), max_timeout_ms=0, progress=no_progress
     )
-    assert (found, unasked) == ([], ("b",))
+    assert (found, unreachable) == ([], ("b",))
 
 
 def test_hanging_ones_come_by_partition_and_offset() -> None:
@@ -214,8 +214,8 @@ class TestWhyStuck:
         )
         here, there = self.report(tables).partitions
         assert (here.waiting, there.waiting) == (16, 0)
-        assert [each.producer.producer_id for each in here.held] == [7, 8]
-        assert there.held == ()
+        assert [each.producer.producer_id for each in here.open_transactions] == [7, 8]
+        assert there.open_transactions == ()
         assert tables.asked[-1] == "ends"
 
     def test_leaves_out_what_ended_before_the_offsets_were_asked(self) -> None:
@@ -228,12 +228,12 @@ class TestWhyStuck:
             },
         )
         here, _ = self.report(tables).partitions
-        assert [each.producer.producer_id for each in here.held] == [8]
+        assert [each.producer.producer_id for each in here.open_transactions] == [8]
 
     def test_says_which_partition_could_not_be_asked(self) -> None:
         tables = Tables({HERE: []}, ends={HERE: PartitionEndOffsets(stable=3, end=3)})
         report = self.report(tables)
-        assert report.unasked == ("orders-1",)
+        assert report.unreachable == ("orders-1",)
         assert [each.ends for each in report.partitions] == [
             PartitionEndOffsets(stable=3, end=3),
             None,
@@ -273,7 +273,7 @@ def test_the_marker_is_for_what_hangs() -> None:
         (lambda: Tables({HERE: [producer(7, 4)]}), 0, "begin at: 4"),
         (lambda: Tables({HERE: []}), 0, "begin at: none"),
         (lambda: Tables({HERE: [producer(7, 0, age_ms=5_000)]}), 0, "only 5 s old"),
-        (lambda: Tables({HERE: [producer(7, 0)]}, unasked=("broker 2",)), 0, "broker 2"),
+        (lambda: Tables({HERE: [producer(7, 0)]}, unreachable=("broker 2",)), 0, "broker 2"),
         (lambda: Tables({HERE: [producer(7, 0)]}, known=[transaction(7)]), 0, "abort app-7"),
         (
             lambda: Tables(

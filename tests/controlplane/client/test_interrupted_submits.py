@@ -311,7 +311,7 @@ def test_a_decision_whose_outcome_the_storage_does_not_say_is_neither_accepted_n
 
 def test_a_local_cluster_s_submission_counts_once_it_is_accepted() -> None:
     blobs = Blobs()
-    local = ByHand(store(blobs), standing=False)
+    local = ByHand(store(blobs), session_cluster=False)
     local.submit(OLDS, CODE)
     assert accepted(local)
     assert counting(blobs) == [OLDS.id]

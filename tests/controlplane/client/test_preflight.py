@@ -108,7 +108,7 @@ def test_transactional_ids_that_may_not_be_used_are_named_by_their_prefix(tmp_pa
     assert "guarantee='at_least_once'" in told
 
 
-@pytest.mark.parametrize("setting", ["logs.directory", "state.directory"])
+@pytest.mark.parametrize("setting", ["logs.dir", "state.local_dir"])
 def test_a_folder_that_cannot_be_written_is_named_with_its_setting(
     tmp_path: Path, setting: str
 ) -> None:
@@ -139,8 +139,14 @@ def test_a_topic_that_kafka_cannot_have_is_refused_wherever_it_stands(tmp_path: 
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("sources.orders.properties.bootstrap.servers", "it is kafka.bootstrap"),
-        ("sources.orders.properties.metadata.broker.list", "it is kafka.bootstrap"),
+        (
+            "sources.orders.properties.bootstrap.servers",
+            "a job has one cluster: set kafka.bootstrap_servers",
+        ),
+        (
+            "sources.orders.properties.metadata.broker.list",
+            "a job has one cluster: set kafka.bootstrap_servers",
+        ),
         ("sinks.totals.properties.transactional.id", "the sink makes its own"),
         ("kafka.properties.group.id", "it is tidegate.<job>.<source>"),
     ],

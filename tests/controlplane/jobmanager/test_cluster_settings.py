@@ -12,21 +12,21 @@ from tidegate.protocol.messages import Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 OWN = {
-    "checkpoint.storage": "s3://bucket/ours",
+    "checkpoint.dir": "s3://bucket/ours",
     "checkpoint.interval": "7 s",
-    "state.directory": "/disk/state",
-    "logs.directory": "/disk/logs",
+    "state.local_dir": "/disk/state",
+    "logs.dir": "/disk/logs",
     "cluster.heartbeat_timeout": "5 s",
-    "kafka.bootstrap": "ours:9092",
+    "kafka.bootstrap_servers": "ours:9092",
 }
 THEIRS = {
-    "checkpoint.storage": "/laptop/checkpoints",
+    "checkpoint.dir": "/laptop/checkpoints",
     "checkpoint.interval": "1 s",
-    "state.directory": "/laptop/state",
+    "state.local_dir": "/laptop/state",
     "state.backend": "memory",
-    "logs.directory": "/laptop/logs",
+    "logs.dir": "/laptop/logs",
     "cluster.heartbeat_timeout": "60 s",
-    "kafka.bootstrap": "theirs:9092",
+    "kafka.bootstrap_servers": "theirs:9092",
 }
 
 
@@ -54,13 +54,13 @@ def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
     given = submission(load(command_line=THEIRS).to_dict())
     imposed = apply_cluster_settings(given, load(command_line=OWN))
     result = Config.from_dict(imposed.settings)
-    assert result.checkpoint.storage == "s3://bucket/ours"
+    assert result.checkpoint.dir == "s3://bucket/ours"
     assert result.checkpoint.interval == 1_000
-    assert result.state.directory == "/disk/state"
+    assert result.state.local_dir == "/disk/state"
     assert result.state.backend == "memory"
-    assert result.logs.directory == "/disk/logs"
+    assert result.logs.dir == "/disk/logs"
     assert result.cluster.heartbeat_timeout == 5_000
-    assert result.kafka.bootstrap == "theirs:9092"
+    assert result.kafka.bootstrap_servers == "theirs:9092"
     assert msgspec.structs.replace(imposed, settings=given.settings) == given
 
 

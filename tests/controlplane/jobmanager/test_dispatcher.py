@@ -105,8 +105,8 @@ class TestJobMaster:
         running.report(101, attempt=5)
         shown = running.shown()
         assert (shown.restarts, shown.attempt, shown.jobmaster_pid) == (1, 5, 101)
-        assert "status -9" in shown.history[0].error.message
-        assert shown.history[0].attempt == 4
+        assert "status -9" in shown.failed_attempts[0].error.message
+        assert shown.failed_attempts[0].attempt == 4
 
     def test_that_dies_leaves_its_counters_to_the_next(self, running: Shell) -> None:
         running.report(100, attempt=4, records_in=70, checkpoints_completed=3)
@@ -246,8 +246,8 @@ class TestEnd:
         assert (told.start, told.address) == (running.start_number(), "master 101")
         shown = running.shown()
         assert shown.restarts == 1
-        assert shown.history[-1].error is not None
-        assert shown.history[-1].error.kind == "DeposedError"
+        assert shown.failed_attempts[-1].error is not None
+        assert shown.failed_attempts[-1].error.kind == "DeposedError"
 
     def test_is_stored_again_until_the_storage_takes_it(self, running: Shell) -> None:
         running.report(100, "FINISHED")

@@ -31,7 +31,7 @@ def test_counters_are_those_of_all_jobmasters_and_each_death_is_a_restart(
     for index, name in enumerate(COUNTERS):
         deaths = len(died) if name == "restarts" else 0
         assert getattr(shown, name) == sum(life[index] for life in lives) + deaths
-    assert len(shown.history) == min(len(died), HISTORY_MAX)
+    assert len(shown.failed_attempts) == min(len(died), HISTORY_MAX)
 
 
 def test_the_last_checkpoint_is_shown_until_the_next_jobmaster_has_completed_one() -> None:

@@ -469,7 +469,7 @@ def test_a_password_of_the_cluster_is_not_written_down_and_is_there_after_recove
     def settings(password: str) -> dict[str, object]:
         properties = {"sasl.username": "job", "sasl.password": password}
         sources = {"orders": {"properties": {"sasl.password": password}}}
-        return {"kafka": {"bootstrap": "b", "properties": properties}, "sources": sources}
+        return {"kafka": {"bootstrap_servers": "b", "properties": properties}, "sources": sources}
 
     store: BlobStore = blobs  # type: ignore[assignment]  # files are not asked for
 

@@ -63,7 +63,7 @@ class Shell:
 
     manager: JobManager
 
-    def __init__(self, *, standing: bool, **own: str) -> None:
+    def __init__(self, *, session_cluster: bool, **own: str) -> None:
         self.rpc = Rpc()
         self.processes = Processes()
         self.stored: list[Submission] = []
@@ -89,7 +89,7 @@ class Shell:
             dispatcher=Dispatcher("cluster", EPOCH, 1000),
             resources=ResourceManager(EPOCH, 0, 1000),
             connections=Connections(self.rpc, SystemThreads()),
-            standing=standing,
+            session_cluster=session_cluster,
             **parts,
         )
 
@@ -105,7 +105,7 @@ class Shell:
 
 
 def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_connection() -> None:
-    shell = Shell(standing=True)
+    shell = Shell(session_cluster=True)
     join = RegisterTaskManager(
         id=TaskManagerId("x"),
         epoch=None,
@@ -120,25 +120,25 @@ def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_conn
     assert shell.rpc.closed == ["h:1"]
 
 
-def test_a_submission_with_a_secret_that_a_standing_cluster_lacks_is_refused() -> None:
+def test_a_submission_with_a_secret_that_a_session_cluster_lacks_is_refused() -> None:
     given = submission(load(command_line={PASSWORD: "s3cr3t"}).to_dict())
-    shell = Shell(standing=True)
+    shell = Shell(session_cluster=True)
     reply = shell.ask(SubmitJob(submission=given))
     assert isinstance(reply, Refused)
     assert f"{PASSWORD} is a secret that the JobManager does not have" in reply.reason
     assert shell.stored == []
-    knows = Shell(standing=True, kafka__properties__sasl__password="s3cr3t")
+    knows = Shell(session_cluster=True, kafka__properties__sasl__password="s3cr3t")
     assert knows.ask(SubmitJob(submission=given)) is None
     assert [each.job for each in knows.stored] == ["a"]
 
 
-def test_a_standing_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own() -> None:
-    given = submission(load(command_line={"state.directory": "/theirs"}).to_dict())
-    for standing, directory in ((True, "/ours"), (False, "/theirs")):
-        shell = Shell(standing=standing, state__directory="/ours")
+def test_a_session_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own() -> None:
+    given = submission(load(command_line={"state.local_dir": "/theirs"}).to_dict())
+    for session_cluster, directory in ((True, "/ours"), (False, "/theirs")):
+        shell = Shell(session_cluster=session_cluster, state__local_dir="/ours")
         shell.ask(SubmitJob(submission=given))
         (stored,) = shell.stored
-        assert Config.from_dict(stored.settings).state.directory == directory
+        assert Config.from_dict(stored.settings).state.local_dir == directory
 
 
 def test_slots_are_given_to_the_present_jobmaster_only() -> None:
@@ -146,11 +146,11 @@ def test_slots_are_given_to_the_present_jobmaster_only() -> None:
         job=JobName("a"), epoch=EPOCH, attempt=Attempt(1), count=1, jobmaster_address="h:9"
     )
     refused = Refused(reason="the sender is not the JobMaster of a any more")
-    assert Shell(standing=True).ask(request) == refused
+    assert Shell(session_cluster=True).ask(request) == refused
 
 
 def test_a_report_says_which_jobmanager_shows_it() -> None:
-    shell = Shell(standing=True)
+    shell = Shell(session_cluster=True)
     shell.ask(SubmitJob(submission=submission(Config().to_dict())))
     report = shell.ask(GetJob(job=JobName("a")))
     assert isinstance(report, JobReport)
@@ -158,7 +158,7 @@ def test_a_report_says_which_jobmanager_shows_it() -> None:
 
 
 def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told_of() -> None:
-    shell, job = Shell(standing=False), JobName("a")
+    shell, job = Shell(session_cluster=False), JobName("a")
     submit = SubmitJob(submission=submission(Config().to_dict()))
 
     shell.ask(submit)
@@ -182,16 +182,16 @@ def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told
     shell.processes.exits[100](-9)
     report = shell.ask(GetJob(job=job))
     assert isinstance(report, JobReport)
-    assert [(each.pid, each.status) for each in report.exits] == [(100, -9)]
+    assert [(each.pid, each.status) for each in report.process_exits] == [(100, -9)]
     shell.manager.end_children()
     assert shell.processes.killed == [100, 101]
 
 
-@pytest.mark.parametrize("standing", [True, False])
-def test_code_that_is_not_what_the_submission_names_is_refused(*, standing: bool) -> None:
+@pytest.mark.parametrize("session_cluster", [True, False])
+def test_code_that_is_not_what_the_submission_names_is_refused(*, session_cluster: bool) -> None:
     code = StoredCode(digest=hashlib.sha256(b"files").hexdigest(), size=5)
     given = msgspec.structs.replace(submission(Config().to_dict()), code=code)
-    shell = Shell(standing=standing)
+    shell = Shell(session_cluster=session_cluster)
     reply = shell.ask(SubmitJob(submission=given, code=b"filez"))
     assert isinstance(reply, Refused)
     assert "code of job a was damaged on its way" in reply.reason

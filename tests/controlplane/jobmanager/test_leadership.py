@@ -78,7 +78,7 @@ class Loop:
 class ByHand:
     """A JobManager of the cluster whose storage is this folder, or this store."""
 
-    def __init__(self, storage: Path | BlobStore, *, standing: bool = True) -> None:
+    def __init__(self, storage: Path | BlobStore, *, session_cluster: bool = True) -> None:
         blobs = open_store(str(storage)) if isinstance(storage, Path) else storage
         self.store = JobStore(blobs, CLUSTER)
         epoch = self.store.claim_epoch(str(id(self)))
@@ -100,7 +100,7 @@ class ByHand:
             dispatcher=Dispatcher(CLUSTER, epoch, 10**12),
             resources=ResourceManager(epoch, 0, 10**12),
             connections=Connections(Rpc(), SystemThreads()),
-            standing=standing,
+            session_cluster=session_cluster,
             **parts,
         )
 
@@ -239,7 +239,7 @@ def test_one_whose_port_is_taken_claims_no_epoch(tmp_path: Path) -> None:
     )
     processes: Any = None
     with pytest.raises(ExternalError, match="in use"):
-        run_jobmanager(CLUSTER, Config(), drivers, processes, announce=print, standing=True)
+        run_jobmanager(CLUSTER, Config(), drivers, processes, announce=print, session_cluster=True)
     assert leader.store.is_leader(leader.service.epoch)
 
 
@@ -257,8 +257,8 @@ def test_one_look_at_a_time_is_under_way(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_local_cluster_has_one_jobmanager_and_asks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = ByHand(tmp_path, standing=False)
-    ByHand(tmp_path, standing=False)
+    local = ByHand(tmp_path, session_cluster=False)
+    ByHand(tmp_path, session_cluster=False)
     local.service.start()
     local.submit()
     assert local.spawned == ["jobmaster"]

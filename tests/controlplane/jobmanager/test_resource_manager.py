@@ -309,7 +309,7 @@ class TestLocal:
         assert isinstance(drop, r.DisconnectTaskManager)
 
 
-class TestStanding:
+class TestStandaloneTaskManagers:
     """TaskManagers that come by themselves."""
 
     def test_none_is_started_or_replaced_here(self) -> None:

@@ -163,13 +163,13 @@ def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     live.dispatch(
         CheckpointTick(now_s=1)
     )  # a checkpoint, which is aborted when the next one is long due
-    busy = SlotMetrics(records_in=10, records_out=4, lag=500, saturated=True)
+    busy = SlotMetrics(records_in=10, records_out=4, lag=500, busy=True)
     live.heartbeat(0, busy)
-    live.heartbeat(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, saturated=True))
+    live.heartbeat(1, SlotMetrics(records_in=10, skipped=1, dead_letters=2, busy=True))
     clock.now_s = 1.0
     live.heartbeat(0, busy)
     clock.now_s = 1.5
-    other = SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100, saturated=True)
+    other = SlotMetrics(records_in=100, skipped=1, dead_letters=2, lag=100, busy=True)
     live.heartbeat(1, other)
     assert live.metrics() == SlotMetrics(
         records_in=110, records_out=4, skipped=1, dead_letters=2, lag=600
@@ -179,7 +179,7 @@ def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     )
     assert wakes == [1, 2, 6], "one long interval after the last trigger"
     live.heartbeat(0, SlotMetrics(records_in=500, lag=9_000))
-    live.heartbeat(1, SlotMetrics(records_in=200, lag=0, saturated=True))
+    live.heartbeat(1, SlotMetrics(records_in=200, lag=0, busy=True))
     assert wakes[3:] == [2], "one short interval after it"
 
 

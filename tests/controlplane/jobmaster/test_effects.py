@@ -217,7 +217,7 @@ def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     run = EffectRunner(
         store, cast("TransactionAdmin", Log()), Clock(), SystemThreads(), nonce=lambda: "nonce"
     )
-    attempts = [run.run(claim(JobName("job"), submission="s")).attempt for _ in range(3)]
+    attempts = [run.run(claim(JobName("job"), submission_id="s")).attempt for _ in range(3)]
     assert attempts == [1, 2, 3]
     assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]
 

@@ -57,7 +57,7 @@ def work(
         id="s1",
         working_folder="/",
         restore="latest",
-        accept_loss=False,
+        accept_data_loss=False,
         take_over=False,
         restore_to_other_cluster=False,
         claimed_attempt=0,
@@ -171,11 +171,11 @@ def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor
     actions, clock = made.journal._runner()._actions, made.journal._drivers.clock
     listing = actions[ListObjects]
 
-    def standing_still(effect: ListObjects) -> Any:
+    def list_very_slowly(effect: ListObjects) -> Any:
         clock.sleep(60.0)
         return listing(effect)
 
-    actions[ListObjects] = standing_still
+    actions[ListObjects] = list_very_slowly
     with pytest.raises(ProcedureStopped):
         made.journal._claim()
     assert asked == [True, False]
@@ -347,7 +347,7 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
         raise RefusedError("there is no topic orders")
 
     cast("Any", made.journal._drivers).kafka_admin = deleted
-    plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    plan = cast("Any", SimpleNamespace(graph=[], state_metadata=None))
     if final:
         assert made.journal._recover(plan, lambda _: None).finished
     else:
@@ -358,7 +358,7 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
 def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rolling back during the recovery leads to an older manifest than the claim has checked."""
     made = work(queue.SimpleQueue())
-    made.journal._plan = cast("Any", SimpleNamespace(graph=[], facts=None))
+    made.journal._plan = cast("Any", SimpleNamespace(graph=[], state_metadata=None))
     cast("Any", made.journal._drivers).kafka_admin = lambda _: Admin()
     journal = made.journal._claim()
     older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")
@@ -427,7 +427,7 @@ def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
     submission.restore = "latest"
     assert again.journal._read_again(journal) == ""
     submission.restore = "1-1"
-    journal.before = msgspec.structs.replace(journal.before, submission="s2")
+    journal.before = msgspec.structs.replace(journal.before, submission_id="s2")
     assert again.journal._read_again(journal) == "", "it was told with the first attempt"
 
 

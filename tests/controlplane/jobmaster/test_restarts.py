@@ -26,7 +26,7 @@ def test_jitter_spreads_the_delay_and_does_not_add_up() -> None:
 
 
 def test_a_quiet_time_begins_the_delay_anew() -> None:
-    one = strategy(reset_after="10 s", attempts=2)
+    one = strategy(reset_backoff_threshold="10 s", attempts=2)
     assert one.next_backoff(0.0) == 0.1
     assert one.next_backoff(10.0) == 0.2, "ran for less than 10 s"
     assert one.next_backoff(20.2) == 0.1, "ran for 10 s"
@@ -70,13 +70,18 @@ def test_fixed_delays_are_counted() -> None:
 
 
 def test_a_failure_rate_fails_the_job_when_it_is_exceeded() -> None:
-    one = strategy(strategy="failure_rate", failures=3, failure_interval="10 s", delay="1 s")
+    one = strategy(
+        strategy="failure_rate",
+        max_failures_per_interval=3,
+        failure_rate_interval="10 s",
+        delay="1 s",
+    )
     assert [one.next_backoff(now_s) for now_s in (0, 6, 12, 17)] == [1.0, 1.0, 1.0, 1.0]
     assert one.next_backoff(22) is None, "12, 17, 22"
 
 
 def test_a_rate_of_one_never_restarts() -> None:
-    assert strategy(strategy="failure_rate", failures=1).next_backoff(0) is None
+    assert strategy(strategy="failure_rate", max_failures_per_interval=1).next_backoff(0) is None
 
 
 def test_none_never_restarts() -> None:

@@ -72,7 +72,7 @@ class World:
             SystemThreads(),
             nonce=lambda: "nonce",
         )
-        plan = SimpleNamespace(graph=build(Copies), facts=PLAN)
+        plan = SimpleNamespace(graph=build(Copies), state_metadata=PLAN)
         drivers = SimpleNamespace(kafka_admin=self._admin, clock=self.clock)
         submission = SimpleNamespace(job=JobName("copies"), id="s1", bounded=bounded, ends=ends)
         self.restoring = Restoring(
@@ -131,7 +131,7 @@ class World:
         return Manifest(
             job=JobName("copies"),
             checkpoint=CheckpointId(Attempt(1), 1),
-            submission="s0",
+            submission_id="s0",
             created_ms=0,
             final=False,
             kafka_cluster="fake-kafka",

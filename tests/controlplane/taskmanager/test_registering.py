@@ -32,7 +32,9 @@ JOINS = RegisterTaskManager(
 ACCEPTED = TaskManagerAccepted(epoch=LeaderEpoch(3))
 
 
-def test_a_standing_one_waits_for_as_long_as_it_takes(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_standalone_taskmanager_waits_for_as_long_as_it_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     lines = Lines(*[RpcError("nobody answers")] * 200, ACCEPTED)
     assert _register(lines.connect("jm"), JOINS, VirtualClock(), math.inf) == ACCEPTED
     assert {message for _, message in lines.calls} == {JOINS}
@@ -47,17 +49,17 @@ def test_one_that_was_started_by_a_jobmanager_does_not_wait() -> None:
     assert len(lines.calls) == 1
 
 
-@pytest.mark.parametrize("standing", [True, False])
+@pytest.mark.parametrize("standalone", [True, False])
 @pytest.mark.parametrize(
     ("interval", "timeout"), [("1 s", "15 s"), ("1 s", "3 s"), ("5 s", "15 s"), ("2 s", "30 s")]
 )
 def test_behind_a_lost_heartbeat_there_is_time_for_another(
-    interval: str, timeout: str, standing: bool
+    interval: str, timeout: str, standalone: bool
 ) -> None:
     """A connection that has gone silent is found out by it, and the next one has a new one."""
     cluster = {"heartbeat_interval": interval, "heartbeat_timeout": timeout}
     config = Config.model_validate({"cluster": cluster})
-    every_s, waits = _heartbeat_s(config, standing=standing), list[float]()
+    every_s, waits = _heartbeat_s(config, standalone=standalone), list[float]()
     service: Any = SimpleNamespace(
         loop=SimpleNamespace(submit=lambda call, *_: call()),
         jobmanager=SimpleNamespace(call=lambda _, timeout_s: waits.append(timeout_s)),

@@ -29,7 +29,7 @@ def given(
     sink.
     """
     config = {
-        "kafka": {"bootstrap": "broker:9092", "properties": everywhere or {}},
+        "kafka": {"bootstrap_servers": "broker:9092", "properties": everywhere or {}},
         "sinks": {"out": {"properties": here or {}}},
     }
     broker = Broker()

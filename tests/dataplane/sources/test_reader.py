@@ -185,7 +185,7 @@ def test_offsets_behind_a_control_record_are_the_records_own() -> None:
 def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_levels() -> None:
     config = Config.from_dict(
         {
-            "kafka": {"bootstrap": "b:1", "properties": {"client.id": "x"}},
+            "kafka": {"bootstrap_servers": "b:1", "properties": {"client.id": "x"}},
             "sources": {"src": {"properties": {"fetch.min.bytes": "7"}}},
         }
     )

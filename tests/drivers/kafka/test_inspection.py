@@ -176,7 +176,7 @@ class TestSurvey:
             producer_ids=[7],
             progress=lambda *step: steps.append(step),
         )
-        assert found.unasked == ()
+        assert found.unreachable == ()
         assert [each.transactional_id for each in found.transactions] == ["a", "b", "other"]
         assert [each.coordinator for each in found.transactions] == [2, 1, 1]
         assert found.transactions[0].partitions == (A,)
@@ -218,8 +218,8 @@ class TestSurvey:
         )
         found = inspector_of(cluster).survey(progress=no_progress)
         assert [each.transactional_id for each in found.transactions] == ["a"]
-        (unasked,) = found.unasked
-        assert "broker 1 at h:1" in unasked
+        (unreachable,) = found.unreachable
+        assert "broker 1 at h:1" in unreachable
         assert cluster.asked(ListTransactionsRequest) == [1] * tries + [2]
 
     def test_says_that_a_coordinator_is_missing(self) -> None:
@@ -230,7 +230,9 @@ class TestSurvey:
             }
         )
         found = inspector_of(cluster).survey(progress=no_progress)
-        assert found.unasked == ("2 of 3 partitions of __transaction_state: they have no leader",)
+        assert found.unreachable == (
+            "2 of 3 partitions of __transaction_state: they have no leader",
+        )
 
     def test_is_repeated_while_coordinators_move(self) -> None:
         views = iter([(1, 2), (2, 2), (2, 2)])
@@ -242,7 +244,7 @@ class TestSurvey:
             }
         )
         found = inspector_of(cluster).survey(progress=no_progress)
-        assert found.unasked == ()
+        assert found.unreachable == ()
         assert cluster.asked(ListTransactionsRequest) == [1, 2, 1, 2]
 
     def test_does_not_call_itself_complete_while_they_go_on_moving(self) -> None:
@@ -253,7 +255,7 @@ class TestSurvey:
                 ListTransactionsRequest: by_broker(b1=listed(), b2=listed()),
             }
         )
-        assert inspector_of(cluster).survey(progress=no_progress).unasked
+        assert inspector_of(cluster).survey(progress=no_progress).unreachable
 
     def test_refused_is_not_silent(self) -> None:
         error = theirs.ClusterAuthorizationFailedError.errno
@@ -297,7 +299,7 @@ class TestOpenTransactions:
     def test_are_those_with_an_offset_in_their_order_asked_of_each_leader(self) -> None:
         cluster = Cluster({DescribeProducersRequest: partition_answer()})
         found = inspector_of(cluster).open_transactions({A: 2, B: 1, C: 2}, progress=no_progress)
-        assert found.unasked == ()
+        assert found.unreachable == ()
         assert set(found.producers) == {A, B, C}
         assert [(p.producer_id, p.start_offset) for p in found.producers[A]] == [(9, 12), (7, 40)]
         assert cluster.asked(DescribeProducersRequest) == [1, 2]
@@ -318,7 +320,7 @@ class TestOpenTransactions:
         )
         found = inspector_of(cluster).open_transactions({A: 2, B: 1, C: -1}, progress=no_progress)
         assert set(found.producers) == {B}
-        without, silent = found.unasked
+        without, silent = found.unreachable
         assert without == "totals-0: it has no leader"
         assert silent.startswith("orders-0: its leader, broker 2, did not answer")
 

@@ -33,6 +33,7 @@ class Script:
         self.answers = list(answers)
         self.requests: list[Any] = []
         self.nodes: list[int] = []
+        self.timeouts_ms: list[int | None] = []
         self.lookups = 0
         self.updates = 0
         self.cluster = SimpleNamespace(
@@ -51,8 +52,11 @@ class Script:
             known[KEY] = 100 + self.lookups
         return {names[0]: known[KEY]}
 
-    async def send(self, request: Any, node_id: int | None = None) -> Any:
+    async def send(
+        self, request: Any, node_id: int | None = None, request_timeout_ms: int | None = None
+    ) -> Any:
         self.requests.append(request)
+        self.timeouts_ms.append(request_timeout_ms)
         self.nodes.append(-1 if node_id is None else node_id)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -280,6 +284,14 @@ class TestListing:
         script = Script(*bad[first], *good)
         assert set(log_of(script).list("a.")) == {"a.1"}
         assert script.answers == []
+
+    def test_each_try_of_a_slow_broker_has_a_longer_timeout(self) -> None:
+        late = [self.leaders(1, 2), theirs.RequestTimedOutError()]
+        good = [self.leaders(1, 2), self.found("a.1"), self.found(), self.leaders(1, 2)]
+        script = Script(*late, *late, *late, *late, *good)
+        assert set(log_of(script).list("a.")) == {"a.1"}
+        asked = [each for each in script.timeouts_ms if each is not None]
+        assert asked == [10_000, 20_000, 40_000, 40_000, 40_000, 40_000]
 
     def test_of_a_cluster_without_transactions_is_empty(self) -> None:
         absent = self.leaders(error=theirs.UnknownTopicOrPartitionError)

@@ -61,7 +61,7 @@ def test_a_local_cluster_that_does_not_start_leaves_no_folder_of_sockets(
     (tmp_path / "checkpoints" / "_storage").mkdir(parents=True)
     (tmp_path / "checkpoints" / "_storage" / "id").write_bytes(b"")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    config = Config.from_dict({"checkpoint": {"storage": str(tmp_path / "checkpoints")}})
+    config = Config.from_dict({"checkpoint": {"dir": str(tmp_path / "checkpoints")}})
     with pytest.raises(CorruptCheckpointError, match="_storage/id"):
         bootstrap.local_cluster(config)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]

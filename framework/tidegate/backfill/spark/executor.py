@@ -49,7 +49,7 @@ class SparkExecutor:
             SparkError: the Spark job that reads the versions has failed.
         """
         if not self._is_checked:
-            check_storage(self._session.master, config.checkpoint.storage)
+            check_storage(self._session.master, config.checkpoint.dir)
             check_versions(self._session)
         self._is_checked = True
 

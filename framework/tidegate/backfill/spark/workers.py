@@ -151,8 +151,8 @@ def check_storage(master: str, storage: str) -> None:
     is_folder = not is_url(storage) or storage.startswith("file://")
     if is_folder and not is_on_this_machine(master):
         message = (
-            f"checkpoint.storage {storage!r} is a folder of this machine, and the workers of"
-            f" {master} may run on others. Set checkpoint.storage to an object store: s3://, gs://"
+            f"checkpoint.dir {storage!r} is a folder of this machine, and the workers of"
+            f" {master} may run on others. Set checkpoint.dir to an object store: s3://, gs://"
             " or az://."
         )
         raise ConfigError(message)

@@ -33,10 +33,10 @@ from tidegate.commit.journal.entries import (
     decode_entry,
     encode_entry,
     entry_path,
-    hint_path,
+    snapshot_path,
 )
-from tidegate.commit.journal.reading import newest_hint, read_entry
-from tidegate.commit.journal.state import JournalState, PublicationRef, encode_hint
+from tidegate.commit.journal.reading import newest_snapshot, read_entry
+from tidegate.commit.journal.state import JournalState, PublicationRef, encode_snapshot
 from tidegate.commit.retry import RetryLoop, RetryPolicy
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -57,7 +57,7 @@ class ClaimedJournal:
     """The journal as an attempt knows it. `claim` makes it, and only procedures change it."""
 
     job: JobName
-    submission: str
+    submission_id: str
     attempt: Attempt
     before: JournalState
     """The state after the entries before the claim."""
@@ -71,9 +71,9 @@ class ClaimedJournal:
     """The transactions that were seen CompleteCommit and may still be in acknowledgements. They are
     never listed again.
     """
-    hint_interval: int = SNAPSHOT_INTERVAL
-    hint_due: bool = False
-    trim_due: bool = False
+    snapshot_interval: int = SNAPSHOT_INTERVAL
+    snapshot_due: bool = False
+    truncation_due: bool = False
     """Whether a journal snapshot was written since the journal was last truncated."""
     last_write_unknown: bool = False
     """Whether the attempt stopped waiting before it knew whether its last entry was written.
@@ -84,12 +84,12 @@ class ClaimedJournal:
     @property
     def name(self) -> str:
         """The journal's random name, which is part of transactional ids."""
-        return self.state.name
+        return self.state.journal_id
 
     @property
     def is_first_claim(self) -> bool:
         """Whether this claim is the first of its submission."""
-        return self.before.submission != self.submission
+        return self.before.submission_id != self.submission_id
 
     @property
     def final_checkpoint_published(self) -> bool:
@@ -97,7 +97,7 @@ class ClaimedJournal:
         no task.
         """
         last = self.state.publication
-        return last is not None and last.final and last.submission == self.submission
+        return last is not None and last.final and last.submission_id == self.submission_id
 
     @property
     def stopped(self) -> bool:
@@ -110,11 +110,11 @@ class ClaimedJournal:
         """The transactions that are listed and not yet seen committed, in the order of the
         publication. They are the work of `commit`.
         """
-        return tuple(txn for txn in self.state.named if txn not in self.ended)
+        return tuple(txn for txn in self.state.pending_commits if txn not in self.ended)
 
-    def named_ids(self) -> frozenset[TransactionalId]:
+    def pending_ids(self) -> frozenset[TransactionalId]:
         """Return the ids that an unsettled publication lists."""
-        return frozenset(txn.transactional_id for txn in self.state.named)
+        return frozenset(txn.transactional_id for txn in self.state.pending_commits)
 
     def fenced_before(self) -> Attempt:
         """Return the attempt of the last publication. All ids of older attempts were fenced once,
@@ -130,22 +130,22 @@ class ClaimedJournal:
         `restore` is `latest`, `none` or a checkpoint's id. RefusedError for an id that is not among
         the last publications.
         """
-        return restore_point(self.state, self.submission, restore)
+        return restore_point(self.state, self.submission_id, restore)
 
 
-def restore_point(state: JournalState, submission: str, restore: str) -> PublicationRef | None:
+def restore_point(state: JournalState, submission_id: str, restore: str) -> PublicationRef | None:
     """Return the publication to restore, as `ClaimedJournal.restore_point` does. It is also called
     before the claim, so that a refusal changes nothing.
     """
-    last = state.recent[-1] if state.recent else None
-    if restore == "latest" or (last is not None and last.submission == submission):
+    last = state.recent_checkpoints[-1] if state.recent_checkpoints else None
+    if restore == "latest" or (last is not None and last.submission_id == submission_id):
         return last
     if restore == "none":
         return None
-    for ref in state.recent:
+    for ref in state.recent_checkpoints:
         if str(ref.checkpoint) == restore:
             return ref
-    known = ", ".join(str(ref.checkpoint) for ref in state.recent[-5:]) or "none"
+    known = ", ".join(str(ref.checkpoint) for ref in state.recent_checkpoints[-5:]) or "none"
     message = (
         f"there is no published checkpoint {restore!r} to restore; the last ones are: {known}. "
         "Give one of these, `latest`, or `none` to start from nothing"
@@ -159,7 +159,7 @@ class Header(TypedDict):
     number: JournalNumber
     nonce: str
     previous: str
-    journal: str
+    journal_id: str
     created_ms: int
 
 
@@ -169,13 +169,13 @@ def header_after(state: JournalState) -> Procedure[Header]:
         "number": JournalNumber(state.number + 1),
         "nonce": (yield from nonce()),
         "previous": state.nonce,
-        "journal": state.name,
+        "journal_id": state.journal_id,
         "created_ms": (yield from wall_clock()),
     }
 
 
 def append_entry(
-    journal: ClaimedJournal, entry: AnyEntry, patience: RetryPolicy
+    journal: ClaimedJournal, entry: AnyEntry, retry_policy: RetryPolicy
 ) -> Procedure[None]:
     """Add an entry of this attempt, after a check that its predecessor is in the storage. An entry
     in a storage without the entry before it would never count.
@@ -188,7 +188,7 @@ def append_entry(
     """
     yield from _see_predecessor(journal)
     try:
-        found = yield from write_entry(journal.job, entry, patience)
+        found = yield from write_entry(journal.job, entry, retry_policy)
     except StorageError:
         raise
     except TidegateError:
@@ -207,9 +207,9 @@ def append_entry(
             raise CorruptCheckpointError(message)
         raise fenced_error(journal, found)
     journal.state = journal.state.after(entry)
-    journal.hint_due = journal.hint_due or entry.number % journal.hint_interval == 0
-    if journal.hint_due:
-        yield from _write_hint(journal)
+    journal.snapshot_due = journal.snapshot_due or entry.number % journal.snapshot_interval == 0
+    if journal.snapshot_due:
+        yield from _write_snapshot(journal)
 
 
 def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
@@ -226,7 +226,9 @@ def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
     )
 
 
-def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedure[AnyEntry | None]:
+def write_entry(
+    job: JobName, entry: AnyEntry, retry_policy: RetryPolicy
+) -> Procedure[AnyEntry | None]:
     """Create an entry at its number and return the entry that is there: this one, or one that was
     there before.
 
@@ -236,7 +238,7 @@ def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedu
     """
     path, data = entry_path(job, entry.number), encode_entry(entry)
     unknown = False
-    waiting = RetryLoop(patience)
+    waiting = RetryLoop(retry_policy)
     while True:
         try:
             outcome = yield from create_entry(path, data)
@@ -253,8 +255,8 @@ def write_entry(job: JobName, entry: AnyEntry, patience: RetryPolicy) -> Procedu
                 raise
         if not (yield from waiting.wait()):
             message = (
-                f"the checkpoint storage did not say in {patience.timeout_s:g} s whether journal "
-                f"entry {path} was written; the attempt ends, and the next claim finds out"
+                f"the checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
+                f"journal entry {path} was written; the attempt ends, and the next claim finds out"
             )
             raise OutcomeUnknownError(message)
 
@@ -266,7 +268,7 @@ def _is_superseded(job: JobName, number: int) -> Procedure[bool]:
     The existence of the previous entry would prove less. A create of that entry that was sent twice
     may have succeeded a second time since.
     """
-    return (yield from newest_hint(job)) > number
+    return (yield from newest_snapshot(job)) > number
 
 
 def check_ownership(journal: ClaimedJournal) -> Procedure[None]:
@@ -312,18 +314,18 @@ def write_missing_snapshot(journal: ClaimedJournal) -> Procedure[None]:
     and counts. So the state up to it stays true, even if a newer claim has come meanwhile.
     """
     try:
-        newest = yield from newest_hint(journal.job)
+        newest = yield from newest_snapshot(journal.job)
     except StorageError:
         return  # the next claim checks again
-    if newest // journal.hint_interval < journal.state.number // journal.hint_interval:
-        journal.hint_due = True
-        yield from _write_hint(journal)
+    if newest // journal.snapshot_interval < journal.state.number // journal.snapshot_interval:
+        journal.snapshot_due = True
+        yield from _write_snapshot(journal)
 
 
-def _write_hint(journal: ClaimedJournal) -> Procedure[None]:
+def _write_snapshot(journal: ClaimedJournal) -> Procedure[None]:
     try:
-        path = hint_path(journal.job, journal.state.number)
-        yield from write_object(path, encode_hint(journal.state))
+        path = snapshot_path(journal.job, journal.state.number)
+        yield from write_object(path, encode_snapshot(journal.state))
     except StorageError:
         return  # it stays due until the next entry; until then claims only read more entries
-    journal.hint_due, journal.trim_due = False, True
+    journal.snapshot_due, journal.truncation_due = False, True

@@ -40,8 +40,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """
     previous: str
     """The nonce of the entry before; empty in the first entry."""
-    journal: str
-    """The journal's random name. It is part of transactional ids and the same in every entry."""
+    journal_id: str = msgspec.field(name="journal")
+    """The journal's random id. It is part of transactional ids and the same in every entry."""
     created_ms: int
     """The wall clock of the writer in milliseconds; for display only."""
 
@@ -51,13 +51,13 @@ class Claim(Entry, frozen=True, kw_only=True, tag="claim"):
     publish after it.
     """
 
-    submission: str
+    submission_id: str = msgspec.field(name="submission")
     restore: str
     """`latest`, `none` or the id of a checkpoint, as submitted."""
-    took_over: bool = False
+    fences_other_journals: bool = msgspec.field(default=False, name="took_over")
     """Whether the operator took over the job's name: ids of other journals may be fenced."""
-    claimant: str = ""
-    """A random name of the process that made the claim."""
+    process_id: str = msgspec.field(default="", name="claimant")
+    """A random id of the process that made the claim."""
     kafka_cluster: str = ""
     """The id of the Kafka cluster that the attempt runs on; empty in claims of earlier versions."""
     restore_to_other_cluster: bool = False
@@ -79,7 +79,7 @@ class Publication(Entry, frozen=True, kw_only=True, tag="publication"):
 
     attempt: Attempt
     checkpoint: CheckpointId
-    submission: str
+    submission_id: str = msgspec.field(name="submission")
     manifest: str
     sha256: str
     """The SHA-256 of the manifest's file, in hex."""
@@ -130,7 +130,7 @@ class LossAccepted(Entry, frozen=True, kw_only=True, tag="accepted"):
     """The operator's acceptance of a loss."""
 
     lost: JournalNumber
-    submission: str
+    submission_id: str = msgspec.field(name="submission")
 
 
 class Closed(Entry, frozen=True, kw_only=True, tag="closed"):
@@ -167,7 +167,7 @@ def journal_folder(job: JobName) -> str:
     return f"{job}/journal"
 
 
-def hint_path(job: JobName, number: int) -> str:
+def snapshot_path(job: JobName, number: int) -> str:
     """Return the path of the journal snapshot after an entry (a `.hint` file). Each snapshot has a
     path of its own, so that a late zombie cannot replace a newer one.
     """
@@ -219,7 +219,7 @@ def entry_number(path: str) -> JournalNumber | None:
     return _number(path, ".json")
 
 
-def hint_number(path: str) -> JournalNumber | None:
+def snapshot_number(path: str) -> JournalNumber | None:
     """Return the number of the journal snapshot at this path; None for an entry and for any other
     file.
     """

@@ -21,11 +21,11 @@ from tidegate.commit.journal.entries import (
     decode_entry,
     entry_number,
     entry_path,
-    hint_number,
-    hint_path,
     journal_folder,
+    snapshot_number,
+    snapshot_path,
 )
-from tidegate.commit.journal.state import JournalState, decode_hint
+from tidegate.commit.journal.state import JournalState, decode_snapshot
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import JobName, JournalNumber
 
@@ -38,7 +38,7 @@ class JournalListing:
     """The numbers of the entries, ascending, perhaps with orphans below the newest journal
     snapshot.
     """
-    hints: tuple[JournalNumber, ...]
+    snapshots: tuple[JournalNumber, ...]
     """The numbers of the journal snapshots, ascending."""
 
     @property
@@ -47,28 +47,30 @@ class JournalListing:
         return self.entries[-1] if self.entries else 0
 
     @property
-    def newest_hint(self) -> int:
+    def newest_snapshot(self) -> int:
         """The highest number of a journal snapshot; 0 without snapshots."""
-        return self.hints[-1] if self.hints else 0
+        return self.snapshots[-1] if self.snapshots else 0
 
 
 def list_journal(job: JobName) -> Procedure[JournalListing]:
     """List the folder once."""
     paths = yield from list_objects(journal_folder(job))
     entries = (entry_number(path) for path in paths)
-    hints = (hint_number(path) for path in paths)
+    snapshots = (snapshot_number(path) for path in paths)
     return JournalListing(
         entries=tuple(sorted(number for number in entries if number is not None)),
-        hints=tuple(sorted(number for number in hints if number is not None)),
+        snapshots=tuple(sorted(number for number in snapshots if number is not None)),
     )
 
 
-def newest_hint(job: JobName) -> Procedure[int]:
-    """Return `JournalListing.newest_hint`. It is called with every entry, so it parses nothing else
-    in the names.
+def newest_snapshot(job: JobName) -> Procedure[int]:
+    """Return `JournalListing.newest_snapshot`. It is called with every entry, so it parses nothing
+    else in the names.
     """
     paths = yield from list_objects(journal_folder(job))
-    return max((number for path in paths if (number := hint_number(path)) is not None), default=0)
+    return max(
+        (number for path in paths if (number := snapshot_number(path)) is not None), default=0
+    )
 
 
 def read_journal(job: JobName) -> Procedure[JournalState]:
@@ -83,7 +85,7 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
         while (entry := (yield from read_entry(job, state.number + 1))) is not None:
             state = state.after(entry)
         listing = yield from list_journal(job)
-        if listing.newest_hint > state.number:
+        if listing.newest_snapshot > state.number:
             state = yield from _start_state(job, listing)
         elif listing.last <= state.number:
             return state
@@ -109,8 +111,8 @@ def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalStat
     """
     while True:
         missing = ""
-        for number in reversed(listing.hints):
-            state = yield from read_hint(job, number)
+        for number in reversed(listing.snapshots):
+            state = yield from read_snapshot(job, number)
             if state is None:
                 continue  # torn: the one before it leads to the same state, with more reading
             entry = yield from read_entry(job, number)
@@ -118,30 +120,30 @@ def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalStat
                 return state
             missing = (
                 f"journal entry {entry_path(job, number)} is missing or is not the one that "
-                f"{hint_path(job, number)} was written after. {REMEDY}"
+                f"{snapshot_path(job, number)} was written after. {REMEDY}"
             )
             break
         else:
             if not listing.entries or listing.entries[0] == 1:
                 return JournalState()
             missing = (
-                f"the journal of job {job!r} begins with entry {listing.entries[0]}, and no hint "
-                f"in {journal_folder(job)} can be read. {REMEDY}"
+                f"the journal of job {job!r} begins with entry {listing.entries[0]}, and no "
+                f"snapshot in {journal_folder(job)} can be read. {REMEDY}"
             )
         newer = yield from list_journal(job)
-        if newer.newest_hint <= listing.newest_hint:
+        if newer.newest_snapshot <= listing.newest_snapshot:
             raise CorruptCheckpointError(missing)
         listing = newer  # the journal was truncated between the listing and the reading
 
 
-def read_hint(job: JobName, number: JournalNumber) -> Procedure[JournalState | None]:
+def read_snapshot(job: JobName, number: JournalNumber) -> Procedure[JournalState | None]:
     """Return the state in a journal snapshot; None if it does not exist or is torn."""
-    path = hint_path(job, number)
+    path = snapshot_path(job, number)
     data = yield from read_object(path)
     if data is None:
         return None
     try:
-        state = decode_hint(data, path)
+        state = decode_snapshot(data, path)
     except CorruptCheckpointError:
         return None
     return state if state.number == number else None

@@ -34,7 +34,7 @@ RECENT_MAX: Final = 64
 older one.
 """
 
-EARLIER_MAX: Final = 16
+ROLLBACK_TARGETS_MAX: Final = 16
 """The most publications that can be rolled back one after another. Usually there is at most one.
 There are more only if transactions stay uncommitted through further checkpoints.
 """
@@ -45,20 +45,20 @@ class PublicationRef(msgspec.Struct, frozen=True, kw_only=True):
 
     number: JournalNumber
     checkpoint: CheckpointId
-    submission: str
+    submission_id: str = msgspec.field(name="submission")
     manifest: str
     sha256: str
     final: bool
 
 
-class Earlier(msgspec.Struct, frozen=True, kw_only=True):
+class RollbackTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A publication before the last one, as the job continues from it after a rollback."""
 
     publication: Publication
-    named: tuple[PreparedTransaction, ...]
-    own: tuple[PreparedTransaction, ...]
-    firm: bool
-    decided: bool
+    pending_commits: tuple[PreparedTransaction, ...] = msgspec.field(name="named")
+    introduced: tuple[PreparedTransaction, ...] = msgspec.field(name="own")
+    irrevocable: bool = msgspec.field(name="firm")
+    resolved: bool = msgspec.field(name="decided")
     """Whether it is settled or its loss is accepted."""
 
 
@@ -68,15 +68,15 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     number: JournalNumber = JournalNumber(0)
     nonce: str = ""
     """The nonce of the last entry."""
-    name: str = ""
-    """The journal's random name."""
+    journal_id: str = msgspec.field(default="", name="name")
+    """The journal's random id."""
     attempt: Attempt = Attempt(0)
     """The attempt of the newest claim."""
-    claimant: str = ""
+    process_id: str = msgspec.field(default="", name="claimant")
     """The process that made the newest claim."""
-    submission: str = ""
+    submission_id: str = msgspec.field(default="", name="submission")
     """The submission of the newest claim."""
-    took_over: bool = False
+    fences_other_journals: bool = msgspec.field(default=False, name="took_over")
     """Whether some claim of this journal took over the job's name."""
     kafka_cluster: str = ""
     """The Kafka cluster of the newest claim; empty if that claim does not have it."""
@@ -98,32 +98,34 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that loss is accepted."""
     closed: Closed | None = None
     """The entry that closed the journal; None if it is not closed or a claim came after it."""
-    recent: tuple[PublicationRef, ...] = ()
+    recent_checkpoints: tuple[PublicationRef, ...] = msgspec.field(default=(), name="recent")
     """The last publications, oldest first, without those that were rolled back."""
-    carried: tuple[PreparedTransaction, ...] | None = None
+    still_pending: tuple[PreparedTransaction, ...] | None = msgspec.field(
+        default=None, name="carried"
+    )
     """The transactions of the publication that may still be open, after a rollback. None: all that
     the publication lists.
     """
-    own: tuple[PreparedTransaction, ...] = ()
-    """The transactions in `named` that the publication was the first to list."""
-    firm: bool = True
+    introduced: tuple[PreparedTransaction, ...] = msgspec.field(default=(), name="own")
+    """The transactions in `pending_commits` that the publication was the first to list."""
+    irrevocable: bool = msgspec.field(default=True, name="firm")
     """Whether the publication cannot be rolled back: a transaction that it was the first to list
     is, or may be, committed. True also if this is not known, as in a journal snapshot of an earlier
     version.
     """
-    earlier: tuple[Earlier, ...] = ()
+    rollback_targets: tuple[RollbackTarget, ...] = msgspec.field(default=(), name="earlier")
     """The publications to which the last one can be rolled back, oldest first. Empty: a rollback
     leaves no publication.
     """
 
     @property
-    def named(self) -> tuple[PreparedTransaction, ...]:
+    def pending_commits(self) -> tuple[PreparedTransaction, ...]:
         """The transactions that an unsettled publication lists. No process may fence them or use
         their ids again.
         """
         if self.publication is None or self.settled or self.accepted:
             return ()
-        return self.publication.transactions if self.carried is None else self.carried
+        return self.publication.transactions if self.still_pending is None else self.still_pending
 
     @property
     def moved_to(self) -> str:
@@ -133,7 +135,7 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         The consent lasts until a publication of the new cluster exists, or until a claim is made on
         yet another cluster.
         """
-        last = self.recent[-1].number if self.recent else 0
+        last = self.recent_checkpoints[-1].number if self.recent_checkpoints else 0
         return self.kafka_cluster if last < self.moved else ""
 
     def after(self, entry: AnyEntry) -> JournalState:
@@ -143,7 +145,11 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
         expected = self.number + 1
         _require(entry.number == expected, entry, f"it stands where number {expected} belongs")
         _require(entry.previous == self.nonce, entry, "it does not follow the entry before it")
-        _require(entry.journal == self.name or not self.number, entry, "it is of another journal")
+        _require(
+            entry.journal_id == self.journal_id or not self.number,
+            entry,
+            "it is of another journal",
+        )
         _require(
             self.closed is None or isinstance(entry, Claim | LossAccepted),
             entry,
@@ -163,8 +169,8 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
                 return msgspec.structs.replace(state, lost=entry)
             case RolledBack():
                 _require_last(state, entry, entry.attempt, entry.publication)
-                _require(not self.firm, entry, "what it rolls back may be committed")
-                return _taken_back(state)
+                _require(not self.irrevocable, entry, "what it rolls back may be committed")
+                return _rolled_back(state)
             case LossAccepted():
                 known = self.lost is not None and self.lost.number == entry.lost
                 _require(known, entry, f"it accepts entry {entry.lost}, which is not the last loss")
@@ -174,21 +180,21 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
                 return msgspec.structs.replace(state, closed=entry)
 
 
-def encode_hint(state: JournalState) -> bytes:
+def encode_snapshot(state: JournalState) -> bytes:
     """Return the content of the journal snapshot's file."""
     return encode_file(state)
 
 
-def decode_hint(data: bytes, path: str) -> JournalState:
+def decode_snapshot(data: bytes, path: str) -> JournalState:
     """Return the state in a journal snapshot. CorruptCheckpointError if the file cannot be used;
     the reader then starts at the snapshot before it.
     """
     try:
         return msgspec.json.decode(
-            decode_file(data, what=f"journal hint {path}"), type=JournalState
+            decode_file(data, what=f"journal snapshot {path}"), type=JournalState
         )
     except msgspec.MsgspecError as error:
-        message = f"journal hint {path} does not read as a state ({error})"
+        message = f"journal snapshot {path} does not read as a state ({error})"
         raise CorruptCheckpointError(message) from error
 
 
@@ -201,11 +207,11 @@ def _claimed(state: JournalState, claim: Claim) -> JournalState:
         moved = JournalNumber(0)
     return msgspec.structs.replace(
         state,
-        name=claim.journal,
+        journal_id=claim.journal_id,
         attempt=Attempt(claim.number),
-        claimant=claim.claimant,
-        submission=claim.submission,
-        took_over=state.took_over or claim.took_over,
+        process_id=claim.process_id,
+        submission_id=claim.submission_id,
+        fences_other_journals=state.fences_other_journals or claim.fences_other_journals,
         kafka_cluster=claim.kafka_cluster,
         moved=moved,
         lost_attempt=max(state.lost_attempt, Attempt(claim.lost_attempt)),
@@ -227,7 +233,7 @@ def _published(state: JournalState, publication: Publication) -> JournalState:
     ref = PublicationRef(
         number=publication.number,
         checkpoint=checkpoint,
-        submission=publication.submission,
+        submission_id=publication.submission_id,
         manifest=publication.manifest,
         sha256=publication.sha256,
         final=publication.final,
@@ -238,54 +244,61 @@ def _published(state: JournalState, publication: Publication) -> JournalState:
         settled=False,
         lost=None,
         accepted=False,
-        recent=(*state.recent, ref)[-RECENT_MAX:],
-        carried=None,
-        own=tuple(txn for txn in publication.transactions if txn not in state.named),
-        firm=False,
-        earlier=_could_stand_on(state),
+        recent_checkpoints=(*state.recent_checkpoints, ref)[-RECENT_MAX:],
+        still_pending=None,
+        introduced=tuple(
+            txn for txn in publication.transactions if txn not in state.pending_commits
+        ),
+        irrevocable=False,
+        rollback_targets=_rollback_targets(state),
     )
 
 
-def _could_stand_on(state: JournalState) -> tuple[Earlier, ...]:
+def _rollback_targets(state: JournalState) -> tuple[RollbackTarget, ...]:
     """Return the publications to which the next publication can be rolled back."""
     if state.publication is None:
         return ()
-    decided = state.settled or state.accepted
-    last = Earlier(
+    resolved = state.settled or state.accepted
+    last = RollbackTarget(
         publication=state.publication,
-        named=state.named,
-        own=state.own,
-        firm=state.firm or decided,
-        decided=decided,
+        pending_commits=state.pending_commits,
+        introduced=state.introduced,
+        irrevocable=state.irrevocable or resolved,
+        resolved=resolved,
     )
-    if last.firm:
+    if last.irrevocable:
         return (last,)  # it is never rolled back itself
-    below = (*state.earlier, last)
-    if len(below) > EARLIER_MAX:
-        bottom = msgspec.structs.replace(below[-EARLIER_MAX], firm=True)
-        below = (bottom, *below[1 - EARLIER_MAX :])
+    below = (*state.rollback_targets, last)
+    if len(below) > ROLLBACK_TARGETS_MAX:
+        bottom = msgspec.structs.replace(below[-ROLLBACK_TARGETS_MAX], irrevocable=True)
+        below = (bottom, *below[1 - ROLLBACK_TARGETS_MAX :])
     return below
 
 
-def _taken_back(state: JournalState) -> JournalState:
+def _rolled_back(state: JournalState) -> JournalState:
     """Return the state without the last publication."""
-    if not state.earlier:
+    if not state.rollback_targets:
         return msgspec.structs.replace(
-            state, publication=None, carried=None, own=(), firm=True, recent=()
+            state,
+            publication=None,
+            still_pending=None,
+            introduced=(),
+            irrevocable=True,
+            recent_checkpoints=(),
         )
-    *below, last = state.earlier
+    *below, last = state.rollback_targets
     # A transaction that the rolled-back publication did not list any more was seen committed. Its
     # id may be in use again.
-    carried = frozenset(state.named)
+    pending = frozenset(state.pending_commits)
     return msgspec.structs.replace(
         state,
         publication=last.publication,
-        settled=last.decided,
-        carried=tuple(txn for txn in last.named if txn in carried),
-        own=tuple(txn for txn in last.own if txn in carried),
-        firm=last.firm or any(txn not in carried for txn in last.own),
-        earlier=tuple(below),
-        recent=state.recent[:-1],
+        settled=last.resolved,
+        still_pending=tuple(txn for txn in last.pending_commits if txn in pending),
+        introduced=tuple(txn for txn in last.introduced if txn in pending),
+        irrevocable=last.irrevocable or any(txn not in pending for txn in last.introduced),
+        rollback_targets=tuple(below),
+        recent_checkpoints=state.recent_checkpoints[:-1],
     )
 
 

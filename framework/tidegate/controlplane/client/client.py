@@ -34,10 +34,10 @@ POLL_S = 0.2
 POLL_S_MAX = 2.0
 """Seconds between two requests of `wait`. The pause starts at POLL_S and grows by half after each
 report that has no news, up to POLL_S_MAX. A JobMaster has news at most twice per second."""
-PATIENCE_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 """Time in seconds for which requests are repeated while no JobManager answers. After a JobManager
 dies, the next one is up within seconds."""
-START_PATIENCE_S = 30.0
+START_TIMEOUT_S = 30.0
 """Time in seconds for which a stop waits for a JobMaster that its host cannot start. If the host
 lacks memory or process ids only briefly, it has them again within this time."""
 SUBMIT_TIMEOUT_S = 30.0
@@ -56,14 +56,14 @@ class _RefusedStarts:
         self._since_s: float | None = None
 
     def too_long(self, report: JobReport) -> bool:
-        """Record this report. Return whether a stop must end its wait (START_PATIENCE_S)."""
+        """Record this report. Return whether a stop must end its wait (START_TIMEOUT_S)."""
         if not report.start_refused:
             self._since_s = None
             return False
         now_s = self._clock.monotonic()
         if self._since_s is None:
             self._since_s = now_s
-        return now_s - self._since_s >= START_PATIENCE_S
+        return now_s - self._since_s >= START_TIMEOUT_S
 
 
 class Client:
@@ -78,11 +78,11 @@ class Client:
         clock: Clock,
         address: str | Callable[[], str],
         *,
-        patience_s: float = PATIENCE_S,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> None:
-        """`patience_s` is how long a method repeats its request while no JobManager answers."""
+        """`answer_timeout_s` limits how long a request is repeated while no JobManager answers."""
         self._rpc = rpc
-        self._patience_s = patience_s
+        self._answer_timeout_s = answer_timeout_s
         self._clock = clock
         self._address = address
         self._connected: tuple[str, RpcClient] | None = None
@@ -94,7 +94,8 @@ class Client:
         processes of the cluster. `code` is the archive whose digest is in the submission.
 
         Raise RefusedError if the cluster does not accept the submission. Raise RpcError if no
-        JobManager has answered for `patience_s`: the cluster may then have accepted it or not.
+        JobManager has answered for `answer_timeout_s`: the cluster may then have accepted it or
+        not.
         """
         if not submission.id:
             submission = msgspec.structs.replace(submission, id=secrets.token_hex(8))
@@ -102,7 +103,7 @@ class Client:
         self._retry(lambda: self._call(message, Acknowledge, SUBMIT_TIMEOUT_S))
 
     def wait_until_up(self) -> None:
-        """Return when a JobManager answers. Raise RpcError if none answers for `patience_s`."""
+        """Return when a JobManager answers, or raise RpcError after `answer_timeout_s`."""
         self._retry(self.list)
 
     def report(self, job: JobName) -> JobReport:
@@ -123,7 +124,7 @@ class Client:
     def stop_and_wait(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
         """Stop the job and wait until it has ended. Return its last report.
 
-        If the host has refused to start the job's JobMaster for START_PATIENCE_S, return the report
+        If the host has refused to start the job's JobMaster for START_TIMEOUT_S, return the report
         of that time. Its state is not in ENDED, and `start_refused` says why. The JobManager
         carries out the stop when the JobMaster starts.
 
@@ -133,7 +134,7 @@ class Client:
 
         While the JobManager is down, the request is repeated, as for a submit. Raise RefusedError
         if the cluster does not know the job, or if the job had already ended. Raise RpcError if no
-        JobManager has answered for `patience_s`.
+        JobManager has answered for `answer_timeout_s`.
         """
         told = self._retry(lambda: self.report(job).epoch)
         unanswered = False
@@ -177,7 +178,7 @@ class Client:
         """Wait until the job has ended, or `until` returns True. Return its last report.
 
         `on_report` is called with every report. Raise RpcError if no JobManager has answered for
-        `patience_s`, or after `timeout_s` in total.
+        `answer_timeout_s`, or after `timeout_s` in total.
         """
         clock = self._clock
         began = heard = clock.monotonic()
@@ -187,7 +188,7 @@ class Client:
             try:
                 report = self.report(job)
             except RpcError:
-                if clock.monotonic() - heard > self._patience_s:
+                if clock.monotonic() - heard > self._answer_timeout_s:
                     raise
             else:
                 heard = clock.monotonic()
@@ -212,7 +213,7 @@ class Client:
             try:
                 return ask()
             except RpcError:
-                if self._clock.monotonic() - began > self._patience_s:
+                if self._clock.monotonic() - began > self._answer_timeout_s:
                     raise
                 self._clock.sleep(POLL_S)
 

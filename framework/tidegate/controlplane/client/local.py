@@ -31,7 +31,7 @@ REFUSED_S_MAX = 120.0
 """Time in seconds for which a start is tried again that the operating system refuses (no memory, no
 process id, no disk space). Other processes on the machine may free resources within this time. Then
 the cluster fails: a user may be watching the command, and the job continues with the next run."""
-PATIENCE_S = 600.0
+ANSWER_TIMEOUT_S = 600.0
 """Time in seconds for which a client waits for a JobManager that is alive but not up. It may be
 waiting for a checkpoint storage that is gone. If a JobManager cannot be started, the client stops
 waiting earlier."""
@@ -119,7 +119,7 @@ class LocalCluster:
 
     def client(self) -> Client:
         """Return a client that finds the JobManager again after each restart."""
-        return Client(self._rpc, self._clock, self.address, patience_s=PATIENCE_S)
+        return Client(self._rpc, self._clock, self.address, answer_timeout_s=ANSWER_TIMEOUT_S)
 
     def close(self) -> None:
         """End the JobManager and all processes below it."""

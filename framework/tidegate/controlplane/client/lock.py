@@ -41,7 +41,7 @@ class RunLock:
         except OSError as error:
             raise RefusedError(
                 f"The folder {self._path.parent} cannot be written: {error.strerror}. Set "
-                "checkpoint.storage to a folder of your own, or run the command where you may "
+                "checkpoint.dir to a folder of your own, or run the command where you may "
                 "make one."
             ) from error
         try:

@@ -46,7 +46,7 @@ class RunOptions:
     params: Mapping[str, str]
     bounded: bool = False
     restore: str = "latest"
-    accept_loss: bool = False
+    accept_data_loss: bool = False
     take_over: bool = False
     restore_to_other_cluster: bool = False
 
@@ -85,7 +85,7 @@ def make_submission(
     graph = build(pipeline, options.params)
     plan(graph, config.job.parallelism, config.job.max_parallelism)
     _check_overrides(graph, config)
-    ours = (config.checkpoint.storage, config.state.directory, config.logs.directory)
+    ours = (config.checkpoint.dir, config.state.local_dir, config.logs.dir)
     archive = pack(
         pipeline,
         folder,
@@ -107,7 +107,7 @@ def make_submission(
         tidegate_version=TIDEGATE,
         bounded=options.bounded,
         restore=options.restore,
-        accept_loss=options.accept_loss,
+        accept_data_loss=options.accept_data_loss,
         take_over=options.take_over,
         restore_to_other_cluster=options.restore_to_other_cluster,
         id=secrets.token_hex(8),
@@ -133,11 +133,11 @@ def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers:
     Raise RefusedError, which says what to do. Also raise it if storage or brokers do not answer.
     """
     try:
-        store = drivers.blob_store(locate(config.checkpoint.storage, folder))
+        store = drivers.blob_store(locate(config.checkpoint.dir, folder))
         store.probe(allow_network_filesystem=config.checkpoint.allow_network_filesystem)
         check_kafka(graph, config, drivers)
-        _check_folder("logs.directory", folder / config.logs.directory)
-        _check_folder("state.directory", folder / config.state.directory)
+        _check_folder("logs.dir", folder / config.logs.dir)
+        _check_folder("state.local_dir", folder / config.state.local_dir)
     except ExternalError as error:
         # A running job waits for the end of such an outage. Before the submit no job runs.
         raise RefusedError(str(error)) from error
@@ -226,7 +226,7 @@ def _check_transactional_ids(
             raise RefusedError(
                 f"The job may not use transactional ids that begin with {job_prefix(job)!r}, which "
                 "its sinks need to write exactly once. Grant its principal WRITE on transactional "
-                f"ids with this prefix at {config.kafka.bootstrap}, or give every sink "
+                f"ids with this prefix at {config.kafka.bootstrap_servers}, or give every sink "
                 "guarantee='at_least_once'."
             )
     finally:

@@ -39,15 +39,17 @@ ABORT_S_MAX: Final = 30.0
 as soon as the partition has a leader again."""
 ABORT_PAUSE_S: Final = 0.05
 
-_UNCLAIMED: Final = frozenset({OpenReason.HANGING, OpenReason.UNCLAIMED, OpenReason.UNKNOWN})
+_WITHOUT_COORDINATOR: Final = frozenset(
+    {OpenReason.HANGING, OpenReason.POSSIBLY_HANGING, OpenReason.UNKNOWN}
+)
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """The open transactions of each partition, ordered by their first offsets."""
 
-    held: dict[TopicPartition, tuple[OpenTransaction, ...]]
+    open_transactions: dict[TopicPartition, tuple[OpenTransaction, ...]]
     """Open transactions of every partition that could be queried."""
-    unasked: tuple[str, ...]
+    unreachable: tuple[str, ...]
     """Brokers and partitions that could not be queried, one phrase each."""
 
 
@@ -55,7 +57,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The reasons why readers of some partitions wait."""
 
     partitions: tuple[PartitionStatus, ...]
-    unasked: tuple[str, ...]
+    unreachable: tuple[str, ...]
 
 
 def leaders_of(
@@ -89,15 +91,15 @@ def open_transactions(
     seen = inspector.open_transactions(leaders, progress=progress)
     producer_ids = {each.producer_id for row in seen.producers.values() for each in row}
     known: dict[int, Transaction] = {}
-    unasked = seen.unasked
+    unreachable = seen.unreachable
     complete = True
     if producer_ids:
         survey = inspector.survey(producer_ids=producer_ids, progress=progress)
         known = {each.producer_id: each for each in survey.transactions}
-        complete = not survey.unasked
-        unasked += survey.unasked
+        complete = not survey.unreachable
+        unreachable += survey.unreachable
     now_ms = clock.now_ms()
-    held = {
+    open_transactions = {
         origin: tuple(
             classify(
                 origin,
@@ -111,7 +113,10 @@ def open_transactions(
         )
         for origin, row in seen.producers.items()
     }
-    return Opened(held=_without_ended(inspector, leaders, held), unasked=unasked)
+    return Opened(
+        open_transactions=_without_ended(inspector, leaders, open_transactions),
+        unreachable=unreachable,
+    )
 
 
 def hanging(
@@ -130,10 +135,13 @@ def hanging(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
     )
     found = [
-        each for row in opened.held.values() for each in row if each.cause is OpenReason.HANGING
+        each
+        for row in opened.open_transactions.values()
+        for each in row
+        if each.cause is OpenReason.HANGING
     ]
     found.sort(key=lambda each: (each.origin, each.producer.start_offset))
-    return found, opened.unasked
+    return found, opened.unreachable
 
 
 def why_stuck(
@@ -155,16 +163,18 @@ def why_stuck(
     found = []
     for origin in sorted(leaders):
         stable = ends[origin].stable if origin in ends else 0
-        row = opened.held.get(origin, ())
+        row = opened.open_transactions.get(origin, ())
         found.append(
             PartitionStatus(
                 origin=origin,
                 leader=leaders[origin],
                 ends=ends.get(origin),
-                held=tuple(each for each in row if each.producer.start_offset >= stable),
+                open_transactions=tuple(
+                    each for each in row if each.producer.start_offset >= stable
+                ),
             )
         )
-    return Report(partitions=tuple(found), unasked=opened.unasked)
+    return Report(partitions=tuple(found), unreachable=opened.unreachable)
 
 
 def abort(
@@ -204,11 +214,11 @@ def find_hanging(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=no_progress
     )
     where = f"{origin.topic}-{origin.partition}"
-    if origin not in opened.held:
+    if origin not in opened.open_transactions:
         raise RefusedError(
-            f"Nothing was aborted: {'; '.join(opened.unasked)}. Try again when it answers."
+            f"Nothing was aborted: {'; '.join(opened.unreachable)}. Try again when it answers."
         )
-    row = {each.producer.start_offset: each for each in opened.held[origin]}
+    row = {each.producer.start_offset: each for each in opened.open_transactions[origin]}
     found = row.get(start_offset)
     if found is None:
         others = ", ".join(str(offset) for offset in row) or "none"
@@ -218,7 +228,7 @@ def find_hanging(
         )
     if found.cause is OpenReason.HANGING:
         return found
-    if found.cause is OpenReason.UNCLAIMED:
+    if found.cause is OpenReason.POSSIBLY_HANGING:
         raise RefusedError(
             f"Nothing was aborted: the transaction at offset {start_offset} of {where} is known to "
             f"no coordinator, but its last record is only {found.age_ms // 1000} s old: its end "
@@ -228,7 +238,7 @@ def find_hanging(
     if found.cause is OpenReason.UNKNOWN:
         raise RefusedError(
             f"Nothing was aborted: the coordinator of the transaction at offset {start_offset} of "
-            f"{where} may be one that did not answer ({'; '.join(opened.unasked)}). Try again "
+            f"{where} may be one that did not answer ({'; '.join(opened.unreachable)}). Try again "
             "when all do."
         )
     name = "" if found.transaction is None else found.transaction.transactional_id
@@ -254,27 +264,27 @@ def end_hanging(inspector: TransactionInspector, found: OpenTransaction, clock: 
 def _without_ended(
     inspector: TransactionInspector,
     leaders: Mapping[TopicPartition, int],
-    held: dict[TopicPartition, tuple[OpenTransaction, ...]],
+    open_transactions: dict[TopicPartition, tuple[OpenTransaction, ...]],
 ) -> dict[TopicPartition, tuple[OpenTransaction, ...]]:
     """Remove transactions that had no coordinator only because they ended between two queries."""
     doubtful = {
         origin: leaders[origin]
-        for origin, row in held.items()
-        if any(each.cause in _UNCLAIMED for each in row)
+        for origin, row in open_transactions.items()
+        if any(each.cause in _WITHOUT_COORDINATOR for each in row)
     }
     if not doubtful:
-        return held
+        return open_transactions
     again = inspector.open_transactions(doubtful, progress=no_progress).producers
     still = {(origin, _key(each)) for origin, producers in again.items() for each in producers}
     return {
         origin: tuple(
             each
             for each in row
-            if each.cause not in _UNCLAIMED
+            if each.cause not in _WITHOUT_COORDINATOR
             or origin not in again
             or (origin, _key(each.producer)) in still
         )
-        for origin, row in held.items()
+        for origin, row in open_transactions.items()
     }
 
 

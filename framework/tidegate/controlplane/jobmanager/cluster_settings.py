@@ -24,7 +24,7 @@ from tidegate.protocol.messages import Submission
 
 SECTIONS: Final = ("cluster", "jobmanager", "taskmanager", "logs")
 """Sections that the cluster replaces completely."""
-KEYS: Final = (("checkpoint", "storage"), ("state", "directory"))
+KEYS: Final = (("checkpoint", "dir"), ("state", "local_dir"))
 """Single keys that the cluster replaces."""
 
 

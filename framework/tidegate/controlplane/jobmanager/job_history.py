@@ -41,22 +41,24 @@ class JobHistory:
 
     def over(self, report: JobReport) -> JobReport:
         """Return a report of the current JobMaster with the sums added."""
-        attempts = (*self.attempts, *report.history)[-HISTORY_MAX:]
+        attempts = (*self.attempts, *report.failed_attempts)[-HISTORY_MAX:]
         if self.before is None:
-            return msgspec.structs.replace(report, history=attempts)
+            return msgspec.structs.replace(report, failed_attempts=attempts)
         sums = {name: getattr(self.before, name) + getattr(report, name) for name in COUNTERS}
         last = report.last_checkpoint or self.before.last_checkpoint
         hidden = report.hidden_offsets or self.before.hidden_offsets
         return msgspec.structs.replace(
-            report, history=attempts, last_checkpoint=last, hidden_offsets=hidden, **sums
+            report, failed_attempts=attempts, last_checkpoint=last, hidden_offsets=hidden, **sums
         )
 
     def jobmaster_died(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:
         """Add the counters of the JobMaster. Count its death as a restart and keep the reason."""
         died = AttemptReport(attempt=report.attempt, ended_ms=wall_ms, error=error)
         summed = self.over(report)
-        self.attempts = (*summed.history, died)[-HISTORY_MAX:]
-        self.before = msgspec.structs.replace(summed, restarts=summed.restarts + 1, history=())
+        self.attempts = (*summed.failed_attempts, died)[-HISTORY_MAX:]
+        self.before = msgspec.structs.replace(
+            summed, restarts=summed.restarts + 1, failed_attempts=()
+        )
 
     def clear(self) -> None:
         """Clear the sums after the job has ended: its result holds them."""

@@ -260,7 +260,7 @@ class JobStore:
         raise StorageError(
             f"The decision about a submission of job {job} could not be written in "
             f"{UNKNOWN_TRIES_MAX} tries: the checkpoint storage does not answer. Check "
-            "checkpoint.storage."
+            "checkpoint.dir."
         )
 
     def _decision(self, job: JobName, number: int) -> _Decision | None:
@@ -293,7 +293,7 @@ class JobStore:
                     return
         raise StorageError(
             f"The code of the job could not be written to {path}: the checkpoint storage does not "
-            "answer, or another file has this name. Check checkpoint.storage, then try again."
+            "answer, or another file has this name. Check checkpoint.dir, then try again."
         )
 
     def _create_next(
@@ -318,7 +318,7 @@ class JobStore:
                     continue
         raise StorageError(
             f"{failed} in {UNKNOWN_TRIES_MAX} tries: the checkpoint storage does not answer, or "
-            "many write there at once. Check checkpoint.storage, then try again."
+            "many write there at once. Check checkpoint.dir, then try again."
         )
 
 

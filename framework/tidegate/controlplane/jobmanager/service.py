@@ -97,14 +97,14 @@ def run_jobmanager(
     processes: Processes,
     *,
     announce: Callable[[Mapping[str, object]], None],
-    standing: bool = False,
+    session_cluster: bool = False,
     storage: str = "",
 ) -> int:
     """Serve until this process ends. Return the exit status: REPLACED if a newer JobManager leads.
 
-    With `standing` this is the JobManager of a session cluster. It uses the configured port, waits
-    for TaskManagers instead of starting them, and replaces some settings of each submission with
-    its own (`apply_cluster_settings`).
+    With `session_cluster` this is the JobManager of a session cluster. It uses the configured port,
+    waits for TaskManagers instead of starting them, and replaces some settings of each submission
+    with its own (`apply_cluster_settings`).
 
     `storage` is the id of the checkpoint storage, if an earlier process has read it. If the storage
     is gone when the JobManager is started again, it waits for the storage with this id.
@@ -112,10 +112,10 @@ def run_jobmanager(
     `announce` receives `address`, `epoch`, `pid` and the id of the `storage`. Raise StorageError if
     the storage cannot be used.
     """
-    blobs = drivers.blob_store(config.checkpoint.storage)
+    blobs = drivers.blob_store(config.checkpoint.dir)
     if storage:  # before the probe, which would write to a mount point with no storage mounted
         _wait_for_storage(blobs, storage, drivers.clock)
-    if standing:  # the client of a local cluster has already probed the storage
+    if session_cluster:  # the client of a local cluster has already probed the storage
         allowed = config.checkpoint.allow_network_filesystem
         blobs.probe(allow_network_filesystem=allowed)
     identity = blobs.identify()
@@ -126,7 +126,7 @@ def run_jobmanager(
     with closing(
         drivers.rpc.serve(
             lambda message: loop.ask(lambda question: question, message),
-            config.jobmanager.port if standing else 0,
+            config.jobmanager.port if session_cluster else 0,
         )
     ) as server:
         epoch = store.claim_epoch(drivers.entropy.token_hex(8))
@@ -141,10 +141,10 @@ def run_jobmanager(
             dispatcher=Dispatcher(cluster, epoch, config.cluster.heartbeat_timeout, identity),
             resources=ResourceManager(
                 epoch,
-                0 if standing else config.cluster.task_managers,
+                0 if session_cluster else config.cluster.task_managers,
                 config.cluster.heartbeat_timeout,
             ),
-            standing=standing,
+            session_cluster=session_cluster,
             connections=Connections(drivers.rpc, drivers.threads),
         )
         try:
@@ -192,7 +192,7 @@ class JobManager:
     dispatcher: Dispatcher
     resources: ResourceManager
     connections: Connections
-    standing: bool
+    session_cluster: bool
     _children: dict[int | str, Child] = field(default_factory=dict)
     """Children that have not exited: JobMasters by start number, TaskManagers by id."""
     _pending_requests: dict[int, PendingRequest] = field(default_factory=dict)
@@ -202,7 +202,11 @@ class JobManager:
 
     def __post_init__(self) -> None:
         self._leadership = Leadership(
-            self.store, self.dispatcher.cluster, self.epoch, self.loop, local=not self.standing
+            self.store,
+            self.dispatcher.cluster,
+            self.epoch,
+            self.loop,
+            local=not self.session_cluster,
         )
 
     @property
@@ -290,15 +294,15 @@ class JobManager:
         digest = None if submission.code is None else submission.code.digest
         if digest is not None and hashlib.sha256(message.code).hexdigest() != digest:
             why_not = f"The code of job {submission.job} was damaged on its way. Submit it again."
-        elif self.standing:
+        elif self.session_cluster:
             versions = submission.tidegate_version, submission.python_version
             why_not = difference("The client", *versions) or missing_secret(submission, self.config)
         if why_not is not None:
             self._reply(ask, Refused(reason=why_not))
             return
-        if self.standing:
+        if self.session_cluster:
             imposed = msgspec.structs.replace(
-                apply_cluster_settings(submission, self.config), standing=True
+                apply_cluster_settings(submission, self.config), session_cluster=True
             )
             message = msgspec.structs.replace(message, submission=imposed)
         self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
@@ -372,7 +376,7 @@ class JobManager:
         While the storage does not answer, the JobMaster could not claim the journal anyway.
         """
         begin = functools.partial(self._start_jobmaster, start.job, start.start)
-        if not self.standing:
+        if not self.session_cluster:
             begin()
             return
 
@@ -535,7 +539,7 @@ class JobManager:
                 )
             elif isinstance(message, JobReport):
                 message = msgspec.structs.replace(
-                    message, exits=tuple(self._exits), epoch=self.epoch
+                    message, process_exits=tuple(self._exits), epoch=self.epoch
                 )
             question.reply(message)
 

@@ -158,7 +158,7 @@ class LiveAttempt:
         self._watch_deployment(slot, metrics)
         slot.heard_s, slot.metrics = self._now(), metrics
         each = [one.metrics for one in self.slots.values()]
-        waiting = sum(one.lag or 0 for one in each if one.saturated)
+        waiting = sum(one.lag or 0 for one in each if one.busy)
         before = self.backlog.is_processing_backlog
         behind = self.backlog.sample(self._now(), self.metrics().records_in, waiting)
         if behind is not before:

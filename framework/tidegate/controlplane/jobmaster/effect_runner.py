@@ -203,7 +203,7 @@ class EffectRunner:
         if cluster_id != here:
             raise RefusedError(
                 f"The job's last checkpoint names transactions on Kafka cluster {cluster_id}, but "
-                f"kafka.bootstrap leads to Kafka cluster {here}. Set it to brokers of "
+                f"kafka.bootstrap_servers leads to Kafka cluster {here}. Set it to brokers of "
                 f"{cluster_id}, so that these transactions can be committed."
             )
 

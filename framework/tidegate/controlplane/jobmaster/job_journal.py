@@ -66,7 +66,7 @@ from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.snapshots import PreparedTransaction
 
-CLOSE_PATIENCE_S: Final = 60.0
+CLOSE_TIMEOUT_S: Final = 60.0
 """The time in seconds for which the close is repeated if the storage, Kafka or the operating system
 fails during it."""
 CLOSE_PAUSE_S: Final = 0.5
@@ -104,7 +104,7 @@ class JobJournal:
         self._cleaning = CheckpointCleanup()
         #: The name of this process in its claims. It may claim again only if its own claim is the
         #: newest one.
-        self._claimant = drivers.entropy.token_hex(8)
+        self._process_id = drivers.entropy.token_hex(8)
         self._has_claimed = False
         #: The newest attempt that this process, or an earlier one, has claimed.
         self._claimed_attempt = submission.claimed_attempt
@@ -239,11 +239,11 @@ class JobJournal:
         entry was written. That entry may be a publication, and no transaction that it lists may be
         aborted. If the job has failed and nothing of this submission has run, close nothing.
 
-        Repeat all this for `CLOSE_PATIENCE_S` if the storage, Kafka or the operating system fails.
+        Repeat all this for `CLOSE_TIMEOUT_S` if the storage, Kafka or the operating system fails.
         The job's output is complete, and a short failure must not turn it into a failed job.
         """
         clock = self._drivers.clock
-        give_up_s = clock.monotonic() + CLOSE_PATIENCE_S
+        give_up_s = clock.monotonic() + CLOSE_TIMEOUT_S
         failed = outcome == JobState.FAILED.outcome
         while True:
             try:
@@ -332,13 +332,13 @@ class JobJournal:
         submission = self._submission
         procedure = claim(
             submission.job,
-            submission=submission.id,
+            submission_id=submission.id,
             restore=submission.restore,
-            accept_loss=submission.accept_loss,
+            accept_data_loss=submission.accept_data_loss,
             take_over=submission.take_over,
             restore_to_other_cluster=submission.restore_to_other_cluster,
-            claimant=self._claimant,
-            again=self._has_claimed,
+            process_id=self._process_id,
+            repeated=self._has_claimed,
             claimed_attempt=self._claimed_attempt,
             commits={} if self._has_claimed else self._commits,
         )
@@ -372,9 +372,9 @@ class JobJournal:
         """
         procedure = claim_to_close(
             self._submission.job,
-            submission=self._submission.id,
-            claimant=self._claimant,
-            again=self._has_claimed,
+            submission_id=self._submission.id,
+            process_id=self._process_id,
+            repeated=self._has_claimed,
             claimed_attempt=self._claimed_attempt,
         )
         journal = self._runner().run(procedure, should_stop=self._replaced)
@@ -430,12 +430,12 @@ class JobJournal:
         return Manifest(
             job=self._submission.job,
             checkpoint=complete.checkpoint,
-            submission=self._submission.id,
+            submission_id=self._submission.id,
             created_ms=self._drivers.clock.now_ms(),
             final=complete.final,
             kafka_cluster=journal.state.kafka_cluster,
             fingerprint=self._submission.fingerprint,
-            plan=plan.facts,
+            plan=plan.state_metadata,
             subtasks=complete.snapshots,
             graph=plan.graph.describe(),
         )

@@ -49,7 +49,7 @@ class JobPlan:
     """The name of the pipeline class, for messages."""
     graph: StreamGraph
     plan: PhysicalPlan
-    facts: StateMetadata
+    state_metadata: StateMetadata
     subtasks: frozenset[SubtaskId]
 
 
@@ -73,7 +73,7 @@ def plan_job(submission: Submission, config: Config, code: Path | None = None) -
         pipeline=pipeline.__name__,
         graph=graph,
         plan=laid_out,
-        facts=plan_facts(graph, laid_out, config),
+        state_metadata=state_metadata(graph, laid_out, config),
         subtasks=frozenset(
             SubtaskId(vertex.id, SubtaskIndex(index))
             for vertex in laid_out.vertices
@@ -107,11 +107,11 @@ def installed_code(submission: Submission, config: Config, storage: BlobStore) -
         submission.code.path,
         submission.code.digest,
         submission.code.size,
-        cache_of(submission.working_folder, config.state.directory, submission.job),
+        cache_of(submission.working_folder, config.state.local_dir, submission.job),
     )
 
 
-def plan_facts(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> StateMetadata:
+def state_metadata(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -> StateMetadata:
     """Return the metadata that ties state to code: uids, key types, schemas, sources."""
     return StateMetadata(
         parallelism=laid_out.parallelism,

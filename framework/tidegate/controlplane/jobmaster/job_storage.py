@@ -41,7 +41,7 @@ class JobStorage:
         """The longest time of a call, in seconds (`checkpoint.timeout`). A call that lasts longer
         counts as hanging."""
         self.calls = StorageCalls(drivers.clock)
-        self._url, self._working_folder, self._drivers = settings.storage, working_folder, drivers
+        self._url, self._working_folder, self._drivers = settings.dir, working_folder, drivers
 
     @cached_property
     def where(self) -> str:

@@ -7,8 +7,9 @@ None means that the job fails. The JobMaster does not ask if a restart cannot he
 
 The strategies are those of Flink: `exponential_delay`, `fixed_delay`, `failure_rate` and `none`.
 `exponential_delay` is the default; its delay starts again at the initial value after the job ran
-without a failure for `reset_after`. `failure_rate` fails the job after a number of failures within
-an interval. `attempts` limits the restarts of the first two strategies; None means no limit.
+without a failure for `reset_backoff_threshold`. `failure_rate` fails the job after a number of
+failures within an interval. `attempts` limits the restarts of the first two strategies; None means
+no limit.
 
 The exponential delay is for a job that fails again as soon as it is started. Other jobs run for a
 while between two failures, for example when brokers are restarted one by one or processes are
@@ -52,14 +53,14 @@ def restart_strategy(settings: RestartSettings, random: Callable[[], float]) -> 
 
 
 class ExponentialDelay:
-    """A strategy in which each delay is `multiplier` times the one before, up to `max_delay`. Each
-    delay is then changed at random by up to `jitter`, a share of the delay.
+    """A strategy in which each delay is `backoff_multiplier` times the one before, up to
+    `max_backoff`. Each delay is then changed at random by up to `jitter`, a share of the delay.
     """
 
     def __init__(self, settings: RestartSettings, random: Callable[[], float]) -> None:
         self._settings = settings
         self._random = random
-        self._delay_s = settings.initial_delay / 1000
+        self._delay_s = settings.initial_backoff / 1000
         self._restarts = 0
         self._last_start_s: float | None = None
 
@@ -67,20 +68,20 @@ class ExponentialDelay:
         """See `RestartStrategy`."""
         settings = self._settings
         quiet_s = 0.0 if self._last_start_s is None else now_s - self._last_start_s
-        if quiet_s >= settings.reset_after / 1000:
-            self._delay_s = settings.initial_delay / 1000
+        if quiet_s >= settings.reset_backoff_threshold / 1000:
+            self._delay_s = settings.initial_backoff / 1000
             self._restarts = 0
         elif quiet_s >= RAN_S:
-            shortest_s = settings.initial_delay / 1000
+            shortest_s = settings.initial_backoff / 1000
             self._delay_s = min(self._delay_s, max(SHARE * quiet_s, shortest_s))
         if self._restarts == settings.attempts:
             return None
         self._restarts += 1
         base_s = self._delay_s
-        self._delay_s = min(base_s * settings.multiplier, settings.max_delay / 1000)
+        self._delay_s = min(base_s * settings.backoff_multiplier, settings.max_backoff / 1000)
         # Jobs that failed together, for example because of one broker, must not all restart at the
         # same time.
-        delay_s = base_s * (1 + settings.jitter * (2 * self._random() - 1))
+        delay_s = base_s * (1 + settings.jitter_factor * (2 * self._random() - 1))
         self._last_start_s = now_s + delay_s
         return delay_s
 
@@ -104,18 +105,18 @@ class FixedDelay:
 
 class FailureRate:
     """A strategy in which the job fails with the `failures`-th failure within
-    `failure_interval`.
+    `failure_rate_interval`.
     """
 
     def __init__(self, settings: RestartSettings) -> None:
         self._settings = settings
-        self._failed_s: deque[float] = deque(maxlen=settings.failures)
+        self._failed_s: deque[float] = deque(maxlen=settings.max_failures_per_interval)
 
     def next_backoff(self, now_s: float) -> float | None:
         """See `RestartStrategy`."""
         self._failed_s.append(now_s)
-        full = len(self._failed_s) == self._settings.failures
-        within = now_s - self._failed_s[0] <= self._settings.failure_interval / 1000
+        full = len(self._failed_s) == self._settings.max_failures_per_interval
+        within = now_s - self._failed_s[0] <= self._settings.failure_rate_interval / 1000
         if full and within:
             return None
         return self._settings.delay / 1000

@@ -26,7 +26,7 @@ from tidegate.checkpoint.source_changes import gone_topic
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.commit.effects import epoch_ends, topic_ids
-from tidegate.commit.initial_offsets import read_beginnings, record_initial_offsets
+from tidegate.commit.initial_offsets import read_initial_offsets, record_initial_offsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
 from tidegate.controlplane.jobmaster.job_plan import JobPlan
@@ -108,7 +108,7 @@ class Restoring:
         partitions = self._partitions(manifest, admin)
         if manifest is not None and not on_other_cluster:
             partitions = self._with_epoch_ends(manifest.splits, partitions)
-        if manifest is None or manifest.submission != submission.id:
+        if manifest is None or manifest.submission_id != submission.id:
             stored = () if manifest is None else manifest.splits
             fixed = record_initial_offsets(
                 submission.job,
@@ -119,9 +119,9 @@ class Restoring:
             partitions = run(fixed)
         restoration = restore(
             manifest,
-            self._plan.facts,
+            self._plan.state_metadata,
             partitions,
-            submission=submission.id,
+            submission_id=submission.id,
             schemas=SchemaRules(conflict=state_conflict, same_keys=same_key_type),
             on_other_cluster=on_other_cluster,
         )
@@ -161,7 +161,7 @@ class Restoring:
         """Return the positions of the checkpoint, or the start positions of the submission."""
         if manifest is not None:
             return manifest.splits
-        return self._runner.run(read_beginnings(self._submission.job, self._submission.id))
+        return self._runner.run(read_initial_offsets(self._submission.job, self._submission.id))
 
     def _with_epoch_ends(
         self, stored: Sequence[SourceSplit], partitions: Sequence[PartitionOffsets]
@@ -177,7 +177,8 @@ class Restoring:
             for origin, end in self._runner.run(epoch_ends(asked)).items():
                 ends[source, origin] = end
         return tuple(
-            replace(facts, epoch_end=ends.get((facts.source, facts.origin))) for facts in partitions
+            replace(offsets, epoch_end=ends.get((offsets.source, offsets.origin)))
+            for offsets in partitions
         )
 
 

@@ -103,18 +103,21 @@ def with_chosen_ends(
         return tuple(found)
     chosen = {(end.source, end.topic, end.partition): end.offset for end in ends}
     return tuple(
-        _ending_at(facts, chosen.get((facts.source, facts.topic, facts.partition), facts.earliest))
-        for facts in found
+        _ending_at(
+            offsets,
+            chosen.get((offsets.source, offsets.topic, offsets.partition), offsets.earliest),
+        )
+        for offsets in found
     )
 
 
-def _ending_at(facts: PartitionOffsets, end: int) -> PartitionOffsets:
+def _ending_at(offsets: PartitionOffsets, end: int) -> PartitionOffsets:
     """Return the partition with another end. Offsets that an open transaction hides count only if
     the run reads up to the present end of the log.
     """
-    if facts.latest is not None and facts.latest < end:
-        raise beyond_log(facts, end)
-    return replace(facts, end=end, hidden=facts.hidden if end == facts.latest else 0)
+    if offsets.latest is not None and offsets.latest < end:
+        raise beyond_log(offsets, end)
+    return replace(offsets, end=end, hidden=offsets.hidden if end == offsets.latest else 0)
 
 
 def group_commits(graph: StreamGraph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:

@@ -97,8 +97,8 @@ def run_taskmanager(
             tidegate_version=TIDEGATE,
             python_version=PYTHON,
         )
-        patience_s = 0.0 if epoch is not None else math.inf
-        reply = _register(jobmanager, joins, drivers.clock, patience_s)
+        timeout_s = 0.0 if epoch is not None else math.inf
+        reply = _register(jobmanager, joins, drivers.clock, timeout_s)
         if not isinstance(reply, TaskManagerAccepted):
             _log.error("not accepted by the JobManager: %s", reply)
             return ENDED
@@ -106,7 +106,7 @@ def run_taskmanager(
             loop=loop,
             fork_server=fork_server,
             jobmanager=jobmanager,
-            heartbeat_s=_heartbeat_s(config, standing=epoch is None),
+            heartbeat_s=_heartbeat_s(config, standalone=epoch is None),
             answer_s=_answer_s(config),
             machine=m.TaskManagerMachine(
                 id_=id_,
@@ -129,14 +129,14 @@ def run_taskmanager(
             server.close()
 
 
-def _heartbeat_s(config: Config, *, standing: bool) -> float:
+def _heartbeat_s(config: Config, *, standalone: bool) -> float:
     """Return the seconds between two heartbeats.
 
     A TaskManager that a JobManager has started dies with it, and its heartbeats carry no news. A
     standalone TaskManager learns from its heartbeats that it must join another JobManager.
     """
     cluster = config.cluster
-    return (cluster.heartbeat_interval if standing else cluster.quiet_interval) / 1000
+    return (cluster.heartbeat_interval if standalone else cluster.quiet_interval) / 1000
 
 
 def _answer_s(config: Config) -> float:
@@ -149,9 +149,9 @@ def _answer_s(config: Config) -> float:
 
 
 def _register(
-    jobmanager: RpcClient, message: RegisterTaskManager, clock: Clock, patience_s: float
+    jobmanager: RpcClient, message: RegisterTaskManager, clock: Clock, timeout_s: float
 ) -> Message:
-    """Register and return the JobManager's reply. Raise RpcError if none comes in `patience_s`.
+    """Register and return the JobManager's reply. Raise RpcError if none comes in `timeout_s`.
 
     Repeating the request is safe, because the JobManager accepts the same registration again.
     """
@@ -162,7 +162,7 @@ def _register(
             reply: Message = jobmanager.call(message)
         except RpcError as error:
             now_s = clock.monotonic()
-            if now_s - began_s >= patience_s:
+            if now_s - began_s >= timeout_s:
                 raise
             if now_s >= tell_s:
                 _log.warning("waiting for the JobManager: %s", error)

@@ -282,7 +282,9 @@ def copied_ports(kind: type[KeyedProcess[Any, Any, Any]]) -> frozenset[str]:
     """Return the ports of a keyed function whose values are copied when the function gives them."""
     if not any(map(_changes_in_place, kind.declared_states.values())):
         return frozenset()
-    types = {MAIN: kind.result_type()} | {n: tag.of for n, tag in kind.declared_outputs.items()}
+    types = {MAIN: kind.result_type()} | {
+        n: tag.record_type for n, tag in kind.declared_outputs.items()
+    }
     return frozenset(port for port, of in types.items() if not immutable(of))
 
 

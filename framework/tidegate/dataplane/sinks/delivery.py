@@ -81,16 +81,16 @@ class TransactionalDelivery:
     def __init__(
         self,
         runtime: SubtaskContext,
-        slots: TransactionalIdPool,
+        ids: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         settings: Mapping[str, str],
         on_ready: Action,
     ) -> None:
-        self._runtime, self._slots = runtime, slots
+        self._runtime, self._id_pool = runtime, ids
         timeout_ms = runtime.transaction_timeout_ms
         self._pool = ProducerPool(
             runtime,
-            slots,
+            ids,
             id_of,
             lambda name: runtime.drivers.producer(settings, name, timeout_ms),
             on_ready,
@@ -118,7 +118,7 @@ class TransactionalDelivery:
 
     def closing(self, sending: ProducerLease) -> None:
         """Note in the id pool that the interval is being flushed."""
-        self._slots.flushing(_warm(sending).slot)
+        self._id_pool.flushing(_warm(sending).index)
 
     def unflushed(self) -> None:
         """Return nothing, because each interval is flushed."""
@@ -138,12 +138,17 @@ class TransactionalDelivery:
         The state in librdkafka is not sufficient: after a fatal error, its flush reports success.
         """
         warm = _warm(sending)
-        facts = self._runtime.transactions.describe(warm.transactional_id)
-        if facts is None or facts.state is not TransactionState.ONGOING or not warm.matches(facts):
+        description = self._runtime.transactions.describe(warm.transactional_id)
+        if (
+            description is None
+            or description.state is not TransactionState.ONGOING
+            or not warm.matches(description)
+        ):
             found = (
                 "it does not know the id"
-                if facts is None
-                else f"{facts.state.value}, producer id {facts.producer_id}, epoch {facts.epoch}"
+                if description is None
+                else f"{description.state.value}, producer id {description.producer_id}, "
+                f"epoch {description.epoch}"
             )
             raise TransactionError(
                 f"The transaction of {warm.transactional_id} cannot be prepared. Written by "
@@ -154,9 +159,9 @@ class TransactionalDelivery:
         return PreparedTransaction(
             cluster_id=self._runtime.transactions.cluster_id(),
             transactional_id=warm.transactional_id,
-            producer_id=facts.producer_id,
-            epoch=facts.epoch,
-            start_ms=facts.start_ms,
+            producer_id=description.producer_id,
+            epoch=description.epoch,
+            start_ms=description.start_ms,
         )
 
 

@@ -160,7 +160,7 @@ class BatchEncoder:
         raise UserCodeError(
             f"Sink {self._uid!r} ({self._sink.place}) got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
-            f"{declared_name(check.of)}. It came from {topic}-{partition} at offset "
+            f"{declared_name(check.type)}. It came from {topic}-{partition} at offset "
             f"{batch.offsets[index]}. Correct the step or the record_key that made it, or declare "
             "its type in the format; the job restarts from its last checkpoint as the restart "
             "strategy says."
@@ -197,7 +197,7 @@ def _record_bytes(encoded: Encoded) -> int:
 
 def _or_absent(sink: KafkaSink[Any], of: Format[Any]) -> object:
     """Return the type of keys or values. In full records they may also be None."""
-    declared: Any = of.of
+    declared: Any = of.value_type
     return declared | None if sink.full_record else declared
 
 

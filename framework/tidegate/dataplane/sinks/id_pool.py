@@ -1,6 +1,6 @@
 """A pure table of the states of a sink subtask's transactional ids, from free to ended.
 
-An id is named by its index, the last part of the transactional id, which the code calls `slot`.
+The table identifies an id by its index in the pool.
 `pool.py` and `kafka.py` do the work that the table allows, in the mailbox thread. The table itself
 does no I/O.
 
@@ -56,14 +56,14 @@ class TransactionalIdPool:
     """The transactional ids with indexes 0 to `count` - 1 of one sink subtask in one attempt."""
 
     def __init__(self, count: int) -> None:
-        check(count > 0, "a sink has at least one transaction slot")
+        check(count > 0, "a sink has at least one transactional id")
         self._states = [IdState.FREE] * count
         self._free = deque(range(count))
         self._prepared: dict[int, tuple[CheckpointId, PreparedTransaction]] = {}
 
-    def state(self, slot: int) -> IdState:
+    def state(self, index: int) -> IdState:
         """Return the state of an id."""
-        return self._states[slot]
+        return self._states[index]
 
     def count(self, *states: IdState) -> int:
         """Return the number of ids in any of these states."""
@@ -75,69 +75,70 @@ class TransactionalIdPool:
         """
         if not self._free:
             return None
-        slot = self._free.popleft()
-        self._move(slot, IdState.WARMING)
-        return slot
+        index = self._free.popleft()
+        self._move(index, IdState.WARMING)
+        return index
 
-    def warmed(self, slot: int) -> None:
+    def warmed(self, index: int) -> None:
         """Note that the id's producer is initialised."""
-        self._move(slot, IdState.WARM)
+        self._move(index, IdState.WARM)
 
-    def reinitialise(self, slot: int) -> None:
+    def reinitialise(self, index: int) -> None:
         """Note that a new producer replaces the id's producer, which has been idle for too long."""
-        self._move(slot, IdState.WARMING)
+        self._move(index, IdState.WARMING)
 
-    def taken(self, slot: int) -> None:
+    def taken(self, index: int) -> None:
         """Note that the id's producer takes records from now on."""
-        self._move(slot, IdState.CURRENT)
+        self._move(index, IdState.CURRENT)
 
-    def flushing(self, slot: int) -> None:
+    def flushing(self, index: int) -> None:
         """Note that the id's interval is closed."""
-        self._move(slot, IdState.FLUSHING)
+        self._move(index, IdState.FLUSHING)
 
     def prepared(
-        self, slot: int, checkpoint: CheckpointId, transaction: PreparedTransaction
+        self, index: int, checkpoint: CheckpointId, transaction: PreparedTransaction
     ) -> None:
         """Note that the id's transaction is flushed and described as Ongoing.
 
         Every acknowledgement contains the transaction from now on, until `ended`.
         """
-        self._move(slot, IdState.PREPARED)
-        self._prepared[slot] = (checkpoint, transaction)
+        self._move(index, IdState.PREPARED)
+        self._prepared[index] = (checkpoint, transaction)
 
     def transactions(self) -> tuple[PreparedTransaction, ...]:
         """Return the transactions that are prepared and not reported as ended, oldest first."""
         return tuple(transaction for _, transaction in self._prepared.values())
 
-    def ended(self, slot: int, by: CheckpointId | None = None) -> None:
+    def ended(self, index: int, by: CheckpointId | None = None) -> None:
         """Note that the broker has ended the id's transaction, which checkpoint `by` listed.
 
         A repeated report changes nothing. A late report concerns an earlier transaction of the id.
         It must not remove the present transaction from acknowledgements, so a transaction prepared
         after `by` stays.
         """
-        if self._states[slot] is not IdState.PREPARED:
+        if self._states[index] is not IdState.PREPARED:
             return
-        checkpoint, _ = self._prepared[slot]
+        checkpoint, _ = self._prepared[index]
         if by is not None and checkpoint > by:
             return
-        del self._prepared[slot]
-        self._move(slot, IdState.ENDED)
+        del self._prepared[index]
+        self._move(index, IdState.ENDED)
 
-    def freed(self, slot: int) -> None:
+    def freed(self, index: int) -> None:
         """Note that the journal no longer lists the id's transaction. The id may be used again.
 
         The report is ignored for an id that is not ENDED. It is then repeated or late and concerns
         an earlier transaction.
         """
-        if self._states[slot] is not IdState.ENDED:
+        if self._states[index] is not IdState.ENDED:
             return
-        self._move(slot, IdState.FREE)
-        self._free.append(slot)
+        self._move(index, IdState.FREE)
+        self._free.append(index)
 
-    def _move(self, slot: int, to: IdState) -> None:
-        now = self._states[slot]
+    def _move(self, index: int, to: IdState) -> None:
+        now = self._states[index]
         check(
-            (now, to) in _MOVES, f"transaction slot {slot} cannot go from {now.value} to {to.value}"
+            (now, to) in _MOVES,
+            f"transactional id {index} cannot go from {now.value} to {to.value}",
         )
-        self._states[slot] = to
+        self._states[index] = to

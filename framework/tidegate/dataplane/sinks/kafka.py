@@ -94,7 +94,7 @@ class KafkaSinkWriter:
         self._runtime = runtime
         bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.properties)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._slots = TransactionalIdPool(len(runtime.transactional_id_numbers))
+        self._id_pool = TransactionalIdPool(len(runtime.transactional_id_numbers))
         self._ids = {
             format_transactional_id(
                 job=runtime.job,
@@ -102,18 +102,18 @@ class KafkaSinkWriter:
                 sink=uid,
                 attempt=runtime.attempt,
                 subtask=runtime.subtask.index,
-                slot=number,
-            ): slot
-            for slot, number in enumerate(runtime.transactional_id_numbers)
+                index=number,
+            ): index
+            for index, number in enumerate(runtime.transactional_id_numbers)
         }
         limit = runtime.max_message_bytes.get(self._topic)
         given = runtime.connector_kafka(sink.properties, configured.properties)
         settings = size_settings(given, limit)
         self._lane: Delivery
         if sink.guarantee == "exactly_once":
-            names = {slot: name for name, slot in self._ids.items()}
+            names = {index: name for name, index in self._ids.items()}
             self._lane = TransactionalDelivery(
-                runtime, self._slots, names.__getitem__, settings, self._send_pending
+                runtime, self._id_pool, names.__getitem__, settings, self._send_pending
             )
         else:
             flushes = sink.guarantee == "at_least_once"
@@ -193,13 +193,13 @@ class KafkaSinkWriter:
         """
         for name in ids:
             if name in self._ids:
-                self._slots.ended(self._ids[name], checkpoint)
+                self._id_pool.ended(self._ids[name], checkpoint)
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
         """Note that the journal no longer lists these transactions. Their ids may be used again."""
         for name in ids:
             if name in self._ids:
-                self._slots.freed(self._ids[name])
+                self._id_pool.freed(self._ids[name])
         self._lane.refill()
 
     def sent(self) -> int:
@@ -287,6 +287,6 @@ class KafkaSinkWriter:
         while self._closing and self._closing[0].complete:
             closing = self._closing.popleft()
             if closing.transaction is not None:
-                slot = self._ids[closing.transaction.transactional_id]
-                self._slots.prepared(slot, closing.checkpoint, closing.transaction)
-            self._runtime.post(partial(closing.done, self._slots.transactions()))
+                index = self._ids[closing.transaction.transactional_id]
+                self._id_pool.prepared(index, closing.checkpoint, closing.transaction)
+            self._runtime.post(partial(closing.done, self._id_pool.transactions()))

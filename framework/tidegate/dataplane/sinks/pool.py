@@ -30,7 +30,7 @@ id after 7 days, and the sequence of a producer id after one day.
 class PooledProducer:
     """An initialised producer, its transactional id and its identity at the coordinator."""
 
-    slot: int
+    index: int
     transactional_id: TransactionalId
     producer: Producer
     producer_id: int
@@ -38,9 +38,9 @@ class PooledProducer:
     made_at: float
     """Monotonic time of the initialisation, in seconds."""
 
-    def matches(self, facts: TransactionDescription | None) -> bool:
+    def matches(self, description: TransactionDescription | None) -> bool:
         """Return whether the coordinator still describes this same producer."""
-        return facts is not None and (facts.producer_id, facts.epoch) == (
+        return description is not None and (description.producer_id, description.epoch) == (
             self.producer_id,
             self.epoch,
         )
@@ -55,12 +55,12 @@ class ProducerPool:
     def __init__(
         self,
         runtime: SubtaskContext,
-        slots: TransactionalIdPool,
+        ids: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         make: Callable[[TransactionalId], Producer],
         on_ready: Action,
     ) -> None:
-        self._runtime, self._slots, self._id_of = runtime, slots, id_of
+        self._runtime, self._id_pool, self._id_of = runtime, ids, id_of
         self._make, self._made = make, on_ready
         self._warm: deque[PooledProducer] = deque()
 
@@ -68,18 +68,18 @@ class ProducerPool:
         """Start to initialise missing producers. Replace those that have been idle for a day."""
         oldest_s = self._runtime.drivers.clock.monotonic() - IDLE_MAX_S
         while self._warm and self._warm[0].made_at < oldest_s:
-            slot = self._warm.popleft().slot
-            self._slots.reinitialise(slot)
-            self._initialise(slot)
+            index = self._warm.popleft().index
+            self._id_pool.reinitialise(index)
+            self._initialise(index)
         while self.available() < self._runtime.producer_pool_size:
-            free = self._slots.take_free()
+            free = self._id_pool.take_free()
             if free is None:
                 return
             self._initialise(free)
 
     def available(self) -> int:
         """Return the number of producers that are ready or in preparation."""
-        return self._slots.count(IdState.WARM, IdState.WARMING)
+        return self._id_pool.count(IdState.WARM, IdState.WARMING)
 
     def take(self) -> PooledProducer | None:
         """Return the producer that has waited longest, None if none is ready. Start to make
@@ -89,35 +89,35 @@ class ProducerPool:
         if not self._warm:
             return None
         taken = self._warm.popleft()
-        self._slots.taken(taken.slot)
+        self._id_pool.taken(taken.index)
         self.fill()
         return taken
 
-    def _initialise(self, slot: int) -> None:
-        self._runtime.run_io(partial(self._warm_up, slot))
+    def _initialise(self, index: int) -> None:
+        self._runtime.run_io(partial(self._warm_up, index))
 
-    def _warm_up(self, slot: int) -> None:
+    def _warm_up(self, index: int) -> None:
         """Initialise a producer and read its identity, in an I/O thread."""
-        name = self._id_of(slot)
+        name = self._id_of(index)
         producer = self._make(name)
-        facts = self._runtime.transactions.describe(name)
-        if facts is None or facts.state is not TransactionState.EMPTY:
-            found = "unknown" if facts is None else facts.state.value
+        description = self._runtime.transactions.describe(name)
+        if description is None or description.state is not TransactionState.EMPTY:
+            found = "unknown" if description is None else description.state.value
             raise TransactionError(
                 f"Transactional id {name} was just initialised, and its coordinator calls it "
                 f"{found}: something else uses ids with the prefix tidegate. Find and stop it."
             )
         warm = PooledProducer(
-            slot=slot,
+            index=index,
             transactional_id=name,
             producer=producer,
-            producer_id=facts.producer_id,
-            epoch=facts.epoch,
+            producer_id=description.producer_id,
+            epoch=description.epoch,
             made_at=self._runtime.drivers.clock.monotonic(),
         )
         self._runtime.post(partial(self._ready, warm))
 
     def _ready(self, warm: PooledProducer) -> None:
-        self._slots.warmed(warm.slot)
+        self._id_pool.warmed(warm.index)
         self._warm.append(warm)
         self._made()

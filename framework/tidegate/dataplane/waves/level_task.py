@@ -233,7 +233,7 @@ class LevelTask:
                 waiting = [each for each in waiting if each not in self._snapshots]
                 raise StorageError(
                     f"The output and state of {', '.join(map(str, waiting))} were not stored, and"
-                    f" neither Kafka nor {masked_text(self._config.checkpoint.storage)} said"
+                    f" neither Kafka nor {masked_text(self._config.checkpoint.dir)} said"
                     f" anything for {self._config.checkpoint.timeout / 1000:g} s"
                     " (checkpoint.timeout). The wave runs again."
                 )
@@ -264,7 +264,7 @@ class LevelTask:
         submission = self._deploy.submission
         root = Path(
             submission.working_folder,
-            self._config.state.directory,
+            self._config.state.local_dir,
             submission.job,
             self._deploy.journal,
         )
@@ -274,7 +274,7 @@ class LevelTask:
         except OSError as error:
             raise StorageError(
                 f"The folder {error.filename} for local state cannot be made: {error.strerror}. "
-                "Make room there, or set state.directory to another folder."
+                "Make room there, or set state.local_dir to another folder."
             ) from error
         self._engine.run_io(lambda: local.remove_earlier(keep=ATTEMPTS_RETAINED), None)
         return local

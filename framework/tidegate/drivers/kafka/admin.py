@@ -409,9 +409,9 @@ class KafkaClusterAdmin:
     def _unreachable(self, what: str) -> KafkaUnavailableError:
         return KafkaUnavailableError(
             f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked "
-            f"to {what}). Check that the brokers run, that kafka.bootstrap names them, that they "
-            "advertise addresses that this machine can reach, and that security.protocol in "
-            "kafka.properties is theirs."
+            f"to {what}). Check that the brokers run, that kafka.bootstrap_servers names them, "
+            "that they advertise addresses that this machine can reach, and that security.protocol "
+            "in kafka.properties is theirs."
         )
 
 

@@ -50,6 +50,10 @@ REQUEST_TIMEOUT_MS: Final = 10_000
 """The time after which a silent coordinator is looked up again, in milliseconds. The default would
 be 30 s.
 """
+RESPONSE_BYTES_MAX: Final = 1 << 30
+"""The maximum size of a response. A broker lists 14 million transactional ids in this size, and 1.4
+million in the library's default.
+"""
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
 """The maximum pause before a reconnect, in milliseconds. With the default of 30 s, a commit was 5
 to 10 s late after a broker's restart.
@@ -142,6 +146,7 @@ class CoordinatorConnection:
             return KafkaAdminClient(
                 **self._settings,
                 request_timeout_ms=REQUEST_TIMEOUT_MS,
+                receive_message_max_bytes=RESPONSE_BYTES_MAX,
                 reconnect_backoff_max_ms=RECONNECT_BACKOFF_MAX_MS,
                 bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
                 kafka_client=attempt.client,
@@ -152,8 +157,8 @@ class CoordinatorConnection:
                 raise KafkaUnavailableError(
                     f"No Kafka broker of {self.servers} answered within {CONNECT_TIMEOUT_S:.0f} s "
                     f"(last attempt: {attempt.failure}). Check that the brokers run, that "
-                    "kafka.bootstrap names them, and that security.protocol and credentials in "
-                    "kafka.properties are theirs."
+                    "kafka.bootstrap_servers names them, and that security.protocol and "
+                    "credentials in kafka.properties are theirs."
                 ) from None
             raise self.translated("connect", error) from None
         finally:

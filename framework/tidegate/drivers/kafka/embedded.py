@@ -39,7 +39,7 @@ from tidegate.drivers.kafka.broker_config import (
 )
 from tidegate.drivers.kafka.broker_process import BrokerProcess
 from tidegate.drivers.kafka.jars import VERSIONS, Report
-from tidegate.drivers.kafka.java import Java, find_java, java_environment, keep_archive
+from tidegate.drivers.kafka.java import HEAP_MIB, Java, find_java, java_environment, keep_archive
 from tidegate.drivers.kafka.ready import wait_ready
 from tidegate.errors import KafkaError, UserError, check
 from tidegate.private_files import make_private_folder
@@ -98,6 +98,7 @@ class EmbeddedKafka:
         nodes: int = 1,
         owned: bool = False,
         properties: Properties = NO_PROPERTIES,
+        heap_mib: int = HEAP_MIB,
         report: Report | None = None,
         timeout_s: float = START_TIMEOUT_S,
     ) -> Self:
@@ -110,6 +111,8 @@ class EmbeddedKafka:
             owned: whether the brokers die with this process, even if it is killed (on Linux).
             properties: added to each node's server.properties, or replace its defaults. A function
                 is called again if a port was taken and other ports are tried.
+            heap_mib: the maximum heap of each broker, until another process attaches to the
+                cluster and starts brokers again.
             report: called with short lines about the progress of a download.
             timeout_s: the maximum time until the cluster is ready, in seconds.
 
@@ -123,7 +126,7 @@ class EmbeddedKafka:
             message = f"A cluster of {nodes} nodes cannot be started: choose 1 to {NODES_MAX}."
             raise UserError(message)
         directory = directory.absolute()
-        java = find_java(version, report or (lambda _: None))
+        java = find_java(version, report or (lambda _: None), heap_mib)
         make_private_folder(directory)  # it holds the records of the topics
         with _locked(directory):
             known = _read_cluster(directory)
@@ -240,7 +243,7 @@ class EmbeddedKafka:
             UserError: the version is unknown.
             KafkaError: the node did not start; the message ends with the last lines of its log.
         """
-        java = find_java(version, lambda _: None)
+        java = find_java(version, lambda _: None, self._runtime().heap_mib)
         process = self._processes[node]
         if process is not None:
             process.signal(signal.SIGTERM)

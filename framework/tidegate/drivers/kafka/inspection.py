@@ -115,17 +115,17 @@ class KafkaTransactionInspector:
         request = wire.list_transactions(states, producer_ids)
         before = self._metadata([STATE_TOPIC])
         for _ in range(TRIES):
-            found, unasked = self._survey_once(before, request, prefix, progress)
+            found, unreachable = self._survey_once(before, request, prefix, progress)
             after = self._metadata([STATE_TOPIC])
             if _leaders(after) == _leaders(before):
                 break
             before = after
         else:
-            unasked.append(f"leaders of {STATE_TOPIC} move")
+            unreachable.append(f"leaders of {STATE_TOPIC} move")
         wanted = [each for each in found.values() if not states or each.state in states]
         return ClusterTransactions(
             transactions=tuple(sorted(wanted, key=lambda each: each.transactional_id)),
-            unasked=tuple(unasked),
+            unreachable=tuple(unreachable),
         )
 
     def describe(self, transactional_id: TransactionalId) -> Transaction | None:
@@ -168,17 +168,17 @@ class KafkaTransactionInspector:
         answered.
         """
         found: dict[TopicPartition, tuple[ProducerState, ...]] = {}
-        unasked: dict[str, list[TopicPartition]] = {}
+        unreachable: dict[str, list[TopicPartition]] = {}
         batches = list(wire.batches(leaders))
         for done, (leader, origins) in enumerate(batches):
             progress("partition leaders", done, len(batches))
             for origin, rows, why in self._open_on_one(leader, origins):
                 if why:
-                    unasked.setdefault(why, []).append(origin)
+                    unreachable.setdefault(why, []).append(origin)
                 else:
                     found[origin] = wire.open_producers(rows)
         progress("partition leaders", len(batches), len(batches))
-        denied = unasked.get(theirs.TopicAuthorizationFailedError.__name__)
+        denied = unreachable.get(theirs.TopicAuthorizationFailedError.__name__)
         if denied and not found:
             raise KafkaNotAuthorisedError(
                 f"Kafka at {self._control.servers} does not let us look at the producers of topic "
@@ -186,7 +186,7 @@ class KafkaTransactionInspector:
             )
         return OpenOnPartitions(
             producers=found,
-            unasked=tuple(f"{_named(origins)}: {why}" for why, origins in unasked.items()),
+            unreachable=tuple(f"{_named(origins)}: {why}" for why, origins in unreachable.items()),
         )
 
     def ends(
@@ -250,7 +250,7 @@ class KafkaTransactionInspector:
     def _survey_once(
         self, known: _Metadata, request: Any, prefix: str, progress: Progress
     ) -> tuple[dict[TransactionalId, Transaction], list[str]]:
-        unasked = list(_leaderless(known))
+        unreachable = list(_leaderless(known))
         found = {}
         for done, (broker, address) in enumerate(sorted(known.brokers.items())):
             progress("coordinators", done, len(known.brokers))
@@ -258,11 +258,11 @@ class KafkaTransactionInspector:
                 for each in self._listed(broker, request, prefix):
                     found[each.transactional_id] = each
             except RETRY as error:
-                unasked.append(f"broker {broker} at {address}: {_reason(error)}")
+                unreachable.append(f"broker {broker} at {address}: {_reason(error)}")
             except FOREIGN as error:
                 raise self._control.translated("list transactions", error) from None
         progress("coordinators", len(known.brokers), len(known.brokers))
-        return found, unasked
+        return found, unreachable
 
     def _listed(self, broker: int, request: Any, prefix: str) -> list[Transaction]:
         def once() -> list[Transaction]:

@@ -24,7 +24,6 @@ from pathlib import Path
 from tidegate.drivers.kafka.jars import Report, cache_folder, jars, missing_extra
 
 FLAGS = (
-    "-Xmx256m",  # a broker of tests needs 60 to 120 MB of heap
     "-XX:TieredStopAtLevel=1",  # a fast start matters more than the highest throughput
     "-XX:+UseSerialGC",  # two cores, small heap
     "-Xlog:cds=off",
@@ -37,6 +36,9 @@ FLAGS = (
 
 FOREIGN_VARIABLES = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
+HEAP_MIB = 256
+"""The maximum heap of a broker. A broker of tests needs 60 to 120 MiB."""
+
 ARCHIVES_KEPT = 8  # 13 to 50 MB each; every version of Kafka and environment has two
 
 
@@ -48,6 +50,8 @@ class Java:
     classpath: str
     base_archive: Path
     kafka_archive: Path
+    heap_mib: int = HEAP_MIB
+    """The maximum heap of each process."""
 
     def command(self, *words: str | Path, record: Path | None = None) -> list[str]:
         """Return the command line that runs a main class with its arguments.
@@ -63,10 +67,11 @@ class Java:
             sharing = [f"-XX:SharedArchiveFile={self.base_archive}"]
             if record is not None:
                 sharing.append(f"-XX:ArchiveClassesAtExit={record}")
-        return [self.executable, *FLAGS, *sharing, "-cp", self.classpath, *map(str, words)]
+        heap = f"-Xmx{self.heap_mib}m"
+        return [self.executable, heap, *FLAGS, *sharing, "-cp", self.classpath, *map(str, words)]
 
 
-def find_java(version: str, report: Report) -> Java:
+def find_java(version: str, report: Report, heap_mib: int = HEAP_MIB) -> Java:
     """Return the pinned runtime with the jars of a Kafka version. Download the missing jars.
 
     Raises:
@@ -88,6 +93,7 @@ def find_java(version: str, report: Report) -> Java:
         classpath=":".join(map(str, paths)),
         base_archive=base,
         kafka_archive=archives / f"kafka-{version}-{runtime}-{_digest(*paths)}.jsa",
+        heap_mib=heap_mib,
     )
     if not base.exists():
         _dump(executable, base)

@@ -56,7 +56,8 @@ def bootstrap_servers(settings: Mapping[str, str]) -> str:
     servers = settings.get("bootstrap.servers") or settings.get("metadata.broker.list")
     if not servers:
         raise ConfigError(
-            "No Kafka brokers are configured: set kafka.bootstrap to HOST:PORT of at least one."
+            "No Kafka brokers are configured: set kafka.bootstrap_servers to HOST:PORT of at least "
+            "one."
         )
     return servers
 

@@ -11,6 +11,7 @@ the JobMaster, from any thread. It makes no decision: `checkpoint/` interprets t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -40,6 +41,11 @@ and it is below the maximum of every broker.
 """
 FENCED_FROM: Final = -1
 """The producer id and the epoch of an InitProducerId that does not continue a known producer."""
+LIST_TIMEOUTS_MS: Final = (10_000, 20_000, 40_000)
+"""The timeouts of the first tries of ListTransactions; the last one is that of all later tries. The
+answer of a broker with a million ids takes several seconds, but a silent broker must not take long.
+"""
+_STATES: Final = {state.value: state for state in TransactionState}
 _REFUSED: Final = (
     theirs.InvalidTxnStateError,
     theirs.ProducerFencedError,
@@ -142,12 +148,16 @@ class KafkaTransactionAdmin:
     ) -> dict[TransactionalId, TransactionState]:
         """Return all ids with this prefix, from every broker. Raise an error if the list may be
         incomplete. With `unfinished`, the brokers leave out ids whose transaction is complete.
+
+        The prefix is compared here. Brokers since Kafka 4.1 accept a pattern (KIP-1152), but that
+        is slower: 5.2 s against 3.3 s for 600,000 ids that match.
         """
         states = sorted(state.value for state in UNFINISHED) if unfinished else []
+        timeouts_ms = itertools.chain(LIST_TIMEOUTS_MS, itertools.repeat(LIST_TIMEOUTS_MS[-1]))
 
         def once() -> dict[TransactionalId, TransactionState]:
-            client = self._control.client()
-            listed: Any = client._manager.run(_list_everywhere, client._manager, states)
+            manager = self._control.client()._manager
+            listed: Any = manager.run(_list_everywhere, manager, states, next(timeouts_ms))
             return listed  # type: ignore[no-any-return]
 
         found = self._control.retried("list transactions", once, None)
@@ -169,7 +179,7 @@ class KafkaTransactionAdmin:
 
 
 async def _list_everywhere(
-    manager: Any, states: Sequence[str]
+    manager: Any, states: Sequence[str], timeout_ms: int
 ) -> dict[TransactionalId, TransactionState]:
     """Return one complete list of the ids in these states; in all states if `states` is empty.
 
@@ -181,10 +191,11 @@ async def _list_everywhere(
     found: dict[TransactionalId, TransactionState] = {}
     for broker in brokers:
         request = ListTransactionsRequest(state_filters=list(states))
-        answer = await manager.send(request, node_id=broker)
+        answer = await manager.send(request, node_id=broker, request_timeout_ms=timeout_ms)
         raise_for(answer.error_code)
         for row in answer.transaction_states:
-            found[TransactionalId(row.transactional_id)] = TransactionState(row.transaction_state)
+            state = _STATES.get(row.transaction_state)
+            found[row.transactional_id] = state or TransactionState(row.transaction_state)
     after, _ = await _leaders(manager)
     if after != before:
         raise theirs.StaleMetadata(f"leaders of {STATE_TOPIC} moved during the listing")

@@ -361,7 +361,7 @@ class RocksDBStore:
             remedy = "the job is restored from its last checkpoint"
             if any(sign in reason for sign in _NO_SPACE):
                 remedy = (
-                    "the disk is full: free space there, or set state.directory to a larger disk"
+                    "the disk is full: free space there, or set state.local_dir to a larger disk"
                 )
             raise StorageError(
                 f"the state store in {self._directory} could not {doing}: {reason}; {remedy}"

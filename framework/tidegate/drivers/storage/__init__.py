@@ -1,6 +1,6 @@
 """Checkpoint storage: a folder of this machine, or an object store.
 
-`open_store` takes the setting `checkpoint.storage`. Both drivers pass the same contract tests
+`open_store` takes the setting `checkpoint.dir`. Both drivers pass the same contract tests
 (`tests/contracts/blobs.py`), and each translates the errors of its library once.
 """
 
@@ -33,12 +33,12 @@ def open_store(url: str) -> BlobStore:
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in {"", "localhost"} or not parts.path:
-            message = f"checkpoint.storage {url!r} names no local folder; write file:///PATH"
+            message = f"checkpoint.dir {url!r} names no local folder; write file:///PATH"
             raise ConfigError(message)
         return LocalStore(Path(unquote(parts.path)))
     if scheme not in OBJECT_SCHEMES:
         message = (
-            f"checkpoint.storage {url!r}: no driver knows {scheme}://. Give a folder's path, or a "
+            f"checkpoint.dir {url!r}: no driver knows {scheme}://. Give a folder's path, or a "
             f"URL of one of file://, {', '.join(f'{known}://' for known in OBJECT_SCHEMES)}"
         )
         raise ConfigError(message)

@@ -81,7 +81,7 @@ def refuse_unsafe(folder: Path, mounts: Path = MOUNTS) -> None:
     mount = mount_of(str(folder.resolve()), parse_mounts(text))
     if mount is not None and is_unsafe(mount.kind):
         raise RefusedError(
-            f"checkpoint.storage {folder} is on a file system of type {mount.kind} ({mount.source} "
+            f"checkpoint.dir {folder} is on a file system of type {mount.kind} ({mount.source} "
             f"at {mount.point}), which may not create a name exactly once or keep it after a crash "
             "(link and fsync). Use a local disk or an object store. If you know that this file "
             "system does both, set checkpoint.allow_network_filesystem = true."

@@ -39,7 +39,7 @@ def read_or_create(store: BlobStore, where: str) -> str:
         if found is not None:
             return _required(found, where)
         store.create(IDENTITY, secrets.token_hex(8).encode())
-    message = f"checkpoint.storage {where} does not say whether it has written; is it reachable?"
+    message = f"checkpoint.dir {where} does not say whether it has written; is it reachable?"
     raise StorageError(message)
 
 

@@ -149,7 +149,7 @@ class LocalStore:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # the disk of the copy, not the storage
                 message = (
                     f"{source} can not be copied to {target}: the disk is full: make room there, "
-                    "or set state.directory to a larger disk"
+                    "or set state.local_dir to a larger disk"
                 )
                 raise StorageError(message) from error
             self.confirm()
@@ -345,8 +345,8 @@ def _removed_if_empty(folder: Path) -> bool:
 
 
 _REMEDIES: Final = {
-    errno.ENOSPC: "the disk is full: make room, or set checkpoint.storage to another disk",
-    errno.EDQUOT: "the disk quota is used up: make room, or set checkpoint.storage to another disk",
+    errno.ENOSPC: "the disk is full: make room, or set checkpoint.dir to another disk",
+    errno.EDQUOT: "the disk quota is used up: make room, or set checkpoint.dir to another disk",
     errno.EACCES: "permission denied: let the user of this process read and write there",
     errno.EPERM: (
         "operation not permitted: the checkpoint storage must be on a file system with hard links, "

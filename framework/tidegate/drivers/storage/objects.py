@@ -52,7 +52,7 @@ class ObjectStore:
         try:
             return cls(from_url(url), url)
         except (BaseError, ValueError) as error:
-            message = f"checkpoint.storage {url!r} can not be opened: {_first_line(error)}"
+            message = f"checkpoint.dir {url!r} can not be opened: {_first_line(error)}"
             raise ConfigError(message) from error
 
     def create(self, path: str, data: bytes) -> CreateResult:

@@ -31,7 +31,7 @@ def check_create_if_absent(store: BlobStore, where: str, nonce: str) -> None:
     store.delete(path)
     if first is not CreateResult.CREATED or second is not CreateResult.EXISTS or found != data:
         message = (
-            f"checkpoint.storage {where} can not hold a job's journal: creating one name twice "
+            f"checkpoint.dir {where} can not hold a job's journal: creating one name twice "
             f"gave {first.value!r}, then {second.value!r}, and what is there is {found!r}. It must "
             "refuse the second one: use a local folder or an object store with conditional writes"
         )
@@ -45,5 +45,5 @@ def _create(store: BlobStore, path: str, data: bytes, where: str) -> CreateResul
             return CreateResult.CREATED  # by an earlier try that the store did not confirm
         if outcome is not CreateResult.UNKNOWN:
             return outcome
-    message = f"checkpoint.storage {where} does not say whether it has written; is it reachable?"
+    message = f"checkpoint.dir {where} does not say whether it has written; is it reachable?"
     raise StorageError(message)

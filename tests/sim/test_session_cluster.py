@@ -47,19 +47,19 @@ def test_behind_a_service_is_the_newest_server_for_whoever_connects_anew() -> No
     assert heard == ["first", "second"]
 
 
-def test_a_standing_jobmanager_has_a_host_of_its_own_and_a_local_one_has_not() -> None:
+def test_a_session_jobmanager_has_a_host_of_its_own_and_a_local_one_has_not() -> None:
     scheduler = Scheduler(0)
     user = scheduler.process("run-1")
-    standing = scheduler.process("jobmanager-host-1", user)
+    session_cluster = scheduler.process("jobmanager-host-1", user)
     local = scheduler.process("jobmanager", user)
-    assert host_of(scheduler.process("a/jobmaster", standing)) is standing
+    assert host_of(scheduler.process("a/jobmaster", session_cluster)) is session_cluster
     assert host_of(scheduler.process("a/jobmaster", local)) is user
     scheduler.close()
 
 
 @pytest.mark.seeds
 def test_a_jobmanager_that_was_replaced_harms_no_job() -> None:
-    seeds = (s for s in range(10_000) if Plan.drawn(random.Random(f"{s}/plan")).standing)
+    seeds = (s for s in range(10_000) if Plan.drawn(random.Random(f"{s}/plan")).session_cluster)
     replaced: set[int] = set()
     violations = {}
     for _, seed in zip(range(RUNS), seeds, strict=False):

@@ -1,4 +1,4 @@
-"""The table of transaction slots: its circle, and what may never happen in it."""
+"""Tests of the transactional-id pool: the states of an id, and the moves that are forbidden."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def checkpoint(number: int) -> CheckpointId:
     return CheckpointId(Attempt(1), number)
 
 
-def transaction(slot: int, epoch: int) -> PreparedTransaction:
+def transaction(index: int, epoch: int) -> PreparedTransaction:
     return PreparedTransaction(
         cluster_id="c",
-        transactional_id=TransactionalId(f"id-{slot}"),
-        producer_id=slot,
+        transactional_id=TransactionalId(f"id-{index}"),
+        producer_id=index,
         epoch=epoch,
         start_ms=epoch,
     )
@@ -36,7 +36,7 @@ def prepared_table(count: int = 2, at: int = 1) -> TransactionalIdPool:
     return table
 
 
-def test_a_slot_goes_round() -> None:
+def test_an_id_passes_all_states_and_is_free_again() -> None:
     table = prepared_table()
     assert table.transactions() == (transaction(0, 1),)
     table.ended(0)
@@ -62,7 +62,7 @@ def test_a_late_ended_of_an_older_checkpoint_does_not_drop_a_newer_transaction()
     assert table.transactions() == ()
 
 
-def test_messages_about_slots_that_hold_nothing_change_nothing() -> None:
+def test_messages_about_ids_without_a_transaction_change_nothing() -> None:
     table = TransactionalIdPool(1)
     table.ended(0)
     table.freed(0)
@@ -83,13 +83,13 @@ STEPS = st.lists(
         st.sampled_from(["warm", "ready", "take", "close", "prepare", "end", "free"]),
         st.integers(0, 5),
     ),
-    min_size=100,  # shorter ones hardly ever bring a slot round
+    min_size=100,  # shorter ones hardly ever free an id again
     max_size=200,
 )
 
 
 @given(STEPS)
-def test_a_slot_is_never_given_out_while_its_transaction_may_be_named(
+def test_an_id_is_never_taken_while_a_publication_may_list_its_transaction(
     steps: list[tuple[str, int]],
 ) -> None:
     table = TransactionalIdPool(4)
@@ -98,28 +98,28 @@ def test_a_slot_is_never_given_out_while_its_transaction_may_be_named(
     carried: list[PreparedTransaction] = []
     number = 0
     for step, chosen in steps:
-        slot = chosen % 4
-        state = table.state(slot)
+        index = chosen % 4
+        state = table.state(index)
         if step == "warm":
             free = table.take_free()
             assert free is None or free not in named
         elif step == "ready" and state is IdState.WARMING:
-            table.warmed(slot)
+            table.warmed(index)
         elif step == "take" and state is IdState.WARM:
-            table.taken(slot)
+            table.taken(index)
         elif step == "close" and state is IdState.CURRENT:
-            table.flushing(slot)
+            table.flushing(index)
         elif step == "prepare" and state is IdState.FLUSHING:
             number += 1
-            table.prepared(slot, checkpoint(number), transaction(slot, number))
-            named.add(slot)
-            carried.append(transaction(slot, number))
+            table.prepared(index, checkpoint(number), transaction(index, number))
+            named.add(index)
+            carried.append(transaction(index, number))
         elif step == "end":
-            table.ended(slot)
-            carried = [each for each in carried if each.producer_id != slot]
+            table.ended(index)
+            carried = [each for each in carried if each.producer_id != index]
         elif step == "free":
-            table.freed(slot)
-            if all(each.producer_id != slot for each in carried):
-                named.discard(slot)
+            table.freed(index)
+            if all(each.producer_id != index for each in carried):
+                named.discard(index)
         assert list(table.transactions()) == carried
         assert table.count(*IdState) == 4
