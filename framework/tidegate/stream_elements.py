@@ -37,7 +37,7 @@ class RecordBatch:
 
     values: list[Any]
     offsets: Sequence[int]
-    origin: TopicPartition
+    topic_partition: TopicPartition
     keys: list[bytes | None] | None = None
 
     def __len__(self) -> int:

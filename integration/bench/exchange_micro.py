@@ -94,7 +94,7 @@ def codec(kind: str) -> FrameCodec:
 def batches(kind: str) -> list[RecordBatch]:
     """Make four different batches, so that they exercise the key cache."""
     of = KINDS[kind][0]
-    origin = TopicPartition("orders", 0)
+    topic_partition = TopicPartition("orders", 0)
     made = []
     for start in range(0, 4 * BATCH, BATCH):
         rows = [
@@ -107,7 +107,7 @@ def batches(kind: str) -> list[RecordBatch]:
             )
             for number in range(start, start + BATCH)
         ]
-        made.append(RecordBatch(rows, list(range(start, start + BATCH)), origin))
+        made.append(RecordBatch(rows, list(range(start, start + BATCH)), topic_partition))
     return made
 
 

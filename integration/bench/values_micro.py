@@ -187,8 +187,8 @@ def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list
         function=Function(),
     )
     operator = ProcessOperator("P", node, {MAIN: _nothing})
-    origin = TopicPartition("numbers", 0)
-    return lambda batch: operator.process(RecordBatch(batch, batch, origin))
+    topic_partition = TopicPartition("numbers", 0)
+    return lambda batch: operator.process(RecordBatch(batch, batch, topic_partition))
 
 
 def _encoded(of: Any) -> list[list[bytes]]:

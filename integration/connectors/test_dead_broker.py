@@ -55,10 +55,10 @@ def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> N
     """These are the requests of a recovery and of a submit. In an earlier version each of them took
     nine seconds, or failed the submit.
     """
-    origins = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
+    topic_partitions = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
     brokers.kill(node)
     try:
-        answered = threading.Thread(target=_ask_all, args=(brokers.bootstrap, origins))
+        answered = threading.Thread(target=_ask_all, args=(brokers.bootstrap, topic_partitions))
         answered.start()
         dead = node + 1
         _wait_until(brokers, lambda part: part.leader not in {dead, -1}, TOPIC)
@@ -119,15 +119,15 @@ def test_a_broker_that_says_nothing_leaves_time_for_the_others(
         _wait_until(brokers, lambda part: len(part.isrs) == NODES)
 
 
-def _ask_all(bootstrap: str, origins: list[TopicPartition]) -> None:
+def _ask_all(bootstrap: str, topic_partitions: list[TopicPartition]) -> None:
     """Repeat each request until it is answered. A failover can take longer than one request
     waits.
     """
     admin = KafkaClusterAdmin({"bootstrap.servers": bootstrap})
     assert _answer(lambda: admin.partitions(TOPIC)) == PARTITIONS
     assert _answer(admin.transaction_max_timeout_ms)
-    assert _answer(lambda: admin.earliest(origins)) == dict.fromkeys(origins, 0)
-    assert _answer(lambda: admin.latest(origins)) == dict.fromkeys(origins, 0)
+    assert _answer(lambda: admin.earliest(topic_partitions)) == dict.fromkeys(topic_partitions, 0)
+    assert _answer(lambda: admin.latest(topic_partitions)) == dict.fromkeys(topic_partitions, 0)
     assert _answer(lambda: admin.max_message_bytes([TOPIC]))[TOPIC]
 
 

@@ -47,7 +47,7 @@ class SourceBench:
 
     def poll(self) -> None:
         for batch in self.reader.poll(0.2):
-            self.values.setdefault(batch.origin.partition, []).extend(batch.values)
+            self.values.setdefault(batch.topic_partition.partition, []).extend(batch.values)
 
     def read_some(self) -> None:
         eventually(self.poll, lambda _: bool(self.values) or self.reader.finished())
@@ -63,12 +63,12 @@ def splits_of(cluster: KafkaUnderTest, topic: str, partitions: int) -> list[Sour
     return [
         SourceSplit(
             source=Uid("src"),
-            topic=origin.topic,
-            partition=origin.partition,
+            topic=topic_partition.topic,
+            partition=topic_partition.partition,
             offset=0,
             end_offset=end,
         )
-        for origin, end in ends.items()
+        for topic_partition, end in ends.items()
     ]
 
 
@@ -169,8 +169,8 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
         eventually(bench.poll, lambda _: False)
     bench.reader.commit([split], CheckpointId.parse("2-7"))
     group = f"tidegate.{bench.job}.src"
-    origin = TopicPartition(topic, 0)
-    eventually(lambda: cluster.admin.committed(group, [origin])[origin], lambda offset: offset == 0)
+    topic_partition = TopicPartition(topic, 0)
+    eventually(lambda: cluster.admin.committed(group, [topic_partition])[topic_partition], lambda offset: offset == 0)
     bench.reader.close()
 
 

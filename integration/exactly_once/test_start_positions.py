@@ -295,8 +295,8 @@ def test_a_fixed_start_that_retention_overtakes_before_the_first_checkpoint_fail
         run.until(lambda: has_looked(folder), "looked for its start")
         write(folder, *range(4, 10))
         # Partition 0 has the offsets 0 to 4, and the job must read 2 to 4.
-        origin = TopicPartition(words, 0, 5)
-        admin.delete_records([origin])[origin].result(TIMEOUT_S)
+        topic_partition = TopicPartition(words, 0, 5)
+        admin.delete_records([topic_partition])[topic_partition].result(TIMEOUT_S)
         (folder.path / "fail").touch()
         outcome = run.wait()
     assert outcome.code == 1, outcome.err

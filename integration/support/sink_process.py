@@ -34,7 +34,7 @@ def numbered(first: int, count: int) -> RecordBatch:
     return RecordBatch(
         values=[b"%d" % number for number in numbers],
         offsets=list(numbers),
-        origin=TopicPartition("in", 0),
+        topic_partition=TopicPartition("in", 0),
     )
 
 

@@ -28,7 +28,7 @@ def offsets(partition: int, earliest: int, latest: int) -> PartitionOffsets:
 TWO = (offsets(0, 10, 100), offsets(1, 0, 50))
 
 
-def never(_origins: list[TopicPartition], _ms: int) -> dict[TopicPartition, int]:
+def never(_topic_partitions: list[TopicPartition], _ms: int) -> dict[TopicPartition, int]:
     raise AssertionError("no time is asked for")
 
 
@@ -44,9 +44,9 @@ def test_a_time_without_a_zone_is_utc(text: str) -> None:
 
 
 def test_a_time_means_the_first_offset_at_or_after_it_and_never_more_than_can_be_read() -> None:
-    def at_time(origins: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+    def at_time(topic_partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         assert time_ms == HALF_PAST_MS
-        return dict(zip(origins, (40, 60), strict=True))
+        return dict(zip(topic_partitions, (40, 60), strict=True))
 
     ends = choose_ends(parse_to("2026-01-31T12:30"), TWO, at_time)
     assert [end.offset for end in ends] == [40, 50]

@@ -58,7 +58,7 @@ def test_the_group_of_each_source_gets_its_offsets_and_the_checkpoint() -> None:
     groups = Groups()
     tell(groups)
     assert {
-        group: {origin: each.offset for origin, each in commits.items()}
+        group: {topic_partition: each.offset for topic_partition, each in commits.items()}
         for group, commits in groups.told.items()
     } == {
         "tidegate.job.orders": {

@@ -51,7 +51,7 @@ def held(
     cause: OpenReason, transaction: Transaction | None = OPENED, age_ms: int = 10_000
 ) -> OpenTransaction:
     return OpenTransaction(
-        origin=HERE, producer=PRODUCER, transaction=transaction, cause=cause, age_ms=age_ms
+        topic_partition=HERE, producer=PRODUCER, transaction=transaction, cause=cause, age_ms=age_ms
     )
 
 
@@ -77,10 +77,10 @@ def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
 
 
 def test_partitions_are_named_as_far_as_they_fit() -> None:
-    origins = [TopicPartition("t", number) for number in range(5)]
+    topic_partitions = [TopicPartition("t", number) for number in range(5)]
     assert words.places([]) == "-"
-    assert words.places(origins[:3]) == "t-0, t-1, t-2"
-    assert words.places(origins) == "t-0, t-1, t-2 and 2 more"
+    assert words.places(topic_partitions[:3]) == "t-0, t-1, t-2"
+    assert words.places(topic_partitions) == "t-0, t-1, t-2 and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
 
 def stuck(ends: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1) -> str:
     return "\n".join(
-        words.stuck(PartitionStatus(origin=HERE, leader=leader, ends=ends, open_transactions=row))
+        words.stuck(PartitionStatus(topic_partition=HERE, leader=leader, ends=ends, open_transactions=row))
     )
 
 
@@ -232,7 +232,7 @@ def test_json_has_the_keys_that_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text(encoding="utf-8")
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
     row = PartitionStatus(
-        origin=HERE,
+        topic_partition=HERE,
         leader=1,
         ends=PartitionEndOffsets(stable=12, end=40),
         open_transactions=(held(OpenReason.OPEN, ours),),

@@ -118,7 +118,7 @@ def test_waiting_is_never_negative() -> None:
         (PartitionEndOffsets(stable=10, end=9), 0),
     ):
         assert (
-            PartitionStatus(origin=HERE, leader=1, ends=ends, open_transactions=()).waiting
+            PartitionStatus(topic_partition=HERE, leader=1, ends=ends, open_transactions=()).waiting
             == waiting
         )
 
@@ -237,14 +237,14 @@ def test_selection_is_by_job_partition_and_age_and_oldest_first() -> None:
     rows = [never, OPENED, ours]
 
     def chosen(
-        job: str | None = None, origins: set[TopicPartition] | None = None, older_than_ms: int = 0
+        job: str | None = None, topic_partitions: set[TopicPartition] | None = None, older_than_ms: int = 0
     ) -> list[Transaction]:
-        return selected(rows, job=job, origins=origins, older_than_ms=older_than_ms, now_ms=NOW)
+        return selected(rows, job=job, topic_partitions=topic_partitions, older_than_ms=older_than_ms, now_ms=NOW)
 
     assert chosen() == [ours, OPENED, never]
     assert chosen(job="totals") == [ours]
     assert chosen(job="total") == []
-    assert chosen(origins={HERE}) == [OPENED]
-    assert chosen(origins=set()) == []
+    assert chosen(topic_partitions={HERE}) == [OPENED]
+    assert chosen(topic_partitions=set()) == []
     assert chosen(older_than_ms=1_000) == [ours, OPENED]
     assert chosen(older_than_ms=1_001) == [ours]

@@ -100,14 +100,14 @@ class KafkaUnderTest:
         """Values that a read_committed reader sees, per partition, up to the present end."""
         reader = self.reader(topic, partitions=partitions)
         ends = self.admin.latest([TopicPartition(topic, number) for number in range(partitions)])
-        found: dict[TopicPartition, list[bytes | None]] = {origin: [] for origin in ends}
+        found: dict[TopicPartition, list[bytes | None]] = {topic_partition: [] for topic_partition in ends}
         positions = dict.fromkeys(ends, 0)
         deadline = self.clock.monotonic() + TIMEOUT_S
-        while any(positions[origin] < end for origin, end in ends.items()):
+        while any(positions[topic_partition] < end for topic_partition, end in ends.items()):
             assert self.clock.monotonic() < deadline, f"read up to {positions} of {ends}"
             for run in reader.poll(1000, 0.2):
-                found[run.origin] += [message.value() for message in run.messages]
-                positions[run.origin] = run.position
+                found[run.topic_partition] += [message.value() for message in run.messages]
+                positions[run.topic_partition] = run.position
         reader.close()
         return list(found.values())
 
@@ -190,8 +190,8 @@ class KafkaContract:
         assert ongoing.state is TransactionState.ONGOING
         assert (ongoing.producer_id, ongoing.epoch) == (made.producer_id, made.epoch)
         assert ongoing.start_ms > 0
-        origin = TopicPartition(topic, 0)
-        assert cluster.admin.latest([origin]) == {origin: 0}
+        topic_partition = TopicPartition(topic, 0)
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 0}
         assert cluster.read(topic) == [[]]
         cluster.commit(name)
         assert cluster.read(topic) == [[b"a", b"b", None, b"c"]]
@@ -440,10 +440,10 @@ class KafkaContract:
             assert cluster.clock.monotonic() < deadline
             runs = reader.poll(30, 0.5)
             assert sum(len(run.messages) for run in runs) <= 30
-            for origin, messages, position in runs:
+            for topic_partition, messages, position in runs:
                 offsets = [message.offset() for message in messages]
-                assert offsets == list(range(positions[origin], position))
-                positions[origin] = position
+                assert offsets == list(range(positions[topic_partition], position))
+                positions[topic_partition] = position
         assert reader.high_watermarks() == positions
         reader.close()
 
@@ -456,12 +456,12 @@ class KafkaContract:
         producer.send(topic, [b"a"], None)
         producer.flush(TIMEOUT_S)
         cluster.commit(name)
-        origin = TopicPartition(topic, 0)
-        end = cluster.admin.latest([origin])[origin]
+        topic_partition = TopicPartition(topic, 0)
+        end = cluster.admin.latest([topic_partition])[topic_partition]
         assert end == 2, "a record and the transaction's marker"
         reader = cluster.reader(topic)
         *_, last = cluster.runs(reader, lambda run: run[2] == end)
-        assert (last.origin, list(last.messages)) == (origin, [])
+        assert (last.topic_partition, list(last.messages)) == (topic_partition, [])
         reader.close()
 
     def test_a_paused_partition_brings_nothing_new(self, cluster: KafkaUnderTest) -> None:
@@ -485,20 +485,20 @@ class KafkaContract:
 
     def test_committed_offsets_are_seen_by_the_admin(self, cluster: KafkaUnderTest) -> None:
         topic, group = cluster.make_topic(2), cluster.unique("tidegate.group")
-        origins = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
-        assert cluster.admin.committed(group, origins) == dict.fromkeys(origins)
+        topic_partitions = [TopicPartition(topic, 0), TopicPartition(topic, 1)]
+        assert cluster.admin.committed(group, topic_partitions) == dict.fromkeys(topic_partitions)
         reader = cluster.drivers.partition_reader(
             cluster.settings, group, with_end_of_partition=False
         )
-        reader.assign(dict.fromkeys(origins, 0))
-        reader.commit({origins[1]: 5}, "beside it")
+        reader.assign(dict.fromkeys(topic_partitions, 0))
+        reader.commit({topic_partitions[1]: 5}, "beside it")
         found = cluster.eventually(
-            lambda: (reader.poll(1, 0.05), cluster.admin.committed(group, origins))[1],
-            lambda committed: committed[origins[1]] is not None,
+            lambda: (reader.poll(1, 0.05), cluster.admin.committed(group, topic_partitions))[1],
+            lambda committed: committed[topic_partitions[1]] is not None,
         )
-        assert found == {origins[0]: None, origins[1]: 5}
+        assert found == {topic_partitions[0]: None, topic_partitions[1]: 5}
         commits = cluster.admin.group_commits(group)
-        assert commits == {origins[1]: GroupCommit(5, "beside it")}
+        assert commits == {topic_partitions[1]: GroupCommit(5, "beside it")}
         assert cluster.admin.group_commits(cluster.unique("nobody")) == {}
         reader.close()
 
@@ -517,11 +517,11 @@ class KafkaContract:
         for at in (1000, 2000, 3000):
             producer.send_one(topic, b"x", None, (), at)
         producer.flush(TIMEOUT_S)
-        origin = TopicPartition(topic, 0)
-        assert cluster.admin.at_time([origin], 1500) == {origin: 1}
-        assert cluster.admin.at_time([origin], 9000) == {origin: 3}
-        assert cluster.admin.earliest([origin]) == {origin: 0}
-        assert cluster.admin.latest([origin]) == {origin: 3}
+        topic_partition = TopicPartition(topic, 0)
+        assert cluster.admin.at_time([topic_partition], 1500) == {topic_partition: 1}
+        assert cluster.admin.at_time([topic_partition], 9000) == {topic_partition: 3}
+        assert cluster.admin.earliest([topic_partition]) == {topic_partition: 0}
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 3}
         assert cluster.admin.latest([]) == {}
 
     def test_both_clients_speak_of_the_same_cluster(self, cluster: KafkaUnderTest) -> None:

@@ -55,17 +55,17 @@ class TopicContract:
     def test_an_epoch_that_the_leader_does_not_know_has_no_end(
         self, cluster: KafkaUnderTest
     ) -> None:
-        origin = TopicPartition(cluster.make_topic(1), 0)
-        write(cluster.producer(None), origin.topic, b"a")
-        assert cluster.log.epoch_ends({origin: 7}) == {origin: -1}
+        topic_partition = TopicPartition(cluster.make_topic(1), 0)
+        write(cluster.producer(None), topic_partition.topic, b"a")
+        assert cluster.log.epoch_ends({topic_partition: 7}) == {topic_partition: -1}
 
     def test_the_epoch_of_a_position_ends_behind_it(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = TopicPartition(topic, 0)
+        topic_partition = TopicPartition(topic, 0)
         write(cluster.producer(None), topic, b"a", b"b", b"c")
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 3)
-        position = reader.positions()[origin]
+        position = reader.positions()[topic_partition]
         assert position.offset == 3
-        assert cluster.log.epoch_ends({origin: position.leader_epoch}) == {origin: 3}
+        assert cluster.log.epoch_ends({topic_partition: position.leader_epoch}) == {topic_partition: 3}
         reader.close()

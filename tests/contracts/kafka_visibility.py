@@ -28,7 +28,7 @@ class VisibilityContract:
 
     def test_the_oldest_open_transaction_holds_readers_back(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = TopicPartition(topic, 0)
+        topic_partition = TopicPartition(topic, 0)
         plain = cluster.producer(None)
         write(plain, topic, b"0")
         first, one = opened(cluster, topic, b"1")
@@ -38,23 +38,23 @@ class VisibilityContract:
         third, _ = opened(cluster, topic, b"5")
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 1)
-        assert reader.high_watermarks() == {origin: 6}, "the end of the log, not of what is seen"
+        assert reader.high_watermarks() == {topic_partition: 6}, "the end of the log, not of what is seen"
         reader.close()
         assert cluster.read(topic) == [[b"0"]]
         end(cluster, second, commit=True)
-        assert cluster.admin.latest([origin]) == {origin: 1}
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 1}
         assert cluster.read(topic) == [[b"0"]]
         end(cluster, first, commit=False)
-        assert cluster.admin.latest([origin]) == {origin: 5}
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 5}
         assert cluster.read(topic) == [[b"0", b"2", b"3"]]
         end(cluster, third, commit=True)
-        assert cluster.admin.latest([origin]) == {origin: 9}, "6 records and 3 markers"
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 9}, "6 records and 3 markers"
         assert cluster.read(topic) == [[b"0", b"2", b"3", b"5"]]
 
     def test_a_reader_may_start_anywhere(self, cluster: KafkaUnderTest) -> None:
         """Also at a marker and within what was aborted; and take one record at a time."""
         topic = cluster.make_topic(1)
-        origin = TopicPartition(topic, 0)
+        topic_partition = TopicPartition(topic, 0)
         for value, commit in ((b"0", True), (b"2", False), (b"4", True)):
             name, _ = opened(cluster, topic, value)
             end(cluster, name, commit=commit)
@@ -63,7 +63,7 @@ class VisibilityContract:
         seen = {0: b"0", 4: b"4", 6: b"6", 7: b"7"}
         for start in range(9):
             reader = cluster.reader(topic)
-            reader.assign({origin: start})
+            reader.assign({topic_partition: start})
             found = []
             position = -1
             while position < 8:
@@ -97,19 +97,19 @@ class VisibilityContract:
 
     def test_positions_pass_what_is_not_delivered(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = TopicPartition(topic, 0)
+        topic_partition = TopicPartition(topic, 0)
         reader = cluster.reader(topic, ends=False)
         assert reader.positions() == {}
         write(cluster.producer(None), topic, b"a")
         (run,) = cluster.eventually(lambda: reader.poll(10, 0.5), bool)
-        assert reader.positions() == {origin: (run.position, 0)} == {origin: (1, 0)}
+        assert reader.positions() == {topic_partition: (run.position, 0)} == {topic_partition: (1, 0)}
         for at, commit in ((1, True), (3, False)):
             name, _ = opened(cluster, topic, b"b")
             reader.poll(10, 0.5)
-            assert reader.positions() == {origin: (at, 0)}, "it is still open"
+            assert reader.positions() == {topic_partition: (at, 0)}, "it is still open"
             end(cluster, name, commit=commit)
             found = cluster.eventually(
-                lambda: (reader.poll(10, 0.5), reader.positions()[origin].offset)[1],
+                lambda: (reader.poll(10, 0.5), reader.positions()[topic_partition].offset)[1],
                 at.__lt__,
             )
             assert found == at + 2
@@ -119,20 +119,20 @@ class VisibilityContract:
         self, cluster: KafkaUnderTest
     ) -> None:
         topic, name = cluster.make_topic(3), cluster.new_id()
-        origins = [TopicPartition(topic, number) for number in range(3)]
+        topic_partitions = [TopicPartition(topic, number) for number in range(3)]
         producer = cluster.producer(name)
         producer.begin()
         for partition in (0, 2, 2):
             producer.send(topic, [b"%d" % partition], [keyed(partition)])
         producer.flush(TIMEOUT_S)
-        assert cluster.admin.latest(origins) == dict.fromkeys(origins, 0)
+        assert cluster.admin.latest(topic_partitions) == dict.fromkeys(topic_partitions, 0)
         end(cluster, name, commit=True)
         assert cluster.read(topic, 3) == [[b"0"], [], [b"2", b"2"]]
-        assert list(cluster.admin.latest(origins).values()) == [2, 0, 3], "markers where it wrote"
+        assert list(cluster.admin.latest(topic_partitions).values()) == [2, 0, 3], "markers where it wrote"
 
     def test_times_are_found_up_to_what_is_stable(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
-        origin = TopicPartition(topic, 0)
+        topic_partition = TopicPartition(topic, 0)
         plain = cluster.producer(None)
         plain.send_one(topic, b"x", None, (), 1000)
         plain.flush(TIMEOUT_S)
@@ -142,11 +142,11 @@ class VisibilityContract:
         producer.send_one(topic, b"y", None, (), 2000)
         producer.send_one(topic, b"z", None, (), 3000)
         producer.flush(TIMEOUT_S)
-        assert cluster.admin.at_time([origin], 2000) == {origin: 1}
-        assert cluster.admin.at_time([origin], 3000) == {origin: 1}, "the end, as it is now"
-        assert cluster.admin.at_time([origin], 500) == {origin: 0}
+        assert cluster.admin.at_time([topic_partition], 2000) == {topic_partition: 1}
+        assert cluster.admin.at_time([topic_partition], 3000) == {topic_partition: 1}, "the end, as it is now"
+        assert cluster.admin.at_time([topic_partition], 500) == {topic_partition: 0}
         end(cluster, name, commit=True)
-        assert cluster.admin.at_time([origin], 2000) == {origin: 1}
-        assert cluster.admin.at_time([origin], 3000) == {origin: 2}
-        assert cluster.admin.at_time([origin], 4000) == {origin: 3}, "the marker's own time"
-        assert cluster.admin.latest([origin]) == {origin: 4}
+        assert cluster.admin.at_time([topic_partition], 2000) == {topic_partition: 1}
+        assert cluster.admin.at_time([topic_partition], 3000) == {topic_partition: 2}
+        assert cluster.admin.at_time([topic_partition], 4000) == {topic_partition: 3}, "the marker's own time"
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 4}

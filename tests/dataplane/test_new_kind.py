@@ -56,7 +56,7 @@ class EverySecond:
         self._count += len(batch)
         values, offsets = list(batch.values), list(batch.offsets)
         self._emit(
-            RecordBatch([values[i] for i in chosen], [offsets[i] for i in chosen], batch.origin)
+            RecordBatch([values[i] for i in chosen], [offsets[i] for i in chosen], batch.topic_partition)
         )
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ def test_fused_steps_keep_offsets_and_source_keys_parallel_to_the_values() -> No
     assert out.values() == [20, 40, 40]
     assert out.offsets() == [101, 103, 103]
     assert out[0].keys == [b"b", b"d", b"d"]
-    assert out[0].origin == ORIGIN
+    assert out[0].topic_partition == ORIGIN
 
 
 def doubled(value: int) -> int:

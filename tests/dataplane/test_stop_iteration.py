@@ -144,7 +144,7 @@ def test_a_sink_loses_no_record(place: str, words: tuple[str, ...]) -> None:
 def messages(words: Iterable[str]) -> list[_Message]:
     return [
         _Message(
-            origin=ORIGIN,
+            topic_partition=ORIGIN,
             of_value=word.encode(),
             of_key=b"key",
             of_headers=(),

@@ -251,7 +251,7 @@ class _Maker:
     def _sink(self, topic: str, inspector: KafkaTransactionInspector) -> Sink:
         leaders = inspector.partitions(topic)
         open_on = inspector.open_transactions(leaders, progress=no_progress).producers
-        stable = {origin.partition: ends.stable for origin, ends in inspector.ends(leaders).items()}
+        stable = {topic_partition.partition: ends.stable for topic_partition, ends in inspector.ends(leaders).items()}
         found: list[tuple[int, StoredMessage]] = []
         for message in read_all(self._bootstrap, topic, isolation="read_uncommitted"):
             partition, offset = message.partition() or 0, message.offset() or 0
@@ -275,8 +275,8 @@ class _Maker:
                 epoch=each.epoch,
                 start_ms=each.start_ms,
                 partitions=[
-                    (origin.topic, origin.partition)
-                    for origin in each.partitions
+                    (topic_partition.topic, topic_partition.partition)
+                    for topic_partition in each.partitions
                     if each.state is TransactionState.ONGOING
                 ],
             )

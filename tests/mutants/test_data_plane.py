@@ -102,9 +102,9 @@ ONLY_WHAT_CHANGED = (
         "    self._final = barrier.final\n",
         "    told = self.__dict__.setdefault('told', {})\n"
         "    splits = tuple(\n"
-        "        split for split in splits if told.get(split.origin) != split.offset\n"
+        "        split for split in splits if told.get(split.topic_partition) != split.offset\n"
         "    )\n"
-        "    told.update({split.origin: split.offset for split in splits})\n"
+        "    told.update({split.topic_partition: split.offset for split in splits})\n"
         "    self._final = barrier.final\n",
     ),
 )

@@ -119,18 +119,18 @@ class Traffic:
 
     def check_cut(self, slot: Slot, counter: int) -> None:
         """A slot's task has sent a barrier on: what went before it is what it cut off."""
-        for origin, values in self.sent.items():
-            cut = self.cuts.get((origin, counter))
-            must(cut is not None, f"barrier {counter} overtook its own on the way from {origin}")
+        for topic_partition, values in self.sent.items():
+            cut = self.cuts.get((topic_partition, counter))
+            must(cut is not None, f"barrier {counter} overtook its own on the way from {topic_partition}")
             mine = self._of(slot, values[:cut])
-            got = slot.received[origin]
-            must(got == mine, f"barrier {counter} cut {origin} at {len(got)} and not {len(mine)}")
+            got = slot.received[topic_partition]
+            must(got == mine, f"barrier {counter} cut {topic_partition} at {len(got)} and not {len(mine)}")
 
     def _check_end(self) -> None:
         for slot in self.slots:
             must(slot.barriers == list(range(1, BARRIERS + 1)), f"barriers {slot.barriers}")
-            for origin, values in self.sent.items():
-                must(slot.received[origin] == self._of(slot, values), f"{origin} is not complete")
+            for topic_partition, values in self.sent.items():
+                must(slot.received[topic_partition] == self._of(slot, values), f"{topic_partition} is not complete")
 
     def _check_credits(self) -> None:
         for slot in self.slots:
@@ -266,7 +266,7 @@ class Recording:
         for value in batch.values:
             here = owner(value[0], self._slot.traffic.parallelism)
             must(here == self._slot.ordinal, f"{value} came to slot {self._slot.ordinal}")
-        self._slot.received[batch.origin] += batch.values
+        self._slot.received[batch.topic_partition] += batch.values
 
 
 class Source:
@@ -282,8 +282,8 @@ class Source:
     ) -> None:
         self.outlet = outlet
         self._traffic, self._chance = traffic, chance
-        self._origin = TopicPartition(source, ordinal)
-        self._sent = traffic.sent[self._origin]
+        self._topic_partition = TopicPartition(source, ordinal)
+        self._sent = traffic.sent[self._topic_partition]
         self._cuts = sorted(chance.randint(0, RECORDS) for _ in range(BARRIERS))
         self._barriers = 0
         self._ended = False
@@ -293,7 +293,7 @@ class Source:
         at = len(self._sent)
         if self._barriers < BARRIERS and at >= self._cuts[self._barriers]:
             self._barriers += 1
-            self._traffic.cuts[self._origin, self._barriers] = at
+            self._traffic.cuts[self._topic_partition, self._barriers] = at
             self.outlet.emit_control(Barrier(CheckpointId(Attempt(1), self._barriers)))
             return True
         if self._ended or not self.outlet.writable():
@@ -305,11 +305,11 @@ class Source:
         next_cut = self._cuts[self._barriers] if self._barriers < BARRIERS else RECORDS
         stop = min(at + self._chance.choice([1, 30, 200]), next_cut)
         values = [
-            [f"key-{self._chance.randrange(KEYS)}", f"{self._origin.topic}-{n}", "x" * 20]
+            [f"key-{self._chance.randrange(KEYS)}", f"{self._topic_partition.topic}-{n}", "x" * 20]
             for n in range(at, stop)
         ]
         self._sent += values
-        self.outlet.emit(RecordBatch([*values], list(range(at, stop)), self._origin))
+        self.outlet.emit(RecordBatch([*values], list(range(at, stop)), self._topic_partition))
         return True
 
 

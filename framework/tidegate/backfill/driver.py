@@ -321,10 +321,10 @@ class Backfill:
         """Return the splits with their ends in the next wave."""
         limited = tuple(splits)
         if self._wave_span_ms is not None:
-            origins, admin = [split.origin for split in splits], self._kafka()
+            topic_partitions, admin = [split.topic_partition for split in splits], self._kafka()
             limited = limit_by_time(
                 splits,
-                lambda time_ms: admin.at_time(origins, time_ms),
+                lambda time_ms: admin.at_time(topic_partitions, time_ms),
                 self._wave_span_ms,
                 self._drivers.clock.now_ms(),
             )

@@ -56,17 +56,17 @@ def choose_ends(
     """
     if isinstance(to, Mapping):
         _refuse_unfit(to, partitions)
-        found = {offsets.origin: to[offsets.topic, offsets.partition] for offsets in partitions}
+        found = {offsets.topic_partition: to[offsets.topic, offsets.partition] for offsets in partitions}
     elif to is None:
-        found = {offsets.origin: _latest(offsets) for offsets in partitions}
+        found = {offsets.topic_partition: _latest(offsets) for offsets in partitions}
     else:
-        found = dict(at_time([offsets.origin for offsets in partitions], to))
+        found = dict(at_time([offsets.topic_partition for offsets in partitions], to))
     return tuple(
         PartitionEnd(
             source=offsets.source,
             topic=offsets.topic,
             partition=offsets.partition,
-            offset=min(found[offsets.origin], _latest(offsets)),
+            offset=min(found[offsets.topic_partition], _latest(offsets)),
         )
         for offsets in partitions
     )

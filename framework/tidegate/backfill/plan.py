@@ -129,8 +129,8 @@ class Sample:
             for run in reader.poll(SAMPLE_RECORDS, 0.2):
                 for message in run.messages:
                     self._add(message.timestamp()[1], message.key(), message.value())
-                if run.position >= ends[run.origin] or (run.messages and not whole):
-                    waiting.discard(run.origin)
+                if run.position >= ends[run.topic_partition] or (run.messages and not whole):
+                    waiting.discard(run.topic_partition)
 
     def _add(self, time_ms: int, key: bytes | None, value: bytes | None) -> None:
         self.records += 1

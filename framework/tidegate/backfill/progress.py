@@ -40,7 +40,7 @@ def commit_to_groups(
     metadata = commit_metadata(journal, checkpoint)
     groups: defaultdict[Uid, dict[TopicPartition, GroupCommit]] = defaultdict(dict)
     for split in (split for part in snapshots for split in part.splits):
-        groups[split.source][split.origin] = GroupCommit(split.offset, metadata)
+        groups[split.source][split.topic_partition] = GroupCommit(split.offset, metadata)
     for source, commits in groups.items():
         try:
             admin.commit_group(consumer_group(job, source), commits)

@@ -47,6 +47,6 @@ class PartitionOffsets:
     """
 
     @property
-    def origin(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """The topic and the partition."""
         return TopicPartition(self.topic, self.partition)

@@ -106,7 +106,7 @@ def row(each: Transaction, now_ms: int) -> list[str]:
 def hanging_row(each: OpenTransaction) -> list[str]:
     """Return a hanging transaction as a row of the table with `HANGING_COLUMNS`."""
     return [
-        f"{each.origin.topic}-{each.origin.partition}",
+        f"{each.topic_partition.topic}-{each.topic_partition.partition}",
         str(each.producer.start_offset),
         f"{each.producer.producer_id}/{each.producer.epoch}",
         words.at(each.producer.last_ms),
@@ -139,13 +139,13 @@ def details(
         lines.append(f"open for          {words.age(now_ms - each.start_ms)}")
     lines.append(f"job               {words.owner(each.transactional_id)}")
     lines.append(f"journal           {words.journal(journal_status)}")
-    for origin in each.partitions:
-        where = f"partition         {origin.topic}-{origin.partition}"
+    for topic_partition in each.partitions:
+        where = f"partition         {topic_partition.topic}-{topic_partition.partition}"
         if ends is None:
             lines.append(where)
             continue
-        if origin in ends:
-            stable, end = ends[origin].stable, ends[origin].end
+        if topic_partition in ends:
+            stable, end = ends[topic_partition].stable, ends[topic_partition].end
             waiting = words.count(max(0, end - stable), "offset")
             where += f": readable to {stable}, written to {end}, {waiting} waiting"
         else:
@@ -177,21 +177,21 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
         "start_ms": each.start_ms if began else None,
         "age_ms": now_ms - each.start_ms if began and each.state in OPEN else None,
         "timeout_ms": each.timeout_ms,
-        "partitions": [place_json(origin) for origin in each.partitions],
+        "partitions": [place_json(topic_partition) for topic_partition in each.partitions],
         "job": job,
     }
 
 
-def place_json(origin: TopicPartition) -> dict[str, Any]:
+def place_json(topic_partition: TopicPartition) -> dict[str, Any]:
     """Return a partition as a JSON object."""
-    return {"topic": origin.topic, "partition": origin.partition}
+    return {"topic": topic_partition.topic, "partition": topic_partition.partition}
 
 
 def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
     """Return a transaction that is open on a partition, as a JSON object."""
     known = each.transaction
     return {
-        **place_json(each.origin),
+        **place_json(each.topic_partition),
         "start_offset": each.producer.start_offset,
         "producer_id": each.producer.producer_id,
         "epoch": each.producer.epoch,
@@ -207,7 +207,7 @@ def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
 def partition_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
     """Return a partition and the transactions that are open on it, as a JSON object."""
     return {
-        **place_json(each.origin),
+        **place_json(each.topic_partition),
         "leader": each.leader if each.leader >= 0 else None,
         "last_stable_offset": None if each.ends is None else each.ends.stable,
         "high_watermark": None if each.ends is None else each.ends.end,

@@ -122,9 +122,9 @@ class Session:
         as_json: bool,
     ) -> bool:
         """Print the selected transactions. Return whether every coordinator answered."""
-        origins = None
+        topic_partitions = None
         if place.topic is not None:
-            origins = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
+            topic_partitions = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
         self._require_broker(broker)
         survey = self._inspector.survey(
             prefix=prefix, states=() if everything else OPEN, progress=self._progress
@@ -135,7 +135,7 @@ class Session:
             for each in selected(
                 survey.transactions,
                 job=job,
-                origins=origins,
+                topic_partitions=topic_partitions,
                 older_than_ms=older_than_ms,
                 now_ms=now_ms,
             )
@@ -159,7 +159,7 @@ class Session:
         self._require_broker(broker)
         leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
         if broker is not None:
-            leaders = {origin: id_ for origin, id_ in leaders.items() if id_ == broker}
+            leaders = {topic_partition: id_ for topic_partition, id_ in leaders.items() if id_ == broker}
         found, unreachable = ask.hanging(
             self._inspector,
             leaders,
@@ -187,15 +187,15 @@ class Session:
         found = self._described(transactional_id)
         how = journal_status(found.transactional_id, self._journal(found.transactional_id))
         leaders: dict[TopicPartition, int] = {}
-        for topic in sorted({origin.topic for origin in found.partitions}):
+        for topic in sorted({topic_partition.topic for topic_partition in found.partitions}):
             leaders |= self._inspector.partitions(topic)
         ends = self._inspector.ends({o: leaders[o] for o in found.partitions if o in leaders})
         now_ms = self._clock.now_ms()
         if as_json:
             body = output.as_json(found, now_ms)
-            for row, origin in zip(body["partitions"], found.partitions, strict=True):
-                row["last_stable_offset"] = ends[origin].stable if origin in ends else None
-                row["high_watermark"] = ends[origin].end if origin in ends else None
+            for row, topic_partition in zip(body["partitions"], found.partitions, strict=True):
+                row["last_stable_offset"] = ends[topic_partition].stable if topic_partition in ends else None
+                row["high_watermark"] = ends[topic_partition].end if topic_partition in ends else None
             self._print_json({"transaction": body, "journal": how.value}, (), now_ms)
             return
         for line in output.details(found, self._inspector.brokers(), ends, how, now_ms):
@@ -253,7 +253,7 @@ class Session:
 
     def abort_hanging(
         self,
-        origin: TopicPartition,
+        topic_partition: TopicPartition,
         start_offset: int,
         *,
         max_timeout_ms: int,
@@ -267,11 +267,11 @@ class Session:
         or if the user does not confirm. Raise KafkaError if it is still open after the marker.
         """
         found = ask.find_hanging(
-            self._inspector, origin, start_offset, self._clock, max_timeout_ms=max_timeout_ms
+            self._inspector, topic_partition, start_offset, self._clock, max_timeout_ms=max_timeout_ms
         )
         if found.committed and not accept_data_loss:
             raise RefusedError(words.perhaps_committed(found))
-        where = f"{origin.topic}-{origin.partition}"
+        where = f"{topic_partition.topic}-{topic_partition.partition}"
         _confirm(
             f"End the transaction of producer {found.producer.producer_id} at offset "
             f"{start_offset} of {where}, last record {words.age(found.age_ms)} ago, by an abort "
@@ -282,7 +282,7 @@ class Session:
             raise KafkaError(
                 f"The leader of {where} took the abort marker, and the transaction at offset "
                 f"{start_offset} is open still. Ask again: tidegate txn why-stuck "
-                f"{origin.topic}:{origin.partition}"
+                f"{topic_partition.topic}:{topic_partition.partition}"
             )
         if as_json:
             now_ms = self._clock.now_ms()

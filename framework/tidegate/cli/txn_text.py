@@ -56,10 +56,10 @@ def owner(transactional_id: TransactionalId) -> str:
     return f"{parts.job} (sink {parts.sink}, attempt {parts.attempt}, subtask {parts.subtask})"
 
 
-def places(origins: Sequence[TopicPartition]) -> str:
+def places(topic_partitions: Sequence[TopicPartition]) -> str:
     """Return a list of partitions as text, with only the first few by name."""
-    shown = ", ".join(f"{each.topic}-{each.partition}" for each in origins[:PARTITIONS_SHOWN])
-    more = len(origins) - PARTITIONS_SHOWN
+    shown = ", ".join(f"{each.topic}-{each.partition}" for each in topic_partitions[:PARTITIONS_SHOWN])
+    more = len(topic_partitions) - PARTITIONS_SHOWN
     return (f"{shown} and {more} more" if more > 0 else shown) or "-"
 
 
@@ -70,7 +70,7 @@ def count(number: int, what: str) -> str:
 
 def stuck(found: PartitionStatus) -> list[str]:
     """Return lines about a partition: what is held back, by what, since when, and what to do."""
-    where = f"{found.origin.topic}-{found.origin.partition}"
+    where = f"{found.topic_partition.topic}-{found.topic_partition.partition}"
     if found.ends is None:
         leader = "it has no leader"
         if found.leader >= 0:
@@ -241,14 +241,14 @@ def _holder(held: OpenTransaction) -> str:
 
 
 def _advice_without_coordinator(held: OpenTransaction) -> str:
-    origin = held.origin
+    topic_partition = held.topic_partition
     if held.cause is OpenReason.UNKNOWN:
         return (
             "bring back the brokers that did not answer: its coordinator may be one of them. Then "
             "ask again."
         )
     command = (
-        f"tidegate txn abort --topic {origin.topic} --partition {origin.partition} "
+        f"tidegate txn abort --topic {topic_partition.topic} --partition {topic_partition.partition} "
         f"--start-offset {held.producer.start_offset}"
     )
     if held.cause is OpenReason.POSSIBLY_HANGING:

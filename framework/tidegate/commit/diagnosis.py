@@ -90,7 +90,7 @@ class OpenReason(enum.Enum):
 class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A transaction that is open on a partition, with what is known about it."""
 
-    origin: TopicPartition
+    topic_partition: TopicPartition
     producer: ProducerState
     transaction: Transaction | None
     """The transaction of this producer at its coordinator; None if no coordinator knows the
@@ -119,7 +119,7 @@ class OpenTransaction(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one partition for `read_committed` readers."""
 
-    origin: TopicPartition
+    topic_partition: TopicPartition
     leader: int
     """The broker id of the partition's leader; -1 if there is no leader."""
     ends: PartitionEndOffsets | None
@@ -150,7 +150,7 @@ class AbortOutcome(enum.Enum):
 
 
 def classify(
-    origin: TopicPartition,
+    topic_partition: TopicPartition,
     producer: ProducerState,
     known: Mapping[int, Transaction],
     *,
@@ -165,7 +165,7 @@ def classify(
     """
     transaction = known.get(producer.producer_id)
     age_ms = max(0, now_ms - producer.last_ms)
-    if transaction is not None and origin in transaction.partitions:
+    if transaction is not None and topic_partition in transaction.partitions:
         if transaction.start_ms >= 0:
             age_ms = max(0, now_ms - transaction.start_ms)
         if transaction.state in ENDING:
@@ -179,7 +179,7 @@ def classify(
     else:
         cause = OpenReason.HANGING if age_ms > max_timeout_ms else OpenReason.POSSIBLY_HANGING
     return OpenTransaction(
-        origin=origin, producer=producer, transaction=transaction, cause=cause, age_ms=age_ms
+        topic_partition=topic_partition, producer=producer, transaction=transaction, cause=cause, age_ms=age_ms
     )
 
 
@@ -226,7 +226,7 @@ def selected(
     transactions: Sequence[Transaction],
     *,
     job: str | None,
-    origins: Collection[TopicPartition] | None,
+    topic_partitions: Collection[TopicPartition] | None,
     older_than_ms: int,
     now_ms: int,
 ) -> list[Transaction]:
@@ -240,7 +240,7 @@ def selected(
         parts = parse_transactional_id(each.transactional_id)
         if job is not None and (parts is None or parts.job != job):
             continue
-        if origins is not None and not set(origins).intersection(each.partitions):
+        if topic_partitions is not None and not set(topic_partitions).intersection(each.partitions):
             continue
         if older_than_ms and (each.start_ms < 0 or now_ms - each.start_ms < older_than_ms):
             continue

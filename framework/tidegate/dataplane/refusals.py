@@ -85,7 +85,7 @@ class Refusals:
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
         """Count a record, and write its dead letter if the policy says so."""
-        origin, offset, reason = batch.origin, batch.offsets[index], encodable(reason)
+        topic_partition, offset, reason = batch.topic_partition, batch.offsets[index], encodable(reason)
         self._refused += 1
         if self._refused <= LOGGED_ALL or self._refused & (self._refused - 1) == 0:
             _log.warning(
@@ -93,8 +93,8 @@ class Refusals:
                 extra={
                     "step": self._where,
                     "policy": "skip" if self._emit is None else "dead_letter",
-                    "topic": origin.topic,
-                    "partition": origin.partition,
+                    "topic": topic_partition.topic,
+                    "partition": topic_partition.partition,
                     "offset": offset,
                     "error": reason,
                     "refused": self._refused,
@@ -105,8 +105,8 @@ class Refusals:
             return
         self._counters.dead_letters += 1
         provenance = (
-            (ORIGIN_TOPIC, origin.topic),
-            (ORIGIN_PARTITION, str(origin.partition)),
+            (ORIGIN_TOPIC, topic_partition.topic),
+            (ORIGIN_PARTITION, str(topic_partition.partition)),
             (ORIGIN_OFFSET, str(offset)),
             (STEP, self._where),
             (ERROR, reason),
@@ -116,7 +116,7 @@ class Refusals:
             value=_as_bytes(batch.values[index]),
             headers=tuple((name, encodable(text).encode()) for name, text in provenance),
         )
-        self._emit(RecordBatch([fitting(letter, self._bytes_max)], [offset], origin))
+        self._emit(RecordBatch([fitting(letter, self._bytes_max)], [offset], topic_partition))
 
 
 def reason_of(error: Exception) -> str:
@@ -133,7 +133,7 @@ def without(batch: RecordBatch, refused: Collection[int]) -> RecordBatch:
     return RecordBatch(
         [batch.values[index] for index in kept],
         [batch.offsets[index] for index in kept],
-        batch.origin,
+        batch.topic_partition,
         None if batch.keys is None else [batch.keys[index] for index in kept],
     )
 

@@ -38,24 +38,24 @@ class KafkaAdmin(Protocol):
         """
         ...
 
-    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]: ...
+    def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]: ...
 
-    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets for `read_committed` readers: the last stable offsets."""
         ...
 
-    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def high_watermarks(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets, including the records of open transactions."""
         ...
 
     def at_time(
-        self, origins: list[TopicPartition], timestamp_ms: int
+        self, topic_partitions: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
         """Return the first offset at or after a time, or the end offset if no record is so late."""
         ...
 
     def committed(
-        self, group: str, origins: list[TopicPartition]
+        self, group: str, topic_partitions: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]: ...
 
     def max_message_bytes(self, topics: Collection[str]) -> dict[str, int]:

@@ -148,7 +148,7 @@ class TransactionInspector(Protocol):
         """
         ...
 
-    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
+    def write_abort_marker(self, topic_partition: TopicPartition, producer: ProducerState) -> None:
         """End a hanging transaction on one partition, without its coordinator.
 
         For a transaction that a coordinator knows, this would break the atomicity.

@@ -38,7 +38,7 @@ class PartitionBatch(NamedTuple):
     partition).
     """
 
-    origin: TopicPartition
+    topic_partition: TopicPartition
     messages: Sequence[RawRecord]
     position: int
 
@@ -85,7 +85,7 @@ class PartitionReader(Protocol):
         """
         ...
 
-    def pause(self, origins: Sequence[TopicPartition]) -> None:
+    def pause(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
         ...
 

@@ -81,7 +81,7 @@ class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
     """The leader epoch of the last record before `offset` (KIP-101); -1 if it is not known."""
 
     @property
-    def origin(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Return the topic and the partition."""
         return TopicPartition(self.topic, self.partition)
 

@@ -31,7 +31,7 @@ class _Place(NamedTuple):
     """The name of a result, and the partition and offset of its event."""
 
     name: str
-    origin: TopicPartition
+    topic_partition: TopicPartition
     offset: int
 
 
@@ -64,12 +64,12 @@ class PlainSinks:
         self.due: set[tuple[str, str]] = set()
         """The sink and the name of each result not written since the job last started again."""
 
-    def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
+    def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
         """Add an event that was committed to a partition of a source."""
         for sink in sorted(self._shape.plain):
-            lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
+            lane = (sink, f"{topic_partition.topic}-{topic_partition.partition}", event.key)
             for name in self._shape.sinks[sink](event):
-                self._lanes.setdefault(lane, []).append(_Place(name, origin, offset))
+                self._lanes.setdefault(lane, []).append(_Place(name, topic_partition, offset))
                 self.due.add((sink, name))
 
     def begins(self, attempt: int, base: Mapping[TopicPartition, int]) -> None:
@@ -89,7 +89,7 @@ class PlainSinks:
             (sink, place.name)
             for (sink, _, _), places in self._lanes.items()
             for place in places
-            if place.offset >= base.get(place.origin, 0)
+            if place.offset >= base.get(place.topic_partition, 0)
         }
 
     def judge(self, lane: Lane, result: Result, producer: Producer | None, where: str) -> bool:
@@ -105,7 +105,7 @@ class PlainSinks:
             )
         place, last = places[at], attempt.last.get(lane, -1)
         what = f"{where}: attempt {number} has written {result.name} of key {result.key}"
-        if place.offset < attempt.base.get(place.origin, 0):
+        if place.offset < attempt.base.get(place.topic_partition, 0):
             raise Violation(f"{what}, from before what it has restored")
         if at <= last:
             raise Violation(f"{what} after {places[last].name}")
@@ -126,8 +126,8 @@ class PlainSinks:
         """
         attempt = self._attempts[number]
         for (sink, _, key), places in self._lanes.items():
-            for name, origin, offset in places:
-                is_inside = attempt.base.get(origin, 0) <= offset < offsets.get(origin, 0)
+            for name, topic_partition, offset in places:
+                is_inside = attempt.base.get(topic_partition, 0) <= offset < offsets.get(topic_partition, 0)
                 if is_inside and (sink, name) not in attempt.written:
                     message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
                     raise Violation(message)

@@ -71,15 +71,15 @@ class Oracle:
         """Number of results that are still missing."""
         return self._missing + len(self.plain.due)
 
-    def expect(self, origin: TopicPartition, event: Event, offset: int) -> None:
+    def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
         """Add an event that was committed to a partition of a source."""
-        self._offsets[event.name] = origin, offset
-        if origin.topic in self._recreated:
-            self._held.append((origin, offset, event))
+        self._offsets[event.name] = topic_partition, offset
+        if topic_partition.topic in self._recreated:
+            self._held.append((topic_partition, offset, event))
             return
-        self._events.append((origin, offset, event))
-        self._is_due(origin, event)
-        self.plain.expect(origin, event, offset)
+        self._events.append((topic_partition, offset, event))
+        self._is_due(topic_partition, event)
+        self.plain.expect(topic_partition, event, offset)
 
     def recreated(self, topic: str) -> None:
         """Record that a topic was deleted and created again.
@@ -91,11 +91,11 @@ class Oracle:
         self._events = [event for event in self._events if event[0].topic != topic]
         self._held = [event for event in self._held if event[0].topic != topic]
 
-    def _is_due(self, origin: TopicPartition, event: Event) -> None:
+    def _is_due(self, topic_partition: TopicPartition, event: Event) -> None:
         generation = len(self._bases) - 1
         for sink in self._exact:
             names = self._shape.sinks[sink](event)
-            lane = (sink, f"{origin.topic}-{origin.partition}", event.key)
+            lane = (sink, f"{topic_partition.topic}-{topic_partition.partition}", event.key)
             due = self._lanes.setdefault(lane, deque())
             due.extend(_Due(name, generation) for name in names)
             self._missing += len(names)
@@ -119,17 +119,17 @@ class Oracle:
         self._recreated.clear()
         self._events += self._held
         self._held = []
-        for origin, offset, event in self._events:
-            if offset >= base.get(origin, 0):
-                self._is_due(origin, event)
+        for topic_partition, offset, event in self._events:
+            if offset >= base.get(topic_partition, 0):
+                self._is_due(topic_partition, event)
         self.plain.rewind(base)
 
     def look(self, log: PartitionLog) -> None:
         """Check the records of a partition that have become visible. Raise Violation."""
-        origin = log.origin
-        if origin.topic not in self._shape.sinks:
+        topic_partition = log.topic_partition
+        if topic_partition.topic not in self._shape.sinks:
             return
-        seen, end = self._seen.get(origin, 0), log.last_stable
+        seen, end = self._seen.get(topic_partition, 0), log.last_stable
         if seen >= end:
             return
         entries = log.everything()
@@ -137,19 +137,19 @@ class Oracle:
             entry = entries[offset]
             if isinstance(entry, Marker) or entry.span.hidden:
                 continue
-            result, where = _result(entry), f"{origin.topic}-{origin.partition} offset {offset}"
-            if origin.topic in self._exact:
-                self._judge(origin, result, where)
+            result, where = _result(entry), f"{topic_partition.topic}-{topic_partition.partition} offset {offset}"
+            if topic_partition.topic in self._exact:
+                self._judge(topic_partition, result, where)
             else:
-                lane = _lane(origin, result)
+                lane = _lane(topic_partition, result)
                 self.visible += self.plain.judge(lane, result, entry.span.producer, where)
-        self._seen[origin] = end
+        self._seen[topic_partition] = end
 
     def look_at_plain_sinks(self, logs: Iterable[PartitionLog]) -> None:
         """Check the new records of all at-least-once sinks. Raise Violation."""
         if self._shape.plain:
             for log in logs:
-                if log.origin.topic in self._shape.plain:
+                if log.topic_partition.topic in self._shape.plain:
                     self.look(log)
 
     def cut(
@@ -174,16 +174,16 @@ class Oracle:
         )
         inside: set[tuple[str, str]] = set()
         for log in logs:
-            origin = log.origin
-            if origin.topic not in self._exact:
+            topic_partition = log.topic_partition
+            if topic_partition.topic not in self._exact:
                 continue
-            seen = self._seen.get(origin, 0)
+            seen = self._seen.get(topic_partition, 0)
             for offset, entry in enumerate(log.everything()):
                 if isinstance(entry, Marker) or entry.span.producer not in producers:
                     continue
                 if offset < seen and not entry.span.hidden:
                     continue  # the result is visible and no longer due
-                place = origin.topic, _result(entry).name
+                place = topic_partition.topic, _result(entry).name
                 if earlier[place]:  # committed before the generation began
                     earlier[place] -= 1
                     continue
@@ -212,8 +212,8 @@ class Oracle:
                     raise Violation(message)
 
     def _is_before(self, offsets: Mapping[TopicPartition, int], result: str) -> bool:
-        origin, offset = self._offsets[result.partition("/")[0]]
-        return offset < offsets.get(origin, 0)
+        topic_partition, offset = self._offsets[result.partition("/")[0]]
+        return offset < offsets.get(topic_partition, 0)
 
     def forgive(
         self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
@@ -223,14 +223,14 @@ class Oracle:
         These results will not appear. The counts of their groups continue after them.
         """
         for log in logs:
-            if log.origin.topic not in self._exact:
+            if log.topic_partition.topic not in self._exact:
                 continue
             for entry in log.everything():
                 if not isinstance(entry, Marker) and entry.span.producer in producers:
-                    self._forgive(log.origin, _result(entry))
+                    self._forgive(log.topic_partition, _result(entry))
 
-    def _forgive(self, origin: TopicPartition, result: Result) -> None:
-        lane = self._lanes.get(_lane(origin, result), deque())
+    def _forgive(self, topic_partition: TopicPartition, result: Result) -> None:
+        lane = self._lanes.get(_lane(topic_partition, result), deque())
         lost = next((each for each in lane if each.name == result.name), None)
         if lost is None:
             message = f"{result.name} was stated to be lost, and is visible or belongs nowhere"
@@ -238,7 +238,7 @@ class Oracle:
         lane.remove(lost)
         self._missing -= 1
         self.forgiven += 1
-        group = self._group(origin, result, lost.generation)
+        group = self._group(topic_partition, result, lost.generation)
         if group is not None:
             group.pass_over(result)
 
@@ -253,8 +253,8 @@ class Oracle:
                 raise Violation(message)
         self.plain.complete()
 
-    def _judge(self, origin: TopicPartition, result: Result, where: str) -> None:
-        lane = self._lanes.get(_lane(origin, result))
+    def _judge(self, topic_partition: TopicPartition, result: Result, where: str) -> None:
+        lane = self._lanes.get(_lane(topic_partition, result))
         if not lane or lane[0].name != result.name:
             expected = lane[0].name if lane else "nothing more"
             skipped = any(each.name == result.name for each in lane or ())
@@ -267,7 +267,7 @@ class Oracle:
         generation = lane.popleft().generation
         self._missing -= 1
         self.visible += 1
-        group = self._group(origin, result, generation)
+        group = self._group(topic_partition, result, generation)
         if group is None:
             return
         if self._shape.pipeline is Sided:
@@ -276,15 +276,15 @@ class Oracle:
         else:
             group.take(result, where)
 
-    def _group(self, origin: TopicPartition, result: Result, generation: int) -> Group | None:
+    def _group(self, topic_partition: TopicPartition, result: Result, generation: int) -> Group | None:
         """Return the group of a result, or None if its sink is stateless.
 
         Two sinks that share one state have one group.
         """
         if self._shape.pipeline is Sided:
             sink = OUT_A
-        elif origin.topic in self._shape.stateful:
-            sink = origin.topic
+        elif topic_partition.topic in self._shape.stateful:
+            sink = topic_partition.topic
         else:
             return None
         place = generation, sink, result.group
@@ -296,8 +296,8 @@ class Oracle:
         """Return the group as a checkpoint at these offsets holds it."""
         amounts = [
             event.amount
-            for origin, offset, event in self._events
-            if offset < base.get(origin, 0) and self._shape.group(event) == group
+            for topic_partition, offset, event in self._events
+            if offset < base.get(topic_partition, 0) and self._shape.group(event) == group
         ]
         return Group(len(amounts), sum(amounts))
 
@@ -306,5 +306,5 @@ def _result(entry: StoredRecord) -> Result:
     return msgspec.json.decode(entry.value() or b"", type=Result)
 
 
-def _lane(origin: TopicPartition, result: Result) -> tuple[str, str, str]:
-    return origin.topic, result.name.rsplit(":", 1)[0], result.key
+def _lane(topic_partition: TopicPartition, result: Result) -> tuple[str, str, str]:
+    return topic_partition.topic, result.name.rsplit(":", 1)[0], result.key

@@ -60,11 +60,11 @@ class Retention:
                 self._take(passed)
 
     def _take(self, passed: dict[TopicPartition, int]) -> None:
-        for origin, position in passed.items():
-            log = self._world.kafka.log(origin)
+        for topic_partition, position in passed.items():
+            log = self._world.kafka.log(topic_partition)
             if position > log.start:
                 self.expired += position - log.start
                 log.start = position
                 self._world.scheduler.tell(
-                    "retention: %s-%d begins at %d", origin.topic, origin.partition, position
+                    "retention: %s-%d begins at %d", topic_partition.topic, topic_partition.partition, position
                 )

@@ -286,25 +286,25 @@ class Run:
 
     def _write(self, each: Input) -> None:
         """Append a record, or a transaction with one record that ends at once."""
-        origin = TopicPartition(each.topic, each.partition)
+        topic_partition = TopicPartition(each.topic, each.partition)
         if each.committed and not self.plan.retention:
-            self._append(origin, each.event)
+            self._append(topic_partition, each.event)
         else:
-            log = self.world.kafka.log(origin)
+            log = self.world.kafka.log(topic_partition)
             producer, epoch, at = INPUT_PRODUCER + 1, self._written, log.end
             log.append(producer, epoch, 0, [_record(each.event)], is_open=lambda: True)
             log.mark(producer, epoch, 0, commit=each.committed)
             if each.committed:
-                self._oracle.expect(origin, each.event, at)
+                self._oracle.expect(topic_partition, each.event, at)
         self._written += 1
 
-    def _append(self, origin: TopicPartition, event: Event) -> None:
+    def _append(self, topic_partition: TopicPartition, event: Event) -> None:
         """Append a record without a transaction."""
-        log = self.world.kafka.log(origin)
+        log = self.world.kafka.log(topic_partition)
         sequence, at = self._sequences.get(log, 0), log.end
         log.append(INPUT_PRODUCER, 0, sequence, [_record(event)], is_open=None)
         self._sequences[log] = sequence + 1
-        self._oracle.expect(origin, event, at)
+        self._oracle.expect(topic_partition, event, at)
 
     # --- the user -------------------------------------------------------------------------------
 

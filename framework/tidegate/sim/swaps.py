@@ -216,7 +216,7 @@ class Swaps:
         """Create a topic again, with fewer records than the job has read, or with more."""
         kafka, last = self._world.kafka, self._world.watch.journal.last
         topic = self._chance.choice(sorted({topic for _, topic, _ in last.offsets}))
-        count = len([log for log in kafka.logs() if log.origin.topic == topic])
+        count = len([log for log in kafka.logs() if log.topic_partition.topic == topic])
         longer = self._chance.random() < 0.5
         kafka.delete_topic(topic)
         kafka.create_topic(topic, count)
@@ -226,18 +226,18 @@ class Swaps:
                 self._fill(TopicPartition(topic, partition), last, longer=longer)
         self._tell("topic %s is %s now", topic, "longer" if longer else "shorter")
 
-    def _fill(self, origin: TopicPartition, last: JournalPosition, *, longer: bool) -> None:
+    def _fill(self, topic_partition: TopicPartition, last: JournalPosition, *, longer: bool) -> None:
         position = max(
             offset
             for (_, topic, partition), offset in last.offsets.items()
-            if TopicPartition(topic, partition) == origin
+            if TopicPartition(topic, partition) == topic_partition
         )
         more = self._chance.randint(1, MORE_RECORDS_MAX)
         count = position + more if longer else self._chance.randint(0, max(0, position - 1))
         for number in range(count):
-            name = f"{origin.topic}-{origin.partition}:new.{self.met}.{number}"
+            name = f"{topic_partition.topic}-{topic_partition.partition}:new.{self.met}.{number}"
             key, amount = self._chance.choice(KEYS), self._chance.randint(1, 100)
-            self._write(origin, Event(name, key, amount))
+            self._write(topic_partition, Event(name, key, amount))
 
     def _correct(self, swap: Swap) -> None:
         """Correct the swap, as the user does."""

@@ -131,7 +131,7 @@ class PipelineTest:
         return letters and cast("KafkaSink[Any]", node.declaration).topic == topic
 
     def deliver(
-        self, source: KafkaSource[Any], origin: TopicPartition, messages: list[RawRecord]
+        self, source: KafkaSource[Any], topic_partition: TopicPartition, messages: list[RawRecord]
     ) -> None:
         """Run messages of one partition through the pipeline as one batch. `PipelineSource` calls
         it.
@@ -141,7 +141,7 @@ class PipelineTest:
             decoder = BatchDecoder(source, Uid(source.name), self.counters, keep_keys=False)
             self._decoders[source.name] = decoder
         chain = self._chains[VertexId(source.name)]
-        batch = decoder.decode(origin, messages)
+        batch = decoder.decode(topic_partition, messages)
         if batch.values:
             chain.from_source()(batch)
         for letters in decoder.dead_letters:
@@ -196,8 +196,8 @@ class PipelineSource(Generic[T]):
         source, with offsets counted from 0 and the timestamp 0.
         """
         messages = [self._message(record) for record in records]
-        for origin, run in groupby(messages, key=lambda message: message.origin):
-            self._test.deliver(self._source, origin, list(run))
+        for topic_partition, run in groupby(messages, key=lambda message: message.topic_partition):
+            self._test.deliver(self._source, topic_partition, list(run))
         return self
 
     def push_bytes(
@@ -209,14 +209,14 @@ class PipelineSource(Generic[T]):
         "fail" raises BadRecordError.
         """
         message = self._plain(value, key=key, headers=headers)
-        self._test.deliver(self._source, message.origin, [message])
+        self._test.deliver(self._source, message.topic_partition, [message])
         return self
 
     def _message(self, record: Any) -> _Message:
         if not self._source.full_record:
             return self._plain(self._encode_value(record))
         return _Message(
-            origin=TopicPartition(record.topic, record.partition),
+            topic_partition=TopicPartition(record.topic, record.partition),
             of_value=None if record.value is None else self._encode_value(record.value),
             of_key=None if record.key is None else self._encode_key(record.key),
             of_headers=record.headers,
@@ -228,7 +228,7 @@ class PipelineSource(Generic[T]):
         self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
     ) -> _Message:
         return _Message(
-            origin=TopicPartition(self._source.topic, 0),
+            topic_partition=TopicPartition(self._source.topic, 0),
             of_value=value,
             of_key=key,
             of_headers=headers,
@@ -241,7 +241,7 @@ class PipelineSource(Generic[T]):
 class _Message:
     """A record with the interface of the client library's messages."""
 
-    origin: TopicPartition
+    topic_partition: TopicPartition
     of_value: bytes | None
     of_key: bytes | None
     of_headers: Headers

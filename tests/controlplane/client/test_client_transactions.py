@@ -101,7 +101,7 @@ class Tables:
     ) -> OpenOnPartitions:
         self.asked.append("open")
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-        found = {origin: tuple(row) for origin, row in look.items() if origin in leaders}
+        found = {topic_partition: tuple(row) for topic_partition, row in look.items() if topic_partition in leaders}
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
         return OpenOnPartitions(producers=found, unreachable=silent)
 
@@ -109,14 +109,14 @@ class Tables:
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
         self.asked.append("ends")
-        return {origin: ends for origin, ends in self.table.items() if origin in leaders}
+        return {topic_partition: ends for topic_partition, ends in self.table.items() if topic_partition in leaders}
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
         self.asked.append("abort")
         return AbortAnswer.ACCEPTED
 
-    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
-        self.asked.append(f"marker {origin.partition} {producer.producer_id}")
+    def write_abort_marker(self, topic_partition: TopicPartition, producer: ProducerState) -> None:
+        self.asked.append(f"marker {topic_partition.partition} {producer.producer_id}")
 
     def close(self) -> None:
         pass
@@ -192,7 +192,7 @@ def test_hanging_ones_come_by_partition_and_offset() -> None:
     found, _ = tool.hanging(
         tables, {HERE: 1, THERE: 2}, StillClock(), max_timeout_ms=0, progress=no_progress
     )
-    assert [(each.origin, each.producer.start_offset) for each in found] == [
+    assert [(each.topic_partition, each.producer.start_offset) for each in found] == [
         (HERE, 2),
         (HERE, 5),
         (THERE, 3),
@@ -264,7 +264,7 @@ def find(tables: Tables, offset: int = 0, max_timeout_ms: int = MAX_TIMEOUT_MS) 
 
 def test_the_marker_is_for_what_hangs() -> None:
     found = find(Tables({HERE: [producer(7, 0)]}))
-    assert (found.origin, found.producer.producer_id) == (HERE, 7)
+    assert (found.topic_partition, found.producer.producer_id) == (HERE, 7)
 
 
 @pytest.mark.parametrize(

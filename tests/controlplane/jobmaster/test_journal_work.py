@@ -471,11 +471,11 @@ class Admin:
     def partitions(self, topic: str) -> int:
         return 1
 
-    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(origins, 0)
+    def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(topic_partitions, 0)
 
-    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(origins, self.end)
+    def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(topic_partitions, self.end)
 
     def close(self) -> None:
         pass

@@ -36,7 +36,7 @@ def enumerated(
 
 def each(at: int) -> Any:
     """The same offset for every partition that is asked for."""
-    return lambda origins, *_: dict.fromkeys(origins, at)
+    return lambda topic_partitions, *_: dict.fromkeys(topic_partitions, at)
 
 
 def starts(partitions: int) -> dict[int, int]:
@@ -71,7 +71,7 @@ def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[s
         earliest=each(2),
         latest=each(10),
         at_time=each(7),
-        committed=lambda _, origins: {each: [5, None][each.partition] for each in origins},
+        committed=lambda _, topic_partitions: {each: [5, None][each.partition] for each in topic_partitions},
     )
     assert [each.start_kind for each in enumerated(start, admin)] == kinds
 

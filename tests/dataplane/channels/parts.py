@@ -45,9 +45,9 @@ def edge(index: int = 0, partitioning: PlanPartitioning = "key") -> PlanEdge:
     )
 
 
-def batch(first: int, size: int, origin: TopicPartition = ORIGIN) -> RecordBatch:
+def batch(first: int, size: int, topic_partition: TopicPartition = ORIGIN) -> RecordBatch:
     numbers = list(range(first, first + size))
-    return RecordBatch([f"v{number}" for number in numbers], numbers, origin)
+    return RecordBatch([f"v{number}" for number in numbers], numbers, topic_partition)
 
 
 class MemoryExchange:

@@ -35,13 +35,13 @@ rows = st.lists(
     ),
     min_size=1,
 )
-origins = st.builds(TopicPartition, st.text(max_size=249), st.integers(0, 2**31 - 1))
+topic_partitions = st.builds(TopicPartition, st.text(max_size=249), st.integers(0, 2**31 - 1))
 
 
 @st.composite
 def record_batches(draw: st.DrawFn) -> RecordBatch:
     values, offsets, keys = (list(column) for column in zip(*draw(rows), strict=True))
-    return RecordBatch(values, offsets, draw(origins), keys if draw(st.booleans()) else None)
+    return RecordBatch(values, offsets, draw(topic_partitions), keys if draw(st.booleans()) else None)
 
 
 def payload(*batches: RecordBatch) -> bytes:

@@ -102,11 +102,11 @@ def test_every_record_reaches_the_owner_of_its_key_once_and_in_order(
         for ordinal, slot in enumerate(slots.slots):
             for channel, element in _drain(slot):
                 if isinstance(element, RecordBatch):
-                    assert element.origin == TopicPartition(
+                    assert element.topic_partition == TopicPartition(
                         channel.edge.source_node, channel.sender
                     )
                     assert {_owner(value[:2], parallelism) for value in element.values} == {ordinal}
-                    arrived[element.origin].extend(element.values)
+                    arrived[element.topic_partition].extend(element.values)
                 else:
                     controls.append(element)
     assert controls.count(EndOfInput()) == controls.count(BARRIER) == 2 * parallelism**2
@@ -174,7 +174,7 @@ def test_a_blocked_channel_holds_nobody_else_up() -> None:
             pass
         while (found := gate.next_element()) is not None:
             assert isinstance(found[1], RecordBatch)
-            assert found[1].origin.topic == "payments"
+            assert found[1].topic_partition.topic == "payments"
             flowed += len(found[1])
         slots.network.deliver()
         payments.flush()
@@ -186,7 +186,7 @@ def test_a_blocked_channel_holds_nobody_else_up() -> None:
     while slots.network.deliver() or gate.available():
         orders.flush()
         while (found := gate.next_element()) is not None:
-            if isinstance(found[1], RecordBatch) and found[1].origin.topic == "orders":
+            if isinstance(found[1], RecordBatch) and found[1].topic_partition.topic == "orders":
                 released += len(found[1])
     assert released == emitted * 600
 

@@ -24,7 +24,7 @@ def batch(*values: Any, first: int = 0) -> RecordBatch:
     return RecordBatch(
         values=list(values),
         offsets=list(range(first, first + len(values))),
-        origin=TopicPartition("in", 3),
+        topic_partition=TopicPartition("in", 3),
     )
 
 

@@ -78,12 +78,12 @@ class ReaderDouble:
         self.asked = max_records
         return self.runs.pop(0) if self.runs else []
 
-    def pause(self, origins: Sequence[TopicPartition]) -> None:
-        self.paused += origins
+    def pause(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        self.paused += topic_partitions
 
     def positions(self) -> dict[TopicPartition, Position]:
         return {
-            origin: Position(at, self.epochs.get(origin, -1)) for origin, at in self.passed.items()
+            topic_partition: Position(at, self.epochs.get(topic_partition, -1)) for topic_partition, at in self.passed.items()
         }
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
@@ -104,21 +104,21 @@ P0, P1 = TopicPartition("in", 0), TopicPartition("in", 1)
 
 
 def run(
-    origin: TopicPartition, *messages: MessageDouble, position: int | None = None
+    topic_partition: TopicPartition, *messages: MessageDouble, position: int | None = None
 ) -> PartitionBatch:
     at = messages[-1].at + 1 if position is None else position
-    return PartitionBatch(origin, cast("Sequence[Any]", messages), at)
+    return PartitionBatch(topic_partition, cast("Sequence[Any]", messages), at)
 
 
 def texts(first: int, *bodies: str) -> list[MessageDouble]:
     return [MessageDouble(first + index, body.encode()) for index, body in enumerate(bodies)]
 
 
-def split(origin: TopicPartition, offset: int = 0, end: int | None = None) -> SourceSplit:
+def split(topic_partition: TopicPartition, offset: int = 0, end: int | None = None) -> SourceSplit:
     return SourceSplit(
         source=Uid("src"),
-        topic=origin.topic,
-        partition=origin.partition,
+        topic=topic_partition.topic,
+        partition=topic_partition.partition,
         offset=offset,
         end_offset=end,
     )
@@ -146,10 +146,10 @@ class Bench:
 
     def poll(self, *runs: PartitionBatch) -> list[tuple[TopicPartition, list[Any], list[int]]]:
         self.double.runs.append(list(runs))
-        return [(b.origin, b.values, list(b.offsets)) for b in self.reader.poll(0.0)]
+        return [(b.topic_partition, b.values, list(b.offsets)) for b in self.reader.poll(0.0)]
 
     def positions(self) -> dict[TopicPartition, int]:
-        return {each.origin: each.offset for each in self.reader.snapshot()}
+        return {each.topic_partition: each.offset for each in self.reader.snapshot()}
 
 
 def test_batches_are_of_one_partition_and_positions_follow_what_was_returned() -> None:

@@ -81,7 +81,7 @@ class Received:
             index, element = found
             next_offset = self.offsets[index]
             if isinstance(element, RecordBatch):
-                assert element.origin.topic == self.gate.channels[index].edge.source_node
+                assert element.topic_partition.topic == self.gate.channels[index].edge.source_node
                 assert element.offsets == list(range(next_offset, next_offset + len(element)))
                 self.offsets[index] += len(element)
             elif isinstance(element, EndOfInput):

@@ -447,7 +447,7 @@ class TestReading:
         (first,) = reader.poll(10, 1.0)
         assert reader.poll(10, 1.0) == []
         (second,) = reader.poll(10, 10.0)
-        assert {first.origin.partition, second.origin.partition} == {0, 1}
+        assert {first.topic_partition.partition, second.topic_partition.partition} == {0, 1}
 
     def test_a_fetch_without_an_answer_is_made_again(self, world: World) -> None:
         plain = world.writer.producer({}, None, 0)
@@ -494,7 +494,7 @@ def test_every_request_is_shown_to_the_hook_with_who_asks_and_what_for(world: Wo
         (Api.WRITE_MARKERS, ""),
     ]
     assert {call.transactional_id for call in world.script.calls} == {NAME}
-    assert world.script.calls[2].origin == ORIGIN
+    assert world.script.calls[2].topic_partition == ORIGIN
 
 
 def test_a_marker_that_is_lost_on_its_way_comes_later(world: World) -> None:

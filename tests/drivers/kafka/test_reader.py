@@ -118,7 +118,7 @@ def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -
     scripted.reader._on_error(DENIED)
     scripted.delivered.append(Message(topic="in", partition=0, offset=7, value=b"a"))
     (run,) = scripted.reader.poll(10, 0.0)
-    assert (run.origin, run.position) == (ORIGIN, 8)
+    assert (run.topic_partition, run.position) == (ORIGIN, 8)
     assert scripted.reader.poll(10, 0.0) == []
     scripted.reader._on_error(DENIED)
     with pytest.raises(KafkaNotAuthorisedError):
@@ -143,8 +143,8 @@ class Admin:
             raise self.answer
         return self.answer
 
-    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(origins, self.partitions("in"))
+    def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(topic_partitions, self.partitions("in"))
 
     def close(self) -> None:
         self.closed.set()

@@ -70,13 +70,13 @@ def leaders_of(
     leaders = inspector.partitions(topic)
     if topic is None or partition is None:
         return leaders
-    origin = TopicPartition(topic, partition)
-    if origin not in leaders:
+    topic_partition = TopicPartition(topic, partition)
+    if topic_partition not in leaders:
         raise RefusedError(
             f"Topic {topic!r} has no partition {partition}: it has {len(leaders)}, numbered from "
             f"0 to {len(leaders) - 1}."
         )
-    return {origin: leaders[origin]}
+    return {topic_partition: leaders[topic_partition]}
 
 
 def open_transactions(
@@ -100,9 +100,9 @@ def open_transactions(
         unreachable += survey.unreachable
     now_ms = clock.now_ms()
     open_transactions = {
-        origin: tuple(
+        topic_partition: tuple(
             classify(
-                origin,
+                topic_partition,
                 each,
                 known,
                 complete=complete,
@@ -111,7 +111,7 @@ def open_transactions(
             )
             for each in row
         )
-        for origin, row in seen.producers.items()
+        for topic_partition, row in seen.producers.items()
     }
     return Opened(
         open_transactions=_without_ended(inspector, leaders, open_transactions),
@@ -140,7 +140,7 @@ def hanging(
         for each in row
         if each.cause is OpenReason.HANGING
     ]
-    found.sort(key=lambda each: (each.origin, each.producer.start_offset))
+    found.sort(key=lambda each: (each.topic_partition, each.producer.start_offset))
     return found, opened.unreachable
 
 
@@ -161,14 +161,14 @@ def why_stuck(
     )
     ends = inspector.ends(leaders)
     found = []
-    for origin in sorted(leaders):
-        stable = ends[origin].stable if origin in ends else 0
-        row = opened.open_transactions.get(origin, ())
+    for topic_partition in sorted(leaders):
+        stable = ends[topic_partition].stable if topic_partition in ends else 0
+        row = opened.open_transactions.get(topic_partition, ())
         found.append(
             PartitionStatus(
-                origin=origin,
-                leader=leaders[origin],
-                ends=ends.get(origin),
+                topic_partition=topic_partition,
+                leader=leaders[topic_partition],
+                ends=ends.get(topic_partition),
                 open_transactions=tuple(
                     each for each in row if each.producer.start_offset >= stable
                 ),
@@ -197,7 +197,7 @@ def abort(
 
 def find_hanging(
     inspector: TransactionInspector,
-    origin: TopicPartition,
+    topic_partition: TopicPartition,
     start_offset: int,
     clock: Clock,
     *,
@@ -209,16 +209,16 @@ def find_hanging(
     transaction on one partition without its coordinator. If the coordinator will still end the
     transaction itself, such a marker would break its atomicity.
     """
-    leaders = leaders_of(inspector, origin.topic, origin.partition)
+    leaders = leaders_of(inspector, topic_partition.topic, topic_partition.partition)
     opened = open_transactions(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=no_progress
     )
-    where = f"{origin.topic}-{origin.partition}"
-    if origin not in opened.open_transactions:
+    where = f"{topic_partition.topic}-{topic_partition.partition}"
+    if topic_partition not in opened.open_transactions:
         raise RefusedError(
             f"Nothing was aborted: {'; '.join(opened.unreachable)}. Try again when it answers."
         )
-    row = {each.producer.start_offset: each for each in opened.open_transactions[origin]}
+    row = {each.producer.start_offset: each for each in opened.open_transactions[topic_partition]}
     found = row.get(start_offset)
     if found is None:
         others = ", ".join(str(offset) for offset in row) or "none"
@@ -250,11 +250,11 @@ def find_hanging(
 
 def end_hanging(inspector: TransactionInspector, found: OpenTransaction, clock: Clock) -> bool:
     """Write the abort marker. Return whether the transaction has then ended on the partition."""
-    inspector.write_abort_marker(found.origin, found.producer)
-    leaders = leaders_of(inspector, found.origin.topic, found.origin.partition)
+    inspector.write_abort_marker(found.topic_partition, found.producer)
+    leaders = leaders_of(inspector, found.topic_partition.topic, found.topic_partition.partition)
     end_s = clock.monotonic() + ABORT_S_MAX
     while clock.monotonic() <= end_s:
-        row = inspector.open_transactions(leaders, progress=no_progress).producers.get(found.origin)
+        row = inspector.open_transactions(leaders, progress=no_progress).producers.get(found.topic_partition)
         if row is not None and _key(found.producer) not in {_key(each) for each in row}:
             return True
         clock.sleep(ABORT_PAUSE_S)
@@ -268,23 +268,23 @@ def _without_ended(
 ) -> dict[TopicPartition, tuple[OpenTransaction, ...]]:
     """Remove transactions that had no coordinator only because they ended between two queries."""
     doubtful = {
-        origin: leaders[origin]
-        for origin, row in open_transactions.items()
+        topic_partition: leaders[topic_partition]
+        for topic_partition, row in open_transactions.items()
         if any(each.cause in _WITHOUT_COORDINATOR for each in row)
     }
     if not doubtful:
         return open_transactions
     again = inspector.open_transactions(doubtful, progress=no_progress).producers
-    still = {(origin, _key(each)) for origin, producers in again.items() for each in producers}
+    still = {(topic_partition, _key(each)) for topic_partition, producers in again.items() for each in producers}
     return {
-        origin: tuple(
+        topic_partition: tuple(
             each
             for each in row
             if each.cause not in _WITHOUT_COORDINATOR
-            or origin not in again
-            or (origin, _key(each.producer)) in still
+            or topic_partition not in again
+            or (topic_partition, _key(each.producer)) in still
         )
-        for origin, row in open_transactions.items()
+        for topic_partition, row in open_transactions.items()
     }
 
 

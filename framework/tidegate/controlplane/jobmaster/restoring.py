@@ -169,15 +169,15 @@ class Restoring:
         """Return the partitions with the ends of the leader epochs of the stored positions. Each
         source is asked for separately, because two sources may have read the same partition.
         """
-        epochs = {(split.source, split.origin): split.leader_epoch for split in stored}
+        epochs = {(split.source, split.topic_partition): split.leader_epoch for split in stored}
         known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
         ends = {}
         for source in sorted({source for source, _ in known}):
-            asked = {origin: epoch for (of, origin), epoch in known.items() if of == source}
-            for origin, end in self._runner.run(epoch_ends(asked)).items():
-                ends[source, origin] = end
+            asked = {topic_partition: epoch for (of, topic_partition), epoch in known.items() if of == source}
+            for topic_partition, end in self._runner.run(epoch_ends(asked)).items():
+                ends[source, topic_partition] = end
         return tuple(
-            replace(offsets, epoch_end=ends.get((offsets.source, offsets.origin)))
+            replace(offsets, epoch_end=ends.get((offsets.source, offsets.topic_partition)))
             for offsets in partitions
         )
 

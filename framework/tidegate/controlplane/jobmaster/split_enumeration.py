@@ -64,28 +64,28 @@ def enumerate_partitions(
             raise type(error)(
                 f"The topic of source {node.id!r} ({node.place}) cannot be read: {error}"
             ) from error
-        origins = [TopicPartition(topic, partition) for partition in range(count)]
-        earliest = admin.earliest(origins)
+        topic_partitions = [TopicPartition(topic, partition) for partition in range(count)]
+        earliest = admin.earliest(topic_partitions)
         source = cast("KafkaSource[object]", node.declaration)
         group = consumer_group(job, node.id)
-        starts, kinds = _first_positions(source, group, origins, earliest, admin)
+        starts, kinds = _first_positions(source, group, topic_partitions, earliest, admin)
         # The ends are requested last. A log only grows, so no start lies after its end.
-        ends = starts if source.starting_offsets == "latest" else admin.latest(origins)
-        highs = admin.high_watermarks(origins) if bounded else ends
+        ends = starts if source.starting_offsets == "latest" else admin.latest(topic_partitions)
+        highs = admin.high_watermarks(topic_partitions) if bounded else ends
         found += [
             PartitionOffsets(
                 source=Uid(node.id),
                 topic=topic,
-                partition=origin.partition,
-                start=starts[origin],
-                earliest=earliest[origin],
-                end=max(ends[origin], starts[origin]) if bounded else None,
-                latest=ends[origin],
-                hidden=max(0, highs[origin] - ends[origin]),
-                start_kind=kinds[origin],
+                partition=topic_partition.partition,
+                start=starts[topic_partition],
+                earliest=earliest[topic_partition],
+                end=max(ends[topic_partition], starts[topic_partition]) if bounded else None,
+                latest=ends[topic_partition],
+                hidden=max(0, highs[topic_partition] - ends[topic_partition]),
+                start_kind=kinds[topic_partition],
                 topic_id=topic_ids.get(topic, ""),
             )
-            for origin in origins
+            for topic_partition in topic_partitions
         ]
     return tuple(found)
 
@@ -123,17 +123,17 @@ def _ending_at(offsets: PartitionOffsets, end: int) -> PartitionOffsets:
 def group_commits(graph: StreamGraph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
     """Return the commits of the consumer groups of all sources."""
     return {
-        (Uid(node.id), origin.topic, origin.partition): commit
+        (Uid(node.id), topic_partition.topic, topic_partition.partition): commit
         for node in graph
         if node.kind == "source"
-        for origin, commit in admin.group_commits(consumer_group(job, node.id)).items()
+        for topic_partition, commit in admin.group_commits(consumer_group(job, node.id)).items()
     }
 
 
 def _first_positions(
     source: KafkaSource[object],
     group: str,
-    origins: list[TopicPartition],
+    topic_partitions: list[TopicPartition],
     earliest: Mapping[TopicPartition, int],
     admin: KafkaAdmin,
 ) -> tuple[Mapping[TopicPartition, int], Mapping[TopicPartition, StartKind]]:
@@ -142,28 +142,28 @@ def _first_positions(
     """
     start = source.starting_offsets
     if start == "latest":
-        return admin.latest(origins), dict.fromkeys(origins, "latest")
+        return admin.latest(topic_partitions), dict.fromkeys(topic_partitions, "latest")
     if start == "committed":
-        committed = admin.committed(group, origins)
-        given = {origin: at for origin, at in committed.items() if at is not None}
-        return {**earliest, **given}, _kinds(origins, given, "group")
+        committed = admin.committed(group, topic_partitions)
+        given = {topic_partition: at for topic_partition, at in committed.items() if at is not None}
+        return {**earliest, **given}, _kinds(topic_partitions, given, "group")
     if isinstance(start, int):
-        return admin.at_time(origins, start), dict.fromkeys(origins, "timestamp")
+        return admin.at_time(topic_partitions, start), dict.fromkeys(topic_partitions, "timestamp")
     if isinstance(start, Mapping):
-        unknown = sorted(start.keys() - {origin.partition for origin in origins})
+        unknown = sorted(start.keys() - {topic_partition.partition for topic_partition in topic_partitions})
         if unknown:
             raise RefusedError(
                 f"{source.place}: starting_offsets= of topic {source.topic!r} names partition "
-                f"{unknown[0]}, and the topic has partitions 0 to {len(origins) - 1}. Correct the "
+                f"{unknown[0]}, and the topic has partitions 0 to {len(topic_partitions) - 1}. Correct the "
                 "mapping."
             )
-        given = {each: start[each.partition] for each in origins if each.partition in start}
-        return {**earliest, **given}, _kinds(origins, given, "offset")
-    return earliest, dict.fromkeys(origins, "earliest")
+        given = {each: start[each.partition] for each in topic_partitions if each.partition in start}
+        return {**earliest, **given}, _kinds(topic_partitions, given, "offset")
+    return earliest, dict.fromkeys(topic_partitions, "earliest")
 
 
 def _kinds(
-    origins: list[TopicPartition], given: Mapping[TopicPartition, int], kind: StartKind
+    topic_partitions: list[TopicPartition], given: Mapping[TopicPartition, int], kind: StartKind
 ) -> dict[TopicPartition, StartKind]:
     """Return `kind` for partitions with a given start, and "earliest" for the others."""
-    return {origin: kind if origin in given else "earliest" for origin in origins}
+    return {topic_partition: kind if topic_partition in given else "earliest" for topic_partition in topic_partitions}

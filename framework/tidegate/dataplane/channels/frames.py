@@ -129,7 +129,7 @@ class FrameCodec:
             if self.refusals is not None and self.refusals.takes(error):
                 return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
-        header = (batch.origin[0], batch.origin[1], list(batch.offsets), batch.keys)
+        header = (batch.topic_partition[0], batch.topic_partition[1], list(batch.offsets), batch.keys)
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:
@@ -297,7 +297,7 @@ def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     return RecordBatch(
         batch.values[start:stop],
         batch.offsets[start:stop],
-        batch.origin,
+        batch.topic_partition,
         None if batch.keys is None else batch.keys[start:stop],
     )
 
@@ -312,4 +312,4 @@ def _fit(values: list[Any], offsets: list[int], keys: list[bytes | None] | None)
 
 
 def _place(batch: RecordBatch, index: int) -> str:
-    return f"{batch.origin.topic}-{batch.origin.partition}@{batch.offsets[index]}"
+    return f"{batch.topic_partition.topic}-{batch.topic_partition.partition}@{batch.offsets[index]}"

@@ -362,7 +362,7 @@ class KeyGroupWriter(RecordWriter):
             offsets[receiver].append(offset)
         for receiver, channel in enumerate(self.channels):
             if values[receiver]:
-                channel.put(RecordBatch(values[receiver], offsets[receiver], batch.origin))
+                channel.put(RecordBatch(values[receiver], offsets[receiver], batch.topic_partition))
 
     def _split_with_keys(
         self, batch: RecordBatch, keys: list[bytes | None], receivers: list[int]
@@ -376,14 +376,14 @@ class KeyGroupWriter(RecordWriter):
                     RecordBatch(
                         [batch.values[row] for row in chosen],
                         [batch.offsets[row] for row in chosen],
-                        batch.origin,
+                        batch.topic_partition,
                         [keys[row] for row in chosen],
                     )
                 )
 
     def _key_error(self, batch: RecordBatch, index: int, error: Exception) -> UserCodeError:
-        origin = batch.origin
+        topic_partition = batch.topic_partition
         return UserCodeError(
-            f"key_by after step {self._step!r} failed for the record at {origin.topic}-"
-            f"{origin.partition}@{batch.offsets[index]}: {type(error).__name__}: {error}"
+            f"key_by after step {self._step!r} failed for the record at {topic_partition.topic}-"
+            f"{topic_partition.partition}@{batch.offsets[index]}: {type(error).__name__}: {error}"
         )

@@ -259,7 +259,7 @@ class OperatorChain:
                 raise self._no_copy(node, batch, error) from error
             if values is batch.values:
                 return batch
-            return RecordBatch(values, batch.offsets, batch.origin, batch.keys)
+            return RecordBatch(values, batch.offsets, batch.topic_partition, batch.keys)
 
         return copies
 

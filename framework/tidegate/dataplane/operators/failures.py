@@ -39,7 +39,7 @@ def user_code_error(
     """
     if isinstance(error, TidegateError) and not isinstance(error, StateValueError):
         return error
-    topic, partition = batch.origin
+    topic, partition = batch.topic_partition
     index = len(batch.values) - operator.length_hint(remaining) - 1
     if isinstance(error, StateValueError):
         return StateValueError(
@@ -82,7 +82,7 @@ def result_error(
     pipeline: str, node: Node, batch: RecordBatch, index: int, what: str, remedy: str
 ) -> UserCodeError:
     """Return the error for the result of value `index` of a batch. `what` describes the result."""
-    topic, partition = batch.origin
+    topic, partition = batch.topic_partition
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.place}) {what}, for the record that came from "
         f"{topic}-{partition} at offset {batch.offsets[index]}. {remedy} The job restarts from its "

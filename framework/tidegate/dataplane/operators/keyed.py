@@ -164,8 +164,8 @@ class KeyedOperator:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
         if values:
-            self._emit(RecordBatch(values, offsets, batch.origin))
-        self._context.side.emit(batch.origin)
+            self._emit(RecordBatch(values, offsets, batch.topic_partition))
+        self._context.side.emit(batch.topic_partition)
 
     def _process_tolerantly(
         self, batch: RecordBatch, keys: Sequence[Any], rows: Sequence[Any]

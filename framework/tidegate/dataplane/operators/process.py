@@ -48,7 +48,7 @@ class SideOutputs:
         for values, offsets in self._collected.values():
             drop_results(offset, values, offsets)
 
-    def emit(self, origin: TopicPartition, offsets_of: Sequence[int] | None = None) -> None:
+    def emit(self, topic_partition: TopicPartition, offsets_of: Sequence[int] | None = None) -> None:
         """Send the collected values downstream. Values of an output without a reader are dropped.
 
         If `offsets_of` is given, the values were collected with positions in a batch instead of
@@ -60,7 +60,7 @@ class SideOutputs:
                 if name in self._emits and values:
                     if offsets_of is not None:
                         offsets[:] = map(offsets_of.__getitem__, offsets)
-                    self._emits[name](RecordBatch(values, offsets, origin))
+                    self._emits[name](RecordBatch(values, offsets, topic_partition))
 
 
 class RefusableResults:
@@ -89,8 +89,8 @@ class RefusableResults:
         batch = self._batch
         if self.values:
             offsets = list(map(batch.offsets.__getitem__, self.positions))
-            emit(RecordBatch(self.values, offsets, batch.origin))
-        self._side.emit(batch.origin, batch.offsets)
+            emit(RecordBatch(self.values, offsets, batch.topic_partition))
+        self._side.emit(batch.topic_partition, batch.offsets)
 
 
 class _Context(ProcessContext):
@@ -142,8 +142,8 @@ class ProcessOperator:
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         if values:
-            self._emit(RecordBatch(values, offsets, batch.origin))
-        self._context.side.emit(batch.origin)
+            self._emit(RecordBatch(values, offsets, batch.topic_partition))
+        self._context.side.emit(batch.topic_partition)
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
         """Do the same, with positions in place of offsets (`FusedSteps` says why)."""

@@ -75,7 +75,7 @@ class FusedSteps:
             node = self._nodes[self._failing_step(error)]
             raise user_code_error(self._pipeline, node, batch, remaining, error) from error
         if values:
-            self._emit(RecordBatch(values, offsets, batch.origin, keys))
+            self._emit(RecordBatch(values, offsets, batch.topic_partition, keys))
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
         """Do the same if a step has a policy.
@@ -107,7 +107,7 @@ class FusedSteps:
                 self._refusals[failing].refuse(batch, position, reason_of(error))
         if values:
             offsets = list(map(batch.offsets.__getitem__, positions))
-            self._emit(RecordBatch(values, offsets, batch.origin, keys))
+            self._emit(RecordBatch(values, offsets, batch.topic_partition, keys))
 
     def _failing_step(self, error: Exception) -> int:
         trace = error.__traceback__

@@ -156,7 +156,7 @@ class BatchEncoder:
         index = None if check is None else check.first_wrong(values)
         if check is None or index is None:
             return
-        topic, partition = batch.origin
+        topic, partition = batch.topic_partition
         raise UserCodeError(
             f"Sink {self._uid!r} ({self._sink.place}) got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
@@ -176,7 +176,7 @@ class BatchEncoder:
         except TidegateError:
             raise
         except Exception as error:
-            topic, partition = batch.origin
+            topic, partition = batch.topic_partition
             value = batch.values[len(done)]
             raise UserCodeError(
                 f"Sink {self._uid!r} ({self._sink.place}) could not {what} a value of type "

@@ -64,13 +64,13 @@ class BatchDecoder:
         self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
         self.dead_letters: list[RecordBatch] = []
 
-    def decode(self, origin: TopicPartition, messages: Sequence[RawRecord]) -> RecordBatch:
+    def decode(self, topic_partition: TopicPartition, messages: Sequence[RawRecord]) -> RecordBatch:
         """Return a batch of the messages that can be decoded. Raise BadRecordError under the policy
         "fail".
         """
         values: list[Any] = []
         bad: list[int] = []
-        decoded = self._decoder_for(origin, messages[0])
+        decoded = self._decoder_for(topic_partition, messages[0])
         while True:
             start = len(values) + len(bad)
             try:
@@ -81,7 +81,7 @@ class BatchDecoder:
                 if refused_resource(error) is not None:
                     raise  # a problem of the process, not of the record
                 index = len(values) + len(bad)
-                self._apply_policy(origin, messages[index], error)
+                self._apply_policy(topic_partition, messages[index], error)
                 bad.append(index)
         good = messages
         if bad:
@@ -91,15 +91,15 @@ class BatchDecoder:
         return RecordBatch(
             values=values,
             offsets=_offsets(good),
-            origin=origin,
+            topic_partition=topic_partition,
             keys=list(map(of_message.key, good)) if self._keep_keys else None,
         )
 
     def _decoder_for(
-        self, origin: TopicPartition, sample: RawRecord
+        self, topic_partition: TopicPartition, sample: RawRecord
     ) -> Callable[[Sequence[RawRecord]], Any]:
         if self._source.full_record:
-            return self._full_records(origin)
+            return self._full_records(topic_partition)
         # The method of the type is used and not that of each object, so that `map` stays inside the
         # interpreter.
         decode, value = self._decode_value, type(sample).value
@@ -107,10 +107,10 @@ class BatchDecoder:
             return lambda messages: _all_bytes(list(map(value, messages)), decode)
         return lambda messages: map(decode, map(value, messages))
 
-    def _full_records(self, origin: TopicPartition) -> Callable[[Sequence[RawRecord]], Any]:
+    def _full_records(self, topic_partition: TopicPartition) -> Callable[[Sequence[RawRecord]], Any]:
         decode_value, decode_key = self._decode_value, self._decode_key
         tombstones = self._source.tombstones
-        topic, partition = origin
+        topic, partition = topic_partition
 
         def record(message: RawRecord) -> ConsumerRecord[Any, Any]:
             key, value = message.key(), message.value()
@@ -134,7 +134,7 @@ class BatchDecoder:
 
         return lambda messages: map(record, messages)
 
-    def _apply_policy(self, origin: TopicPartition, message: RawRecord, error: Exception) -> None:
+    def _apply_policy(self, topic_partition: TopicPartition, message: RawRecord, error: Exception) -> None:
         """Apply the policy to one record. Raise BadRecordError if the policy is to fail."""
         reason = self._reason(message, error)
         policy = self._source.on_bad_record
@@ -142,12 +142,12 @@ class BatchDecoder:
             self._counters.skipped += 1
         elif policy == "dead_letter":
             self._counters.dead_letters += 1
-            self._add_dead_letter(origin, message, reason)
+            self._add_dead_letter(topic_partition, message, reason)
         else:
             format_name = type(self._source.value).__name__
             raise BadRecordError(
                 f"Source {self._uid!r} ({self._source.place}) cannot decode the record of "
-                f"{origin.topic}-{origin.partition} at offset {message.offset()} as {format_name}: "
+                f"{topic_partition.topic}-{topic_partition.partition} at offset {message.offset()} as {format_name}: "
                 f"{reason}. Correct the source's format, or let the job continue without such "
                 "records by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' "
                 "with dead_letter_topic='TOPIC' (they are kept)."
@@ -161,10 +161,10 @@ class BatchDecoder:
         text = encodable(f"{type(error).__name__}: {error}")
         return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
-    def _add_dead_letter(self, origin: TopicPartition, message: RawRecord, reason: str) -> None:
+    def _add_dead_letter(self, topic_partition: TopicPartition, message: RawRecord, reason: str) -> None:
         provenance = (
-            (ORIGIN_TOPIC, origin.topic),
-            (ORIGIN_PARTITION, str(origin.partition)),
+            (ORIGIN_TOPIC, topic_partition.topic),
+            (ORIGIN_PARTITION, str(topic_partition.partition)),
             (ORIGIN_OFFSET, str(message.offset())),
             (ORIGIN_TIMESTAMP, str(timestamp_ms(message))),
             (ERROR, reason),
@@ -179,7 +179,7 @@ class BatchDecoder:
         )
         letter = fitting(letter, self._letter_bytes_max)
         self.dead_letters.append(
-            RecordBatch(values=[letter], offsets=[message.offset()], origin=origin)
+            RecordBatch(values=[letter], offsets=[message.offset()], topic_partition=topic_partition)
         )
 
 

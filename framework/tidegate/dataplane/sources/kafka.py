@@ -90,12 +90,12 @@ class KafkaSourceReader:
         check(self._reader is None, "a source is opened once")
         if not splits:
             return
-        self._splits = {split.origin: split for split in splits}
+        self._splits = {split.topic_partition: split for split in splits}
         check(len(self._splits) == len(splits), "a partition is assigned to a subtask twice")
-        self._next = {split.origin: split.offset for split in splits}
-        self._epochs = {split.origin: split.leader_epoch for split in splits}
+        self._next = {split.topic_partition: split.offset for split in splits}
+        self._epochs = {split.topic_partition: split.leader_epoch for split in splits}
         self._unfinished = {
-            split.origin
+            split.topic_partition
             for split in splits
             if split.end_offset is None or split.offset < split.end_offset
         }
@@ -105,7 +105,7 @@ class KafkaSourceReader:
             with_end_of_partition=any(split.end_offset is not None for split in splits),
         )
         self._reader.assign(
-            {origin: at for origin, at in self._next.items() if origin in self._unfinished}
+            {topic_partition: at for topic_partition, at in self._next.items() if topic_partition in self._unfinished}
         )
 
     def poll(self, timeout_s: float) -> list[RecordBatch]:
@@ -119,12 +119,12 @@ class KafkaSourceReader:
             return []
         batches = []
         for run in self._open_reader().poll(self._poll_records, timeout_s):
-            if run.origin not in self._unfinished:
+            if run.topic_partition not in self._unfinished:
                 continue  # it was fetched before its partition was paused
             messages = self._within_split(run)
             if messages:
                 self._last_message = messages[-1]
-                batch = self._decoder.decode(run.origin, messages)
+                batch = self._decoder.decode(run.topic_partition, messages)
                 if batch.values:
                     batches.append(batch)
         return batches
@@ -158,12 +158,12 @@ class KafkaSourceReader:
                 source=self._uid,
                 topic=split.topic,
                 partition=split.partition,
-                offset=self._next[origin],
+                offset=self._next[topic_partition],
                 end_offset=split.end_offset,
                 topic_id=split.topic_id,
-                leader_epoch=self._epochs[origin],
+                leader_epoch=self._epochs[topic_partition],
             )
-            for origin, split in self._splits.items()
+            for topic_partition, split in self._splits.items()
         )
 
     def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None:
@@ -173,7 +173,7 @@ class KafkaSourceReader:
         The call never waits. It may fail without an error.
         """
         self._open_reader().commit(
-            {split.origin: split.offset for split in splits},
+            {split.topic_partition: split.offset for split in splits},
             commit_metadata(self._runtime.journal, checkpoint),
         )
 
@@ -188,7 +188,7 @@ class KafkaSourceReader:
         if not ends.keys() >= unfinished:
             return None
         return sum(
-            max(0, self._end(origin, ends[origin]) - self._next[origin]) for origin in unfinished
+            max(0, self._end(topic_partition, ends[topic_partition]) - self._next[topic_partition]) for topic_partition in unfinished
         )
 
     def connection_error(self) -> str:
@@ -208,28 +208,28 @@ class KafkaSourceReader:
         For a split with an end, the runs that `poll` returns move the position.
         """
         positions = self._open_reader().positions() if self._splits else {}
-        for origin, position in positions.items():
+        for topic_partition, position in positions.items():
             if position.leader_epoch >= 0:
-                self._epochs[origin] = position.leader_epoch
-            if self._splits[origin].end_offset is None:
-                self._next[origin] = max(self._next[origin], position.offset)
+                self._epochs[topic_partition] = position.leader_epoch
+            if self._splits[topic_partition].end_offset is None:
+                self._next[topic_partition] = max(self._next[topic_partition], position.offset)
 
     def _within_split(self, run: PartitionBatch) -> Sequence[RawRecord]:
         """Return the run's messages before the split's end, and store the position."""
-        origin, messages, position = run
-        end = self._splits[origin].end_offset
+        topic_partition, messages, position = run
+        end = self._splits[topic_partition].end_offset
         if end is None or position < end:
-            self._next[origin] = position
+            self._next[topic_partition] = position
             return messages
-        self._next[origin] = end
-        self._unfinished.discard(origin)
-        self._open_reader().pause([origin])
+        self._next[topic_partition] = end
+        self._unfinished.discard(topic_partition)
+        self._open_reader().pause([topic_partition])
         if messages and messages[-1].offset() >= end:
             return [message for message in messages if message.offset() < end]
         return messages
 
-    def _end(self, origin: TopicPartition, known: int) -> int:
-        end = self._splits[origin].end_offset
+    def _end(self, topic_partition: TopicPartition, known: int) -> int:
+        end = self._splits[topic_partition].end_offset
         return known if end is None else min(known, end)
 
     @property

@@ -154,42 +154,42 @@ class KafkaClusterAdmin:
         allowed = self._described(topic).authorized_operations
         return None if allowed is None else frozenset(each.name for each in allowed)
 
-    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in the log, for each partition."""
-        return self._offsets(origins, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return self._offsets(topic_partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
-    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets for `read_committed` readers (the last stable offset)."""
-        return self._offsets(origins, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._offsets(topic_partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
-    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def high_watermarks(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets including records that open transactions hide from
         `read_committed` readers.
         """
         return self._offsets(
-            origins,
+            topic_partitions,
             OffsetSpec.latest(),  # type: ignore[no-untyped-call]
             IsolationLevel.READ_UNCOMMITTED,
         )
 
     def at_time(
-        self, origins: list[TopicPartition], timestamp_ms: int
+        self, topic_partitions: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
         """Return the first offset at or after a time, for each partition. If the partition has no
         such record, return its end offset.
         """
-        found = self._offsets(origins, OffsetSpec.for_timestamp(timestamp_ms))
-        after_all = [origin for origin, offset in found.items() if offset < 0]
+        found = self._offsets(topic_partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        after_all = [topic_partition for topic_partition, offset in found.items() if offset < 0]
         return {**found, **self.latest(after_all)} if after_all else found
 
     def committed(
-        self, group: str, origins: list[TopicPartition]
+        self, group: str, topic_partitions: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
         """Return a consumer group's offsets. None for a partition without a committed offset."""
-        found: dict[TopicPartition, int | None] = dict.fromkeys(origins)
-        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*each) for each in origins])
+        found: dict[TopicPartition, int | None] = dict.fromkeys(topic_partitions)
+        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*each) for each in topic_partitions])
         commits = self._group_commits(asked)
-        return {**found, **{origin: commit.offset for origin, commit in commits.items()}}
+        return {**found, **{topic_partition: commit.offset for topic_partition, commit in commits.items()}}
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """Return all offsets of a consumer group with their metadata."""
@@ -199,8 +199,8 @@ class KafkaClusterAdmin:
         """Commit offsets to a consumer group without members. A repetition does no harm."""
         what = f"commit offsets to consumer group {group}"
         offsets = [
-            ClientPartition(*origin, offset=each.offset, metadata=each.metadata)
-            for origin, each in commits.items()
+            ClientPartition(*topic_partition, offset=each.offset, metadata=each.metadata)
+            for topic_partition, each in commits.items()
         ]
         told = ConsumerGroupTopicPartitions(group, offsets)
         answers = self._answers(
@@ -306,7 +306,7 @@ class KafkaClusterAdmin:
 
     def _offsets(
         self,
-        origins: Iterable[TopicPartition],
+        topic_partitions: Iterable[TopicPartition],
         spec: OffsetSpec,
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[TopicPartition, int]:
@@ -323,7 +323,7 @@ class KafkaClusterAdmin:
             client: AdminClient, missing: list[TopicPartition], left_s: float
         ) -> dict[TopicPartition, Future[Any]]:
             futures = client.list_offsets(
-                {ClientPartition(*origin): spec for origin in missing},
+                {ClientPartition(*topic_partition): spec for topic_partition in missing},
                 isolation_level=isolation,
                 request_timeout=left_s,
             )
@@ -333,18 +333,18 @@ class KafkaClusterAdmin:
                 described = client.describe_topics(
                     TopicCollection(sorted(without)), request_timeout=left_s
                 )
-                for origin in (each for each in missing if each.topic in without):
-                    why = described[origin.topic]
-                    answers[origin] = explained(answers[origin], why, _is_denial)
+                for topic_partition in (each for each in missing if each.topic in without):
+                    why = described[topic_partition.topic]
+                    answers[topic_partition] = explained(answers[topic_partition], why, _is_denial)
             earlier.update(answers)
             return answers
 
         answers = self._answers(
-            list(origins),
-            lambda origin: f"tell the offsets of {origin.topic}-{origin.partition}",
+            list(topic_partitions),
+            lambda topic_partition: f"tell the offsets of {topic_partition.topic}-{topic_partition.partition}",
             ask,
         )
-        return {origin: answer.offset for origin, answer in answers.items()}
+        return {topic_partition: answer.offset for topic_partition, answer in answers.items()}
 
     def _answers(
         self,

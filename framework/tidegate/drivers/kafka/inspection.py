@@ -170,13 +170,13 @@ class KafkaTransactionInspector:
         found: dict[TopicPartition, tuple[ProducerState, ...]] = {}
         unreachable: dict[str, list[TopicPartition]] = {}
         batches = list(wire.batches(leaders))
-        for done, (leader, origins) in enumerate(batches):
+        for done, (leader, topic_partitions) in enumerate(batches):
             progress("partition leaders", done, len(batches))
-            for origin, rows, why in self._open_on_one(leader, origins):
+            for topic_partition, rows, why in self._open_on_one(leader, topic_partitions):
                 if why:
-                    unreachable.setdefault(why, []).append(origin)
+                    unreachable.setdefault(why, []).append(topic_partition)
                 else:
-                    found[origin] = wire.open_producers(rows)
+                    found[topic_partition] = wire.open_producers(rows)
         progress("partition leaders", len(batches), len(batches))
         denied = unreachable.get(theirs.TopicAuthorizationFailedError.__name__)
         if denied and not found:
@@ -186,7 +186,7 @@ class KafkaTransactionInspector:
             )
         return OpenOnPartitions(
             producers=found,
-            unreachable=tuple(f"{_named(origins)}: {why}" for why, origins in unreachable.items()),
+            unreachable=tuple(f"{_named(topic_partitions)}: {why}" for why, topic_partitions in unreachable.items()),
         )
 
     def ends(
@@ -196,18 +196,18 @@ class KafkaTransactionInspector:
         are requested first, so that none is higher than the end offset.
         """
         found = {}
-        for leader, origins in wire.batches(leaders):
+        for leader, topic_partitions in wire.batches(leaders):
             if leader < 0:
                 continue
             try:
-                stable = self._ends(leader, origins, wire.READ_COMMITTED)
-                ends = self._ends(leader, origins, wire.READ_UNCOMMITTED)
+                stable = self._ends(leader, topic_partitions, wire.READ_COMMITTED)
+                ends = self._ends(leader, topic_partitions, wire.READ_UNCOMMITTED)
             except RETRY:
                 continue
             except FOREIGN as error:
                 raise self._control.translated("tell offsets", error) from None
-            for origin in stable.keys() & ends.keys():
-                found[origin] = PartitionEndOffsets(stable=stable[origin], end=ends[origin])
+            for topic_partition in stable.keys() & ends.keys():
+                found[topic_partition] = PartitionEndOffsets(stable=stable[topic_partition], end=ends[topic_partition])
         return found
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
@@ -227,15 +227,15 @@ class KafkaTransactionInspector:
 
         return self._control.retried(f"abort transaction {name}", once, name)
 
-    def write_abort_marker(self, origin: TopicPartition, producer: ProducerState) -> None:
+    def write_abort_marker(self, topic_partition: TopicPartition, producer: ProducerState) -> None:
         """Write an abort marker into a partition. Each try sends it to the leader at that time."""
-        where = f"{origin.topic}-{origin.partition}"
+        where = f"{topic_partition.topic}-{topic_partition.partition}"
 
         def once() -> None:
-            leader = self.partitions(origin.topic).get(origin, -1)
+            leader = self.partitions(topic_partition.topic).get(topic_partition, -1)
             if leader < 0:
                 raise theirs.StaleMetadata(f"{where} has no leader")
-            answer = self._send(leader, wire.abort_marker(origin, producer))
+            answer = self._send(leader, wire.abort_marker(topic_partition, producer))
             code = answer.markers[0].topics[0].partitions[0].error_code
             if code in wire.MOVED:
                 raise theirs.StaleMetadata(f"the leader of {where} moved")
@@ -289,17 +289,17 @@ class KafkaTransactionInspector:
         return found
 
     def _open_on_one(
-        self, leader: int, origins: Sequence[TopicPartition]
+        self, leader: int, topic_partitions: Sequence[TopicPartition]
     ) -> Iterator[tuple[TopicPartition, Sequence[Any], str]]:
         """Yield the active producers of each partition, or the reason why they are not known."""
         if leader < 0:
-            yield from ((origin, (), "it has no leader") for origin in origins)
+            yield from ((topic_partition, (), "it has no leader") for topic_partition in topic_partitions)
             return
         try:
-            answer = _tried(lambda: self._send(leader, wire.describe_producers(origins)))
+            answer = _tried(lambda: self._send(leader, wire.describe_producers(topic_partitions)))
         except RETRY as error:
             why = f"its leader, broker {leader}, did not answer ({_reason(error)})"
-            yield from ((origin, (), why) for origin in origins)
+            yield from ((topic_partition, (), why) for topic_partition in topic_partitions)
             return
         except FOREIGN as error:
             raise self._control.translated("describe producers", error) from None
@@ -309,9 +309,9 @@ class KafkaTransactionInspector:
                 yield TopicPartition(topic.name, part.partition_index), part.active_producers, why
 
     def _ends(
-        self, leader: int, origins: Sequence[TopicPartition], isolation: int
+        self, leader: int, topic_partitions: Sequence[TopicPartition], isolation: int
     ) -> dict[TopicPartition, int]:
-        answer = _tried(lambda: self._send(leader, wire.list_ends(origins, isolation)))
+        answer = _tried(lambda: self._send(leader, wire.list_ends(topic_partitions, isolation)))
         found = {}
         for topic in answer.topics:
             for part in topic.partitions:
@@ -382,9 +382,9 @@ def _tried(once: Callable[[], T]) -> T:
     return once()
 
 
-def _named(origins: Sequence[TopicPartition]) -> str:
-    shown = ", ".join(f"{origin.topic}-{origin.partition}" for origin in origins[:NAMES_SHOWN])
-    more = len(origins) - NAMES_SHOWN
+def _named(topic_partitions: Sequence[TopicPartition]) -> str:
+    shown = ", ".join(f"{topic_partition.topic}-{topic_partition.partition}" for topic_partition in topic_partitions[:NAMES_SHOWN])
+    more = len(topic_partitions) - NAMES_SHOWN
     return f"{shown} and {more} more partitions" if more > 0 else shown
 
 

@@ -82,17 +82,17 @@ def describe_transactions(names: Sequence[TransactionalId]) -> Any:
     return DescribeTransactionsRequest(transactional_ids=list(names))
 
 
-def describe_producers(origins: Sequence[TopicPartition]) -> Any:
+def describe_producers(topic_partitions: Sequence[TopicPartition]) -> Any:
     """Return a request for the active producers of partitions, to be sent to their leader."""
     return DescribeProducersRequest(
         topics=[
             DescribeProducersRequest.TopicRequest(name=topic, partition_indexes=numbers)
-            for topic, numbers in by_topic(origins)
+            for topic, numbers in by_topic(topic_partitions)
         ]
     )
 
 
-def list_ends(origins: Sequence[TopicPartition], isolation: int) -> Any:
+def list_ends(topic_partitions: Sequence[TopicPartition], isolation: int) -> Any:
     """Return a request for the end offsets of partitions, as readers of one isolation level see
     them.
     """
@@ -108,7 +108,7 @@ def list_ends(origins: Sequence[TopicPartition], isolation: int) -> Any:
                     for number in numbers
                 ],
             )
-            for name, numbers in by_topic(origins)
+            for name, numbers in by_topic(topic_partitions)
         ],
         min_version=4,
         max_version=7,
@@ -129,14 +129,14 @@ def continue_producer(transaction: Transaction) -> Any:
     )
 
 
-def abort_marker(origin: TopicPartition, producer: ProducerState) -> Any:
+def abort_marker(topic_partition: TopicPartition, producer: ProducerState) -> Any:
     """Return a WriteTxnMarkers request as Kafka's tool sends it.
 
     If the partition has no marker of the producer yet, no coordinator epoch is known. The request
     then uses 0, which is not higher than the epoch of any real coordinator.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker
-    where = marker.WritableTxnMarkerTopic(name=origin.topic, partition_indexes=[origin.partition])
+    where = marker.WritableTxnMarkerTopic(name=topic_partition.topic, partition_indexes=[topic_partition.partition])
     return WriteTxnMarkersRequest(
         markers=[
             marker(
@@ -191,13 +191,13 @@ def open_producers(rows: Sequence[Any]) -> tuple[ProducerState, ...]:
 
 def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[TopicPartition]]]:
     """Yield each leader with its partitions, split into as many as one request may have."""
-    in_turn = sorted(leaders, key=lambda origin: (leaders[origin], origin))
-    for leader, origins in groupby(in_turn, key=leaders.__getitem__):
-        while batch := list(islice(origins, PARTITIONS_AT_ONCE)):
+    in_turn = sorted(leaders, key=lambda topic_partition: (leaders[topic_partition], topic_partition))
+    for leader, topic_partitions in groupby(in_turn, key=leaders.__getitem__):
+        while batch := list(islice(topic_partitions, PARTITIONS_AT_ONCE)):
             yield leader, batch
 
 
-def by_topic(origins: Sequence[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
+def by_topic(topic_partitions: Sequence[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
     """Yield each topic with its partition numbers."""
-    for topic, of_topic in groupby(sorted(origins), key=lambda origin: origin.topic):
-        yield topic, [origin.partition for origin in of_topic]
+    for topic, of_topic in groupby(sorted(topic_partitions), key=lambda topic_partition: topic_partition.topic):
+        yield topic, [topic_partition.partition for topic_partition in of_topic]

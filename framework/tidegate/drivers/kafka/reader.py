@@ -127,7 +127,7 @@ class KafkaPartitionReader:
         the assignment.
         """
         self._positions = dict(positions)
-        self._one_topic = len({origin.topic for origin in positions}) == 1
+        self._one_topic = len({topic_partition.topic for topic_partition in positions}) == 1
         try:
             self._consumer.assign(
                 [ClientPartition(topic, part, at) for (topic, part), at in positions.items()]
@@ -160,9 +160,9 @@ class KafkaPartitionReader:
             return self._with_events(messages)
         return self._runs(messages)
 
-    def pause(self, origins: Sequence[TopicPartition]) -> None:
+    def pause(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
-        self._consumer.pause([ClientPartition(topic, part) for topic, part in origins])
+        self._consumer.pause([ClientPartition(topic, part) for topic, part in topic_partitions])
 
     def positions(self) -> dict[TopicPartition, Position]:
         """Return the position in each partition. It is after the records that `poll` has returned,
@@ -173,7 +173,7 @@ class KafkaPartitionReader:
         cost a reader that keeps up a sixth of its CPU (measured at 20,000 records/s).
         """
         partitions = self._consumer.position(
-            [ClientPartition(*origin) for origin in self._positions]
+            [ClientPartition(*topic_partition) for topic_partition in self._positions]
         )
         return {
             TopicPartition(each.topic, each.partition): Position(each.offset, _epoch(each))
@@ -188,10 +188,10 @@ class KafkaPartitionReader:
         A partition from which nothing was fetched yet is left out.
         """
         found = {}
-        for origin in self._positions:
-            offsets = self._consumer.get_watermark_offsets(ClientPartition(*origin), cached=True)
+        for topic_partition in self._positions:
+            offsets = self._consumer.get_watermark_offsets(ClientPartition(*topic_partition), cached=True)
             if offsets[1] >= 0:
-                found[origin] = offsets[1]
+                found[topic_partition] = offsets[1]
         return found
 
     def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
@@ -234,16 +234,16 @@ class KafkaPartitionReader:
             self._check_connection(now)
         if self._positions and now - self._heard_at > IDLE_CHECK_S:
             self._heard_at = now
-            origins = set(self._positions)
-            self._in_background(lambda: self._look(origins))
+            topic_partitions = set(self._positions)
+            self._in_background(lambda: self._look(topic_partitions))
 
     def _check_connection(self, now: float) -> None:
         self._connection_error = self._client_error
         if self._checking or now - self._checked_at < CONNECTION_CHECK_S:
             return
         self._checking, self._checked_at = True, now
-        origins = list(self._positions)
-        self._in_background(lambda: self._ask_leaders(origins))
+        topic_partitions = list(self._positions)
+        self._in_background(lambda: self._ask_leaders(topic_partitions))
 
     def _in_background(self, question: Callable[[], None]) -> None:
         """Run a check in a new thread, because it waits for an answer. The next `poll` raises an
@@ -258,13 +258,13 @@ class KafkaPartitionReader:
 
         threading.Thread(target=ask, daemon=True).start()
 
-    def _ask_leaders(self, origins: list[TopicPartition]) -> None:
+    def _ask_leaders(self, topic_partitions: list[TopicPartition]) -> None:
         """Clear the error of the client if the leaders of all partitions answer."""
         error = self._client_error
         try:
             admin = KafkaClusterAdmin(self._settings)
             try:
-                admin.latest(origins)
+                admin.latest(topic_partitions)
             finally:
                 admin.close()
         except InternalError:
@@ -277,18 +277,18 @@ class KafkaPartitionReader:
         finally:
             self._checking = False
 
-    def _look(self, origins: set[TopicPartition]) -> None:
+    def _look(self, topic_partitions: set[TopicPartition]) -> None:
         """Check whether the topics and partitions still exist. If not, `_when_idle` raises an
         error.
         """
         try:
             admin = KafkaClusterAdmin(self._settings)
             try:
-                for topic in {origin.topic for origin in origins}:
+                for topic in {topic_partition.topic for topic_partition in topic_partitions}:
                     partitions = admin.partitions(topic)
-                    for origin in origins:
-                        if origin.topic == topic and origin.partition >= partitions:
-                            self._gone = self._absent(f"{topic}-{origin.partition}")
+                    for topic_partition in topic_partitions:
+                        if topic_partition.topic == topic and topic_partition.partition >= partitions:
+                            self._gone = self._absent(f"{topic}-{topic_partition.partition}")
             finally:
                 admin.close()
         except RefusedError as error:
@@ -307,7 +307,7 @@ class KafkaPartitionReader:
         are long.
         """
         if not self._one_topic:
-            return [self._run(list(run)) for _, run in groupby(messages, key=_origin)]
+            return [self._run(list(run)) for _, run in groupby(messages, key=_topic_partition)]
         partitions = list(map(Message.partition, messages))
         if partitions.count(partitions[0]) == len(partitions):
             return [self._run(messages)]
@@ -315,9 +315,9 @@ class KafkaPartitionReader:
 
     def _run(self, messages: list[Message]) -> PartitionBatch:
         last = messages[-1]
-        origin = TopicPartition(cast("str", last.topic()), cast("int", last.partition()))
+        topic_partition = TopicPartition(cast("str", last.topic()), cast("int", last.partition()))
         return PartitionBatch(
-            origin, cast("list[PortMessage]", messages), cast("int", last.offset()) + 1
+            topic_partition, cast("list[PortMessage]", messages), cast("int", last.offset()) + 1
         )
 
     def _with_events(self, messages: list[Message]) -> list[PartitionBatch]:
@@ -340,19 +340,19 @@ class KafkaPartitionReader:
             if records:
                 runs += self._runs(records)
                 records = []
-            origin = TopicPartition(message.topic() or "", cast("int", message.partition()))
+            topic_partition = TopicPartition(message.topic() or "", cast("int", message.partition()))
             if event.code() != Code._PARTITION_EOF:
-                raise self._error(origin, event)
-            runs.append(PartitionBatch(origin, (), cast("int", message.offset())))
+                raise self._error(topic_partition, event)
+            runs.append(PartitionBatch(topic_partition, (), cast("int", message.offset())))
         return runs + self._runs(records) if records else runs
 
-    def _error(self, origin: TopicPartition, event: Any) -> TidegateError:
-        where = f"{origin.topic}-{origin.partition}" if origin.topic else "its partitions"
+    def _error(self, topic_partition: TopicPartition, event: Any) -> TidegateError:
+        where = f"{topic_partition.topic}-{topic_partition.partition}" if topic_partition.topic else "its partitions"
         code = event.code()
         if code == Code._AUTO_OFFSET_RESET:
             return KafkaError(
                 f"Partition {where} at {self._servers}, which is read from offset "
-                f"{self._positions.get(origin, 'unknown')}, cannot be read on: {event.str()}. The "
+                f"{self._positions.get(topic_partition, 'unknown')}, cannot be read on: {event.str()}. The "
                 "next offset is not in the log any more, or not yet (retention has deleted it, an "
                 "unclean leader election has truncated the log, or the topic was created again). "
                 "Start from another checkpoint, or from new offsets with --restore none; records "
@@ -388,7 +388,7 @@ class KafkaPartitionReader:
             )
 
 
-def _origin(message: Message) -> tuple[str | None, int | None]:
+def _topic_partition(message: Message) -> tuple[str | None, int | None]:
     return message.topic(), message.partition()
 
 

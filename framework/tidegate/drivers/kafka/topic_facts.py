@@ -49,11 +49,11 @@ def epoch_ends(
     """See `TransactionAdmin.epoch_ends`."""
 
     def once() -> dict[TopicPartition, int]:
-        leaders = _leaders(_metadata(control, {origin.topic for origin in epochs}), epochs)
+        leaders = _leaders(_metadata(control, {topic_partition.topic for topic_partition in epochs}), epochs)
         found: dict[TopicPartition, int] = {}
-        for leader, origins in wire.batches(leaders):
+        for leader, topic_partitions in wire.batches(leaders):
             answer = _sent(
-                control, _request({origin: epochs[origin] for origin in origins}), leader
+                control, _request({topic_partition: epochs[topic_partition] for topic_partition in topic_partitions}), leader
             )
             for topic in answer.topics:
                 for row in topic.partitions:
@@ -84,11 +84,11 @@ def _leaders(metadata: Any, wanted: Collection[TopicPartition]) -> dict[TopicPar
     leaders = {}
     for topic in metadata.topics:
         for row in topic.partitions:
-            origin = TopicPartition(topic.name, row.partition_index)
-            if origin in wanted:
+            topic_partition = TopicPartition(topic.name, row.partition_index)
+            if topic_partition in wanted:
                 if row.leader_id < 0:
-                    raise theirs.StaleMetadata(f"{origin.topic}-{origin.partition} has no leader")
-                leaders[origin] = row.leader_id
+                    raise theirs.StaleMetadata(f"{topic_partition.topic}-{topic_partition.partition} has no leader")
+                leaders[topic_partition] = row.leader_id
     return leaders
 
 
@@ -110,14 +110,14 @@ def _request(epochs: Mapping[TopicPartition, int]) -> Any:
                 topic=name,
                 partitions=[
                     topic.OffsetForLeaderPartition(
-                        partition=origin.partition,
+                        partition=topic_partition.partition,
                         current_leader_epoch=UNKNOWN_EPOCH,
-                        leader_epoch=epochs[origin],
+                        leader_epoch=epochs[topic_partition],
                     )
-                    for origin in origins
+                    for topic_partition in topic_partitions
                 ],
             )
-            for name, origins in groupby(sorted(epochs), key=lambda origin: origin.topic)
+            for name, topic_partitions in groupby(sorted(epochs), key=lambda topic_partition: topic_partition.topic)
         ],
     )
 

@@ -89,12 +89,12 @@ class Brokers:
         self.marked: Callable[[PartitionLog], None] | None = None
         self._offsets: dict[str, dict[TopicPartition, GroupCommit]] = {}
 
-    def partition(self, origin: TopicPartition) -> PartitionLog:
+    def partition(self, topic_partition: TopicPartition) -> PartitionLog:
         """Return the log of a partition. Raise BrokerError if the partition does not exist."""
-        found = self.topics.get(origin.topic, ())
-        if not 0 <= origin.partition < len(found):
+        found = self.topics.get(topic_partition.topic, ())
+        if not 0 <= topic_partition.partition < len(found):
             raise BrokerError(Code.UNKNOWN_TOPIC_OR_PARTITION)
-        return found[origin.partition]
+        return found[topic_partition.partition]
 
     def create_topic(self, name: str, partitions: Sequence[PartitionLog]) -> None:
         """Create a topic with a new id, even if a topic of this name existed before."""
@@ -109,12 +109,12 @@ class Brokers:
         for name, logs in self.topics.items():
             self.create_topic(name, logs)
 
-    def mark(self, origin: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
+    def mark(self, topic_partition: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
         """Handle WriteTxnMarkers of the coordinator. Ignore a partition that no longer exists."""
-        found = self.topics.get(origin.topic, ())
-        if origin.partition < len(found):
+        found = self.topics.get(topic_partition.topic, ())
+        if topic_partition.partition < len(found):
             now_ms = self.timeline.now_ms()
-            log = found[origin.partition]
+            log = found[topic_partition.partition]
             log.mark(producer_id, epoch, now_ms, commit=commit)
             if self.marked is not None:
                 self.marked(log)
@@ -124,7 +124,7 @@ class Brokers:
     def produce(
         self,
         user: str,
-        origin: TopicPartition,
+        topic_partition: TopicPartition,
         name: TransactionalId | None,
         producer_id: int,
         epoch: int,
@@ -132,21 +132,21 @@ class Brokers:
         records: Sequence[Record],
     ) -> None:
         """Produce to one partition, in a transaction if `name` is given."""
-        self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-        self.partition(origin).append(
+        self.rights.check(user, "WRITE", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        self.partition(topic_partition).append(
             producer_id,
             epoch,
             sequence,
             records,
             is_open=None
             if name is None
-            else lambda: self.coordinator.includes(name, producer_id, epoch, origin),
+            else lambda: self.coordinator.includes(name, producer_id, epoch, topic_partition),
         )
 
-    def fetch(self, user: str, origin: TopicPartition, position: int, records_max: int) -> Fetched:
+    def fetch(self, user: str, topic_partition: TopicPartition, position: int, records_max: int) -> Fetched:
         """Fetch from one partition."""
-        self.rights.check(user, "READ", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-        log = self.partition(origin)
+        self.rights.check(user, "READ", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        log = self.partition(topic_partition)
         records, reached = log.read(position, records_max)
         epoch = log.epoch_at(reached - 1)
         return Fetched(records, reached, log.last_stable, log.end, epoch)
@@ -159,15 +159,15 @@ class Brokers:
         return len(self.topics[topic])
 
     def offset(
-        self, user: str, origin: TopicPartition, at: int | None, *, earliest: bool = False
+        self, user: str, topic_partition: TopicPartition, at: int | None, *, earliest: bool = False
     ) -> int:
         """Handle ListOffsets for `read_committed`.
 
         Return the earliest offset, the first at or after the time `at` (-1 if no offset is), or
         the latest offset.
         """
-        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-        log = self.partition(origin)
+        self.rights.check(user, "DESCRIBE", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        log = self.partition(topic_partition)
         if earliest:
             return log.start
         if at is None:
@@ -175,10 +175,10 @@ class Brokers:
         found = log.at_time(at)
         return -1 if found is None else found
 
-    def high_watermark(self, user: str, origin: TopicPartition) -> int:
+    def high_watermark(self, user: str, topic_partition: TopicPartition) -> int:
         """Handle ListOffsets for `read_uncommitted`: return the high watermark."""
-        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-        return self.partition(origin).end
+        self.rights.check(user, "DESCRIBE", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        return self.partition(topic_partition).end
 
     def topic_ids(self, user: str, topics: Iterable[str]) -> dict[str, str]:
         """Handle Metadata: return the ids of the topics that exist."""
@@ -187,12 +187,12 @@ class Brokers:
             self.rights.check(user, "DESCRIBE", topic, Code.TOPIC_AUTHORIZATION_FAILED)
         return {topic: self._topic_ids[topic] for topic in found}
 
-    def epoch_end(self, user: str, origin: TopicPartition, epoch: int) -> int | None:
+    def epoch_end(self, user: str, topic_partition: TopicPartition, epoch: int) -> int | None:
         """Handle OffsetForLeaderEpoch. Return None for a partition that does not exist."""
-        self.rights.check(user, "DESCRIBE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-        if origin.partition >= len(self.topics.get(origin.topic, ())):
+        self.rights.check(user, "DESCRIBE", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+        if topic_partition.partition >= len(self.topics.get(topic_partition.topic, ())):
             return None
-        return self.partition(origin).epoch_end(epoch)
+        return self.partition(topic_partition).epoch_end(epoch)
 
     def commit_offsets(
         self, user: str, group: str, positions: Mapping[TopicPartition, GroupCommit]
@@ -221,14 +221,14 @@ class Brokers:
         name: TransactionalId,
         producer_id: int,
         epoch: int,
-        origins: Sequence[TopicPartition],
+        topic_partitions: Sequence[TopicPartition],
     ) -> None:
         """Handle AddPartitionsToTxn: add all partitions or none."""
         self._check_id(user, "WRITE", name)
-        for origin in origins:
-            self.rights.check(user, "WRITE", origin.topic, Code.TOPIC_AUTHORIZATION_FAILED)
-            self.partition(origin)
-        self.coordinator.add_partitions(name, producer_id, epoch, origins)
+        for topic_partition in topic_partitions:
+            self.rights.check(user, "WRITE", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
+            self.partition(topic_partition)
+        self.coordinator.add_partitions(name, producer_id, epoch, topic_partitions)
 
     def end(
         self, user: str, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool

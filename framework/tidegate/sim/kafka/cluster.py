@@ -164,9 +164,9 @@ class FakeKafka:
         self._brokers.become_mirror(cluster_id)
         self.coordinator.forget()
 
-    def log(self, origin: TopicPartition) -> PartitionLog:
+    def log(self, topic_partition: TopicPartition) -> PartitionLog:
         """Return a partition. A test can inspect it, trim it (`start`) or elect a leader."""
-        return self._brokers.topics[origin.topic][origin.partition]
+        return self._brokers.topics[topic_partition.topic][topic_partition.partition]
 
     def logs(self) -> list[PartitionLog]:
         """Return all partitions."""

@@ -146,21 +146,21 @@ class FakeTransactionAdmin:
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the end offset of the records up to a leader epoch, for each partition."""
         found: dict[TopicPartition, int] = {}
-        for origin, epoch in sorted(epochs.items()):
+        for topic_partition, epoch in sorted(epochs.items()):
             end = self._retried(
-                "tell where leader epochs end", partial(self._epoch_end, origin, epoch)
+                "tell where leader epochs end", partial(self._epoch_end, topic_partition, epoch)
             )
             if end is not None:
-                found[origin] = end
+                found[topic_partition] = end
         return found
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
-    def _epoch_end(self, origin: TopicPartition, epoch: int) -> int | None:
-        call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, origin=origin)
+    def _epoch_end(self, topic_partition: TopicPartition, epoch: int) -> int | None:
+        call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, topic_partition=topic_partition)
         return self._connection.ask(
-            call, lambda: self._brokers.epoch_end(self._user, origin, epoch)
+            call, lambda: self._brokers.epoch_end(self._user, topic_partition, epoch)
         )
 
     def _call(self, api: Api, transactional_id: TransactionalId) -> Call:
@@ -195,35 +195,35 @@ class FakeAdmin:
         self.partitions(topic)
         return self._brokers.rights.of(self._user, topic)
 
-    def earliest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offsets that are still in the log."""
         return self._offsets(
-            origins, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
+            topic_partitions, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
         )
 
-    def latest(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the last stable offsets."""
-        return self._offsets(origins, lambda each: self._brokers.offset(self._user, each, None))
+        return self._offsets(topic_partitions, lambda each: self._brokers.offset(self._user, each, None))
 
-    def high_watermarks(self, origins: list[TopicPartition]) -> dict[TopicPartition, int]:
+    def high_watermarks(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the ends of the logs, including records of open transactions."""
-        return self._offsets(origins, lambda each: self._brokers.high_watermark(self._user, each))
+        return self._offsets(topic_partitions, lambda each: self._brokers.high_watermark(self._user, each))
 
     def at_time(
-        self, origins: list[TopicPartition], timestamp_ms: int
+        self, topic_partitions: list[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int]:
         """Return the first offset at or after a time, or else the last stable offset."""
         found = self._offsets(
-            origins, lambda each: self._brokers.offset(self._user, each, timestamp_ms)
+            topic_partitions, lambda each: self._brokers.offset(self._user, each, timestamp_ms)
         )
         return {**found, **self.latest([each for each, at in found.items() if at < 0])}
 
     def committed(
-        self, group: str, origins: list[TopicPartition]
+        self, group: str, topic_partitions: list[TopicPartition]
     ) -> dict[TopicPartition, int | None]:
         """Return the offsets of a consumer group; None for a partition without one."""
         held = self.group_commits(group)
-        return {origin: held[origin].offset if origin in held else None for origin in origins}
+        return {topic_partition: held[topic_partition].offset if topic_partition in held else None for topic_partition in topic_partitions}
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """Return all offsets of a consumer group."""
@@ -264,13 +264,13 @@ class FakeAdmin:
         """Do nothing: no resource is open."""
 
     def _offsets(
-        self, origins: list[TopicPartition], ask: Callable[[TopicPartition], int]
+        self, topic_partitions: list[TopicPartition], ask: Callable[[TopicPartition], int]
     ) -> dict[TopicPartition, int]:
         found = {}
-        for origin in origins:
-            call = Call(Api.LIST_OFFSETS, self._connection.name, origin=origin)
-            what = f"tell the offsets of {origin.topic}-{origin.partition}"
-            found[origin] = self._retried(what, call, partial(ask, origin))
+        for topic_partition in topic_partitions:
+            call = Call(Api.LIST_OFFSETS, self._connection.name, topic_partition=topic_partition)
+            what = f"tell the offsets of {topic_partition.topic}-{topic_partition.partition}"
+            found[topic_partition] = self._retried(what, call, partial(ask, topic_partition))
         return found
 
     def _asked(self, what: str, name: str, act: Callable[[], T]) -> T:

@@ -151,7 +151,7 @@ class TransactionCoordinator:
         return found.producer_id, found.epoch
 
     def add_partitions(
-        self, name: TransactionalId, producer_id: int, epoch: int, origins: Iterable[TopicPartition]
+        self, name: TransactionalId, producer_id: int, epoch: int, topic_partitions: Iterable[TopicPartition]
     ) -> None:
         """Run AddPartitionsToTxn. The first call begins the transaction and its timeout."""
         found = self._of_producer(name, producer_id, epoch)
@@ -161,7 +161,7 @@ class TransactionCoordinator:
             found.start_ms = self._timeline.now_ms()
             self._to(found, TransactionState.ONGOING)
             self._watch(found, name)
-        found.partitions.update(dict.fromkeys(origins))
+        found.partitions.update(dict.fromkeys(topic_partitions))
 
     def end(self, name: TransactionalId, producer_id: int, epoch: int, *, commit: bool) -> None:
         """Run EndTxn v3. Success means that the decision is made. The markers follow later."""
@@ -198,7 +198,7 @@ class TransactionCoordinator:
         }
 
     def includes(
-        self, name: TransactionalId, producer_id: int, epoch: int, origin: TopicPartition
+        self, name: TransactionalId, producer_id: int, epoch: int, topic_partition: TopicPartition
     ) -> bool:
         """Return whether the open transaction of a producer includes a partition.
 
@@ -209,7 +209,7 @@ class TransactionCoordinator:
             found is not None
             and (found.producer_id, found.epoch) == (producer_id, epoch)
             and found.state is TransactionState.ONGOING
-            and origin in found.partitions
+            and topic_partition in found.partitions
         )
 
     def forget(self) -> None:
@@ -226,8 +226,8 @@ class TransactionCoordinator:
         self._to(
             found, TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
         )
-        for origin in list(found.partitions):
-            self._send_marker(found, name, origin, commit=commit)
+        for topic_partition in list(found.partitions):
+            self._send_marker(found, name, topic_partition, commit=commit)
 
     def _abort_by_epoch(self, found: _Transaction, name: TransactionalId, why: Decision) -> None:
         """Abort a transaction by the coordinator. The new epoch fences the producer."""
@@ -236,21 +236,21 @@ class TransactionCoordinator:
         self._end(found, name, commit=False)
 
     def _send_marker(
-        self, found: _Transaction, name: TransactionalId, origin: TopicPartition, *, commit: bool
+        self, found: _Transaction, name: TransactionalId, topic_partition: TopicPartition, *, commit: bool
     ) -> None:
-        verdict = self._faults.decide(Call(Api.WRITE_MARKERS, "", name, origin))
+        verdict = self._faults.decide(Call(Api.WRITE_MARKERS, "", name, topic_partition))
         due_s = self._timeline.now_s() + self._marker_s + verdict.request_s
 
         def again() -> None:
-            self._send_marker(found, name, origin, commit=commit)
+            self._send_marker(found, name, topic_partition, commit=commit)
 
         def arrive() -> None:
-            self._mark(origin, found.producer_id, found.epoch, commit)
+            self._mark(topic_partition, found.producer_id, found.epoch, commit)
             if verdict.lost is not None:
                 # The marker is written, but its answer is lost: a second one follows, as in Kafka.
                 self._timeline.at(due_s + verdict.answer_s + MARKER_RETRY_S, again)
                 return
-            del found.partitions[origin]
+            del found.partitions[topic_partition]
             if not found.partitions:
                 self._to(found, _ENDED[found.state])
 

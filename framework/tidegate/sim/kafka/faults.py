@@ -89,7 +89,7 @@ class Call(NamedTuple):
     process: str
     """Name of the process that asks. It is empty for the coordinator's own requests."""
     transactional_id: TransactionalId | None = None
-    origin: TopicPartition | None = None
+    topic_partition: TopicPartition | None = None
     name: str = ""
     """Name of the consumer group or topic, or a prefix."""
     producer: tuple[int, int] | None = None

@@ -104,8 +104,8 @@ class _Writer:
 class PartitionLog:
     """The log of one partition. `message_bytes_max` is the max.message.bytes of the topic."""
 
-    def __init__(self, origin: TopicPartition, message_bytes_max: int) -> None:
-        self.origin = origin
+    def __init__(self, topic_partition: TopicPartition, message_bytes_max: int) -> None:
+        self.topic_partition = topic_partition
         self.start = 0
         """First offset that retention has kept: the log start offset."""
         self.message_bytes_max = message_bytes_max

@@ -62,7 +62,7 @@ _FENCING: Final = frozenset(
 class _Batch:
     """A batch of records in flight to one partition."""
 
-    origin: TopicPartition
+    topic_partition: TopicPartition
     sequence: int
     records: list[Record]
     expires_s: float
@@ -217,11 +217,11 @@ class FakeProducer:
             ready = list(self._queues)
         else:
             self._add_partitions(self._name)
-            ready = [origin for origin in self._queues if origin in self._added]
-        for origin in ready:
+            ready = [topic_partition for topic_partition in self._queues if topic_partition in self._added]
+        for topic_partition in ready:
             # A request that is answered at once pumps again, and may have emptied the queue.
-            if origin not in self._sending and origin in self._queues:
-                self._produce(self._next_batch(origin))
+            if topic_partition not in self._sending and topic_partition in self._queues:
+                self._produce(self._next_batch(topic_partition))
 
     def _find_homes(self) -> None:
         """Queue records whose topic is known by now. Fail if a topic is unknown for too long."""
@@ -239,7 +239,7 @@ class FakeProducer:
                 self._later(RETRY_PAUSE_S[0], self._pump)
 
     def _add_partitions(self, name: TransactionalId) -> None:
-        new = [origin for origin in self._queues if origin not in self._added]
+        new = [topic_partition for topic_partition in self._queues if topic_partition not in self._added]
         if not new or self._adding or self._failure is not None:
             return
         self._adding = True
@@ -268,15 +268,15 @@ class FakeProducer:
     def _retry_adding(self, new: list[TopicPartition]) -> None:
         """Send AddPartitionsToTxn again later, until the oldest record has waited for too long."""
         now_s = self._connection.timeline.now_s()
-        taken_s = min(self._queues[origin][0][1] for origin in new)
+        taken_s = min(self._queues[topic_partition][0][1] for topic_partition in new)
         if now_s - taken_s >= self._timeout_s:
             self._timed_out(new[0])
         else:
             self._later(RETRY_PAUSE_S[0], self._pump)
 
-    def _next_batch(self, origin: TopicPartition) -> _Batch:
+    def _next_batch(self, topic_partition: TopicPartition) -> _Batch:
         """Take the records of one request from the queue of a partition."""
-        queue = self._queues[origin]
+        queue = self._queues[topic_partition]
         expires_s = queue[0][1] + self._timeout_s
         records: list[Record] = []
         size = 0
@@ -285,20 +285,20 @@ class FakeProducer:
             records.append(record)
             size += size_of(record)
         if not queue:
-            del self._queues[origin]
-        sequence = self._sequences.get(origin, 0)
-        self._sequences[origin] = sequence + len(records)
-        return _Batch(origin, sequence, records, expires_s)
+            del self._queues[topic_partition]
+        sequence = self._sequences.get(topic_partition, 0)
+        self._sequences[topic_partition] = sequence + len(records)
+        return _Batch(topic_partition, sequence, records, expires_s)
 
     def _produce(self, batch: _Batch) -> None:
         if self._failure is not None:
             return
-        self._sending.add(batch.origin)
+        self._sending.add(batch.topic_partition)
         self._send(
-            Call(Api.PRODUCE, self._connection.name, self._name, batch.origin),
+            Call(Api.PRODUCE, self._connection.name, self._name, batch.topic_partition),
             lambda: self._brokers.produce(
                 self._user,
-                batch.origin,
+                batch.topic_partition,
                 self._name,
                 *self._identity,
                 batch.sequence,
@@ -316,20 +316,20 @@ class FakeProducer:
             self._not_produced(batch, error.code)
             return
         self._left -= len(batch.records)
-        self._sending.discard(batch.origin)
-        if batch.origin in self._queues:
+        self._sending.discard(batch.topic_partition)
+        if batch.topic_partition in self._queues:
             self._pump()
 
     def _not_produced(self, batch: _Batch, code: Code) -> None:
         now_s = self._connection.timeline.now_s()
         gone = code is Code.UNKNOWN_TOPIC_OR_PARTITION
         if not gone and code not in RETRIABLE:
-            self._refused(batch.origin, code)
+            self._refused(batch.topic_partition, code)
         elif gone and now_s >= batch.expires_s - self._timeout_s + self._propagation_s:
-            topic = batch.origin.topic
+            topic = batch.topic_partition.topic
             self._failed(f"deliver a record to topic {topic}: there is no such topic")
         elif now_s >= batch.expires_s:
-            self._timed_out(batch.origin)
+            self._timed_out(batch.topic_partition)
         else:
             self._later(batch.pause_s, partial(self._produce, batch))
             batch.pause_s = min(batch.pause_s * 2, RETRY_PAUSE_S[1])
@@ -374,16 +374,16 @@ class FakeProducer:
             "transactional ids with the prefix tidegate, or look at the timeout or the brokers."
         )
 
-    def _refused(self, origin: TopicPartition, code: Code) -> None:
+    def _refused(self, topic_partition: TopicPartition, code: Code) -> None:
         """Fail because a request was refused permanently."""
-        what = f"deliver a record to topic {origin.topic}: {code.value}"
+        what = f"deliver a record to topic {topic_partition.topic}: {code.value}"
         if code in _FENCING:
             what = f"write: it was fenced ({code.value}), another producer took the id"
         kind = RecordTooLargeError if code is Code.MESSAGE_TOO_LARGE else TransactionError
         self._failed(what, kind)
 
-    def _timed_out(self, origin: TopicPartition) -> None:
-        self._failed(f"deliver a record to topic {origin.topic}: _MSG_TIMED_OUT")
+    def _timed_out(self, topic_partition: TopicPartition) -> None:
+        self._failed(f"deliver a record to topic {topic_partition.topic}: _MSG_TIMED_OUT")
 
     def _failed(self, what: str, kind: type[TidegateError] = TransactionError) -> None:
         """Keep the first failure, and send nothing more."""

@@ -68,7 +68,7 @@ class FakeReader:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, starting at these offsets."""
-        self._assigned = {origin: _Assigned(at) for origin, at in positions.items()}
+        self._assigned = {topic_partition: _Assigned(at) for topic_partition, at in positions.items()}
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         """Return the arrived records. Wait up to `timeout_s` for the first of them.
@@ -98,27 +98,27 @@ class FakeReader:
         """
         self._check_alone()
         return {
-            origin: Position(each.position, each.epoch)
-            for origin, each in self._assigned.items()
+            topic_partition: Position(each.position, each.epoch)
+            for topic_partition, each in self._assigned.items()
             if each.position > each.start
         }
 
     @property
     def passed(self) -> dict[TopicPartition, int]:
         """Positions of all partitions, for checkers. They may read it while a thread waits."""
-        return {origin: each.position for origin, each in self._assigned.items()}
+        return {topic_partition: each.position for topic_partition, each in self._assigned.items()}
 
-    def pause(self, origins: Sequence[TopicPartition]) -> None:
+    def pause(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions."""
         self._check_alone()
-        for origin in origins:
-            self._assigned[origin].paused = True
+        for topic_partition in topic_partitions:
+            self._assigned[topic_partition].paused = True
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
         """Return the newest known end offsets of the partitions that were fetched from."""
         self._check_alone()
         return {
-            origin: each.high for origin, each in self._assigned.items() if each.high is not None
+            topic_partition: each.high for topic_partition, each in self._assigned.items() if each.high is not None
         }
 
     def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
@@ -126,7 +126,7 @@ class FakeReader:
         self._check_alone()
         if not positions:
             return
-        kept = {origin: GroupCommit(at, metadata) for origin, at in positions.items()}
+        kept = {topic_partition: GroupCommit(at, metadata) for topic_partition, at in positions.items()}
 
         def act() -> None:
             self._brokers.commit_offsets(self._user, self._group, kept)
@@ -160,40 +160,40 @@ class FakeReader:
         self._turn = (self._turn + 1) % max(1, len(order))
         runs: list[PartitionBatch] = []
         left = records_max
-        for origin in order[self._turn :] + order[: self._turn]:
-            each = self._assigned[origin]
+        for topic_partition in order[self._turn :] + order[: self._turn]:
+            each = self._assigned[topic_partition]
             if left <= 0:
                 break
             if each.paused:
                 continue
-            for run in self._fetched(origin, each, left):
+            for run in self._fetched(topic_partition, each, left):
                 runs.append(run)
                 left -= max(1, len(run.messages))
         return runs
 
     def _fetched(
-        self, origin: TopicPartition, each: _Assigned, records_max: int
+        self, topic_partition: TopicPartition, each: _Assigned, records_max: int
     ) -> list[PartitionBatch]:
         try:
-            if not self._may_fetch(origin, each):
+            if not self._may_fetch(topic_partition, each):
                 return []
-            fetched = self._brokers.fetch(self._user, origin, each.position, records_max)
+            fetched = self._brokers.fetch(self._user, topic_partition, each.position, records_max)
         except BrokerError as error:
             if error.code is Code.UNKNOWN_TOPIC_OR_PARTITION:
                 return []  # librdkafka keeps asking and reports nothing
-            raise self._error(origin, each, error.code) from None
+            raise self._error(topic_partition, each, error.code) from None
         each.high, each.asked = fetched.end, False
         each.position, each.epoch = fetched.position, fetched.leader_epoch
         runs = []
         if fetched.records:
-            runs.append(PartitionBatch(origin, fetched.records, fetched.records[-1].offset() + 1))
+            runs.append(PartitionBatch(topic_partition, fetched.records, fetched.records[-1].offset() + 1))
         at_end = each.position == fetched.last_stable and len(fetched.records) < records_max
         if self._tells_ends and at_end and each.end_told != each.position:
             each.end_told = each.position
-            runs.append(PartitionBatch(origin, (), each.position))
+            runs.append(PartitionBatch(topic_partition, (), each.position))
         return runs
 
-    def _may_fetch(self, origin: TopicPartition, each: _Assigned) -> bool:
+    def _may_fetch(self, topic_partition: TopicPartition, each: _Assigned) -> bool:
         """Return whether the answer to a fetch has arrived.
 
         The hook sees only a fetch that returns something, because brokers hold back other fetches
@@ -204,10 +204,10 @@ class FakeReader:
             return now_s >= each.fetch_s
         if now_s < each.fetch_s:
             return False
-        if each.high is not None and self._nothing_new(origin, each):
+        if each.high is not None and self._nothing_new(topic_partition, each):
             return False
         verdict = self._connection.verdict(
-            Call(Api.FETCH, self._connection.name, origin=origin, name=self._group)
+            Call(Api.FETCH, self._connection.name, topic_partition=topic_partition, name=self._group)
         )
         if verdict is PROCEED:
             return True
@@ -218,8 +218,8 @@ class FakeReader:
         each.fetch_s += REFETCH_S
         return False
 
-    def _nothing_new(self, origin: TopicPartition, each: _Assigned) -> bool:
-        log = self._brokers.partition(origin)
+    def _nothing_new(self, topic_partition: TopicPartition, each: _Assigned) -> bool:
+        log = self._brokers.partition(topic_partition)
         each.high = log.end
         at_end = each.position == log.last_stable
         return at_end and (not self._tells_ends or each.end_told == each.position)
@@ -228,17 +228,17 @@ class FakeReader:
         if now_s - self._heard_s <= IDLE_CHECK_S:
             return
         self._heard_s = now_s
-        for origin in self._assigned:
+        for topic_partition in self._assigned:
             try:
-                self._brokers.partition(origin)
+                self._brokers.partition(topic_partition)
             except BrokerError:
                 raise KafkaError(
-                    f"Partition {origin.topic}-{origin.partition}: there is no such topic or "
+                    f"Partition {topic_partition.topic}-{topic_partition.partition}: there is no such topic or "
                     "partition. It was deleted, or created again with fewer partitions."
                 ) from None
 
-    def _error(self, origin: TopicPartition, each: _Assigned, code: Code) -> TidegateError:
-        where = f"{origin.topic}-{origin.partition}"
+    def _error(self, topic_partition: TopicPartition, each: _Assigned, code: Code) -> TidegateError:
+        where = f"{topic_partition.topic}-{topic_partition.partition}"
         if code is Code.OFFSET_OUT_OF_RANGE:
             return KafkaError(
                 f"Partition {where} of the fake Kafka cannot be read from offset {each.start}: "
