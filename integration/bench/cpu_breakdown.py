@@ -299,20 +299,20 @@ class BareSlot:
         self._around = Surroundings(
             drivers, self._transactions, job=sink, config=config, warm=2, threads=True
         )
-        runtime = self._around.runtime
-        runtime.blobs = drivers.blob_store(str(folder / "storage"))
-        runtime.local = folder / "local"
+        context = self._around.context
+        context.blobs = drivers.blob_store(str(folder / "storage"))
+        context.local = folder / "local"
         self._chain = OperatorChain(
             kind.__name__,
             graph,
             vertex,
             ChainOutputs(
-                outlets=(),
+                record_writers=(),
                 make_sink=lambda node, _: KafkaSinkWriter(
-                    cast("KafkaSink[Any]", node.declaration), Uid(node.id), runtime
+                    cast("KafkaSink[Any]", node.declaration), Uid(node.id), context
                 ),
                 make_state=lambda node: open_step_state(
-                    runtime,
+                    context,
                     Uid(node.id),
                     cast("KeyedProcess[Any, Any, Any]", node.function).declared_states,
                     node.inputs[0].key_type,
@@ -323,14 +323,14 @@ class BareSlot:
         reader = KafkaSourceReader(
             cast("KafkaSource[Any]", head.declaration),
             Uid(head.id),
-            runtime,
+            context,
             keep_keys=source_keys_wanted(graph, head.id),
         )
         splits = [
             SourceSplit(source=Uid(head.id), topic="bench-in", partition=number, offset=0)
             for number in range(4)
         ]
-        self._task = SourceTask(runtime, self._chain, self, reader, splits)
+        self._task = SourceTask(context, self._chain, self, reader, splits)
         self.native = NativeThreads()
         self._ending = ThreadPoolExecutor(1)
         self._open_checkpoints = 0

@@ -203,7 +203,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
         for number, payload in frames:
             channels[number].add_credit(read_credit(payload))
 
-    outlet = KeyGroupWriter(KINDS[kind][1], str.encode, 128, channels, step="a")
+    record_writer = KeyGroupWriter(KINDS[kind][1], str.encode, 128, channels, step="a")
     work = batches(kind)
     ours.send(exchange.address)
     exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
@@ -212,10 +212,10 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     cpu, began = time.process_time(), time.perf_counter()
     for number in range(records // BATCH):
         mailbox.run_waiting()
-        while not outlet.writable():
+        while not record_writer.writable():
             mailbox.wait()
-        outlet.emit(work[number % len(work)])
-    outlet.emit_control(EndOfInput())
+        record_writer.emit(work[number % len(work)])
+    record_writer.emit_control(EndOfInput())
     while any(way.waiting for way in channels):
         mailbox.wait()
     result = ours.recv()

@@ -150,9 +150,9 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     around = Surroundings(
         SystemDrivers(), transactions, job=out, config=config, warm=2, threads=True
     )
-    runtime = around.runtime
-    reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), runtime, keep_keys=True)
-    writer = KafkaSinkWriter(KafkaSink(out, value=Raw()), Uid("out"), runtime)
+    context = around.context
+    reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), context, keep_keys=True)
+    writer = KafkaSinkWriter(KafkaSink(out, value=Raw()), Uid("out"), context)
     waiting: list[int] = []
 
     def prepared(found: tuple[PreparedTransaction, ...]) -> None:

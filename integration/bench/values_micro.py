@@ -183,7 +183,7 @@ def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list
         inputs=(),
         uid=None,
         options={},
-        place="",
+        location="",
         function=Function(),
     )
     operator = ProcessOperator("P", node, {MAIN: _nothing})

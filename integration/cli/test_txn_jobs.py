@@ -54,7 +54,7 @@ class Journal:
             "number": JournalNumber(number),
             "nonce": f"n{number}",
             "previous": self._entries[-1].nonce if self._entries else "",
-            "journal": "j1",
+            "journal_id": "j1",
             "created_ms": 0,
         }
 

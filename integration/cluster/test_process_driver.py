@@ -152,10 +152,10 @@ def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None
 
 def until_it_waits(process: psutil.Process) -> None:
     """Wait until the process has finished its imports and sleeps in the read of its arguments."""
-    lifeline = Path(f"/proc/{process.pid}/syscall")
+    parent_pipe = Path(f"/proc/{process.pid}/syscall")
     end_s = time.monotonic() + 30
     while time.monotonic() < end_s:
-        number, descriptor = [*lifeline.read_text().split(), "", ""][:2]
+        number, descriptor = [*parent_pipe.read_text().split(), "", ""][:2]
         if number in RECVMSG and descriptor == "0x0":
             return
         time.sleep(0.02)

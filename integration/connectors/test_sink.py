@@ -54,7 +54,7 @@ class SinkBench:
             threads=True,
         )
         sink = KafkaSink(topic, value=Raw(), **options)
-        self.writer = KafkaSinkWriter(sink, Uid("out"), self.around.runtime)
+        self.writer = KafkaSinkWriter(sink, Uid("out"), self.around.context)
         self.writer.open()
         self.acks: list[tuple[PreparedTransaction, ...]] = []
         self.barriers = 0

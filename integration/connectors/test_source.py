@@ -41,7 +41,7 @@ class SourceBench:
             job=self.job,
             config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         )
-        self.reader = KafkaSourceReader(source, Uid("src"), self.around.runtime)
+        self.reader = KafkaSourceReader(source, Uid("src"), self.around.context)
         self.reader.open(splits)
         self.values: dict[int, list[Any]] = {}
 
@@ -170,7 +170,10 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
     bench.reader.commit([split], CheckpointId.parse("2-7"))
     group = f"tidegate.{bench.job}.src"
     topic_partition = TopicPartition(topic, 0)
-    eventually(lambda: cluster.admin.committed(group, [topic_partition])[topic_partition], lambda offset: offset == 0)
+    eventually(
+        lambda: cluster.admin.committed(group, [topic_partition])[topic_partition],
+        lambda offset: offset == 0,
+    )
     bench.reader.close()
 
 

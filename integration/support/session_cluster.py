@@ -203,7 +203,7 @@ class Processes:
         (folder / "tidegate.toml").write_text(
             f"""
             [kafka]
-            bootstrap = "{self.bootstrap}"
+            bootstrap_servers = "{self.bootstrap}"
             [jobmanager]
             host = "127.0.0.1"
             port = {ports[0]}

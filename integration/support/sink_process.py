@@ -47,7 +47,7 @@ def main() -> None:
         config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         threads=True,
     )
-    writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), around.runtime)
+    writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), around.context)
     writer.open()
     acks: list[tuple[PreparedTransaction, ...]] = []
     size, total = int(records), 0

@@ -27,7 +27,7 @@ class Sums(msgspec.Struct, frozen=True):
     one_of: int | str | None
     seen: set[int]
     by_name: Mapping[str, int]
-    place: tuple[int, str]
+    location: tuple[int, str]
     kind: Literal[1, 2] = 1
 
 
@@ -38,7 +38,7 @@ class Later:
     by_number: dict[int, int]
     one_of: int | str | bytes | None
     seen: list[int]
-    place: tuple[int, str]
+    location: tuple[int, str]
     total: int | None
     added: int = 5
 
@@ -95,7 +95,7 @@ def test_a_big_int_may_be_in_any_container(of: Any, value: Any) -> None:
 def test_a_big_int_is_read_under_an_older_schema(value: Sums) -> None:
     now = state_codec(Later, 1, {0: stored_schema(Sums)})
     read = now.decode(state_codec(Sums, 0, {}).encode(value))
-    expected = Later(value.by_number, value.one_of, sorted(value.seen), value.place, value.total)
+    expected = Later(value.by_number, value.one_of, sorted(value.seen), value.location, value.total)
     read.seen.sort()
     assert read == expected
 

@@ -169,7 +169,7 @@ def test_places_are_shown_below_the_folder_of_the_code(
     monkeypatch.setattr(sys, "path", list(sys.path))
     pipeline = load_pipeline("shown.good:Copies", tmp_path)
     (node,) = [node for node in build(pipeline) if node.kind == "filter"]
-    assert node.place == "good.py:10"
+    assert node.location == "good.py:10"
     _, graph = rebuild(
         "shown.good:Copies",
         str(tmp_path),
@@ -179,7 +179,7 @@ def test_places_are_shown_below_the_folder_of_the_code(
         python_version=platform.python_version(),
     )
     (node,) = [node for node in graph if node.kind == "filter"]
-    assert node.place == "shown/good.py:10"
+    assert node.location == "shown/good.py:10"
 
 
 def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
@@ -203,7 +203,7 @@ def test_a_place_beside_a_folder_of_code_is_not_shown_below_it(
         for node in build(load_pipeline("beside.good:Copies", tmp_path))
         if node.kind == "filter"
     ]
-    assert node.place == "good.py:10"
+    assert node.location == "good.py:10"
 
 
 FLAKY = """

@@ -129,7 +129,7 @@ class HasArea(Protocol):
 class Stored:
     """A record class without a schema, because of one field."""
 
-    place: Path
+    location: Path
 
 
 class StoredTwice(Stored):

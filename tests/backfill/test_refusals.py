@@ -52,8 +52,8 @@ def test_a_step_of_a_kind_that_waves_do_not_run_is_refused_by_its_uid(
 ) -> None:
     monkeypatch.setitem(OPERATOR_KINDS, "window", OperatorKind(runs_in_waves=False))
     made = StreamGraph("test")
-    made.add("source", (), place="job.py:3", uid="orders")
-    made.add("window", (Edge(node="orders"),), place="job.py:7", uid="hourly")
+    made.add("source", (), location="job.py:3", uid="orders")
+    made.add("window", (Edge(node="orders"),), location="job.py:7", uid="hourly")
     with pytest.raises(RefusedError, match=r"job.py:7: 'hourly' is a step of the kind 'window'"):
         refuse_unknown_steps(made)
 
@@ -61,8 +61,8 @@ def test_a_step_of_a_kind_that_waves_do_not_run_is_refused_by_its_uid(
 def test_a_step_behind_another_exchange_is_refused_by_its_uid() -> None:
     made, broadcast = StreamGraph("test"), "broadcast"
     exchange: Any = broadcast
-    made.add("source", (), place="job.py:3", uid="rules")
-    made.add("map", (Edge(node="rules", partitioning=exchange),), place="job.py:8", uid="apply")
+    made.add("source", (), location="job.py:3", uid="rules")
+    made.add("map", (Edge(node="rules", partitioning=exchange),), location="job.py:8", uid="apply")
     with pytest.raises(RefusedError, match=r"job.py:8: 'apply' is reached by .* 'broadcast'"):
         refuse_unknown_steps(made)
 

@@ -86,9 +86,9 @@ def test_acknowledgements_that_change_nothing_say_so() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
-    stranger = SubtaskId(VertexId("other"), SubtaskIndex(0))
+    unknown = SubtaskId(VertexId("other"), SubtaskIndex(0))
     assert coordinator.handle(ack(1, A)) == [ignored(1, A, AcknowledgeResult.DUPLICATE)]
-    assert coordinator.handle(ack(1, stranger)) == [ignored(1, stranger, AcknowledgeResult.UNKNOWN)]
+    assert coordinator.handle(ack(1, unknown)) == [ignored(1, unknown, AcknowledgeResult.UNKNOWN)]
     assert coordinator.handle(ack(2, A)) == [ignored(2, A, AcknowledgeResult.UNKNOWN)]
     old = Acknowledged(checkpoint=CheckpointId(Attempt(6), 1), snapshot=part(A), now_s=0)
     assert coordinator.handle(old) == [

@@ -134,7 +134,9 @@ def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
 
 def stuck(ends: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1) -> str:
     return "\n".join(
-        words.stuck(PartitionStatus(topic_partition=HERE, leader=leader, ends=ends, open_transactions=row))
+        words.stuck(
+            PartitionStatus(topic_partition=HERE, leader=leader, ends=ends, open_transactions=row)
+        )
     )
 
 

@@ -106,8 +106,8 @@ def test_why_a_transaction_is_open(
 
 
 def test_another_producer_s_transaction_is_not_its() -> None:
-    stranger = changed(producer_id=8)
-    found = classify(HERE, PRODUCER, {8: stranger}, complete=True, now_ms=NOW)
+    another = changed(producer_id=8)
+    found = classify(HERE, PRODUCER, {8: another}, complete=True, now_ms=NOW)
     assert (found.cause, found.transaction) == (OpenReason.POSSIBLY_HANGING, None)
 
 
@@ -237,9 +237,17 @@ def test_selection_is_by_job_partition_and_age_and_oldest_first() -> None:
     rows = [never, OPENED, ours]
 
     def chosen(
-        job: str | None = None, topic_partitions: set[TopicPartition] | None = None, older_than_ms: int = 0
+        job: str | None = None,
+        topic_partitions: set[TopicPartition] | None = None,
+        older_than_ms: int = 0,
     ) -> list[Transaction]:
-        return selected(rows, job=job, topic_partitions=topic_partitions, older_than_ms=older_than_ms, now_ms=NOW)
+        return selected(
+            rows,
+            job=job,
+            topic_partitions=topic_partitions,
+            older_than_ms=older_than_ms,
+            now_ms=NOW,
+        )
 
     assert chosen() == [ours, OPENED, never]
     assert chosen(job="totals") == [ours]

@@ -100,7 +100,9 @@ class KafkaUnderTest:
         """Values that a read_committed reader sees, per partition, up to the present end."""
         reader = self.reader(topic, partitions=partitions)
         ends = self.admin.latest([TopicPartition(topic, number) for number in range(partitions)])
-        found: dict[TopicPartition, list[bytes | None]] = {topic_partition: [] for topic_partition in ends}
+        found: dict[TopicPartition, list[bytes | None]] = {
+            topic_partition: [] for topic_partition in ends
+        }
         positions = dict.fromkeys(ends, 0)
         deadline = self.clock.monotonic() + TIMEOUT_S
         while any(positions[topic_partition] < end for topic_partition, end in ends.items()):

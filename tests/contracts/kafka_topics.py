@@ -67,5 +67,7 @@ class TopicContract:
         cluster.runs(reader, lambda run: run[2] == 3)
         position = reader.positions()[topic_partition]
         assert position.offset == 3
-        assert cluster.log.epoch_ends({topic_partition: position.leader_epoch}) == {topic_partition: 3}
+        assert cluster.log.epoch_ends({topic_partition: position.leader_epoch}) == {
+            topic_partition: 3
+        }
         reader.close()

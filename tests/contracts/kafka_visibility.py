@@ -38,7 +38,9 @@ class VisibilityContract:
         third, _ = opened(cluster, topic, b"5")
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 1)
-        assert reader.high_watermarks() == {topic_partition: 6}, "the end of the log, not of what is seen"
+        assert reader.high_watermarks() == {topic_partition: 6}, (
+            "the end of the log, not of what is seen"
+        )
         reader.close()
         assert cluster.read(topic) == [[b"0"]]
         end(cluster, second, commit=True)
@@ -48,7 +50,9 @@ class VisibilityContract:
         assert cluster.admin.latest([topic_partition]) == {topic_partition: 5}
         assert cluster.read(topic) == [[b"0", b"2", b"3"]]
         end(cluster, third, commit=True)
-        assert cluster.admin.latest([topic_partition]) == {topic_partition: 9}, "6 records and 3 markers"
+        assert cluster.admin.latest([topic_partition]) == {topic_partition: 9}, (
+            "6 records and 3 markers"
+        )
         assert cluster.read(topic) == [[b"0", b"2", b"3", b"5"]]
 
     def test_a_reader_may_start_anywhere(self, cluster: KafkaUnderTest) -> None:
@@ -102,7 +106,9 @@ class VisibilityContract:
         assert reader.positions() == {}
         write(cluster.producer(None), topic, b"a")
         (run,) = cluster.eventually(lambda: reader.poll(10, 0.5), bool)
-        assert reader.positions() == {topic_partition: (run.position, 0)} == {topic_partition: (1, 0)}
+        assert (
+            reader.positions() == {topic_partition: (run.position, 0)} == {topic_partition: (1, 0)}
+        )
         for at, commit in ((1, True), (3, False)):
             name, _ = opened(cluster, topic, b"b")
             reader.poll(10, 0.5)
@@ -128,7 +134,9 @@ class VisibilityContract:
         assert cluster.admin.latest(topic_partitions) == dict.fromkeys(topic_partitions, 0)
         end(cluster, name, commit=True)
         assert cluster.read(topic, 3) == [[b"0"], [], [b"2", b"2"]]
-        assert list(cluster.admin.latest(topic_partitions).values()) == [2, 0, 3], "markers where it wrote"
+        assert list(cluster.admin.latest(topic_partitions).values()) == [2, 0, 3], (
+            "markers where it wrote"
+        )
 
     def test_times_are_found_up_to_what_is_stable(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
@@ -143,10 +151,14 @@ class VisibilityContract:
         producer.send_one(topic, b"z", None, (), 3000)
         producer.flush(TIMEOUT_S)
         assert cluster.admin.at_time([topic_partition], 2000) == {topic_partition: 1}
-        assert cluster.admin.at_time([topic_partition], 3000) == {topic_partition: 1}, "the end, as it is now"
+        assert cluster.admin.at_time([topic_partition], 3000) == {topic_partition: 1}, (
+            "the end, as it is now"
+        )
         assert cluster.admin.at_time([topic_partition], 500) == {topic_partition: 0}
         end(cluster, name, commit=True)
         assert cluster.admin.at_time([topic_partition], 2000) == {topic_partition: 1}
         assert cluster.admin.at_time([topic_partition], 3000) == {topic_partition: 2}
-        assert cluster.admin.at_time([topic_partition], 4000) == {topic_partition: 3}, "the marker's own time"
+        assert cluster.admin.at_time([topic_partition], 4000) == {topic_partition: 3}, (
+            "the marker's own time"
+        )
         assert cluster.admin.latest([topic_partition]) == {topic_partition: 4}

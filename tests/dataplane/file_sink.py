@@ -68,13 +68,13 @@ class FileSinkWriter:
     """The writer: it appends the lines of an interval to its file when the barrier comes."""
 
     def __init__(
-        self, sink: FileSink[Any], uid: Uid, runtime: SubtaskContext, refusals: Refusals
+        self, sink: FileSink[Any], uid: Uid, context: SubtaskContext, refusals: Refusals
     ) -> None:
         assert not refusals.tolerant, f"sink {uid!r} has no policy"
-        subtask, attempt = runtime.subtask.index, runtime.attempt
+        subtask, attempt = context.subtask.index, context.attempt
         self._path = Path(sink.folder, f"{attempt}-{subtask}.jsonl")
         self._encode = sink.value.encoder()
-        self._runtime = runtime
+        self._context = context
         self._lines: list[bytes] = []
         self._closed: deque[tuple[list[bytes], Done]] = deque()
         """The intervals that wait for their flush, oldest first."""
@@ -85,7 +85,7 @@ class FileSinkWriter:
 
     def write(self, batch: RecordBatch) -> None:
         self._lines += map(self._encode, batch.values)
-        self._runtime.counters.records_out += len(batch)
+        self._context.counters.records_out += len(batch)
 
     def writable(self) -> bool:
         waiting = len(self._lines) + sum(len(lines) for lines, _ in self._closed)
@@ -108,14 +108,14 @@ class FileSinkWriter:
             return
         self._flushing = True
         lines, done = self._closed.popleft()
-        self._runtime.run_io(lambda: self._append(lines, done))
+        self._context.run_io(lambda: self._append(lines, done))
 
     def _append(self, lines: list[bytes], done: Done) -> None:
         with self._path.open("ab") as file:
             file.writelines(line + b"\n" for line in lines)
             file.flush()
             os.fsync(file.fileno())
-        self._runtime.post(lambda: self._flushed(done))
+        self._context.post(lambda: self._flushed(done))
 
     def _flushed(self, done: Done) -> None:
         self._flushing = False

@@ -98,7 +98,9 @@ class RunningSlots:
 
     def _chain(self, slot: SlotChannels, vertex_id: VertexId) -> OperatorChain:
         leaves = ChainOutputs(
-            outlets=slot.outlets(vertex_id), make_sink=self._sink, make_state=self._state
+            record_writers=slot.record_writers(vertex_id),
+            make_sink=self._sink,
+            make_state=self._state,
         )
         chain = OperatorChain(self._name, self._graph, self._plan.vertex(vertex_id), leaves)
         chain.open()
@@ -123,6 +125,6 @@ class RunningSlots:
                         assert isinstance(found[1], RecordBatch)
                         chain.entry()(found[1])
                         moved = True
-                    for outlet in chain.outlets:
-                        outlet.flush()
+                    for record_writer in chain.record_writers:
+                        record_writer.flush()
             moved = bool(self._network.deliver()) or moved

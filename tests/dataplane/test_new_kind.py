@@ -56,7 +56,9 @@ class EverySecond:
         self._count += len(batch)
         values, offsets = list(batch.values), list(batch.offsets)
         self._emit(
-            RecordBatch([values[i] for i in chosen], [offsets[i] for i in chosen], batch.topic_partition)
+            RecordBatch(
+                [values[i] for i in chosen], [offsets[i] for i in chosen], batch.topic_partition
+            )
         )
 
     def close(self) -> None:
@@ -93,7 +95,7 @@ class Sampled(Pipeline, name="sampled"):
 
     def define(self) -> None:
         graph = self.orders.graph
-        every = graph.add("every_second", self.orders.edges, place="toy.py:1", record_type=Order)
+        every = graph.add("every_second", self.orders.edges, location="toy.py:1", record_type=Order)
         edges = (Edge(node=every.id, record_type=Order),)
         stream: Stream[Order] = Stream(graph, edges, Order)
         stream.key_by(lambda order: order.customer).process(Sum(), uid="sum").to(self.totals)
@@ -160,7 +162,7 @@ def test_a_backfill_refuses_a_new_kind_that_does_not_run_in_waves() -> None:
 
 def test_a_kind_that_is_not_in_the_table_is_refused_when_it_is_added() -> None:
     with pytest.raises(InternalError, match=r"no kind of step is named 'windowed'; the kinds are"):
-        StreamGraph("toy").add("windowed", (), place="toy.py:1")
+        StreamGraph("toy").add("windowed", (), location="toy.py:1")
 
 
 def test_a_kind_without_an_operator_is_refused_when_its_chain_is_built(

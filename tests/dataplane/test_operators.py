@@ -32,7 +32,7 @@ def step(kind: str, function: object, number: int = 1, **fields: Any) -> Node:
         inputs=fields.pop("inputs", ()),
         uid=fields.pop("uid", None),
         options={},
-        place=f"pipeline.py:{number}",
+        location=f"pipeline.py:{number}",
         function=function,
     )
 

@@ -71,11 +71,11 @@ def test_the_smaller_limit_holds(
 
 def test_a_sink_asks_the_limit_of_its_own_topic() -> None:
     broker = Broker()
-    runtime = Surroundings(broker, broker).runtime
-    runtime.max_message_bytes = {"a": 5_000, "b": 6_000}
-    assert runtime.record_bytes_max("sink", "a", {}) == 5_000
-    assert runtime.record_bytes_max("sink", "c", {}) == DEFAULT_MAX_BYTES
-    assert runtime.record_bytes_max("sink", "b", {"message.max.bytes": 10}) == 10
+    context = Surroundings(broker, broker).context
+    context.max_message_bytes = {"a": 5_000, "b": 6_000}
+    assert context.record_bytes_max("sink", "a", {}) == 5_000
+    assert context.record_bytes_max("sink", "c", {}) == DEFAULT_MAX_BYTES
+    assert context.record_bytes_max("sink", "b", {"message.max.bytes": 10}) == 10
 
 
 @pytest.mark.parametrize(

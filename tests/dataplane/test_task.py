@@ -99,13 +99,17 @@ class Outlet:
 
 
 class FakeChain:
-    def __init__(self, sink: Sink, outlet: Outlet) -> None:
-        self.sinks, self.outlets, self.keyed = {"out": sink}, [outlet], dict[str, Any]()
-        self._sink, self._outlet = sink, outlet
+    def __init__(self, sink: Sink, record_writer: Outlet) -> None:
+        self.sinks, self.record_writers, self.keyed = (
+            {"out": sink},
+            [record_writer],
+            dict[str, Any](),
+        )
+        self._sink, self._record_writer = sink, record_writer
 
     def _emit(self, batch: RecordBatch) -> None:
         self._sink.write(batch)
-        self._outlet.emit(batch)
+        self._record_writer.emit(batch)
 
     def entry(self) -> Callable[[RecordBatch], object]:
         return self._emit
@@ -188,20 +192,20 @@ class JobMaster:
 
 class World:
     def __init__(self) -> None:
-        self.sink, self.outlet, self.master = Sink(), Outlet(), JobMaster()
-        self.chain = cast("OperatorChain", FakeChain(self.sink, self.outlet))
+        self.sink, self.record_writer, self.master = Sink(), Outlet(), JobMaster()
+        self.chain = cast("OperatorChain", FakeChain(self.sink, self.record_writer))
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)
-        runtime = SimpleNamespace(
+        context = SimpleNamespace(
             subtask=SUBTASK,
             counters=Counters(),
             drivers=SimpleNamespace(clock=clock),
             local=Path(),
         )
-        self.runtime = cast("SubtaskContext", runtime)
+        self.context = cast("SubtaskContext", context)
 
     def source(self, reader: Reader) -> SourceTask:
-        task = SourceTask(self.runtime, self.chain, self.master, reader, ())
+        task = SourceTask(self.context, self.chain, self.master, reader, ())
         task.start()
         return task
 
@@ -218,7 +222,7 @@ class World:
         )
         made = [InputChannel(edge, SubtaskIndex(i), 8) for i in range(channels)]
         gate = InputGate(made)
-        return InputTask(self.runtime, self.chain, self.master, gate, Alignment(channels)), made
+        return InputTask(self.context, self.chain, self.master, gate, Alignment(channels)), made
 
 
 @pytest.fixture
@@ -234,7 +238,7 @@ def steps(task: SourceTask | InputTask, limit: int = 50) -> None:
 
 def test_a_source_reads_nothing_before_it_is_started(world: World) -> None:
     reader = Reader([batch(0)])
-    task = SourceTask(world.runtime, world.chain, world.master, reader, ())
+    task = SourceTask(world.context, world.chain, world.master, reader, ())
     task.trigger(Barrier(C1))
     assert not task.step(0.0)
     assert not reader.opened
@@ -249,7 +253,7 @@ def test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_th
     task.trigger(Barrier(C1))
     steps(task)
     assert world.sink.story == [[0, 1], [2], C1, [3]]
-    assert world.outlet.sent == [[0, 1], [2], Barrier(C1), [3]]
+    assert world.record_writer.sent == [[0, 1], [2], Barrier(C1), [3]]
     world.sink.answer(C1, "t1")
     [(checkpoint, snapshot)] = world.master.acknowledged
     assert checkpoint == C1
@@ -311,7 +315,7 @@ def test_a_bounded_source_ends_its_output_once_and_still_takes_barriers(world: W
     steps(task)
     task.trigger(Barrier(C1, final=True))
     steps(task)
-    assert world.outlet.sent == [[0], EndOfInput(), Barrier(C1, final=True)]
+    assert world.record_writer.sent == [[0], EndOfInput(), Barrier(C1, final=True)]
     assert world.master.ended == [SUBTASK]
 
 
@@ -379,7 +383,7 @@ def test_an_aborted_alignment_lets_records_flow_and_its_late_barrier_starts_noth
     offer(second, Barrier(C1), batch(3))
     steps(task)
     assert sorted(map(str, world.sink.story)) == ["[2]", "[3]"]
-    assert Barrier(C1) not in world.outlet.sent
+    assert Barrier(C1) not in world.record_writer.sent
 
 
 def test_a_waiting_sink_stops_records_and_lets_barriers_through(world: World) -> None:
@@ -402,4 +406,4 @@ def test_input_ends_when_every_channel_has_ended(world: World) -> None:
     offer(second, batch(1), EndOfInput())
     steps(task)
     assert world.master.ended == [SUBTASK]
-    assert world.outlet.sent[-1] == EndOfInput()
+    assert world.record_writer.sent[-1] == EndOfInput()

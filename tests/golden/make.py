@@ -251,7 +251,10 @@ class _Maker:
     def _sink(self, topic: str, inspector: KafkaTransactionInspector) -> Sink:
         leaders = inspector.partitions(topic)
         open_on = inspector.open_transactions(leaders, progress=no_progress).producers
-        stable = {topic_partition.partition: ends.stable for topic_partition, ends in inspector.ends(leaders).items()}
+        stable = {
+            topic_partition.partition: ends.stable
+            for topic_partition, ends in inspector.ends(leaders).items()
+        }
         found: list[tuple[int, StoredMessage]] = []
         for message in read_all(self._bootstrap, topic, isolation="read_uncommitted"):
             partition, offset = message.partition() or 0, message.offset() or 0

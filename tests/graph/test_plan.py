@@ -32,7 +32,7 @@ def graph(**inputs: str) -> StreamGraph:
                 Edge(node=node, port=port or "main", partitioning="key" if keyed else "forward")
             )
         kind: Any = "map" if edges else "source"
-        made.add(kind, tuple(edges), place="test.py:1", uid=name)
+        made.add(kind, tuple(edges), location="test.py:1", uid=name)
     return made
 
 

@@ -52,7 +52,8 @@ def contract(seed: int) -> None:
 LATE_BARRIER = (
     Edit(
         _Subtask.take_snapshot,
-        "    for outlet in self.chain.outlets:\n        outlet.emit_control(barrier)\n",
+        "    for record_writer in self.chain.record_writers:\n"
+        "        record_writer.emit_control(barrier)\n",
         '    self.__dict__.setdefault("late", []).append(barrier)\n',
     ),
     Edit(
@@ -60,8 +61,8 @@ LATE_BARRIER = (
         "            self._emit(element)\n",
         "            self._emit(element)\n"
         '            for barrier in self.__dict__.pop("late", []):\n'
-        "                for outlet in self.chain.outlets:\n"
-        "                    outlet.emit_control(barrier)\n",
+        "                for record_writer in self.chain.record_writers:\n"
+        "                    record_writer.emit_control(barrier)\n",
     ),
 )
 SHARED_BUFFER = (

@@ -87,7 +87,7 @@ SOURCES_FIRST = (
 )
 NO_ATTEMPT_IN_ID = (Edit(Tasks._ids, "attempt=self.attempt", "attempt=Attempt(1)"),)
 NO_ATTEMPT_IN_ID_OF_SINK = (
-    Edit(KafkaSinkWriter.__init__, "attempt=runtime.attempt", "attempt=type(runtime.attempt)(1)"),
+    Edit(KafkaSinkWriter.__init__, "attempt=context.attempt", "attempt=type(context.attempt)(1)"),
 )
 FREE_AT_PREPARE = (
     Edit(

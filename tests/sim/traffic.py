@@ -93,12 +93,12 @@ class Traffic:
         self.sent: dict[TopicPartition, list[list[str]]] = defaultdict(list)
         graph = StreamGraph("traffic")
         for source in SOURCES:
-            graph.add("source", (), place="x:1", uid=source, record_type=list[str])
+            graph.add("source", (), location="x:1", uid=source, record_type=list[str])
         edges = tuple(
             Edge(node=source, partitioning="key", key=_key, key_type=str, record_type=list[str])
             for source in SOURCES
         )
-        graph.add("keyed_process", edges, place="x:2", uid=TOTALS)
+        graph.add("keyed_process", edges, location="x:2", uid=TOTALS)
         self.credits = self.chance.choice([2, 3, 8])
         self.slots = [Slot(self, ordinal, graph) for ordinal in range(self.parallelism)]
 
@@ -121,16 +121,25 @@ class Traffic:
         """A slot's task has sent a barrier on: what went before it is what it cut off."""
         for topic_partition, values in self.sent.items():
             cut = self.cuts.get((topic_partition, counter))
-            must(cut is not None, f"barrier {counter} overtook its own on the way from {topic_partition}")
+            must(
+                cut is not None,
+                f"barrier {counter} overtook its own on the way from {topic_partition}",
+            )
             mine = self._of(slot, values[:cut])
             got = slot.received[topic_partition]
-            must(got == mine, f"barrier {counter} cut {topic_partition} at {len(got)} and not {len(mine)}")
+            must(
+                got == mine,
+                f"barrier {counter} cut {topic_partition} at {len(got)} and not {len(mine)}",
+            )
 
     def _check_end(self) -> None:
         for slot in self.slots:
             must(slot.barriers == list(range(1, BARRIERS + 1)), f"barriers {slot.barriers}")
             for topic_partition, values in self.sent.items():
-                must(slot.received[topic_partition] == self._of(slot, values), f"{topic_partition} is not complete")
+                must(
+                    slot.received[topic_partition] == self._of(slot, values),
+                    f"{topic_partition} is not complete",
+                )
 
     def _check_credits(self) -> None:
         for slot in self.slots:
@@ -171,14 +180,14 @@ class Slot:
             key_encoder=lambda _: str.encode,
         )
         gate = self.channels.gate(TOTALS)
-        runtime = SimpleNamespace(
+        context = SimpleNamespace(
             counters=Counters(),
             subtask=SubtaskId(TOTALS, SubtaskIndex(ordinal)),
             drivers=SimpleNamespace(clock=SimClock(self.process)),
             local=Path(),
         )
         self._task = InputTask(
-            cast("SubtaskContext", runtime),
+            cast("SubtaskContext", context),
             cast("OperatorChain", Recording(self)),
             self,
             gate,
@@ -186,7 +195,7 @@ class Slot:
         )
         chance = traffic.scheduler.random_for(f"slot/{ordinal}")
         self._sources = [
-            Source(traffic, source, ordinal, self.channels.outlets(source)[0][1], chance)
+            Source(traffic, source, ordinal, self.channels.record_writers(source)[0][1], chance)
             for source in SOURCES
         ]
         self._chance = chance
@@ -209,12 +218,12 @@ class Slot:
         for source in self._sources:
             busy |= source.step()
             if self._chance.random() < FLUSHED:
-                source.outlet.flush()
+                source.record_writer.flush()
         for _ in range(self._chance.choice([0, 1, 5])):
             busy |= self._task.step(0.0)
         if not busy:
             for source in self._sources:
-                source.outlet.flush()
+                source.record_writer.flush()
             try:
                 self._mailbox.get(timeout=0.01)()
             except queue.Empty:
@@ -240,12 +249,12 @@ class Slot:
 
 
 class Recording:
-    """Stands for the chain of the task and for its outlet: notes what goes downstream."""
+    """Stands for the chain of the task and for its record writer: notes what goes downstream."""
 
     def __init__(self, slot: Slot) -> None:
         self.sinks: dict[str, Any] = {}
         self.keyed: dict[str, Any] = {}
-        self.outlets = [self]
+        self.record_writers = [self]
         self._slot = slot
 
     def entry(self) -> Callable[[RecordBatch], object]:
@@ -277,10 +286,10 @@ class Source:
         traffic: Traffic,
         source: VertexId,
         ordinal: int,
-        outlet: RecordWriter,
+        record_writer: RecordWriter,
         chance: random.Random,
     ) -> None:
-        self.outlet = outlet
+        self.record_writer = record_writer
         self._traffic, self._chance = traffic, chance
         self._topic_partition = TopicPartition(source, ordinal)
         self._sent = traffic.sent[self._topic_partition]
@@ -294,13 +303,13 @@ class Source:
         if self._barriers < BARRIERS and at >= self._cuts[self._barriers]:
             self._barriers += 1
             self._traffic.cuts[self._topic_partition, self._barriers] = at
-            self.outlet.emit_control(Barrier(CheckpointId(Attempt(1), self._barriers)))
+            self.record_writer.emit_control(Barrier(CheckpointId(Attempt(1), self._barriers)))
             return True
-        if self._ended or not self.outlet.writable():
+        if self._ended or not self.record_writer.writable():
             return False
         if at == RECORDS:
             self._ended = True
-            self.outlet.emit_control(EndOfInput())
+            self.record_writer.emit_control(EndOfInput())
             return True
         next_cut = self._cuts[self._barriers] if self._barriers < BARRIERS else RECORDS
         stop = min(at + self._chance.choice([1, 30, 200]), next_cut)
@@ -309,7 +318,9 @@ class Source:
             for n in range(at, stop)
         ]
         self._sent += values
-        self.outlet.emit(RecordBatch([*values], list(range(at, stop)), self._topic_partition))
+        self.record_writer.emit(
+            RecordBatch([*values], list(range(at, stop)), self._topic_partition)
+        )
         return True
 
 

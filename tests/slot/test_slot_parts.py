@@ -89,7 +89,9 @@ def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
 ) -> None:
     graph = build(Kept)
     sink: Any = SimpleNamespace(write=None)
-    leaves = ChainOutputs(outlets=(), make_sink=lambda *_: sink, make_state=cast("Any", None))
+    leaves = ChainOutputs(
+        record_writers=(), make_sink=lambda *_: sink, make_state=cast("Any", None)
+    )
     task: Any = SimpleNamespace(
         subtask="kept_source-0",
         chain=OperatorChain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),

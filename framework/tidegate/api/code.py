@@ -46,7 +46,7 @@ def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
                 "the folder that holds your pipelines"
             ) from None
         raise PipelineError(
-            f"importing {module_name} failed at {_place(error)}: {type(error).__name__}: {error}"
+            f"importing {module_name} failed at {_location(error)}: {type(error).__name__}: {error}"
             f"{_remedy(error)}"
         ) from error
     found = getattr(module, class_name, None)
@@ -101,7 +101,7 @@ def _entry(name: str, file: Path) -> bytes:
     return f"{name}\0{len(content)}\0".encode() + content
 
 
-def _place(error: Exception) -> str:
+def _location(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{Path(error.filename).name}:{error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]

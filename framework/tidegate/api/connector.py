@@ -21,7 +21,7 @@ class Connector(ABC):
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.place = user_location()
+        self.location = user_location()
         """File and line of the declaration."""
 
     @property
@@ -39,7 +39,7 @@ class Connector(ABC):
         """Name of the class attribute; PipelineError if the connector is not such an attribute."""
         if not self.names:
             raise PipelineError(
-                f"{self.place}: the declaration for {self.target} is not a class attribute of a "
+                f"{self.location}: the declaration for {self.target} is not a class attribute of a "
                 "pipeline"
             )
         return self.names[0]

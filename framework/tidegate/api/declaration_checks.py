@@ -91,7 +91,7 @@ def refuse_unknown(where: str, given: Iterable[str], known: Collection[str]) -> 
             raise PipelineError(f"{where} has no keyword {keyword!r}; {hint}")
 
 
-def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
+def error_policy(where: str, location: str, options: ErrorOptions) -> OnError:
     """Return the error policy of a step, a key_by or a sink; PipelineError for wrong keywords."""
     refuse_unknown(where, options, ErrorOptions.__optional_keys__)
     on_error = options.get("on_error", "fail")
@@ -102,7 +102,7 @@ def error_policy(where: str, place: str, options: ErrorOptions) -> OnError:
             "or not at all"
         )
     if on_error == "dead_letter":
-        check_topic(place, options["dead_letter_topic"])
+        check_topic(location, options["dead_letter_topic"])
     return on_error
 
 

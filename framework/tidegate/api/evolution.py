@@ -100,7 +100,7 @@ def pair_branches(
     If several branches remain, the class of the values is unknown, and the change is refused.
     """
     known = [_identity(branch) for branch in writer]
-    taken = {place for place, branch in enumerate(reader) if _identity(branch) in known}
+    taken = {location for location, branch in enumerate(reader) if _identity(branch) in known}
     pairs: list[int] = []
     for number, branch in enumerate(writer):
         fitting = [i for i, each in enumerate(reader) if _mismatch(branch, each, path) is None]

@@ -22,19 +22,19 @@ class KafkaConnector(Connector):
     def __init__(self, topic: str, properties: KafkaProperties | None) -> None:
         super().__init__()
         self.topic = topic
-        check_topic(self.place, topic)
+        check_topic(self.location, topic)
         self.properties = dict(properties or {})
         for key in self.properties.keys() & RESERVED_PROPERTIES.keys():
             raise PipelineError(
-                f"{self.place}: properties={{{key!r}: ...}} of topic {topic!r} is set by tidegate: "
-                f"{RESERVED_PROPERTIES[key]}"
+                f"{self.location}: properties={{{key!r}: ...}} of topic {topic!r} is set by "
+                f"tidegate: {RESERVED_PROPERTIES[key]}"
             )
         for key in self.properties:
             how = foreign_code(key)
             if how is not None:
                 raise PipelineError(
-                    f"{self.place}: properties={{{key!r}: ...}} of topic {topic!r} is not allowed: "
-                    f"{how}. Remove it."
+                    f"{self.location}: properties={{{key!r}: ...}} of topic {topic!r} is not "
+                    f"allowed: {how}. Remove it."
                 )
 
     @property

@@ -34,12 +34,12 @@ Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 
 
 def connect_dead_letters(
-    graph: StreamGraph, name: str, topic: str, place: str, ports: Sequence[tuple[str, str]]
+    graph: StreamGraph, name: str, topic: str, location: str, ports: Sequence[tuple[str, str]]
 ) -> None:
     """Add a sink that writes the dead letters of these nodes' ports to `topic`."""
     letters = KafkaSink.records(topic, key=Raw(), value=Raw())
     letters.names.append(name)
-    letters.place = place
+    letters.location = location
     of = letters.record_type()
     letters.connect(graph, tuple(Edge(node=node, port=at, record_type=of) for node, at in ports))
 
@@ -48,7 +48,7 @@ def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) 
     """Write the dead letters of a step to its dead-letter topic, if it has one."""
     if "dead_letter_topic" in options:
         name, topic = letters_name(node.id), options["dead_letter_topic"]
-        connect_dead_letters(graph, name, topic, node.place, [(node.id, DEAD_LETTERS)])
+        connect_dead_letters(graph, name, topic, node.location, [(node.id, DEAD_LETTERS)])
 
 
 def letters_name(node: str) -> str:
@@ -126,7 +126,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         **options: Unpack[SinkOptions],
     ) -> None:
         super().__init__(topic, options.get("properties"))
-        where = f"{self.place}: sink for topic {topic!r}"
+        where = f"{self.location}: sink for topic {topic!r}"
         refuse_unknown(where, options, {"record_key", *SinkOptions.__optional_keys__})
         if key is not None and record_key is None:
             raise PipelineError(f"{where}: key is a format; record_key must say what the key is")
@@ -144,7 +144,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
             self.errors["on_error"] = options["on_error"]
         if "dead_letter_topic" in options:
             self.errors["dead_letter_topic"] = options["dead_letter_topic"]
-        self.on_error = error_policy(where, self.place, self.errors)
+        self.on_error = error_policy(where, self.location, self.errors)
         if "compression" in options:
             check_choice(where, "compression", options["compression"], get_args(Compression))
             self._set(where, "compression", "compression.type", options["compression"])
@@ -201,7 +201,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 key = record_key(record)
                 if wrong := fault(key, self.key.value_type):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.place}): record_key gave {key!r}, of which "
+                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}, of which "
                         f"{wrong}"
                     )
                 encode_key(key)
@@ -209,7 +209,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 key = record_key(record)
                 if not isinstance(key, str | bytes):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.place}): record_key gave {key!r}; a key is "
+                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}; a key is "
                         "text or bytes, or has its format in key="
                     )
 
@@ -233,4 +233,4 @@ class KafkaSink(KafkaConnector, Sink[T]):
         super().connect(graph, edges)
         if "dead_letter_topic" in self.errors:
             name, topic = letters_name(self.name), self.errors["dead_letter_topic"]
-            connect_dead_letters(graph, name, topic, self.place, [(self.name, DEAD_LETTERS)])
+            connect_dead_letters(graph, name, topic, self.location, [(self.name, DEAD_LETTERS)])

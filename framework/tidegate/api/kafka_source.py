@@ -72,7 +72,7 @@ class KafkaSource(KafkaConnector, Source[T]):
 
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SourceOptions]) -> None:
         super().__init__(topic, options.get("properties"))
-        where = f"{self.place}: source of topic {topic!r}"
+        where = f"{self.location}: source of topic {topic!r}"
         refuse_unknown(where, options, SourceOptions.__optional_keys__)
         for keyword in ("event_time", "watermarks"):
             if options.get(keyword) is not None:
@@ -163,7 +163,7 @@ class KafkaSource(KafkaConnector, Source[T]):
         graph.add(
             "source",
             (),
-            place=self.place,
+            location=self.location,
             uid=self.name,
             options=options,
             declaration=self,
@@ -172,10 +172,10 @@ class KafkaSource(KafkaConnector, Source[T]):
         if self.dead_letter_topic is not None:
             name = letters_name(self.name)
             ports = [(self.name, DEAD_LETTERS)]
-            connect_dead_letters(graph, name, self.dead_letter_topic, self.place, ports)
+            connect_dead_letters(graph, name, self.dead_letter_topic, self.location, ports)
 
     def _check(self) -> None:
-        where = f"{self.place}: source of topic {self.topic!r}"
+        where = f"{self.location}: source of topic {self.topic!r}"
         start: object = self.starting_offsets
         if not is_starting_offsets(start):
             raise PipelineError(
@@ -197,4 +197,4 @@ class KafkaSource(KafkaConnector, Source[T]):
                 "together or not at all"
             )
         if self.dead_letter_topic is not None:
-            check_topic(self.place, self.dead_letter_topic)
+            check_topic(self.location, self.dead_letter_topic)

@@ -219,7 +219,7 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     for name, connector in pipeline.connectors.items():
         if name not in instance.graph.nodes:
             raise PipelineError(
-                f"{connector.place}: {pipeline.__name__}.{name} is declared and not used in "
+                f"{connector.location}: {pipeline.__name__}.{name} is declared and not used in "
                 "define(); use it or remove it"
             )
     instance.graph.check()
@@ -263,6 +263,6 @@ def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
         )
     if _CONNECTOR_NAME.fullmatch(key) is None:
         raise PipelineError(
-            f"{connector.place}: {pipeline}.{key}: the name of a source or sink is lower-case "
+            f"{connector.location}: {pipeline}.{key}: the name of a source or sink is lower-case "
             "letters, digits and underscores, 63 at most: it is part of transactional ids"
         )

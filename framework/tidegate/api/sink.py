@@ -47,7 +47,7 @@ class Sink(Connector, Generic[T]):
         graph.add(
             "sink",
             edges,
-            place=self.place,
+            location=self.location,
             uid=self.name,
             options=self.describe(),
             function=self.record_key,

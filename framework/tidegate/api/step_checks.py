@@ -16,16 +16,18 @@ from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, StreamGraph
 
 
-def check_outputs(function: Function, options: ErrorOptions, place: str) -> None:
+def check_outputs(function: Function, options: ErrorOptions, location: str) -> None:
     """Refuse a side output whose port the step needs for its dead letters."""
     if DEAD_LETTERS in function.declared_outputs and "dead_letter_topic" in options:
         raise PipelineError(
-            f"{place}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step has "
-            "on_error='dead_letter'; give the side output another name"
+            f"{location}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step "
+            "has on_error='dead_letter'; give the side output another name"
         )
 
 
-def check_function(graph: StreamGraph, function: object, base: type[Function], place: str) -> None:
+def check_function(
+    graph: StreamGraph, function: object, base: type[Function], location: str
+) -> None:
     """Refuse an object that is not a `base`, or that already belongs to another step.
 
     Two steps cannot share an object, because its state cells are attributes of the object.
@@ -33,14 +35,14 @@ def check_function(graph: StreamGraph, function: object, base: type[Function], p
     if not isinstance(function, base):
         given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         raise PipelineError(
-            f"{place}: process() takes an object of a class derived from {base.__name__} here, not "
-            f"{given}"
+            f"{location}: process() takes an object of a class derived from {base.__name__} here, "
+            f"not {given}"
         )
     for node in graph:
         if node.function is function:
             raise PipelineError(
-                f"{place}: this {type(function).__name__} object belongs to the step {node.id!r} "
-                f"at {node.place}; make one for each step"
+                f"{location}: this {type(function).__name__} object belongs to the step "
+                f"{node.id!r} at {node.location}; make one for each step"
             )
 
 
@@ -66,12 +68,12 @@ def _is_plain_class(of: object) -> TypeGuard[type]:
     return isinstance(of, type) and not get_args(of) and not special
 
 
-def check_record_type(function: Function, of: object, step: str, place: str) -> None:
+def check_record_type(function: Function, of: object, step: str, location: str) -> None:
     """Refuse a function with another record type than the stream's, if both types are known."""
     declared = function.record_type()
     narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
-            f"{place}: {step}: {type(function).__name__} declares records of {type_name(declared)}"
-            f", the stream has {type_name(of)}"
+            f"{location}: {step}: {type(function).__name__} declares records of "
+            f"{type_name(declared)}, the stream has {type_name(of)}"
         )

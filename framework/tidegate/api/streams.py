@@ -114,10 +114,10 @@ class Stream(Generic[T]):
         if it is not a `Process` object or already belongs to a step, or if its record type does not
         fit.
         """
-        place = user_location()
-        check_function(self.graph, function, Process, place)
-        check_record_type(function, self.record_type, "process()", place)
-        check_outputs(function, options, place)
+        location = user_location()
+        check_function(self.graph, function, Process, location)
+        check_record_type(function, self.record_type, "process()", location)
+        check_outputs(function, options, location)
         step: Stream[U] = self._step("process", function, function.result_type(), options)
         return ProcessedStream(self.graph, step.edges, step.record_type, type(function))
 
@@ -170,12 +170,12 @@ class Stream(Generic[T]):
         )
 
     def _step(self, kind: str, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
-        place = user_location()
-        on_error = error_policy(f"{place}: {kind}", place, options)
+        location = user_location()
+        on_error = error_policy(f"{location}: {kind}", location, options)
         node = self.graph.add(
             kind,
             self.edges,
-            place=place,
+            location=location,
             options=policy_options(on_error),
             function=function,
             record_type=of,
@@ -242,22 +242,24 @@ class KeyedStream(Generic[K, T]):
         PipelineError, with file and line, if the types do not fit or are not known, if the key's
         type cannot be a key, or if a keyword is wrong.
         """
-        place = user_location()
-        check_function(self.graph, function, KeyedProcess, place)
-        check_record_type(function, self.record_type, f"step {uid!r}", place)
+        location = user_location()
+        check_function(self.graph, function, KeyedProcess, location)
+        check_record_type(function, self.record_type, f"step {uid!r}", location)
         of = function.record_type() if self.record_type is UNKNOWN else self.record_type
-        key_of = self._key_type(function, uid, place)
-        on_error = error_policy(f"{place}: step {uid!r}", place, options)
-        check_outputs(function, options, place)
+        key_of = self._key_type(function, uid, location)
+        on_error = error_policy(f"{location}: step {uid!r}", location, options)
+        check_outputs(function, options, location)
         described = {
-            "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", place),
-            "record": _schema(of, f"step {uid!r} sends its records to other slots", "map", place),
+            "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", location),
+            "record": _schema(
+                of, f"step {uid!r} sends its records to other slots", "map", location
+            ),
             "state": {name: s.describe() for name, s in function.declared_states.items()},
             **policy_options(on_error),
         }
         why_not = type_info(key_of).why_not_key
         if why_not:
-            raise PipelineError(f"{place}: step {uid!r}: {why_not}")
+            raise PipelineError(f"{location}: step {uid!r}: {why_not}")
         key = normalised_key(self.key, key_of)
         edges = tuple(
             dataclasses.replace(
@@ -275,7 +277,7 @@ class KeyedStream(Generic[K, T]):
         node = self.graph.add(
             "keyed_process",
             edges,
-            place=place,
+            location=location,
             uid=uid,
             options=described,
             function=function,
@@ -285,7 +287,7 @@ class KeyedStream(Generic[K, T]):
         if "dead_letter_topic" in self.key_options:
             name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letter_topic"]
             ports = [(edge.node, name) for edge in self.edges]
-            connect_dead_letters(self.graph, name, topic, place, ports)
+            connect_dead_letters(self.graph, name, topic, location, ports)
         return ProcessedStream(
             self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
         )
@@ -316,7 +318,7 @@ class KeyedStream(Generic[K, T]):
         """Process with a broadcast stream. Not supported in this version: PipelineError."""
         refuse_unsupported("connect_broadcast", _JOIN)
 
-    def _key_type(self, function: KeyedProcess[K, T, U], uid: str, place: str) -> object:
+    def _key_type(self, function: KeyedProcess[K, T, U], uid: str, location: str) -> object:
         """Return the key's type, from `key_by` or else from the function class.
 
         PipelineError if the two types differ.
@@ -325,7 +327,7 @@ class KeyedStream(Generic[K, T]):
         of = declared if self.key_type is UNKNOWN else self.key_type
         if declared not in (UNKNOWN, of):
             raise PipelineError(
-                f"{place}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
+                f"{location}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
                 f"{type_name(of)}"
             )
         return of
@@ -338,10 +340,10 @@ _JOIN = (
 )
 
 
-def _schema(of: object, why: str, step: str, place: str) -> object:
+def _schema(of: object, why: str, step: str, location: str) -> object:
     if of is UNKNOWN:
         raise PipelineError(
-            f"{place}: {why}, and the type is not known: say it with .{step}(..., returns=Type), "
-            "or give a def with a return annotation instead of the lambda"
+            f"{location}: {why}, and the type is not known: say it with .{step}(..., "
+            "returns=Type), or give a def with a return annotation instead of the lambda"
         )
     return type_info(of).avro

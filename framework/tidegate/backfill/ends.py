@@ -56,7 +56,9 @@ def choose_ends(
     """
     if isinstance(to, Mapping):
         _refuse_unfit(to, partitions)
-        found = {offsets.topic_partition: to[offsets.topic, offsets.partition] for offsets in partitions}
+        found = {
+            offsets.topic_partition: to[offsets.topic, offsets.partition] for offsets in partitions
+        }
     elif to is None:
         found = {offsets.topic_partition: _latest(offsets) for offsets in partitions}
     else:

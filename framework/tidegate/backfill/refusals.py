@@ -41,7 +41,7 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
                 what = f"reached by an exchange of the kind {edge.partitioning!r}"
         if what is not None:
             raise RefusedError(
-                f"{node.place}: {node.id!r} is {what}, which a backfill cannot run. Run the job "
+                f"{node.location}: {node.id!r} is {what}, which a backfill cannot run. Run the job "
                 "live instead, with tidegate run --bounded."
             )
 
@@ -56,7 +56,7 @@ def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
         source = cast("KafkaSource[object]", node.declaration)
         if source.starting_offsets == "latest":
             raise RefusedError(
-                f"{node.place}: source {node.id!r} has starting_offsets='latest', and no "
+                f"{node.location}: source {node.id!r} has starting_offsets='latest', and no "
                 "checkpoint of the job has a position of this source. A backfill would silently "
                 f"read nothing of topic {source.topic!r}. Set starting_offsets to 'earliest', a "
                 "timestamp or offsets. Or run the job live first: a backfill then continues from "

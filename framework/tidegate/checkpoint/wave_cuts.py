@@ -20,7 +20,9 @@ from tidegate.stream_elements import TopicPartition
 
 def offsets_left(split: SourceSplit) -> int:
     """Return the number of offsets up to the split's end, including markers and gaps."""
-    check(split.end_offset is not None, f"the split {split.topic_partition} of a backfill has no end")
+    check(
+        split.end_offset is not None, f"the split {split.topic_partition} of a backfill has no end"
+    )
     return max(0, (split.end_offset or 0) - split.offset)
 
 
@@ -62,7 +64,8 @@ def limit_by_time(
             msgspec.structs.replace(
                 split,
                 end_offset=min(
-                    max(split.offset, offsets[split.topic_partition]), split.offset + offsets_left(split)
+                    max(split.offset, offsets[split.topic_partition]),
+                    split.offset + offsets_left(split),
                 ),
             )
             for split in splits

@@ -159,7 +159,9 @@ class Session:
         self._require_broker(broker)
         leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
         if broker is not None:
-            leaders = {topic_partition: id_ for topic_partition, id_ in leaders.items() if id_ == broker}
+            leaders = {
+                topic_partition: id_ for topic_partition, id_ in leaders.items() if id_ == broker
+            }
         found, unreachable = ask.hanging(
             self._inspector,
             leaders,
@@ -194,8 +196,12 @@ class Session:
         if as_json:
             body = output.as_json(found, now_ms)
             for row, topic_partition in zip(body["partitions"], found.partitions, strict=True):
-                row["last_stable_offset"] = ends[topic_partition].stable if topic_partition in ends else None
-                row["high_watermark"] = ends[topic_partition].end if topic_partition in ends else None
+                row["last_stable_offset"] = (
+                    ends[topic_partition].stable if topic_partition in ends else None
+                )
+                row["high_watermark"] = (
+                    ends[topic_partition].end if topic_partition in ends else None
+                )
             self._print_json({"transaction": body, "journal": how.value}, (), now_ms)
             return
         for line in output.details(found, self._inspector.brokers(), ends, how, now_ms):
@@ -267,7 +273,11 @@ class Session:
         or if the user does not confirm. Raise KafkaError if it is still open after the marker.
         """
         found = ask.find_hanging(
-            self._inspector, topic_partition, start_offset, self._clock, max_timeout_ms=max_timeout_ms
+            self._inspector,
+            topic_partition,
+            start_offset,
+            self._clock,
+            max_timeout_ms=max_timeout_ms,
         )
         if found.committed and not accept_data_loss:
             raise RefusedError(words.perhaps_committed(found))

@@ -58,7 +58,9 @@ def owner(transactional_id: TransactionalId) -> str:
 
 def places(topic_partitions: Sequence[TopicPartition]) -> str:
     """Return a list of partitions as text, with only the first few by name."""
-    shown = ", ".join(f"{each.topic}-{each.partition}" for each in topic_partitions[:PARTITIONS_SHOWN])
+    shown = ", ".join(
+        f"{each.topic}-{each.partition}" for each in topic_partitions[:PARTITIONS_SHOWN]
+    )
     more = len(topic_partitions) - PARTITIONS_SHOWN
     return (f"{shown} and {more} more" if more > 0 else shown) or "-"
 
@@ -248,8 +250,8 @@ def _advice_without_coordinator(held: OpenTransaction) -> str:
             "ask again."
         )
     command = (
-        f"tidegate txn abort --topic {topic_partition.topic} --partition {topic_partition.partition} "
-        f"--start-offset {held.producer.start_offset}"
+        f"tidegate txn abort --topic {topic_partition.topic} --partition "
+        f"{topic_partition.partition} --start-offset {held.producer.start_offset}"
     )
     if held.cause is OpenReason.POSSIBLY_HANGING:
         return (

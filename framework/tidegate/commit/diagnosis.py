@@ -179,7 +179,11 @@ def classify(
     else:
         cause = OpenReason.HANGING if age_ms > max_timeout_ms else OpenReason.POSSIBLY_HANGING
     return OpenTransaction(
-        topic_partition=topic_partition, producer=producer, transaction=transaction, cause=cause, age_ms=age_ms
+        topic_partition=topic_partition,
+        producer=producer,
+        transaction=transaction,
+        cause=cause,
+        age_ms=age_ms,
     )
 
 

@@ -85,7 +85,11 @@ class Refusals:
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
         """Count a record, and write its dead letter if the policy says so."""
-        topic_partition, offset, reason = batch.topic_partition, batch.offsets[index], encodable(reason)
+        topic_partition, offset, reason = (
+            batch.topic_partition,
+            batch.offsets[index],
+            encodable(reason),
+        )
         self._refused += 1
         if self._refused <= LOGGED_ALL or self._refused & (self._refused - 1) == 0:
             _log.warning(

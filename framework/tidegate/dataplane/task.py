@@ -90,10 +90,10 @@ class _Subtask:
     """The common part of source tasks and input tasks: the chain and the snapshot."""
 
     def __init__(
-        self, runtime: SubtaskContext, chain: OperatorChain, coordination: CheckpointResponder
+        self, context: SubtaskContext, chain: OperatorChain, coordination: CheckpointResponder
     ) -> None:
-        self.runtime, self.chain, self._coordination = runtime, chain, coordination
-        self.subtask = runtime.subtask
+        self.context, self.chain, self._coordination = context, chain, coordination
+        self.subtask = context.subtask
 
     def step(self, timeout_s: float) -> bool:
         """Process one batch. Return False if there was nothing to do."""
@@ -104,8 +104,8 @@ class _Subtask:
 
     def flush(self) -> None:
         """Send the records that record writers hold back to fill their frames."""
-        for outlet in self.chain.outlets:
-            outlet.flush()
+        for record_writer in self.chain.record_writers:
+            record_writer.flush()
 
     def checkpoint_completed(
         self,
@@ -152,8 +152,8 @@ class _Subtask:
                 gathering.state_stored,
                 lambda reason: self._coordination.decline(barrier.checkpoint, self.subtask, reason),
             )
-        for outlet in self.chain.outlets:
-            outlet.emit_control(barrier)
+        for record_writer in self.chain.record_writers:
+            record_writer.emit_control(barrier)
         gathering.sync_phase_done(round((self._now() - started) * 1000))
 
     def _acknowledge(self, checkpoint: CheckpointId, gathered: _PendingSnapshot) -> None:
@@ -169,11 +169,11 @@ class _Subtask:
         )
 
     def _now(self) -> float:
-        return self.runtime.drivers.clock.monotonic()
+        return self.context.drivers.clock.monotonic()
 
     def _end_output(self) -> None:
-        for outlet in self.chain.outlets:
-            outlet.emit_control(EndOfInput())
+        for record_writer in self.chain.record_writers:
+            record_writer.emit_control(EndOfInput())
         self._coordination.input_ended(self.subtask)
 
 
@@ -182,7 +182,7 @@ class SourceTask(_Subtask):
 
     def __init__(
         self,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         chain: OperatorChain,
         coordination: CheckpointResponder,
         reader: Reader,
@@ -195,7 +195,7 @@ class SourceTask(_Subtask):
         The next wave then continues the input, and only `has_ended` reports that the splits are
         read.
         """
-        super().__init__(runtime, chain, coordination)
+        super().__init__(context, chain, coordination)
         self._ends_input = ends_input
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
@@ -250,7 +250,7 @@ class SourceTask(_Subtask):
         if self._final or not self.chain.writable():
             return False
         if self._pending:
-            self.runtime.counters.batches += 1
+            self.context.counters.batches += 1
             self._emit(self._pending.popleft())
             return True
         if self._ended:
@@ -287,7 +287,7 @@ class SourceTask(_Subtask):
         for batch in self.reader.take_dead_letters():
             self._emit_dead_letters(batch)
         for batch in batches:
-            self.runtime.counters.records_in += len(batch)
+            self.context.counters.records_in += len(batch)
         self._pending.extend(batches)
         if not self._pending and self.reader.finished():
             self._ended = True
@@ -306,13 +306,13 @@ class InputTask(_Subtask):
 
     def __init__(
         self,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         chain: OperatorChain,
         coordination: CheckpointResponder,
         gate: Gate,
         alignment: Alignment,
     ) -> None:
-        super().__init__(runtime, chain, coordination)
+        super().__init__(context, chain, coordination)
         self._gate, self._alignment = gate, alignment
         self._emit = chain.entry()
         self._first_barriers_s: dict[CheckpointId, float] = {}
@@ -331,7 +331,7 @@ class InputTask(_Subtask):
         channel, element = found
         match element:
             case RecordBatch():
-                self.runtime.counters.batches += 1
+                self.context.counters.batches += 1
                 self._emit(element)
             case Barrier():
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())

@@ -78,7 +78,7 @@ class Channels(Protocol):
     """The input gates and the record writers of the subtasks, by vertex."""
 
     def gate(self, vertex_id: VertexId) -> InputGate: ...
-    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]: ...
+    def record_writers(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]: ...
 
 
 class TaskBuilder:
@@ -136,49 +136,54 @@ class TaskBuilder:
             self._transactions.close()
 
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
-        runtime = self._runtime(vertex)
+        subtask_context = self._runtime(vertex)
         head = self.graph.nodes[vertex.nodes[0]]
-        outlets = channels.outlets(vertex.id)
+        record_writers = channels.record_writers(vertex.id)
         chain = OperatorChain(
             self._pipeline.__name__,
             self.graph,
             vertex,
             ChainOutputs(
-                outlets=outlets,
-                make_sink=lambda node, refusals: make_sink_writer(node, runtime, refusals),
-                make_state=lambda node: self._state(node, runtime),
-                counters=runtime.counters,
-                letter_bytes_max=lambda node: runtime.record_bytes_max(
+                record_writers=record_writers,
+                make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
+                make_state=lambda node: self._state(node, subtask_context),
+                counters=subtask_context.counters,
+                letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
             ),
         )
         if head.kind == "source":
-            receivers = most_receivers(outlet for _, outlet in outlets)
-            return self._source_task(head, runtime, chain, receivers)
+            receivers = most_receivers(record_writer for _, record_writer in record_writers)
+            return self._source_task(head, subtask_context, chain, receivers)
         gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
-        return InputTask(runtime, chain, self._context.coordination, gate, alignment)
+        return InputTask(subtask_context, chain, self._context.coordination, gate, alignment)
 
     def _source_task(
-        self, head: Node, runtime: SubtaskContext, chain: OperatorChain, receivers: int
+        self, head: Node, subtask_context: SubtaskContext, chain: OperatorChain, receivers: int
     ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
         keep_keys = source_keys_wanted(self.graph, head.id)
         reader = KafkaSourceReader(
-            source, Uid(head.id), runtime, keep_keys=keep_keys, receivers=receivers
+            source, Uid(head.id), subtask_context, keep_keys=keep_keys, receivers=receivers
         )
         splits = [split for split in self._deploy.splits if split.source == head.id]
         context = self._context
         return SourceTask(
-            runtime, chain, context.coordination, reader, splits, ends_input=context.ends_input
+            subtask_context,
+            chain,
+            context.coordination,
+            reader,
+            splits,
+            ends_input=context.ends_input,
         )
 
-    def _state(self, node: Node, runtime: SubtaskContext) -> KeyedStateLike:
+    def _state(self, node: Node, subtask_context: SubtaskContext) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
         function = cast("KeyedProcess[Any, Any, Any]", node.function)
         return open_step_state(
-            runtime,
+            subtask_context,
             Uid(node.id),
             type(function).declared_states,
             node.inputs[0].key_type,
@@ -245,8 +250,8 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
     return False
 
 
-def most_receivers(outlets: Iterable[RecordWriter]) -> int:
+def most_receivers(record_writers: Iterable[RecordWriter]) -> int:
     """Return the largest number of subtasks among which a batch is split; 1 if it stays in its
     slot.
     """
-    return max((len(outlet.channels) for outlet in outlets), default=1)
+    return max((len(record_writer.channels) for record_writer in record_writers), default=1)

@@ -87,7 +87,7 @@ class Node:
     inputs: tuple[Edge, ...]
     uid: str | None
     options: Mapping[str, object]
-    place: str
+    location: str
     function: object = None
     declaration: object = None
     record_type: object = UNKNOWN
@@ -105,7 +105,7 @@ class StreamGraph:
         kind: str,
         inputs: tuple[Edge, ...],
         *,
-        place: str,
+        location: str,
         uid: str | None = None,
         options: Mapping[str, object] | None = None,
         function: object = None,
@@ -115,12 +115,12 @@ class StreamGraph:
         """Add a step and return it. The id is the uid, or the kind and a number for a stateless
         step.
 
-        `kind` is one of `OPERATOR_KINDS`, and `place` is the user's file and line. PipelineError if
-        the uid is malformed or used already.
+        `kind` is one of `OPERATOR_KINDS`, and `location` is the user's file and line. PipelineError
+        if the uid is malformed or used already.
         """
         operator_kind(kind)
         if uid is not None:
-            self._check_uid(uid, place)
+            self._check_uid(uid, location)
         number = 1 + sum(node.kind == kind for node in self.nodes.values())
         node = Node(
             id=uid or f"{kind}-{number}",
@@ -128,7 +128,7 @@ class StreamGraph:
             inputs=inputs,
             uid=uid,
             options={} if options is None else dict(options),
-            place=place,
+            location=location,
             function=function,
             declaration=declaration,
             record_type=record_type,
@@ -149,7 +149,7 @@ class StreamGraph:
         for node in self.nodes.values():
             if node.kind != "sink" and node.id not in read:
                 message = (
-                    f"{node.place}: the results of {node.id!r} go nowhere; end the chain with "
+                    f"{node.location}: the results of {node.id!r} go nowhere; end the chain with "
                 )
                 raise PipelineError(message + ".to(sink), or remove the step")
         if not any(node.kind == "sink" for node in self.nodes.values()):
@@ -185,24 +185,25 @@ class StreamGraph:
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())
 
-    def _check_uid(self, uid: str, place: str) -> None:
+    def _check_uid(self, uid: str, location: str) -> None:
         if _UID.fullmatch(uid) is None:
             message = (
-                f"{place}: uid={uid!r} must be 1 to 80 lower-case letters, digits, hyphens and "
+                f"{location}: uid={uid!r} must be 1 to 80 lower-case letters, digits, hyphens and "
                 "underscores, and begin with a letter or digit: it names files and state"
             )
             raise PipelineError(message)
         if _NUMBERED.fullmatch(uid) is not None:
             message = (
-                f"{place}: uid={uid!r} is how tidegate numbers steps that have no uid; "
+                f"{location}: uid={uid!r} is how tidegate numbers steps that have no uid; "
                 "choose a name that says what the step does"
             )
             raise PipelineError(message)
         taken = self.nodes.get(uid)
         if taken is not None:
             message = (
-                f"{place}: uid {uid!r} is already used by the step at {taken.place}; a uid names "
-                "one step's state, and sources and sinks take theirs from the attribute's name"
+                f"{location}: uid {uid!r} is already used by the step at {taken.location}; a uid "
+                "names one step's state, and sources and sinks take theirs from the attribute's "
+                "name"
             )
             raise PipelineError(message)
 

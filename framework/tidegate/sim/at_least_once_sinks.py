@@ -127,7 +127,9 @@ class PlainSinks:
         attempt = self._attempts[number]
         for (sink, _, key), places in self._lanes.items():
             for name, topic_partition, offset in places:
-                is_inside = attempt.base.get(topic_partition, 0) <= offset < offsets.get(topic_partition, 0)
+                is_inside = (
+                    attempt.base.get(topic_partition, 0) <= offset < offsets.get(topic_partition, 0)
+                )
                 if is_inside and (sink, name) not in attempt.written:
                     message = f"a checkpoint is behind {name} (key {key}), and lacks it in {sink}"
                     raise Violation(message)

@@ -152,7 +152,9 @@ class SimCluster:
             for process, reader in self._readers
             if self.watch.attempt_of(process) == attempt
         ]
-        return {topic_partition: at for passed in of_attempt for topic_partition, at in passed.items()}
+        return {
+            topic_partition: at for passed in of_attempt for topic_partition, at in passed.items()
+        }
 
     def _marked(self, log: PartitionLog) -> None:
         self.watch.marked(log)

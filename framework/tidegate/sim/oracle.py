@@ -137,7 +137,10 @@ class Oracle:
             entry = entries[offset]
             if isinstance(entry, Marker) or entry.span.hidden:
                 continue
-            result, where = _result(entry), f"{topic_partition.topic}-{topic_partition.partition} offset {offset}"
+            result, where = (
+                _result(entry),
+                f"{topic_partition.topic}-{topic_partition.partition} offset {offset}",
+            )
             if topic_partition.topic in self._exact:
                 self._judge(topic_partition, result, where)
             else:
@@ -276,7 +279,9 @@ class Oracle:
         else:
             group.take(result, where)
 
-    def _group(self, topic_partition: TopicPartition, result: Result, generation: int) -> Group | None:
+    def _group(
+        self, topic_partition: TopicPartition, result: Result, generation: int
+    ) -> Group | None:
         """Return the group of a result, or None if its sink is stateless.
 
         Two sinks that share one state have one group.

@@ -66,5 +66,8 @@ class Retention:
                 self.expired += position - log.start
                 log.start = position
                 self._world.scheduler.tell(
-                    "retention: %s-%d begins at %d", topic_partition.topic, topic_partition.partition, position
+                    "retention: %s-%d begins at %d",
+                    topic_partition.topic,
+                    topic_partition.partition,
+                    position,
                 )

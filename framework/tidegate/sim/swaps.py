@@ -226,7 +226,9 @@ class Swaps:
                 self._fill(TopicPartition(topic, partition), last, longer=longer)
         self._tell("topic %s is %s now", topic, "longer" if longer else "shorter")
 
-    def _fill(self, topic_partition: TopicPartition, last: JournalPosition, *, longer: bool) -> None:
+    def _fill(
+        self, topic_partition: TopicPartition, last: JournalPosition, *, longer: bool
+    ) -> None:
         position = max(
             offset
             for (_, topic, partition), offset in last.offsets.items()

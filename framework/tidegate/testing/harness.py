@@ -65,7 +65,7 @@ class FunctionHarness(Generic[K, T, U]):
             inputs=(Edge(node="test", partitioning="key", key=self._key_of_record),),
             uid="function",
             options={},
-            place=user_location(),
+            location=user_location(),
             function=function,
         )
         types = {MAIN: kind.result_type()} | {

@@ -68,7 +68,9 @@ class PipelineTest:
         layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
         for vertex in layout.vertices:
             leaves = ChainOutputs(
-                outlets=[(edge, _Outlet(self, edge)) for edge in layout.outputs_of(vertex.id)],
+                record_writers=[
+                    (edge, _Outlet(self, edge)) for edge in layout.outputs_of(vertex.id)
+                ],
                 make_sink=self._make_sink,
                 make_state=self._make_state,
                 counters=self.counters,
@@ -170,7 +172,7 @@ class PipelineTest:
 
     def _make_state(self, node: Node) -> CellsByKey:
         function = cast("KeyedProcess[Any, Any, Any]", node.function)
-        state = CellsByKey(function, node.inputs[0].key_type, f"step {node.id!r} ({node.place})")
+        state = CellsByKey(function, node.inputs[0].key_type, f"step {node.id!r} ({node.location})")
         self._states.append(state)
         return state
 

@@ -101,7 +101,11 @@ class Tables:
     ) -> OpenOnPartitions:
         self.asked.append("open")
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-        found = {topic_partition: tuple(row) for topic_partition, row in look.items() if topic_partition in leaders}
+        found = {
+            topic_partition: tuple(row)
+            for topic_partition, row in look.items()
+            if topic_partition in leaders
+        }
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
         return OpenOnPartitions(producers=found, unreachable=silent)
 
@@ -109,7 +113,11 @@ class Tables:
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
         self.asked.append("ends")
-        return {topic_partition: ends for topic_partition, ends in self.table.items() if topic_partition in leaders}
+        return {
+            topic_partition: ends
+            for topic_partition, ends in self.table.items()
+            if topic_partition in leaders
+        }
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
         self.asked.append("abort")

@@ -71,7 +71,9 @@ def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[s
         earliest=each(2),
         latest=each(10),
         at_time=each(7),
-        committed=lambda _, topic_partitions: {each: [5, None][each.partition] for each in topic_partitions},
+        committed=lambda _, topic_partitions: {
+            each: [5, None][each.partition] for each in topic_partitions
+        },
     )
     assert [each.start_kind for each in enumerated(start, admin)] == kinds
 

@@ -41,7 +41,9 @@ topic_partitions = st.builds(TopicPartition, st.text(max_size=249), st.integers(
 @st.composite
 def record_batches(draw: st.DrawFn) -> RecordBatch:
     values, offsets, keys = (list(column) for column in zip(*draw(rows), strict=True))
-    return RecordBatch(values, offsets, draw(topic_partitions), keys if draw(st.booleans()) else None)
+    return RecordBatch(
+        values, offsets, draw(topic_partitions), keys if draw(st.booleans()) else None
+    )
 
 
 def payload(*batches: RecordBatch) -> bytes:

@@ -91,10 +91,10 @@ def test_records_go_to_the_owner_of_their_key_group_in_order(
     values: list[tuple[str, int]], parallelism: int, max_parallelism: int, with_keys: bool
 ) -> None:
     channels = [Heard() for _ in range(parallelism)]
-    outlet = key_outlet(channels, max_parallelism)
+    record_writer = key_outlet(channels, max_parallelism)
     offsets = list(range(len(values)))
     keys: list[bytes | None] | None = [b"%d" % n for n in offsets] if with_keys else None
-    outlet.emit(RecordBatch(values, offsets, ORIGIN, keys))
+    record_writer.emit(RecordBatch(values, offsets, ORIGIN, keys))
     for receiver, channel in enumerate(channels):
         rows = [
             row
@@ -120,12 +120,12 @@ def test_a_known_key_is_not_encoded_again_and_the_cache_is_bounded(
         encoded.append(key)
         return key.encode()
 
-    outlet = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
-    outlet.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), ORIGIN))
+    record_writer = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
+    record_writer.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), ORIGIN))
     assert encoded == ["a", "b", "c"]
-    outlet.emit(RecordBatch(["d", "d", "a"], list(range(3)), ORIGIN))
+    record_writer.emit(RecordBatch(["d", "d", "a"], list(range(3)), ORIGIN))
     assert encoded == ["a", "b", "c", "d", "a"]
-    assert len(outlet._routes) <= 3
+    assert len(record_writer._routes) <= 3
 
 
 def test_a_failing_key_function_names_step_and_record() -> None:
@@ -142,30 +142,34 @@ def test_a_failing_key_function_names_step_and_record() -> None:
 
 def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
     channels = [Heard(), Heard()]
-    outlet = KeyGroupWriter(lambda items: next(iter(items)), str.encode, 128, channels, step="s")
+    record_writer = KeyGroupWriter(
+        lambda items: next(iter(items)), str.encode, 128, channels, step="s"
+    )
     with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
-        outlet.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
+        record_writer.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
     assert not channels[0].elements
     assert not channels[1].elements
 
 
 def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
-    outlet = KeyGroupWriter(lambda value: value, str.encode, 128, [Heard(), Heard()], step="s")
+    record_writer = KeyGroupWriter(
+        lambda value: value, str.encode, 128, [Heard(), Heard()], step="s"
+    )
     with pytest.raises(UserCodeError, match="orders-3@2"):
-        outlet.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
+        record_writer.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
 
 
 def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
     channels = [Heard(), Heard(), Heard()]
-    outlet = key_outlet(channels)
-    outlet.emit_control(BARRIER)
-    outlet.emit_control(EndOfInput())
+    record_writer = key_outlet(channels)
+    record_writer.emit_control(BARRIER)
+    record_writer.emit_control(EndOfInput())
     assert all(channel.elements == [BARRIER, EndOfInput()] for channel in channels)
-    outlet.flush()
+    record_writer.flush()
     assert [channel.flushed for channel in channels] == [1, 1, 1]
-    assert outlet.writable()
+    assert record_writer.writable()
     channels[1].may = False
-    assert not outlet.writable()
+    assert not record_writer.writable()
 
 
 def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:

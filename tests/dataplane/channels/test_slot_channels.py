@@ -33,7 +33,7 @@ def graph() -> StreamGraph:
     """Two sources by key into one step, whose results go forward into a sink of its own vertex."""
     made = StreamGraph("joined")
     for source in (ORDERS, PAYMENTS):
-        made.add("source", (), place="x:1", uid=source, record_type=str)
+        made.add("source", (), location="x:1", uid=source, record_type=str)
     by_key = [
         Edge(
             node=source,
@@ -44,8 +44,8 @@ def graph() -> StreamGraph:
         )
         for source in (ORDERS, PAYMENTS)
     ]
-    made.add("keyed_process", tuple(by_key), place="x:2", uid=TOTALS)
-    made.add("sink", (Edge(node=TOTALS), Edge(node=ORDERS)), place="x:3", uid="out")
+    made.add("keyed_process", tuple(by_key), location="x:2", uid=TOTALS)
+    made.add("sink", (Edge(node=TOTALS), Edge(node=ORDERS)), location="x:3", uid="out")
     return made
 
 
@@ -92,10 +92,14 @@ def test_every_record_reaches_the_owner_of_its_key_once_and_in_order(
     slots = Slots(parallelism)
     for ordinal, slot in enumerate(slots.slots):
         for source in (ORDERS, PAYMENTS):
-            (outlet,) = (outlet for edge, outlet in slot.outlets(source) if edge.target == TOTALS)
-            outlet.emit(records(source, ordinal, keys))
-            outlet.emit_control(BARRIER)
-            outlet.emit_control(EndOfInput())
+            (record_writer,) = (
+                record_writer
+                for edge, record_writer in slot.record_writers(source)
+                if edge.target == TOTALS
+            )
+            record_writer.emit(records(source, ordinal, keys))
+            record_writer.emit_control(BARRIER)
+            record_writer.emit_control(EndOfInput())
     arrived: dict[TopicPartition, list[str]] = defaultdict(list)
     controls = []
     while slots.network.deliver() or any(slot.gate(TOTALS).available() for slot in slots.slots):
@@ -139,11 +143,11 @@ def test_gates_and_outlets_follow_the_plan() -> None:
         ("totals", "forward", 1),
         ("orders", "forward", 1),
     ]
-    assert [(edge.target_node, edge.partitioning) for edge, _ in slot.outlets(ORDERS)] == [
+    assert [(edge.target_node, edge.partitioning) for edge, _ in slot.record_writers(ORDERS)] == [
         ("totals", "key"),
         ("out", "forward"),
     ]
-    assert slot.outlets(VertexId("out")) == []
+    assert slot.record_writers(VertexId("out")) == []
     assert slots.exchanges[1].peers == {0: "memory:0", 2: "memory:2"}
     # Once for each edge that leaves the slot, with its record type; forward edges never do.
     assert slots.asked == [list[str]] * 2 * 3
@@ -161,8 +165,10 @@ def test_a_blocked_channel_holds_nobody_else_up() -> None:
     mine = next(key for key in range(100) if _owner(f"{key:02d}", 2) == 1)
     blocked = next(c for c in gate.channels if c.edge.source_node == "orders" and c.sender == 0)
     gate.block(blocked.index)
-    orders = next(o for e, o in slots.slots[0].outlets(ORDERS) if e.partitioning == "key")
-    payments = next(o for e, o in slots.slots[0].outlets(PAYMENTS) if e.partitioning == "key")
+    orders = next(o for e, o in slots.slots[0].record_writers(ORDERS) if e.partitioning == "key")
+    payments = next(
+        o for e, o in slots.slots[0].record_writers(PAYMENTS) if e.partitioning == "key"
+    )
     emitted = flowed = 0
     for _ in range(50):
         if orders.writable():
@@ -199,7 +205,7 @@ def _owner(key: str, parallelism: int) -> int:
 @pytest.mark.parametrize("payload", [control_frame(BARRIER), credit_frame(1), b"\x01\x01\x00\x00"])
 def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
     slot = Slots(2).slots[0]
-    forward = next(e.index for e, _ in slot.outlets(ORDERS) if e.partitioning == "forward")
+    forward = next(e.index for e, _ in slot.record_writers(ORDERS) if e.partitioning == "forward")
     for peer, number in ((1, forward), (1, 99), (5, 0), (0, 0)):
         with pytest.raises(ExchangeError, match="does not have"):
             slot.on_frames(peer, [(number, payload)])
@@ -207,7 +213,7 @@ def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
 
 def test_credit_without_an_expense_is_an_error() -> None:
     slot = Slots(2).slots[0]
-    number = next(e.index for e, _ in slot.outlets(ORDERS) if e.partitioning == "key")
+    number = next(e.index for e, _ in slot.record_writers(ORDERS) if e.partitioning == "key")
     with pytest.raises(InternalError, match="credits"):
         slot.on_frames(1, [(number, credit_frame(1))])
 
@@ -221,7 +227,7 @@ class Order:
 def test_records_of_a_declared_type_travel_as_that_type() -> None:
     network = Network()
     logical = StreamGraph("typed")
-    logical.add("source", (), place="x:1", uid=ORDERS, record_type=Order)
+    logical.add("source", (), location="x:1", uid=ORDERS, record_type=Order)
     edge = Edge(
         node=ORDERS,
         partitioning="key",
@@ -229,7 +235,7 @@ def test_records_of_a_declared_type_travel_as_that_type() -> None:
         key_type=str,
         record_type=Order,
     )
-    logical.add("keyed_process", (edge,), place="x:2", uid=TOTALS)
+    logical.add("keyed_process", (edge,), location="x:2", uid=TOTALS)
     slots = [
         SlotChannels(
             plan(logical, 2, MAX_PARALLELISM),
@@ -243,9 +249,9 @@ def test_records_of_a_declared_type_travel_as_that_type() -> None:
     for slot in slots:
         slot.connect(["memory:0", "memory:1"], post=lambda action: action(), on_lost=no_loss)
     sent = [Order(f"customer-{n}", Decimal(n) / 7) for n in range(50)]
-    ((_, outlet),) = slots[0].outlets(ORDERS)
-    outlet.emit(RecordBatch(list(sent), list(range(50)), TopicPartition("orders", 0)))
-    outlet.flush()
+    ((_, record_writer),) = slots[0].record_writers(ORDERS)
+    record_writer.emit(RecordBatch(list(sent), list(range(50)), TopicPartition("orders", 0)))
+    record_writer.flush()
     network.deliver()
     got = [
         value

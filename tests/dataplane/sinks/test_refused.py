@@ -118,9 +118,9 @@ def test_without_a_policy_the_sink_raises() -> None:
 def test_a_writer_of_which_all_records_are_refused_begins_no_transaction() -> None:
     broker, kept = Broker(), Kept()
     around = Surroundings(broker, broker, warm=2, slots=8)
-    around.runtime.max_message_bytes = {"out": LARGEST}
+    around.context.max_message_bytes = {"out": LARGEST}
     sink = KafkaSink("out", value=Raw())
-    writer = KafkaSinkWriter(sink, Uid("out"), around.runtime, kept.refusals)
+    writer = KafkaSinkWriter(sink, Uid("out"), around.context, kept.refusals)
     writer.open()
     around.settle()
     writer.write(batch(b"x" * LARGEST))

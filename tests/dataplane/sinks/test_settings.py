@@ -34,7 +34,7 @@ def given(
     }
     broker = Broker()
     around = Surroundings(broker, broker, config=Config.model_validate(config))
-    KafkaSinkWriter(sink, Uid("out"), around.runtime).open()
+    KafkaSinkWriter(sink, Uid("out"), around.context).open()
     around.settle()
     settings = dict(broker.settings[0])
     assert settings.pop("bootstrap.servers") == "broker:9092"
@@ -45,8 +45,8 @@ def given(
 def test_the_clients_limit_is_the_topics() -> None:
     broker = Broker()
     around = Surroundings(broker, broker)
-    around.runtime.max_message_bytes = {"out": 5_000}
-    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), around.runtime).open()
+    around.context.max_message_bytes = {"out": 5_000}
+    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), around.context).open()
     around.settle()
     assert broker.settings[0]["message.max.bytes"] == "5000"
     assert broker.settings[0]["batch.size"] == "5000"

@@ -33,7 +33,7 @@ class Bench:
         self.broker = Broker()
         self.around = Surroundings(self.broker, self.broker, warm=warm, slots=slots)
         self.sink = sink or KafkaSink("out", value=Raw())
-        self.writer = KafkaSinkWriter(self.sink, Uid("out"), self.around.runtime)
+        self.writer = KafkaSinkWriter(self.sink, Uid("out"), self.around.context)
         self.acks: dict[int, tuple[PreparedTransaction, ...]] = {}
         self.writer.open()
 
@@ -130,7 +130,7 @@ def test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement(
     bench.writer.write(batch(b"2"))
     bench.prepare(2)
     posted: list[Any] = []
-    bench.around.runtime.post = posted.append  # the outcomes wait until the test delivers them
+    bench.around.context.post = posted.append  # the outcomes wait until the test delivers them
     (_, *others) = bench.around.io
     first = _preparation(bench)
     bench.around.io = [*others]

@@ -83,7 +83,8 @@ class ReaderDouble:
 
     def positions(self) -> dict[TopicPartition, Position]:
         return {
-            topic_partition: Position(at, self.epochs.get(topic_partition, -1)) for topic_partition, at in self.passed.items()
+            topic_partition: Position(at, self.epochs.get(topic_partition, -1))
+            for topic_partition, at in self.passed.items()
         }
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
@@ -138,7 +139,7 @@ class Bench:
         self.reader = KafkaSourceReader(
             source or KafkaSource("in", value=Utf8()),
             Uid("src"),
-            self.around.runtime,
+            self.around.context,
             keep_keys=keep_keys,
             receivers=receivers,
         )
@@ -248,7 +249,7 @@ class TestBounded:
     def test_a_subtask_without_splits_is_finished_and_has_no_consumer(self) -> None:
         bench = Bench()
         bench.double.assigned = None
-        reader = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.runtime)
+        reader = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.context)
         reader.open(())
         assert reader.finished()
         assert reader.poll(60.0) == []
@@ -392,7 +393,7 @@ def test_a_source_is_opened_once_and_before_it_is_used() -> None:
     bench = Bench()
     with pytest.raises(InternalError):
         bench.reader.open(())
-    unopened = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.runtime)
+    unopened = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.context)
     unopened.close()
     with pytest.raises(InternalError):
         unopened.commit((), CheckpointId.parse("2-7"))

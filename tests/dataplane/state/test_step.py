@@ -45,7 +45,7 @@ class Surroundings:
             threads = SystemThreads()
             clock = self
 
-        runtime = SubtaskContext(
+        context = SubtaskContext(
             job=JOB,
             journal="j",
             attempt=Attempt(attempt),
@@ -65,7 +65,7 @@ class Surroundings:
             fail=lambda error: None,
         )
         states = declare(total=ValueState(int, default=0))
-        return open_step_state(runtime, UID, states, str, snapshots)
+        return open_step_state(context, UID, states, str, snapshots)
 
     def add(self, state: SubtaskKeyedState, amount: int) -> int:
         (cell,) = state.rows(["ann"])

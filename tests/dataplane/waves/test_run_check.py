@@ -106,9 +106,9 @@ def test_two_reports_of_a_task_are_refused() -> None:
 
 def test_a_report_of_a_task_that_the_plan_does_not_have_is_refused() -> None:
     whole = reports()
-    stranger = msgspec.structs.replace(whole[TASKS[0]], task=TaskId(0, 2))
+    unknown = msgspec.structs.replace(whole[TASKS[0]], task=TaskId(0, 2))
     with pytest.raises(IncompleteWaveError, match="level 0, subtask 2"):
-        check_runs(PLAN, [*whole.values(), stranger])
+        check_runs(PLAN, [*whole.values(), unknown])
 
 
 def test_another_run_of_a_sender_is_refused_on_every_level() -> None:

@@ -32,9 +32,9 @@ def channels(slot: Slot, ordinal: int) -> SlotChannels:
     """The channels of one of two slots: four sources go by key into one step."""
     graph = StreamGraph("two-slots")
     for source in SOURCES:
-        graph.add("source", (), place="x:1", uid=source)
+        graph.add("source", (), location="x:1", uid=source)
     edges = tuple(Edge(node=s, partitioning="key", key=key, key_type=str) for s in SOURCES)
-    graph.add("keyed_process", edges, place="x:2", uid=TOTALS)
+    graph.add("keyed_process", edges, location="x:2", uid=TOTALS)
     return SlotChannels(
         plan(graph, 2, MAX_PARALLELISM),
         graph,
@@ -83,16 +83,16 @@ def send(pipe: Connection, host: str | None, records: int) -> None:
     sent = dict.fromkeys(SOURCES, 0)
     while waiting:
         for source in list(waiting):
-            ((_, outlet),) = sender.outlets(source)
-            if not outlet.writable():
+            ((_, record_writer),) = sender.record_writers(source)
+            if not record_writer.writable():
                 continue
             if waiting[source]:
-                outlet.emit(waiting[source].pop())
+                record_writer.emit(waiting[source].pop())
                 sent[source] += 1
                 if sent[source] % BARRIER_EVERY == 0:
-                    outlet.emit_control(Barrier(CheckpointId(Attempt(1), sent[source])))
+                    record_writer.emit_control(Barrier(CheckpointId(Attempt(1), sent[source])))
             else:
-                outlet.emit_control(EndOfInput())
+                record_writer.emit_control(EndOfInput())
                 del waiting[source]
         slot.run_rest()
         time.sleep(0)

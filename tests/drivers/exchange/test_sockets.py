@@ -140,15 +140,15 @@ def _open_files() -> int:
 
 def _say(address: str, data: bytes, *, then_close: bool = False) -> object:
     """Speaks to a listener as any process could. Returns its answer, None if it hangs up."""
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(10)
-        stranger.connect(address.removeprefix("unix:"))
-        stranger.sendall(data)
+    with socket.socket(socket.AF_UNIX) as pending:
+        pending.settimeout(10)
+        pending.connect(address.removeprefix("unix:"))
+        pending.sendall(data)
         if then_close:
             return None
         reader = FrameReader()
         try:
-            received = stranger.recv_into(reader.space())
+            received = pending.recv_into(reader.space())
         except ConnectionResetError:
             return None
         frames = reader.take(received) if received else []

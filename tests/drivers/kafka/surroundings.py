@@ -44,7 +44,7 @@ class Surroundings:
         self.failures: list[BaseException] = []
         self.counters = Counters()
         self._threads = ThreadPoolExecutor(8) if threads else None
-        self.runtime = SubtaskContext(
+        self.context = SubtaskContext(
             job=JobName(job),
             journal="j1",
             attempt=Attempt(attempt),

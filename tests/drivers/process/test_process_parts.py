@@ -72,7 +72,7 @@ class TestFrames:
 
 def test_arguments_are_the_first_line_of_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
-    monkeypatch.setattr(parent_watch, "LIFELINE_FD", read)
+    monkeypatch.setattr(parent_watch, "PARENT_PIPE_FD", read)
     given = {"text": "two\nlines, ä", "number": 1}
     os.write(write, parent_watch.encode_arguments(given))
     assert parent_watch.read_arguments() == given

@@ -185,12 +185,12 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
     """Check that the topic exists and that the job may read or write it."""
     right = "READ" if node.kind == "source" else "WRITE"
     section = "sources" if node.kind == "source" else "sinks"
-    whose = f"{node.kind} {node.id!r} ({node.place})"
+    whose = f"{node.kind} {node.id!r} ({node.location})"
     if node.inputs and node.inputs[0].port == DEAD_LETTERS:
-        whose = f"the dead letters of {node.inputs[0].node!r} ({node.place})"
+        whose = f"the dead letters of {node.inputs[0].node!r} ({node.location})"
     elif node.inputs and node.inputs[0].port.endswith(KEY_LETTERS):
         step = node.id.removesuffix(KEY_LETTERS)
-        whose = f"the dead letters of the key_by before {step!r} ({node.place})"
+        whose = f"the dead letters of the key_by before {step!r} ({node.location})"
     try:
         admin.partitions(topic)
         rights = admin.rights(topic)

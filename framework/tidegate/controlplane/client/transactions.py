@@ -254,7 +254,9 @@ def end_hanging(inspector: TransactionInspector, found: OpenTransaction, clock: 
     leaders = leaders_of(inspector, found.topic_partition.topic, found.topic_partition.partition)
     end_s = clock.monotonic() + ABORT_S_MAX
     while clock.monotonic() <= end_s:
-        row = inspector.open_transactions(leaders, progress=no_progress).producers.get(found.topic_partition)
+        row = inspector.open_transactions(leaders, progress=no_progress).producers.get(
+            found.topic_partition
+        )
         if row is not None and _key(found.producer) not in {_key(each) for each in row}:
             return True
         clock.sleep(ABORT_PAUSE_S)
@@ -275,7 +277,11 @@ def _without_ended(
     if not doubtful:
         return open_transactions
     again = inspector.open_transactions(doubtful, progress=no_progress).producers
-    still = {(topic_partition, _key(each)) for topic_partition, producers in again.items() for each in producers}
+    still = {
+        (topic_partition, _key(each))
+        for topic_partition, producers in again.items()
+        for each in producers
+    }
     return {
         topic_partition: tuple(
             each

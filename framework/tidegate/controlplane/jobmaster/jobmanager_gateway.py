@@ -1,12 +1,12 @@
 """The JobMaster's connection to its JobManager: registration, ordered requests, the newest report.
 
 Requests are few, and their callers repeat them. Reports come twice a second while there is news,
-and rarely otherwise. Only the newest report counts. The lifeline ends this process together with
+and rarely otherwise. Only the newest report counts. The parent pipe ends this process together with
 its JobManager. So a message is repeated until it is delivered, also after an unexpected error on
 either side. The JobManager ends a JobMaster that delivers nothing. A JobManager that refuses a
 report has another JobMaster for the job.
 
-Only `is_current` times out. By then the JobManager is gone and the lifeline has failed, or the
+Only `is_current` times out. By then the JobManager is gone and the parent pipe has failed, or the
 JobManager hangs and will start another JobMaster.
 """
 

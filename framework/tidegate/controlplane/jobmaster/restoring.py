@@ -173,7 +173,11 @@ class Restoring:
         known = {key: epoch for key, epoch in epochs.items() if epoch >= 0}
         ends = {}
         for source in sorted({source for source, _ in known}):
-            asked = {topic_partition: epoch for (of, topic_partition), epoch in known.items() if of == source}
+            asked = {
+                topic_partition: epoch
+                for (of, topic_partition), epoch in known.items()
+                if of == source
+            }
             for topic_partition, end in self._runner.run(epoch_ends(asked)).items():
                 ends[source, topic_partition] = end
         return tuple(

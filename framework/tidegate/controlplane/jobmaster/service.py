@@ -6,7 +6,7 @@ instructions that the machine returns. Work on the journal runs in one more thre
 (`journal_worker.py`). RPC threads check the attempt of a message and post the message to the loop.
 
 The process itself restarts attempts. It exits when the job has ended, when another JobMaster has
-fenced or replaced it, or when its JobManager is gone (the lifeline). If the job has not ended,
+fenced or replaced it, or when its JobManager is gone (the parent pipe). If the job has not ended,
 another JobMaster claims the journal and continues the job.
 """
 

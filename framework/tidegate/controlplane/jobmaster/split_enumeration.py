@@ -62,7 +62,7 @@ def enumerate_partitions(
             count = admin.partitions(topic)
         except RefusedError as error:
             raise type(error)(
-                f"The topic of source {node.id!r} ({node.place}) cannot be read: {error}"
+                f"The topic of source {node.id!r} ({node.location}) cannot be read: {error}"
             ) from error
         topic_partitions = [TopicPartition(topic, partition) for partition in range(count)]
         earliest = admin.earliest(topic_partitions)
@@ -150,14 +150,18 @@ def _first_positions(
     if isinstance(start, int):
         return admin.at_time(topic_partitions, start), dict.fromkeys(topic_partitions, "timestamp")
     if isinstance(start, Mapping):
-        unknown = sorted(start.keys() - {topic_partition.partition for topic_partition in topic_partitions})
+        unknown = sorted(
+            start.keys() - {topic_partition.partition for topic_partition in topic_partitions}
+        )
         if unknown:
             raise RefusedError(
-                f"{source.place}: starting_offsets= of topic {source.topic!r} names partition "
-                f"{unknown[0]}, and the topic has partitions 0 to {len(topic_partitions) - 1}. Correct the "
-                "mapping."
+                f"{source.location}: starting_offsets= of topic {source.topic!r} names partition "
+                f"{unknown[0]}, and the topic has partitions 0 to {len(topic_partitions) - 1}. "
+                "Correct the mapping."
             )
-        given = {each: start[each.partition] for each in topic_partitions if each.partition in start}
+        given = {
+            each: start[each.partition] for each in topic_partitions if each.partition in start
+        }
         return {**earliest, **given}, _kinds(topic_partitions, given, "offset")
     return earliest, dict.fromkeys(topic_partitions, "earliest")
 
@@ -166,4 +170,7 @@ def _kinds(
     topic_partitions: list[TopicPartition], given: Mapping[TopicPartition, int], kind: StartKind
 ) -> dict[TopicPartition, StartKind]:
     """Return `kind` for partitions with a given start, and "earliest" for the others."""
-    return {topic_partition: kind if topic_partition in given else "earliest" for topic_partition in topic_partitions}
+    return {
+        topic_partition: kind if topic_partition in given else "earliest"
+        for topic_partition in topic_partitions
+    }

@@ -129,7 +129,12 @@ class FrameCodec:
             if self.refusals is not None and self.refusals.takes(error):
                 return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
-        header = (batch.topic_partition[0], batch.topic_partition[1], list(batch.offsets), batch.keys)
+        header = (
+            batch.topic_partition[0],
+            batch.topic_partition[1],
+            list(batch.offsets),
+            batch.keys,
+        )
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:

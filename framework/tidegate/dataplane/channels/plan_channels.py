@@ -60,8 +60,8 @@ class PlanChannels:
             )
             for vertex in run_here
         }
-        self._outlets = {
-            vertex.id: [(edge, self._outlet(edge)) for edge in plan.outputs_of(vertex.id)]
+        self._record_writers = {
+            vertex.id: [(edge, self._record_writer(edge)) for edge in plan.outputs_of(vertex.id)]
             for vertex in run_here
         }
 
@@ -69,11 +69,11 @@ class PlanChannels:
         """Return the input gate of a vertex's subtask. The gate of a source has no channels."""
         return self._gates[vertex_id]
 
-    def outlets(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]:
+    def record_writers(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]:
         """Return the outgoing edges of a vertex's subtask, each with its record writer, by edge
         index.
         """
-        return self._outlets[vertex_id]
+        return self._record_writers[vertex_id]
 
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
         """Make the channel from a subtask to the subtask here."""
@@ -89,7 +89,7 @@ class PlanChannels:
     def _receivers(self, edge: PlanEdge) -> list[SubtaskIndex]:
         return self._plan.receivers(edge, self._here)
 
-    def _outlet(self, edge: PlanEdge) -> RecordWriter:
+    def _record_writer(self, edge: PlanEdge) -> RecordWriter:
         receivers = self._receivers(edge)
         channels = [self._channel(edge, receiver) for receiver in receivers]
         if len(channels) == 1:

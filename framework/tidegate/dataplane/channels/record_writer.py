@@ -238,7 +238,7 @@ class RecordWriter:
     """
 
     def __init__(self, channels: Sequence[OutputChannel]) -> None:
-        check(channels, "an outlet needs a channel")
+        check(channels, "a record writer needs a channel")
         self.channels = tuple(channels)
 
     def emit(self, batch: RecordBatch) -> None:

@@ -65,7 +65,7 @@ class Outlet(Protocol):
 class ChainOutputs:
     """The outside parts of a chain: record writers by plan edge, makers of sinks and state."""
 
-    outlets: Sequence[tuple[PlanEdge, Outlet]]
+    record_writers: Sequence[tuple[PlanEdge, Outlet]]
     make_sink: Callable[[Node, Refusals], SinkWriter]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
@@ -98,7 +98,7 @@ class OperatorChain:
         self._operators: list[Operator] = []
         """The operators, those behind a step before that step."""
         self._letters: dict[tuple[str, str], Emit] = {}
-        self.outlets = [outlet for _, outlet in leaves.outlets]
+        self.record_writers = [record_writer for _, record_writer in leaves.record_writers]
         head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
@@ -124,7 +124,7 @@ class OperatorChain:
     def writable(self) -> bool:
         """Return whether every output can take the records that one more batch may produce."""
         return all(sink.writable() for sink in self.sinks.values()) and all(
-            outlet.writable() for outlet in self.outlets
+            record_writer.writable() for record_writer in self.record_writers
         )
 
     def open(self) -> None:
@@ -196,11 +196,11 @@ class OperatorChain:
         chained = [
             (self._operator(reader), reader, edge) for reader, edge in self._chained(node, port)
         ]
-        outlets = [
-            (self._sending(reader, edge, outlet), reader, edge)
-            for outlet, reader, edge in self._edges(node, port)
+        record_writers = [
+            (self._sending(reader, edge, record_writer), reader, edge)
+            for record_writer, reader, edge in self._edges(node, port)
         ]
-        readers = [*chained, *outlets]
+        readers = [*chained, *record_writers]
         given = node.record_type if port == MAIN or not readers else readers[0][2].record_type
         targets = [
             Target(
@@ -278,18 +278,18 @@ class OperatorChain:
         remedy = "Give each of them a type that cannot change (frozen), or map it to plain values."
         return result_error(self.pipeline, node, batch, index, what, remedy)
 
-    def _sending(self, target: Node, edge: Edge, outlet: Outlet) -> Emit:
+    def _sending(self, target: Node, edge: Edge, record_writer: Outlet) -> Emit:
         """Return the function that sends a batch along an edge."""
         refusals = self._key_refusals(target, edge) if edge.partitioning == "key" else None
         if refusals is None:
-            return outlet.emit
-        outlet.refuse_with(refusals)
+            return record_writer.emit
+        record_writer.refuse_with(refusals)
         keying = Keying(self.pipeline, target, edge, refusals)
-        return lambda batch: outlet.emit(keying.keys(batch)[0])
+        return lambda batch: record_writer.emit(keying.keys(batch)[0])
 
     def refusals(self, node: Node) -> Refusals:
         """Return the policy of a step or a sink."""
-        where = f"{node.id} ({node.place})"
+        where = f"{node.id} ({node.location})"
         return self._policy(where, policy_of(node), node, DEAD_LETTERS)
 
     def _key_refusals(self, target: Node, edge: Edge) -> Refusals | None:
@@ -311,7 +311,7 @@ class OperatorChain:
             policy = policy_of(maker)
         if policy == "fail":
             return None
-        where = f"key_by before {target.id} ({target.place})"
+        where = f"key_by before {target.id} ({target.location})"
         return self._policy(where, policy, maker, edge.letters)
 
     def _policy(self, where: str, policy: str, node: Node, port: str) -> Refusals:
@@ -351,8 +351,8 @@ class OperatorChain:
         """Return the record writers, each with the step that it leads to and the input there."""
         targets = self._graph.nodes
         return [
-            (outlet, targets[edge.target_node], targets[edge.target_node].inputs[edge.input])
-            for edge, outlet in self._leaves.outlets
+            (record_writer, targets[edge.target_node], targets[edge.target_node].inputs[edge.input])
+            for edge, record_writer in self._leaves.record_writers
             if edge.source_node == node.id and edge.port == port
         ]
 

@@ -71,7 +71,7 @@ class Checks:
     ) -> Emit:
         """Return `emit` with a check of a step's results against the type of a reader."""
         kind = "sink" if reader.kind == "sink" else "step"
-        declares = f"{kind} {reader.id!r} ({reader.place}) takes"
+        declares = f"{kind} {reader.id!r} ({reader.location}) takes"
         return self._checked(node, of, refusals, emit, declares, validate_all=validate_all)
 
     def _checked(

@@ -43,7 +43,7 @@ def user_code_error(
     index = len(batch.values) - operator.length_hint(remaining) - 1
     if isinstance(error, StateValueError):
         return StateValueError(
-            f"{pipeline}: step {_name(node)} ({node.place}): {error}. The record came from "
+            f"{pipeline}: step {_name(node)} ({node.location}): {error}. The record came from "
             f"{topic}-{partition} at offset {batch.offsets[index]}. Correct the code; the job "
             "fails, because the record would do the same after a restart."
         )
@@ -51,7 +51,7 @@ def user_code_error(
         return result_error(pipeline, node, batch, index, error.what, error.remedy)
     offset = batch.offsets[index]
     return UserCodeError(
-        f"{pipeline}: step {_name(node)} ({node.place}) raised {type(error).__name__}: {error}, "
+        f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: {error}, "
         f"on the record that came from {topic}-{partition} at offset {offset}. Correct the code or "
         "filter such records out before this step; the job restarts from its last checkpoint as "
         "the restart strategy says."
@@ -72,7 +72,7 @@ def call_lifecycle_method(
         raise
     except Exception as error:
         raise UserCodeError(
-            f"{pipeline}: {method}() of step {_name(node)} ({node.place}) raised "
+            f"{pipeline}: {method}() of step {_name(node)} ({node.location}) raised "
             f"{type(error).__name__}: {error}. Fix the code, or the service that it uses. The job "
             "restarts from its last checkpoint as the restart strategy says."
         ) from error
@@ -84,7 +84,7 @@ def result_error(
     """Return the error for the result of value `index` of a batch. `what` describes the result."""
     topic, partition = batch.topic_partition
     return UserCodeError(
-        f"{pipeline}: step {_name(node)} ({node.place}) {what}, for the record that came from "
+        f"{pipeline}: step {_name(node)} ({node.location}) {what}, for the record that came from "
         f"{topic}-{partition} at offset {batch.offsets[index]}. {remedy} The job restarts from its "
         "last checkpoint as the restart strategy says."
     )

@@ -272,8 +272,8 @@ class KeyedOperator:
         for name in self._names:
             if not isinstance(self._function.__dict__[name], Cell):
                 message = (
-                    f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.place}) assigned "
-                    f"over its state: write self.{name}.value = ... for self.{name} = ..."
+                    f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.location}) "
+                    f"assigned over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
                 raise UserCodeError(message)
 

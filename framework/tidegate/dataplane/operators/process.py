@@ -48,7 +48,9 @@ class SideOutputs:
         for values, offsets in self._collected.values():
             drop_results(offset, values, offsets)
 
-    def emit(self, topic_partition: TopicPartition, offsets_of: Sequence[int] | None = None) -> None:
+    def emit(
+        self, topic_partition: TopicPartition, offsets_of: Sequence[int] | None = None
+    ) -> None:
         """Send the collected values downstream. Values of an output without a reader are dropped.
 
         If `offsets_of` is given, the values were collected with positions in a batch instead of

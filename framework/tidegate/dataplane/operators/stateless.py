@@ -171,5 +171,5 @@ def _comment(node: Node) -> str:
     the line.
     """
     name = (function_name(node.function) or "").rpartition(":")[2]
-    text = f"  # {node.id}: {name}, {node.place}"
+    text = f"  # {node.id}: {name}, {node.location}"
     return "".join(mark if mark.isprintable() else "?" for mark in text)

@@ -80,19 +80,19 @@ class TransactionalDelivery:
 
     def __init__(
         self,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         ids: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         settings: Mapping[str, str],
         on_ready: Action,
     ) -> None:
-        self._runtime, self._id_pool = runtime, ids
-        timeout_ms = runtime.transaction_timeout_ms
+        self._context, self._id_pool = context, ids
+        timeout_ms = context.transaction_timeout_ms
         self._pool = ProducerPool(
-            runtime,
+            context,
             ids,
             id_of,
-            lambda name: runtime.drivers.producer(settings, name, timeout_ms),
+            lambda name: context.drivers.producer(settings, name, timeout_ms),
             on_ready,
         )
 
@@ -129,7 +129,7 @@ class TransactionalDelivery:
         A checkpoint that expires meanwhile changes nothing. A transaction that is prepared late is
         reported with the next checkpoint.
         """
-        sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
+        sending.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
 
     def describe(self, sending: ProducerLease) -> PreparedTransaction:
         """Return the transaction if the broker reports it as Ongoing, with the same producer id and
@@ -138,7 +138,7 @@ class TransactionalDelivery:
         The state in librdkafka is not sufficient: after a fatal error, its flush reports success.
         """
         warm = _warm(sending)
-        description = self._runtime.transactions.describe(warm.transactional_id)
+        description = self._context.transactions.describe(warm.transactional_id)
         if (
             description is None
             or description.state is not TransactionState.ONGOING
@@ -157,7 +157,7 @@ class TransactionalDelivery:
                 "restarts from its last checkpoint."
             )
         return PreparedTransaction(
-            cluster_id=self._runtime.transactions.cluster_id(),
+            cluster_id=self._context.transactions.cluster_id(),
             transactional_id=warm.transactional_id,
             producer_id=description.producer_id,
             epoch=description.epoch,
@@ -172,19 +172,19 @@ class NonTransactionalDelivery:
 
     def __init__(
         self,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         settings: Mapping[str, str],
         on_ready: Action,
         *,
         flushes: bool,
     ) -> None:
-        self._runtime, self._settings, self._made = runtime, settings, on_ready
+        self._context, self._settings, self._made = context, settings, on_ready
         self._flushes, self._final = flushes, False
         self._producer: Producer | None = None
 
     def open(self) -> None:
         """Start to make the producer."""
-        self._runtime.run_io(self._make)
+        self._context.run_io(self._make)
 
     def refill(self) -> None:
         """Notice failed deliveries even if nothing is written, unless a flush notices them."""
@@ -212,15 +212,15 @@ class NonTransactionalDelivery:
         """Flush for `at_least_once`, and at the final barrier."""
         self._final = final
         if self._flushes or final:
-            sending.producer.flush(self._runtime.transaction_timeout_ms / MS_PER_S)
+            sending.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
 
     def describe(self, sending: ProducerLease) -> None:
         """Return nothing, because there is no transaction."""
 
     def _make(self) -> None:
         """Make the producer, in an I/O thread."""
-        producer = self._runtime.drivers.producer(self._settings, None, 0)
-        self._runtime.post(lambda: self._ready(producer))
+        producer = self._context.drivers.producer(self._settings, None, 0)
+        self._context.post(lambda: self._ready(producer))
 
     def _ready(self, producer: Producer) -> None:
         self._producer = producer

@@ -158,7 +158,7 @@ class BatchEncoder:
             return
         topic, partition = batch.topic_partition
         raise UserCodeError(
-            f"Sink {self._uid!r} ({self._sink.place}) got a {what} that is "
+            f"Sink {self._uid!r} ({self._sink.location}) got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
             f"{declared_name(check.type)}. It came from {topic}-{partition} at offset "
             f"{batch.offsets[index]}. Correct the step or the record_key that made it, or declare "
@@ -179,7 +179,7 @@ class BatchEncoder:
             topic, partition = batch.topic_partition
             value = batch.values[len(done)]
             raise UserCodeError(
-                f"Sink {self._uid!r} ({self._sink.place}) could not {what} a value of type "
+                f"Sink {self._uid!r} ({self._sink.location}) could not {what} a value of type "
                 f"{type(value).__name__}: {type(error).__name__}: {error}. It came from "
                 f"{topic}-{partition} at offset {batch.offsets[len(done)]}. Correct the step that "
                 "made the value, or the sink's format or record_key; the job restarts from its "

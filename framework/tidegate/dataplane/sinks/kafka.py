@@ -86,39 +86,39 @@ class KafkaSinkWriter:
         self,
         sink: KafkaSink[Any],
         uid: Uid,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         refusals: Refusals | None = None,
     ) -> None:
-        configured = runtime.config.sink(uid)
+        configured = context.config.sink(uid)
         self._topic = configured.topic or sink.topic
-        self._runtime = runtime
-        bytes_max = runtime.record_bytes_max(uid, sink.topic, sink.properties)
+        self._context = context
+        bytes_max = context.record_bytes_max(uid, sink.topic, sink.properties)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._id_pool = TransactionalIdPool(len(runtime.transactional_id_numbers))
+        self._id_pool = TransactionalIdPool(len(context.transactional_id_numbers))
         self._ids = {
             format_transactional_id(
-                job=runtime.job,
-                journal=runtime.journal,
+                job=context.job,
+                journal=context.journal,
                 sink=uid,
-                attempt=runtime.attempt,
-                subtask=runtime.subtask.index,
+                attempt=context.attempt,
+                subtask=context.subtask.index,
                 index=number,
             ): index
-            for index, number in enumerate(runtime.transactional_id_numbers)
+            for index, number in enumerate(context.transactional_id_numbers)
         }
-        limit = runtime.max_message_bytes.get(self._topic)
-        given = runtime.connector_kafka(sink.properties, configured.properties)
+        limit = context.max_message_bytes.get(self._topic)
+        given = context.connector_kafka(sink.properties, configured.properties)
         settings = size_settings(given, limit)
         self._lane: Delivery
         if sink.guarantee == "exactly_once":
             names = {index: name for name, index in self._ids.items()}
             self._lane = TransactionalDelivery(
-                runtime, self._id_pool, names.__getitem__, settings, self._send_pending
+                context, self._id_pool, names.__getitem__, settings, self._send_pending
             )
         else:
             flushes = sink.guarantee == "at_least_once"
             self._lane = NonTransactionalDelivery(
-                runtime, settings, self._send_pending, flushes=flushes
+                context, settings, self._send_pending, flushes=flushes
             )
         self._intervals = deque([_BarrierInterval()])
         self._closing: deque[_PreparingInterval] = deque()
@@ -160,7 +160,7 @@ class KafkaSinkWriter:
         encoded = self._encoder.encode(batch)
         if not encoded.values:
             return  # all were refused
-        self._runtime.counters.records_out += len(encoded)
+        self._context.counters.records_out += len(encoded)
         interval = self._intervals[-1]
         if interval.sending is not None and not interval.waiting:
             self._send(interval.sending, encoded)
@@ -258,14 +258,14 @@ class KafkaSinkWriter:
         self._lane.closing(sending)
         # The action in the I/O thread holds the last reference to the producer, so the producer is
         # dropped in that thread.
-        self._runtime.run_io(partial(self._prepare, sending, closing, final=final))
+        self._context.run_io(partial(self._prepare, sending, closing, final=final))
 
     def _prepare(self, sending: ProducerLease, closing: _PreparingInterval, *, final: bool) -> None:
         """Flush, then check, in an I/O thread. After each of both, the mailbox thread continues."""
         self._lane.flush(sending, final=final)
-        self._runtime.post(self._flushed)
+        self._context.post(self._flushed)
         transaction = self._lane.describe(sending)
-        self._runtime.post(partial(self._prepared, closing, transaction))
+        self._context.post(partial(self._prepared, closing, transaction))
 
     def _flushed(self) -> None:
         self._flushing = False
@@ -289,4 +289,4 @@ class KafkaSinkWriter:
             if closing.transaction is not None:
                 index = self._ids[closing.transaction.transactional_id]
                 self._id_pool.prepared(index, closing.checkpoint, closing.transaction)
-            self._runtime.post(partial(closing.done, self._id_pool.transactions()))
+            self._context.post(partial(closing.done, self._id_pool.transactions()))

@@ -47,31 +47,31 @@ class PooledProducer:
 
 
 class ProducerPool:
-    """A pool that keeps `runtime.producer_pool_size` producers initialised, as far as ids are free.
+    """A pool that keeps `context.producer_pool_size` producers initialised, as far as ids are free.
 
     The pool calls `on_ready` in the mailbox thread whenever a producer becomes available.
     """
 
     def __init__(
         self,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         ids: TransactionalIdPool,
         id_of: Callable[[int], TransactionalId],
         make: Callable[[TransactionalId], Producer],
         on_ready: Action,
     ) -> None:
-        self._runtime, self._id_pool, self._id_of = runtime, ids, id_of
+        self._context, self._id_pool, self._id_of = context, ids, id_of
         self._make, self._made = make, on_ready
         self._warm: deque[PooledProducer] = deque()
 
     def fill(self) -> None:
         """Start to initialise missing producers. Replace those that have been idle for a day."""
-        oldest_s = self._runtime.drivers.clock.monotonic() - IDLE_MAX_S
+        oldest_s = self._context.drivers.clock.monotonic() - IDLE_MAX_S
         while self._warm and self._warm[0].made_at < oldest_s:
             index = self._warm.popleft().index
             self._id_pool.reinitialise(index)
             self._initialise(index)
-        while self.available() < self._runtime.producer_pool_size:
+        while self.available() < self._context.producer_pool_size:
             free = self._id_pool.take_free()
             if free is None:
                 return
@@ -94,13 +94,13 @@ class ProducerPool:
         return taken
 
     def _initialise(self, index: int) -> None:
-        self._runtime.run_io(partial(self._warm_up, index))
+        self._context.run_io(partial(self._warm_up, index))
 
     def _warm_up(self, index: int) -> None:
         """Initialise a producer and read its identity, in an I/O thread."""
         name = self._id_of(index)
         producer = self._make(name)
-        description = self._runtime.transactions.describe(name)
+        description = self._context.transactions.describe(name)
         if description is None or description.state is not TransactionState.EMPTY:
             found = "unknown" if description is None else description.state.value
             raise TransactionError(
@@ -113,9 +113,9 @@ class ProducerPool:
             producer=producer,
             producer_id=description.producer_id,
             epoch=description.epoch,
-            made_at=self._runtime.drivers.clock.monotonic(),
+            made_at=self._context.drivers.clock.monotonic(),
         )
-        self._runtime.post(partial(self._ready, warm))
+        self._context.post(partial(self._ready, warm))
 
     def _ready(self, warm: PooledProducer) -> None:
         self._id_pool.warmed(warm.index)

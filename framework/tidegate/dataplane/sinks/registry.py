@@ -25,13 +25,13 @@ SINK_WRITERS: Final[dict[type[Sink[Any]], MakeWriter]] = {KafkaSink: KafkaSinkWr
 """Makers of writers by class of the declaration. A class without an entry has its base's."""
 
 
-def make_sink_writer(node: Node, runtime: SubtaskContext, refusals: Refusals) -> SinkWriter:
+def make_sink_writer(node: Node, context: SubtaskContext, refusals: Refusals) -> SinkWriter:
     """Return the writer of a sink node in one subtask.
 
     Raise InternalError if no writer is registered for the class of the declaration.
     """
     for kind in type(node.declaration).__mro__:
         if kind in SINK_WRITERS:
-            return SINK_WRITERS[kind](node.declaration, Uid(node.id), runtime, refusals)
+            return SINK_WRITERS[kind](node.declaration, Uid(node.id), context, refusals)
     name = type(node.declaration).__name__
-    raise InternalError(f"sink {node.id!r} ({node.place}): no writer is registered for {name}")
+    raise InternalError(f"sink {node.id!r} ({node.location}): no writer is registered for {name}")

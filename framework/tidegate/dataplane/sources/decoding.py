@@ -107,7 +107,9 @@ class BatchDecoder:
             return lambda messages: _all_bytes(list(map(value, messages)), decode)
         return lambda messages: map(decode, map(value, messages))
 
-    def _full_records(self, topic_partition: TopicPartition) -> Callable[[Sequence[RawRecord]], Any]:
+    def _full_records(
+        self, topic_partition: TopicPartition
+    ) -> Callable[[Sequence[RawRecord]], Any]:
         decode_value, decode_key = self._decode_value, self._decode_key
         tombstones = self._source.tombstones
         topic, partition = topic_partition
@@ -134,7 +136,9 @@ class BatchDecoder:
 
         return lambda messages: map(record, messages)
 
-    def _apply_policy(self, topic_partition: TopicPartition, message: RawRecord, error: Exception) -> None:
+    def _apply_policy(
+        self, topic_partition: TopicPartition, message: RawRecord, error: Exception
+    ) -> None:
         """Apply the policy to one record. Raise BadRecordError if the policy is to fail."""
         reason = self._reason(message, error)
         policy = self._source.on_bad_record
@@ -146,11 +150,11 @@ class BatchDecoder:
         else:
             format_name = type(self._source.value).__name__
             raise BadRecordError(
-                f"Source {self._uid!r} ({self._source.place}) cannot decode the record of "
-                f"{topic_partition.topic}-{topic_partition.partition} at offset {message.offset()} as {format_name}: "
-                f"{reason}. Correct the source's format, or let the job continue without such "
-                "records by on_bad_record='skip' (they are counted) or on_bad_record='dead_letter' "
-                "with dead_letter_topic='TOPIC' (they are kept)."
+                f"Source {self._uid!r} ({self._source.location}) cannot decode the record of "
+                f"{topic_partition.topic}-{topic_partition.partition} at offset {message.offset()} "
+                f"as {format_name}: {reason}. Correct the source's format, or let the job continue "
+                "without such records by on_bad_record='skip' (they are counted) or "
+                "on_bad_record='dead_letter' with dead_letter_topic='TOPIC' (they are kept)."
             ) from (None if isinstance(error, _MissingPartError) else error)
 
     def _reason(self, message: RawRecord, error: Exception) -> str:
@@ -161,7 +165,9 @@ class BatchDecoder:
         text = encodable(f"{type(error).__name__}: {error}")
         return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
-    def _add_dead_letter(self, topic_partition: TopicPartition, message: RawRecord, reason: str) -> None:
+    def _add_dead_letter(
+        self, topic_partition: TopicPartition, message: RawRecord, reason: str
+    ) -> None:
         provenance = (
             (ORIGIN_TOPIC, topic_partition.topic),
             (ORIGIN_PARTITION, str(topic_partition.partition)),
@@ -179,7 +185,9 @@ class BatchDecoder:
         )
         letter = fitting(letter, self._letter_bytes_max)
         self.dead_letters.append(
-            RecordBatch(values=[letter], offsets=[message.offset()], topic_partition=topic_partition)
+            RecordBatch(
+                values=[letter], offsets=[message.offset()], topic_partition=topic_partition
+            )
         )
 
 

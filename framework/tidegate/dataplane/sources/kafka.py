@@ -55,19 +55,19 @@ class KafkaSourceReader:
         self,
         source: KafkaSource[Any],
         uid: Uid,
-        runtime: SubtaskContext,
+        context: SubtaskContext,
         *,
         keep_keys: bool = False,
         receivers: int = 1,
     ) -> None:
-        self._source, self._uid, self._runtime = source, uid, runtime
+        self._source, self._uid, self._context = source, uid, context
         self._poll_records = min(BATCH_RECORDS * receivers, BATCH_RECORDS_MAX)
         self._decoder = BatchDecoder(
             source,
             uid,
-            runtime.counters,
+            context.counters,
             keep_keys=keep_keys,
-            letter_bytes_max=runtime.record_bytes_max(
+            letter_bytes_max=context.record_bytes_max(
                 letters_name(uid), source.dead_letter_topic or "", {}
             ),
         )
@@ -99,13 +99,17 @@ class KafkaSourceReader:
             for split in splits
             if split.end_offset is None or split.offset < split.end_offset
         }
-        self._reader = self._runtime.drivers.partition_reader(
-            self._runtime.connector_kafka(self._source.properties, self._configured),
-            consumer_group(self._runtime.job, self._uid),
+        self._reader = self._context.drivers.partition_reader(
+            self._context.connector_kafka(self._source.properties, self._configured),
+            consumer_group(self._context.job, self._uid),
             with_end_of_partition=any(split.end_offset is not None for split in splits),
         )
         self._reader.assign(
-            {topic_partition: at for topic_partition, at in self._next.items() if topic_partition in self._unfinished}
+            {
+                topic_partition: at
+                for topic_partition, at in self._next.items()
+                if topic_partition in self._unfinished
+            }
         )
 
     def poll(self, timeout_s: float) -> list[RecordBatch]:
@@ -174,7 +178,7 @@ class KafkaSourceReader:
         """
         self._open_reader().commit(
             {split.topic_partition: split.offset for split in splits},
-            commit_metadata(self._runtime.journal, checkpoint),
+            commit_metadata(self._context.journal, checkpoint),
         )
 
     def lag(self) -> int | None:
@@ -188,7 +192,8 @@ class KafkaSourceReader:
         if not ends.keys() >= unfinished:
             return None
         return sum(
-            max(0, self._end(topic_partition, ends[topic_partition]) - self._next[topic_partition]) for topic_partition in unfinished
+            max(0, self._end(topic_partition, ends[topic_partition]) - self._next[topic_partition])
+            for topic_partition in unfinished
         )
 
     def connection_error(self) -> str:
@@ -234,7 +239,7 @@ class KafkaSourceReader:
 
     @property
     def _configured(self) -> Mapping[str, str]:
-        return self._runtime.config.source(self._uid).properties
+        return self._context.config.source(self._uid).properties
 
     def _open_reader(self) -> PartitionReader:
         if self._reader is None:

@@ -41,14 +41,14 @@ slow user code, a snapshot therefore does not take as many turns as it has piece
 
 
 def open_step_state(
-    runtime: SubtaskContext,
+    context: SubtaskContext,
     uid: Uid,
     states: Mapping[str, State],
     key_type: object,
     snapshots: Sequence[KeyedSnapshot],
     dropped_states: Collection[str] = (),
 ) -> SubtaskKeyedState:
-    """Restore the state of a step in `runtime`'s subtask from its snapshots, and open it.
+    """Restore the state of a step in `context`'s subtask from its snapshots, and open it.
 
     The snapshots may come from any subtasks of the checkpoint. A fresh start has none. The function
     reads the checkpoint storage, except for files that earlier attempts left on this host, so it
@@ -57,26 +57,26 @@ def open_step_state(
     Raise CorruptCheckpointError, StorageError, and PipelineError if the declared states cannot read
     the stored data.
     """
-    settings, subtask = runtime.config.state, runtime.subtask
-    key_groups = key_group_range(subtask.index, runtime.parallelism, runtime.max_parallelism)
-    directory = runtime.local / uid
+    settings, subtask = context.config.state, context.subtask
+    key_groups = key_group_range(subtask.index, context.parallelism, context.max_parallelism)
+    directory = context.local / uid
     restored = restore(
         [one for one in snapshots if one.uid == uid],
         uid=uid,
         key_groups=key_groups,
         backend=settings.backend,
-        job=runtime.job,
-        blobs=runtime.blobs,
-        local=runtime.earlier,
-        counters=runtime.counters,
+        job=context.job,
+        blobs=context.blobs,
+        local=context.earlier,
+        counters=context.counters,
         directory=directory,
-        open_store=runtime.drivers.kv_store,
+        open_store=context.drivers.kv_store,
     )
     state = KeyedStateBackend(
         uid,
         states,
         key_type,
-        runtime.max_parallelism,
+        context.max_parallelism,
         key_groups,
         restored.store,
         cache_entries=settings.cache_entries,
@@ -85,24 +85,24 @@ def open_step_state(
         dropped_states=dropped_states,
     )
     uploader = SnapshotUploader(
-        blobs=runtime.blobs,
-        job=runtime.job,
-        attempt=runtime.attempt,
+        blobs=context.blobs,
+        job=context.job,
+        attempt=context.attempt,
         subtask=subtask,
         uid=uid,
         backend=settings.backend,
         key_groups=key_groups,
         shared=restored.shared,
-        run=runtime.run,
-        counters=runtime.counters,
-        notes=directory if runtime.run else None,
+        run=context.run,
+        counters=context.counters,
+        notes=directory if context.run else None,
     )
     return SubtaskKeyedState(
         state,
         uploader,
-        clock=runtime.drivers.clock,
-        post=runtime.post,
-        run_io=runtime.run_io,
+        clock=context.drivers.clock,
+        post=context.post,
+        run_io=context.run_io,
     )
 
 

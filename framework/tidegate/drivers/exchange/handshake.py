@@ -75,21 +75,21 @@ def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
     return reader.take(received)
 
 
-def greeting(stranger: PendingConnection) -> HandshakeRequest | AcceptedConnection | Failed | None:
+def handshake(pending: PendingConnection) -> HandshakeRequest | AcceptedConnection | Failed | None:
     """Read the peer's first message and return the result of the handshake. None if the message is
     not complete yet.
     """
     try:
-        frames = receive(stranger.socket, stranger.reader)
+        frames = receive(pending.socket, pending.reader)
         if not frames:
             return None
         channel, payload = frames[0]
         message = read_own(payload) if channel == OWN_CHANNEL else None
     except (ExchangeError, OSError) as error:
         return Failed(why=str(error))
-    dialled = stranger.link is not None
+    dialled = pending.link is not None
     match message:
-        case HandshakeRequest() if not dialled and len(frames) == 1 and stranger.reader.empty:
+        case HandshakeRequest() if not dialled and len(frames) == 1 and pending.reader.empty:
             return message
         case HandshakeAccepted() if dialled:
             return AcceptedConnection(frames=frames[1:])

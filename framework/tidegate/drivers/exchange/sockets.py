@@ -3,7 +3,7 @@
 The slot listens before it registers. Its deployment lists the peers, and then the slot with the
 lower ordinal dials the slot with the higher one. A connection has one of these states:
 
-    stranger    accepted, has not sent its handshake; it is closed after five seconds
+    pending     accepted, has not sent its handshake; it is closed after five seconds
     dialled     being connected, or waits for `HandshakeAccepted`
     linked      belongs to a `PeerConnection`; frames flow
 
@@ -36,7 +36,7 @@ from tidegate.drivers.exchange.handshake import (
     AcceptedConnection,
     Failed,
     PendingConnection,
-    greeting,
+    handshake,
     lost,
     receive,
     rejection_reason,
@@ -110,7 +110,7 @@ class SocketExchange:
         self._on_lost: OnLost = _ignore
         self._begun = False
         self._early: dict[int, PendingConnection] = {}  # accepted before `connect`, by ordinal
-        self._strangers: set[PendingConnection] = set()
+        self._pending: set[PendingConnection] = set()
         self._linking_until = NEVER
         self._closing_until = NEVER
         self._selector = selectors.DefaultSelector()
@@ -173,9 +173,9 @@ class SocketExchange:
                 if events & selectors.EVENT_READ and owner.socket is not None:
                     self._read(owner, owner.socket)
             case PendingConnection():
-                if owner in self._strangers and events & selectors.EVENT_WRITE:
+                if owner in self._pending and events & selectors.EVENT_WRITE:
                     self._say_hello(owner)
-                if owner in self._strangers and events & selectors.EVENT_READ:
+                if owner in self._pending and events & selectors.EVENT_READ:
                     self._greet(owner)
             case _:
                 check(callable(owner), f"no handler for events of {owner!r}")
@@ -198,8 +198,8 @@ class SocketExchange:
                 self._attach(self._early.pop(peer), self._links[peer], [])
             elif peer > self._ordinal:
                 self._dial(self._links[peer], address)
-        for stranger in self._early.values():
-            stranger.socket.close()  # the deployment does not list it as a peer of this slot
+        for pending in self._early.values():
+            pending.socket.close()  # the deployment does not list it as a peer of this slot
         self._early.clear()
         self._close_listener_when_linked()
 
@@ -211,25 +211,25 @@ class SocketExchange:
         except OSError as error:
             self._lose(link, f"{address} cannot be reached: {error}")
             return
-        stranger = PendingConnection(connection, self._linking_until, link)
-        self._strangers.add(stranger)
-        self._selector.register(connection, selectors.EVENT_WRITE, stranger)
+        pending = PendingConnection(connection, self._linking_until, link)
+        self._pending.add(pending)
+        self._selector.register(connection, selectors.EVENT_WRITE, pending)
 
-    def _say_hello(self, stranger: PendingConnection) -> None:
+    def _say_hello(self, pending: PendingConnection) -> None:
         """Send the handshake request, now that the dialled connection is made or has failed."""
-        if stranger.link is None:
+        if pending.link is None:
             raise InternalError("an accepted connection waits to be connected")
-        receiver = stranger.link.peer
+        receiver = pending.link.peer
         hello = HandshakeRequest(
             job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver
         )
         try:
-            stranger.socket.send(own_frame(hello))  # always fits into the buffer of a new socket
+            pending.socket.send(own_frame(hello))  # always fits into the buffer of a new socket
         except OSError as error:  # also raised if the connection was not made
-            self._forget(stranger)
-            self._lose(stranger.link, f"it cannot be reached: {error}")
+            self._forget(pending)
+            self._lose(pending.link, f"it cannot be reached: {error}")
             return
-        self._selector.modify(stranger.socket, selectors.EVENT_READ, stranger)
+        self._selector.modify(pending.socket, selectors.EVENT_READ, pending)
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -238,30 +238,30 @@ class SocketExchange:
             connection, _ = self._listener.socket.accept()
         except OSError:
             return  # the peer closed the connection while it waited
-        if len(self._strangers) >= STRANGERS_MAX:
+        if len(self._pending) >= STRANGERS_MAX:
             connection.close()
             return
         addresses.prepare(connection)
-        stranger = PendingConnection(connection, time.monotonic() + HANDSHAKE_TIMEOUT_S, None)
-        self._strangers.add(stranger)
-        self._selector.register(connection, selectors.EVENT_READ, stranger)
+        pending = PendingConnection(connection, time.monotonic() + HANDSHAKE_TIMEOUT_S, None)
+        self._pending.add(pending)
+        self._selector.register(connection, selectors.EVENT_READ, pending)
 
-    def _greet(self, stranger: PendingConnection) -> None:
-        match greeting(stranger):
+    def _greet(self, pending: PendingConnection) -> None:
+        match handshake(pending):
             case HandshakeRequest() as hello:
-                self._answer(stranger, hello)
-            case AcceptedConnection(frames=frames) if stranger.link is not None:
-                self._strangers.discard(stranger)
-                self._selector.unregister(stranger.socket)
-                self._attach(stranger, stranger.link, frames)
+                self._answer(pending, hello)
+            case AcceptedConnection(frames=frames) if pending.link is not None:
+                self._pending.discard(pending)
+                self._selector.unregister(pending.socket)
+                self._attach(pending, pending.link, frames)
             case Failed(why=why):
-                self._forget(stranger)
-                if stranger.link is not None:
-                    self._lose(stranger.link, why)
+                self._forget(pending)
+                if pending.link is not None:
+                    self._lose(pending.link, why)
             case _:  # not complete yet
                 pass
 
-    def _answer(self, stranger: PendingConnection, hello: HandshakeRequest) -> None:
+    def _answer(self, pending: PendingConnection, hello: HandshakeRequest) -> None:
         reason = rejection_reason(
             hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal
         )
@@ -272,24 +272,24 @@ class SocketExchange:
             HandshakeAccepted() if reason is None else HandshakeRejected(reason=reason)
         )
         with contextlib.suppress(OSError):  # if the peer is gone, the first read detects it
-            stranger.socket.send(answer)
+            pending.socket.send(answer)
         if reason is not None:
-            self._forget(stranger)
+            self._forget(pending)
             return
-        self._strangers.discard(stranger)
-        self._selector.unregister(stranger.socket)
+        self._pending.discard(pending)
+        self._selector.unregister(pending.socket)
         if link is None:
-            self._early[hello.sender] = stranger
+            self._early[hello.sender] = pending
         else:
-            self._attach(stranger, link, [])
+            self._attach(pending, link, [])
 
     def _attach(
-        self, stranger: PendingConnection, link: PeerConnection, frames: list[Frame]
+        self, pending: PendingConnection, link: PeerConnection, frames: list[Frame]
     ) -> None:
         # Remove the folder before frames flow, so that a slot that is killed later leaves none.
         self._close_listener_when_linked(link)
-        link.attach(stranger.socket)
-        self._selector.register(stranger.socket, _interest(link), link)
+        link.attach(pending.socket)
+        self._selector.register(pending.socket, _interest(link), link)
         self._deliver(link, frames)
 
     def _close_listener_when_linked(self, last: PeerConnection | None = None) -> None:
@@ -348,24 +348,24 @@ class SocketExchange:
             self._selector.unregister(link.socket)
         link.close()
 
-    def _forget(self, stranger: PendingConnection) -> None:
-        self._strangers.discard(stranger)
-        self._selector.unregister(stranger.socket)
-        stranger.socket.close()
+    def _forget(self, pending: PendingConnection) -> None:
+        self._pending.discard(pending)
+        self._selector.unregister(pending.socket)
+        pending.socket.close()
 
     # --- time and the end -----------------------------------------------------------------------
 
     def _timeout(self) -> float | None:
         """Return the seconds until the next deadline; None if there is no deadline."""
-        deadlines = [stranger.deadline for stranger in self._strangers]
+        deadlines = [pending.deadline for pending in self._pending]
         due = min(self._linking_until, self._closing_until, *deadlines, NEVER)
         return None if due == NEVER else max(0.0, due - time.monotonic())
 
     def _expire(self, now: float) -> None:
-        for stranger in [known for known in self._strangers if known.deadline <= now]:
-            self._forget(stranger)
-            if stranger.link is not None:
-                self._lose(stranger.link, f"it did not answer within {CONNECT_TIMEOUT_S:.0f} s")
+        for pending in [known for known in self._pending if known.deadline <= now]:
+            self._forget(pending)
+            if pending.link is not None:
+                self._lose(pending.link, f"it did not answer within {CONNECT_TIMEOUT_S:.0f} s")
         if now >= self._linking_until:
             self._linking_until = NEVER
             for link in self._links.values():
@@ -382,9 +382,9 @@ class SocketExchange:
             else:
                 link.send(OWN_CHANNEL, (GOODBYE,))
                 self._watch(link)
-        for stranger in list(self._strangers):
-            if stranger.link is None or stranger.link.closed:
-                self._forget(stranger)
+        for pending in list(self._pending):
+            if pending.link is None or pending.link.closed:
+                self._forget(pending)
         self._close_listener_when_linked()
 
     def _ended(self) -> bool:
@@ -402,8 +402,8 @@ class SocketExchange:
 
     def _free(self) -> None:
         self._close_listener()
-        for stranger in [*self._strangers, *self._early.values()]:
-            stranger.socket.close()
+        for pending in [*self._pending, *self._early.values()]:
+            pending.socket.close()
         for link in self._links.values():
             link.close()
         self._selector.close()

@@ -156,7 +156,8 @@ class KafkaClusterAdmin:
 
     def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset that is still in the log, for each partition."""
-        return self._offsets(topic_partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        spec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+        return self._offsets(topic_partitions, spec)
 
     def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets for `read_committed` readers (the last stable offset)."""
@@ -187,9 +188,14 @@ class KafkaClusterAdmin:
     ) -> dict[TopicPartition, int | None]:
         """Return a consumer group's offsets. None for a partition without a committed offset."""
         found: dict[TopicPartition, int | None] = dict.fromkeys(topic_partitions)
-        asked = ConsumerGroupTopicPartitions(group, [ClientPartition(*each) for each in topic_partitions])
+        asked = ConsumerGroupTopicPartitions(
+            group, [ClientPartition(*each) for each in topic_partitions]
+        )
         commits = self._group_commits(asked)
-        return {**found, **{topic_partition: commit.offset for topic_partition, commit in commits.items()}}
+        return {
+            **found,
+            **{topic_partition: commit.offset for topic_partition, commit in commits.items()},
+        }
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """Return all offsets of a consumer group with their metadata."""
@@ -341,7 +347,9 @@ class KafkaClusterAdmin:
 
         answers = self._answers(
             list(topic_partitions),
-            lambda topic_partition: f"tell the offsets of {topic_partition.topic}-{topic_partition.partition}",
+            lambda topic_partition: (
+                f"tell the offsets of {topic_partition.topic}-{topic_partition.partition}"
+            ),
             ask,
         )
         return {topic_partition: answer.offset for topic_partition, answer in answers.items()}

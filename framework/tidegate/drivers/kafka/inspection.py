@@ -186,7 +186,10 @@ class KafkaTransactionInspector:
             )
         return OpenOnPartitions(
             producers=found,
-            unreachable=tuple(f"{_named(topic_partitions)}: {why}" for why, topic_partitions in unreachable.items()),
+            unreachable=tuple(
+                f"{_named(topic_partitions)}: {why}"
+                for why, topic_partitions in unreachable.items()
+            ),
         )
 
     def ends(
@@ -207,7 +210,9 @@ class KafkaTransactionInspector:
             except FOREIGN as error:
                 raise self._control.translated("tell offsets", error) from None
             for topic_partition in stable.keys() & ends.keys():
-                found[topic_partition] = PartitionEndOffsets(stable=stable[topic_partition], end=ends[topic_partition])
+                found[topic_partition] = PartitionEndOffsets(
+                    stable=stable[topic_partition], end=ends[topic_partition]
+                )
         return found
 
     def abort(self, transaction: Transaction) -> AbortAnswer:
@@ -293,7 +298,9 @@ class KafkaTransactionInspector:
     ) -> Iterator[tuple[TopicPartition, Sequence[Any], str]]:
         """Yield the active producers of each partition, or the reason why they are not known."""
         if leader < 0:
-            yield from ((topic_partition, (), "it has no leader") for topic_partition in topic_partitions)
+            yield from (
+                (topic_partition, (), "it has no leader") for topic_partition in topic_partitions
+            )
             return
         try:
             answer = _tried(lambda: self._send(leader, wire.describe_producers(topic_partitions)))
@@ -383,7 +390,10 @@ def _tried(once: Callable[[], T]) -> T:
 
 
 def _named(topic_partitions: Sequence[TopicPartition]) -> str:
-    shown = ", ".join(f"{topic_partition.topic}-{topic_partition.partition}" for topic_partition in topic_partitions[:NAMES_SHOWN])
+    shown = ", ".join(
+        f"{topic_partition.topic}-{topic_partition.partition}"
+        for topic_partition in topic_partitions[:NAMES_SHOWN]
+    )
     more = len(topic_partitions) - NAMES_SHOWN
     return f"{shown} and {more} more partitions" if more > 0 else shown
 

@@ -136,7 +136,9 @@ def abort_marker(topic_partition: TopicPartition, producer: ProducerState) -> An
     then uses 0, which is not higher than the epoch of any real coordinator.
     """
     marker = WriteTxnMarkersRequest.WritableTxnMarker
-    where = marker.WritableTxnMarkerTopic(name=topic_partition.topic, partition_indexes=[topic_partition.partition])
+    where = marker.WritableTxnMarkerTopic(
+        name=topic_partition.topic, partition_indexes=[topic_partition.partition]
+    )
     return WriteTxnMarkersRequest(
         markers=[
             marker(
@@ -191,7 +193,9 @@ def open_producers(rows: Sequence[Any]) -> tuple[ProducerState, ...]:
 
 def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[TopicPartition]]]:
     """Yield each leader with its partitions, split into as many as one request may have."""
-    in_turn = sorted(leaders, key=lambda topic_partition: (leaders[topic_partition], topic_partition))
+    in_turn = sorted(
+        leaders, key=lambda topic_partition: (leaders[topic_partition], topic_partition)
+    )
     for leader, topic_partitions in groupby(in_turn, key=leaders.__getitem__):
         while batch := list(islice(topic_partitions, PARTITIONS_AT_ONCE)):
             yield leader, batch
@@ -199,5 +203,7 @@ def batches(leaders: Mapping[TopicPartition, int]) -> Iterator[tuple[int, list[T
 
 def by_topic(topic_partitions: Sequence[TopicPartition]) -> Iterator[tuple[str, list[int]]]:
     """Yield each topic with its partition numbers."""
-    for topic, of_topic in groupby(sorted(topic_partitions), key=lambda topic_partition: topic_partition.topic):
+    for topic, of_topic in groupby(
+        sorted(topic_partitions), key=lambda topic_partition: topic_partition.topic
+    ):
         yield topic, [topic_partition.partition for topic_partition in of_topic]

@@ -189,7 +189,9 @@ class KafkaPartitionReader:
         """
         found = {}
         for topic_partition in self._positions:
-            offsets = self._consumer.get_watermark_offsets(ClientPartition(*topic_partition), cached=True)
+            offsets = self._consumer.get_watermark_offsets(
+                ClientPartition(*topic_partition), cached=True
+            )
             if offsets[1] >= 0:
                 found[topic_partition] = offsets[1]
         return found
@@ -287,7 +289,10 @@ class KafkaPartitionReader:
                 for topic in {topic_partition.topic for topic_partition in topic_partitions}:
                     partitions = admin.partitions(topic)
                     for topic_partition in topic_partitions:
-                        if topic_partition.topic == topic and topic_partition.partition >= partitions:
+                        if (
+                            topic_partition.topic == topic
+                            and topic_partition.partition >= partitions
+                        ):
                             self._gone = self._absent(f"{topic}-{topic_partition.partition}")
             finally:
                 admin.close()
@@ -340,23 +345,29 @@ class KafkaPartitionReader:
             if records:
                 runs += self._runs(records)
                 records = []
-            topic_partition = TopicPartition(message.topic() or "", cast("int", message.partition()))
+            topic_partition = TopicPartition(
+                message.topic() or "", cast("int", message.partition())
+            )
             if event.code() != Code._PARTITION_EOF:
                 raise self._error(topic_partition, event)
             runs.append(PartitionBatch(topic_partition, (), cast("int", message.offset())))
         return runs + self._runs(records) if records else runs
 
     def _error(self, topic_partition: TopicPartition, event: Any) -> TidegateError:
-        where = f"{topic_partition.topic}-{topic_partition.partition}" if topic_partition.topic else "its partitions"
+        where = (
+            f"{topic_partition.topic}-{topic_partition.partition}"
+            if topic_partition.topic
+            else "its partitions"
+        )
         code = event.code()
         if code == Code._AUTO_OFFSET_RESET:
             return KafkaError(
                 f"Partition {where} at {self._servers}, which is read from offset "
-                f"{self._positions.get(topic_partition, 'unknown')}, cannot be read on: {event.str()}. The "
-                "next offset is not in the log any more, or not yet (retention has deleted it, an "
-                "unclean leader election has truncated the log, or the topic was created again). "
-                "Start from another checkpoint, or from new offsets with --restore none; records "
-                "between, if any, are lost."
+                f"{self._positions.get(topic_partition, 'unknown')}, cannot be read on: "
+                f"{event.str()}. The next offset is not in the log any more, or not yet (retention "
+                "has deleted it, an unclean leader election has truncated the log, or the topic "
+                "was created again). Start from another checkpoint, or from new offsets with "
+                "--restore none; records between, if any, are lost."
             )
         if code in _ABSENT:
             return self._absent(where)

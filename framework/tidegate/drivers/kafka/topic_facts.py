@@ -49,11 +49,20 @@ def epoch_ends(
     """See `TransactionAdmin.epoch_ends`."""
 
     def once() -> dict[TopicPartition, int]:
-        leaders = _leaders(_metadata(control, {topic_partition.topic for topic_partition in epochs}), epochs)
+        leaders = _leaders(
+            _metadata(control, {topic_partition.topic for topic_partition in epochs}), epochs
+        )
         found: dict[TopicPartition, int] = {}
         for leader, topic_partitions in wire.batches(leaders):
             answer = _sent(
-                control, _request({topic_partition: epochs[topic_partition] for topic_partition in topic_partitions}), leader
+                control,
+                _request(
+                    {
+                        topic_partition: epochs[topic_partition]
+                        for topic_partition in topic_partitions
+                    }
+                ),
+                leader,
             )
             for topic in answer.topics:
                 for row in topic.partitions:
@@ -87,7 +96,9 @@ def _leaders(metadata: Any, wanted: Collection[TopicPartition]) -> dict[TopicPar
             topic_partition = TopicPartition(topic.name, row.partition_index)
             if topic_partition in wanted:
                 if row.leader_id < 0:
-                    raise theirs.StaleMetadata(f"{topic_partition.topic}-{topic_partition.partition} has no leader")
+                    raise theirs.StaleMetadata(
+                        f"{topic_partition.topic}-{topic_partition.partition} has no leader"
+                    )
                 leaders[topic_partition] = row.leader_id
     return leaders
 
@@ -117,7 +128,9 @@ def _request(epochs: Mapping[TopicPartition, int]) -> Any:
                     for topic_partition in topic_partitions
                 ],
             )
-            for name, topic_partitions in groupby(sorted(epochs), key=lambda topic_partition: topic_partition.topic)
+            for name, topic_partitions in groupby(
+                sorted(epochs), key=lambda topic_partition: topic_partition.topic
+            )
         ],
     )
 

@@ -1,3 +1,3 @@
-"""Processes that end with their parent: starting by role, the lifeline, the fork server. This is
+"""Processes that end with their parent: starting by role, the parent pipe, the fork server. This is
 the driver of `ports.processes`.
 """

@@ -9,7 +9,7 @@ server never imports a user's module, because one job must not see the modules o
 
 The fork server runs until the command socket ends, which means that the TaskManager is gone. Then
 it kills its children and exits. If the fork server itself is killed, the TaskManager exits, and the
-slots exit because their lifeline ends.
+slots exit because their parent pipe ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidegate.protocol.messages import StartSlot
 
 SlotMain = Callable[[StartSlot], int]
 """The main function of a slot process, which returns the exit status. It runs in the fork, after
-the lifeline is watched and the log is redirected.
+the parent pipe is watched and the log is redirected.
 """
 
 _FIRST_FD_OF_OTHERS = 3
@@ -126,7 +126,7 @@ class _ForkServer:
 
     def _become_slot(self, start: StartSlot) -> NoReturn:
         """Turn this fork into a slot process and run the slot; never return. The slot gets a
-        session, a log and a lifeline of its own, and drops the fork server's files and signal
+        session, a log and a parent pipe of its own, and drops the fork server's files and signal
         handlers.
         """
         status = _CRASHED

@@ -1,4 +1,4 @@
-"""The lifeline: a pipe through which a process notices that its parent is gone, and then exits.
+"""The parent pipe: a pipe through which a process notices that its parent is gone, and then exits.
 
 Every process of a cluster has a pipe as its standard input. Only its parent holds the other end.
 The parent writes one line into the pipe, the arguments, and nothing afterwards. (The arguments
@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from tidegate.errors import check
 
-LIFELINE_FD = 0
+PARENT_PIPE_FD = 0
 """The descriptor of standard input: children inherit it by definition, and no library uses it."""
 
 PARENT_DIED = 72
@@ -35,8 +35,8 @@ logs of the operating system.
 
 _CHUNK = 1 << 16
 _FDS_MAX = 8
-"""The maximum number of descriptors in one message: a lifeline, a log, and those passed to a role,
-such as the command socket of a fork server.
+"""The maximum number of descriptors in one message: a parent pipe, a log, and those passed to a
+role, such as the command socket of a fork server.
 """
 
 
@@ -46,7 +46,7 @@ def encode_arguments(arguments: Mapping[str, object]) -> bytes:
 
 
 def read_arguments() -> dict[str, Any]:
-    """Read the parent's line and return the arguments. Afterwards the pipe is only the lifeline.
+    """Read the parent's line and return the arguments. Afterwards the pipe is only the parent pipe.
     Exit if the parent is already gone.
 
     `fds` of the result are the file descriptors that the parent has passed, with their numbers in
@@ -55,7 +55,7 @@ def read_arguments() -> dict[str, Any]:
     passed = _take_over() if is_prestarted() else None
     line = b""
     while not line.endswith(b"\n"):
-        chunk = os.read(LIFELINE_FD, _CHUNK)
+        chunk = os.read(PARENT_PIPE_FD, _CHUNK)
         if not chunk:
             os._exit(PARENT_DIED)
         line += chunk
@@ -65,19 +65,19 @@ def read_arguments() -> dict[str, Any]:
 
 
 def _take_over() -> list[int]:
-    """Receive the lifeline and the log of this prestarted process and make them standard input and
-    output. Return the other descriptors that the parent has passed.
+    """Receive the parent pipe and the log of this prestarted process and make them standard input
+    and output. Return the other descriptors that the parent has passed.
     """
     with _socket() as parent:
         message, fds, _, _ = socket.recv_fds(parent, _CHUNK, _FDS_MAX)
         parent.detach()
     if not message:
         os._exit(PARENT_DIED)
-    lifeline, log, *passed = fds
-    os.dup2(lifeline, LIFELINE_FD)
+    parent_pipe, log, *passed = fds
+    os.dup2(parent_pipe, PARENT_PIPE_FD)
     for output in json.loads(message)["output"]:
         os.dup2(log, output)
-    os.close(lifeline)
+    os.close(parent_pipe)
     os.close(log)
     return passed
 
@@ -86,7 +86,7 @@ def is_prestarted() -> bool:
     """Return whether this process was started before its arguments were known, and has not received
     them yet.
     """
-    return stat.S_ISSOCK(os.fstat(LIFELINE_FD).st_mode)
+    return stat.S_ISSOCK(os.fstat(PARENT_PIPE_FD).st_mode)
 
 
 def leave_if_orphaned() -> None:
@@ -106,19 +106,19 @@ def _socket() -> socket.socket:
     """Return standard input as a socket object. The caller detaches it, to keep the descriptor
     open.
     """
-    return socket.socket(fileno=LIFELINE_FD)
+    return socket.socket(fileno=PARENT_PIPE_FD)
 
 
 def exit_with_parent() -> None:
     """Start the thread that ends this process when its parent is gone. The fork server must not
     call it, because a process with threads must not fork.
     """
-    threading.Thread(target=_watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=_watch, name="parent-watch", daemon=True).start()
 
 
 def _watch() -> NoReturn:
     # Exit without cleaning up: a process without its parent must not hang in an exit handler. All
     # durable data is written so that the process may stop at any time.
-    while os.read(LIFELINE_FD, _CHUNK):
+    while os.read(PARENT_PIPE_FD, _CHUNK):
         continue
     os._exit(PARENT_DIED)

@@ -8,7 +8,7 @@ sends the arguments when they are known. The chain then takes only as long as it
 A prestarted process opens nothing, reads no file except code, and starts no thread until it begins.
 Until then its standard input is a socket, and only its parent has the other end. To begin, it
 receives two descriptors through this socket. One is the pipe that becomes its standard input and
-lifeline (`parent_watch.py`), the other is its log file. From then on it does not differ from any
+parent pipe (`parent_watch.py`), the other is its log file. From then on it does not differ from any
 other process. Before it begins, its output is discarded, and it exits silently if its parent ends.
 """
 

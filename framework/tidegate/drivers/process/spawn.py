@@ -1,10 +1,10 @@
 """Starts processes by role: an implementation of `ports.processes.Processes` with `subprocess`.
 
 A child is `python -m tidegate.role ROLE`. It reads its arguments from the first line of its
-standard input, which is its lifeline afterwards (`parent_watch.py`). The first child of a role may
-have been started earlier (`prestart.py`). The output of a child goes to its log file. The parent
-reads only the one line with which a server announces itself, from the server's standard output. One
-waiting thread per child reports the exit status as soon as the child ends.
+standard input, which is its parent pipe afterwards (`parent_watch.py`). The first child of a role
+may have been started earlier (`prestart.py`). The output of a child goes to its log file. The
+parent reads only the one line with which a server announces itself, from the server's standard
+output. One waiting thread per child reports the exit status as soon as the child ends.
 """
 
 from __future__ import annotations
@@ -247,11 +247,11 @@ def _cannot_start(role: str, error: BaseException) -> ExternalError:
 
 
 def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:
-    lifeline = process.stdin
-    if lifeline is not None:
+    parent_pipe = process.stdin
+    if parent_pipe is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit will be reported
-            lifeline.write(encode_arguments(arguments))
-            lifeline.flush()
+            parent_pipe.write(encode_arguments(arguments))
+            parent_pipe.flush()
 
 
 def _close(stream: IO[bytes] | None) -> None:

@@ -109,7 +109,9 @@ class Brokers:
         for name, logs in self.topics.items():
             self.create_topic(name, logs)
 
-    def mark(self, topic_partition: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
+    def mark(
+        self, topic_partition: TopicPartition, producer_id: int, epoch: int, commit: bool
+    ) -> None:
         """Handle WriteTxnMarkers of the coordinator. Ignore a partition that no longer exists."""
         found = self.topics.get(topic_partition.topic, ())
         if topic_partition.partition < len(found):
@@ -143,7 +145,9 @@ class Brokers:
             else lambda: self.coordinator.includes(name, producer_id, epoch, topic_partition),
         )
 
-    def fetch(self, user: str, topic_partition: TopicPartition, position: int, records_max: int) -> Fetched:
+    def fetch(
+        self, user: str, topic_partition: TopicPartition, position: int, records_max: int
+    ) -> Fetched:
         """Fetch from one partition."""
         self.rights.check(user, "READ", topic_partition.topic, Code.TOPIC_AUTHORIZATION_FAILED)
         log = self.partition(topic_partition)

@@ -158,7 +158,9 @@ class FakeTransactionAdmin:
         """Do nothing: no resource is open."""
 
     def _epoch_end(self, topic_partition: TopicPartition, epoch: int) -> int | None:
-        call = Call(Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, topic_partition=topic_partition)
+        call = Call(
+            Api.OFFSET_FOR_LEADER_EPOCH, self._connection.name, topic_partition=topic_partition
+        )
         return self._connection.ask(
             call, lambda: self._brokers.epoch_end(self._user, topic_partition, epoch)
         )
@@ -198,16 +200,21 @@ class FakeAdmin:
     def earliest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offsets that are still in the log."""
         return self._offsets(
-            topic_partitions, lambda each: self._brokers.offset(self._user, each, None, earliest=True)
+            topic_partitions,
+            lambda each: self._brokers.offset(self._user, each, None, earliest=True),
         )
 
     def latest(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the last stable offsets."""
-        return self._offsets(topic_partitions, lambda each: self._brokers.offset(self._user, each, None))
+        return self._offsets(
+            topic_partitions, lambda each: self._brokers.offset(self._user, each, None)
+        )
 
     def high_watermarks(self, topic_partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the ends of the logs, including records of open transactions."""
-        return self._offsets(topic_partitions, lambda each: self._brokers.high_watermark(self._user, each))
+        return self._offsets(
+            topic_partitions, lambda each: self._brokers.high_watermark(self._user, each)
+        )
 
     def at_time(
         self, topic_partitions: list[TopicPartition], timestamp_ms: int
@@ -223,7 +230,10 @@ class FakeAdmin:
     ) -> dict[TopicPartition, int | None]:
         """Return the offsets of a consumer group; None for a partition without one."""
         held = self.group_commits(group)
-        return {topic_partition: held[topic_partition].offset if topic_partition in held else None for topic_partition in topic_partitions}
+        return {
+            topic_partition: held[topic_partition].offset if topic_partition in held else None
+            for topic_partition in topic_partitions
+        }
 
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """Return all offsets of a consumer group."""

@@ -151,7 +151,11 @@ class TransactionCoordinator:
         return found.producer_id, found.epoch
 
     def add_partitions(
-        self, name: TransactionalId, producer_id: int, epoch: int, topic_partitions: Iterable[TopicPartition]
+        self,
+        name: TransactionalId,
+        producer_id: int,
+        epoch: int,
+        topic_partitions: Iterable[TopicPartition],
     ) -> None:
         """Run AddPartitionsToTxn. The first call begins the transaction and its timeout."""
         found = self._of_producer(name, producer_id, epoch)
@@ -236,7 +240,12 @@ class TransactionCoordinator:
         self._end(found, name, commit=False)
 
     def _send_marker(
-        self, found: _Transaction, name: TransactionalId, topic_partition: TopicPartition, *, commit: bool
+        self,
+        found: _Transaction,
+        name: TransactionalId,
+        topic_partition: TopicPartition,
+        *,
+        commit: bool,
     ) -> None:
         verdict = self._faults.decide(Call(Api.WRITE_MARKERS, "", name, topic_partition))
         due_s = self._timeline.now_s() + self._marker_s + verdict.request_s

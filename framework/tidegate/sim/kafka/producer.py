@@ -217,7 +217,11 @@ class FakeProducer:
             ready = list(self._queues)
         else:
             self._add_partitions(self._name)
-            ready = [topic_partition for topic_partition in self._queues if topic_partition in self._added]
+            ready = [
+                topic_partition
+                for topic_partition in self._queues
+                if topic_partition in self._added
+            ]
         for topic_partition in ready:
             # A request that is answered at once pumps again, and may have emptied the queue.
             if topic_partition not in self._sending and topic_partition in self._queues:
@@ -239,7 +243,11 @@ class FakeProducer:
                 self._later(RETRY_PAUSE_S[0], self._pump)
 
     def _add_partitions(self, name: TransactionalId) -> None:
-        new = [topic_partition for topic_partition in self._queues if topic_partition not in self._added]
+        new = [
+            topic_partition
+            for topic_partition in self._queues
+            if topic_partition not in self._added
+        ]
         if not new or self._adding or self._failure is not None:
             return
         self._adding = True

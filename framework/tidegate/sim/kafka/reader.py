@@ -68,7 +68,9 @@ class FakeReader:
 
     def assign(self, positions: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, starting at these offsets."""
-        self._assigned = {topic_partition: _Assigned(at) for topic_partition, at in positions.items()}
+        self._assigned = {
+            topic_partition: _Assigned(at) for topic_partition, at in positions.items()
+        }
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         """Return the arrived records. Wait up to `timeout_s` for the first of them.
@@ -118,7 +120,9 @@ class FakeReader:
         """Return the newest known end offsets of the partitions that were fetched from."""
         self._check_alone()
         return {
-            topic_partition: each.high for topic_partition, each in self._assigned.items() if each.high is not None
+            topic_partition: each.high
+            for topic_partition, each in self._assigned.items()
+            if each.high is not None
         }
 
     def commit(self, positions: Mapping[TopicPartition, int], metadata: str = "") -> None:
@@ -126,7 +130,9 @@ class FakeReader:
         self._check_alone()
         if not positions:
             return
-        kept = {topic_partition: GroupCommit(at, metadata) for topic_partition, at in positions.items()}
+        kept = {
+            topic_partition: GroupCommit(at, metadata) for topic_partition, at in positions.items()
+        }
 
         def act() -> None:
             self._brokers.commit_offsets(self._user, self._group, kept)
@@ -186,7 +192,9 @@ class FakeReader:
         each.position, each.epoch = fetched.position, fetched.leader_epoch
         runs = []
         if fetched.records:
-            runs.append(PartitionBatch(topic_partition, fetched.records, fetched.records[-1].offset() + 1))
+            runs.append(
+                PartitionBatch(topic_partition, fetched.records, fetched.records[-1].offset() + 1)
+            )
         at_end = each.position == fetched.last_stable and len(fetched.records) < records_max
         if self._tells_ends and at_end and each.end_told != each.position:
             each.end_told = each.position
@@ -207,7 +215,9 @@ class FakeReader:
         if each.high is not None and self._nothing_new(topic_partition, each):
             return False
         verdict = self._connection.verdict(
-            Call(Api.FETCH, self._connection.name, topic_partition=topic_partition, name=self._group)
+            Call(
+                Api.FETCH, self._connection.name, topic_partition=topic_partition, name=self._group
+            )
         )
         if verdict is PROCEED:
             return True
@@ -233,8 +243,9 @@ class FakeReader:
                 self._brokers.partition(topic_partition)
             except BrokerError:
                 raise KafkaError(
-                    f"Partition {topic_partition.topic}-{topic_partition.partition}: there is no such topic or "
-                    "partition. It was deleted, or created again with fewer partitions."
+                    f"Partition {topic_partition.topic}-{topic_partition.partition}: there is no "
+                    "such topic or partition. It was deleted, or created again with fewer "
+                    "partitions."
                 ) from None
 
     def _error(self, topic_partition: TopicPartition, each: _Assigned, code: Code) -> TidegateError:
