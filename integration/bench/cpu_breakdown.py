@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidegate.api.functions import KeyedProcess
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource
-    from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+    from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
 ROOT: Final = Path(__file__).parents[2]
 PIPELINES: Final = {"passthrough": "Passthrough", "transform": "Transform", "total": "Totals"}
@@ -283,7 +283,7 @@ class BareSlot:
         from tidegate.drivers.system import SystemDrivers
         from tidegate.graph.plan import plan
         from tidegate.ids import Uid
-        from tidegate.protocol.snapshots import SourceSplit
+        from tidegate.protocol.subtask_snapshot import SourceSplit
 
         kind = getattr(pipelines, pipeline)
         graph = build(kind, {})

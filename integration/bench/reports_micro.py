@@ -20,7 +20,7 @@ from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.rows import Report
 from tidegate.backfill.spark.session import start_session
 from tidegate.ids import Attempt, SubtaskIndex, TransactionalId, Uid, VertexId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     PreparedTransaction,
     StateFile,

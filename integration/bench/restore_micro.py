@@ -23,7 +23,7 @@ from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.drivers.storage import open_store
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.kv import KeyValueStore
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 UID: Final = Uid("state")
 JOB: Final = JobName("bench-restore")

@@ -142,7 +142,7 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.drivers.process.gc_tuning import settle_gc
     from tidegate.drivers.system import SystemDrivers
     from tidegate.ids import Attempt, CheckpointId, Uid
-    from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
+    from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit
 
     settle_gc()
     config = Config(kafka=KafkaSettings(bootstrap_servers=bootstrap))

@@ -27,7 +27,7 @@ from typing import Any
 from tidegate.api.state import ValueState
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.drivers.process.gc_tuning import settle_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid

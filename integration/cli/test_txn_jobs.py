@@ -26,7 +26,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.drivers.storage import open_store
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber, TransactionalId
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 pytestmark = [
     pytest.mark.kafka,

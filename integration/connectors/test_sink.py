@@ -26,7 +26,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import Attempt, CheckpointId, Uid
 from tidegate.ports.kafka import TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 pytestmark = pytest.mark.kafka
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import BadRecordError, KafkaError
 from tidegate.ids import CheckpointId, Uid
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 pytestmark = pytest.mark.kafka

@@ -25,7 +25,7 @@ from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import Attempt, CheckpointId, Uid
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 

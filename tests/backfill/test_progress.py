@@ -13,7 +13,7 @@ from tidegate.errors import KafkaUnavailableError, NotAllowedError, TidegateErro
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import TopicPartition
 
 CHECKPOINT = CheckpointId(Attempt(7), 1)

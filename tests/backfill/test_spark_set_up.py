@@ -16,10 +16,10 @@ import pytest
 
 from tidegate.backfill.spark import folder as folders
 from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_apart
-from tidegate.backfill.spark.failures import cause, spark_error
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
 from tidegate.backfill.spark.master import check_reachable, is_local
+from tidegate.backfill.spark.spark_errors import cause, spark_error
 from tidegate.backfill.spark.workers import check_storage
 from tidegate.errors import (
     ConfigError,

@@ -11,7 +11,7 @@ from tidegate.checkpoint.coordinator_events import (
 )
 from tidegate.checkpoint.coordinator_settings import CoordinatorSettings
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, Uid, VertexId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     PreparedTransaction,
     StateFile,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionDescription, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 CLUSTER = "cluster-1"
 

@@ -55,7 +55,7 @@ from tidegate.checkpoint.coordinator_settings import (
 from tidegate.checkpoint.pending import AcknowledgeResult
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     PreparedTransaction,
 )
 

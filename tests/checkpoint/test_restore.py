@@ -29,7 +29,7 @@ from tidegate.errors import (
 )
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KEY_TYPE,
     KeyedSnapshot,
     SourceSplit,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
 from tidegate.ids import Uid
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 

@@ -59,7 +59,7 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.ports.kafka import TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
 
 
 @dataclass

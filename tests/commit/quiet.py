@@ -22,7 +22,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import CheckpointId, SubtaskIndex, Uid, VertexId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     PreparedTransaction,
     StateFile,

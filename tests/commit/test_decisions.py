@@ -18,7 +18,7 @@ from tidegate.commit.decisions import (
 from tidegate.commit.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionDescription, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 S = TransactionState
 T = txn(1)

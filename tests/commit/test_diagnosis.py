@@ -27,7 +27,7 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.ids import Attempt, CheckpointId, JournalNumber, TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import TopicPartition
 
 NOW = 10_000_000_000

@@ -22,7 +22,7 @@ from tidegate.commit.effects import Effect
 from tidegate.commit.journal.state import RECENT_MAX
 from tidegate.commit.truncation import truncate
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 
 
 def test_ten_thousand_idle_checkpoints_leave_nothing_in_the_coordinator() -> None:

@@ -35,7 +35,7 @@ from tidegate.commit.journal.state import (
 )
 from tidegate.errors import CorruptCheckpointError, InternalError
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 JOB = JobName("job")
 

@@ -18,7 +18,7 @@ from tidegate.commit.lost_tail import (
 from tidegate.errors import JournalLostError, RefusedError
 from tidegate.ids import CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit, TransactionState
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
 class Backup:

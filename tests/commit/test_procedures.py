@@ -36,7 +36,7 @@ from tidegate.errors import (
 from tidegate.ids import TransactionalId, Uid
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionState
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     PreparedTransaction,
     SourceSplit,
 )

@@ -27,7 +27,7 @@ from tidegate.commit.retry import RetryPolicy
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, JobName
 from tidegate.ports.blobs import CreateResult
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 def blocks(count: int) -> list[Any]:

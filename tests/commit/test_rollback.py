@@ -14,7 +14,7 @@ from tidegate.commit.journal.entries import RolledBack
 from tidegate.errors import DataLossError, KafkaUnavailableError, TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import EndTxnResult, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import Lost, RolledBack
 from tidegate.commit.journal.state import JournalState, _rolled_back
 from tidegate.ports.kafka import TransactionDescription
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 pytestmark = pytest.mark.seeds
 aborting = partial(simulate, timeouts=4)

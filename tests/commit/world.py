@@ -49,7 +49,7 @@ from tidegate.ids import (
 )
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescription, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 JOB = JobName("job")
 CLUSTER = "cluster-1"

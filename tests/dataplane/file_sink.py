@@ -22,7 +22,7 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.registry import SINK_WRITERS
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.ids import CheckpointId, TransactionalId, Uid
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Edge, Node
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 ORIGIN = TopicPartition("orders", 3)

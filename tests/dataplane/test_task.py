@@ -30,7 +30,7 @@ from tidegate.ids import (
     Uid,
     VertexId,
 )
-from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 
 ORIGIN = TopicPartition("orders", 0)

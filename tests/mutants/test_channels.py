@@ -136,7 +136,7 @@ STALE_IN_QUEUE = (
 STALE_IN_MACHINE = (
     Edit(
         JobMachine._is_stale,
-        "return attempt is not None and attempt != self.attempt",
+        "return isinstance(event, AttemptEvent) and event.attempt != self.attempt",
         "return False",
     ),
 )

@@ -35,7 +35,7 @@ from tidegate.ids import (
     Uid,
     VertexId,
 )
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     PreparedTransaction,
     SourceSplit,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim.history import JOB, TIMEOUT_MS, History
 from tidegate.commit.journal.entries import Claim, Closed, LossAccepted
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.sim.invariants import STALL_S
 from tidegate.sim.journal_view import JournalPosition
 from tidegate.sim.pipelines import IN_A, Event

@@ -34,7 +34,7 @@ from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import Edge, StreamGraph
 from tidegate.ids import Attempt, CheckpointId, SubtaskId, SubtaskIndex, VertexId
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.sim.exchange import SimExchange
 from tidegate.sim.network import Network
 from tidegate.sim.network_conditions import MessageFaults, NetworkConditions

@@ -36,7 +36,7 @@ from tidegate.protocol.messages import (
     StartSlot,
     TriggerCheckpoint,
 )
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.slot.jobmaster_gateway import JobMasterGateway
 from tidegate.slot.main import Slot
 

@@ -54,7 +54,7 @@ from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Deploy, Submission
-from tidegate.protocol.snapshots import SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
 
 TRIES: Final = 5

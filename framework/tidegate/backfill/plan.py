@@ -36,7 +36,7 @@ from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import PartitionReader
 from tidegate.protocol.messages import PartitionEnd, Submission
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 SAMPLE_RECORDS: Final = 2_000

@@ -21,7 +21,7 @@ from tidegate.errors import KafkaError, RefusedError
 from tidegate.ids import CheckpointId, JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.stream_elements import TopicPartition
 
 _log: Final = logging.getLogger(__name__)

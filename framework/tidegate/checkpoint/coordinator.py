@@ -80,7 +80,7 @@ from tidegate.checkpoint.pending import (
 )
 from tidegate.errors import CheckpointError, InternalError, StorageGoneError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
-from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
 STORY_LENGTH: Final = 50
 """The number of events kept for the message of an illegal event: a few checkpoints' worth at common

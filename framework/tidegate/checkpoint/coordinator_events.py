@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tidegate.checkpoint.pending import AcknowledgeResult
 from tidegate.errors import TidegateError
 from tidegate.ids import CheckpointId, SubtaskId
-from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
 # --- events -------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tidegate.checkpoint.envelope import decode_file, encode_file
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import CheckpointId, JobName
-from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

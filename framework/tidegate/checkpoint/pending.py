@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from tidegate.ids import CheckpointId, SubtaskId
-from tidegate.protocol.snapshots import PreparedTransaction, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
 
 class AcknowledgeResult(enum.Enum):

@@ -24,7 +24,7 @@ from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex, Uid
-from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Final
 
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import SourceChangedError
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 REMEDY: Final = (
     "To begin without the checkpoint, run the job with --restore none: the state is dropped, and "

@@ -16,7 +16,7 @@ from tidegate.checkpoint.state_metadata import StateMetadata, StepMetadata
 from tidegate.checkpoint.state_names import StateMatch, match_states
 from tidegate.errors import RefusedError
 from tidegate.ids import Uid
-from tidegate.protocol.snapshots import KEY_TYPE
+from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
 
 def _never(old: str, new: str) -> str | None:

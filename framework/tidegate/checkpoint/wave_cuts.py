@@ -14,7 +14,7 @@ from fractions import Fraction
 import msgspec
 
 from tidegate.errors import check
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 

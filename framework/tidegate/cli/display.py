@@ -21,13 +21,14 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
 
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""
 
-TOLD_AT_END: Final = frozenset({"CLOSING", "FAILED"})
+TOLD_AT_END: Final = frozenset({JobState.CLOSING, JobState.FAILED})
 """States in which no line names the failure, because `end` and `failed` print it."""
 
 LEFT_OUT_SHOWN: Final = 10
@@ -142,7 +143,7 @@ class LineDisplay(Display):
 
         `failed` prints the failure that ended the job.
         """
-        last = report.error if report.state == "FAILED" else None
+        last = report.error if report.state is JobState.FAILED else None
         for failed in report.failed_attempts:
             if failed.error not in (last, *self._told):
                 print_status(f"{self.job}: earlier failure: {failed.error.message}")
@@ -256,9 +257,9 @@ def say_left_out(job: str, archive: CodeArchive) -> None:
 
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     """Return a line about a job. `rates` is None if the caller has only one report."""
-    closing = report.state != "FINISHED"  # a job that is not finished may still fail
+    closing = report.state is not JobState.FINISHED  # a job that is not finished may still fail
     parts = [report.state.shown if closing else ended(report)]
-    if report.slots_missing and report.state == "WAITING_FOR_SLOTS":
+    if report.slots_missing and report.state is JobState.WAITING_FOR_SLOTS:
         parts.append(f"{report.slots_missing} slots missing")
     if rates is None:
         parts.append(f"in {report.records_in:,}, out {report.records_out:,}")

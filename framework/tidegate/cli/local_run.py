@@ -27,8 +27,18 @@ from tidegate.controlplane.client.preflight import (
 )
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.system import SystemDrivers
-from tidegate.errors import ConfigError, RefusedError, RpcError
-from tidegate.protocol.job_state import ENDED
+from tidegate.errors import (
+    CodeMismatchError,
+    ConfigError,
+    CorruptCheckpointError,
+    NotAllowedError,
+    PipelineError,
+    RefusedError,
+    RpcError,
+    TidegateError,
+)
+from tidegate.protocol.errors import KINDS
+from tidegate.protocol.job_state import ENDED, JobState
 
 if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
@@ -38,10 +48,10 @@ if TYPE_CHECKING:
 
 DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-REFUSALS: Final = frozenset(
-    {"ConfigError", "CorruptCheckpointError", "NotAllowedError", "PipelineError", "RefusedError"}
+REFUSALS: Final[frozenset[type[TidegateError]]] = frozenset(
+    {ConfigError, CorruptCheckpointError, NotAllowedError, PipelineError, RefusedError}
 )
-"""Names of the errors that stop a job's first attempt before the attempt has started anything."""
+"""The errors that stop a job's first attempt before the attempt has started anything."""
 
 
 def execute(
@@ -90,16 +100,16 @@ def execute(
 
 
 def _exit_code(report: JobReport, display: Display, *, bounded: bool) -> int:
-    if report.state == "FINISHED":
+    if report.state is JobState.FINISHED:
         return finished_code(report, bounded=bounded)
-    if report.state == "CANCELED":
+    if report.state is JobState.CANCELED:
         return INTERRUPTED
     display.failed(report)
     if report.error is None:
         return FAILED
-    kind = report.error.kind
+    kind = KINDS.get(report.error.kind)
     # After a restart the same errors are failures of the job: a topic may have been deleted.
-    refused = kind == "CodeMismatchError" or (kind in REFUSALS and not report.restarts)
+    refused = kind is CodeMismatchError or (kind in REFUSALS and not report.restarts)
     return REFUSED if refused else FAILED
 
 

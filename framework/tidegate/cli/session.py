@@ -32,11 +32,11 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
-from tidegate.protocol.job_state import ENDED
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.reports import JobReport
 
 FAILED = 1
-ENDS_AS = {True: "FINISHED", False: "CANCELED"}
+ENDS_AS = {True: JobState.FINISHED, False: JobState.CANCELED}
 """State of a job that was stopped with a final checkpoint (True) or without one (False)."""
 
 
@@ -149,7 +149,7 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
             f"before, repeat the command."
         )
         return FAILED
-    if report.state != ENDS_AS[final_checkpoint]:
+    if report.state is not ENDS_AS[final_checkpoint]:
         return FAILED
     return finished_code(report, bounded=False)
 

@@ -35,7 +35,7 @@ from tidegate.commit.publish import load_manifest
 from tidegate.commit.retry import STORAGE_RETRY, RetryPolicy
 from tidegate.errors import ClusterMismatchError, CorruptCheckpointError, RefusedError
 from tidegate.ids import JobName
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 def refuse_other_cluster(

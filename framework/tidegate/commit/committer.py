@@ -27,7 +27,7 @@ from tidegate.commit.retry import (
 )
 from tidegate.errors import KafkaError, KafkaUnavailableError
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 Facts = dict[PreparedTransaction, TransactionDescription | None]
 

@@ -19,7 +19,7 @@ from typing import Final
 from tidegate.commit.transactional_ids import TransactionalIdParts
 from tidegate.ids import Attempt, JobName, TransactionalId
 from tidegate.ports.kafka import TransactionDescription, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 COMMITTED: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT})
 """States in which the coordinator has written the decision to commit. It completes the commit by

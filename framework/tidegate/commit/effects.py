@@ -20,7 +20,7 @@ from tidegate.errors import InternalError
 from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import TopicPartition
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from tidegate.commit.retry import STORAGE_RETRY, RetryLoop, RetryPolicy
 from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
 from tidegate.ids import JobName, Uid
 from tidegate.ports.blobs import CreateResult
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):

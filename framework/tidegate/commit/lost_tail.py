@@ -22,7 +22,7 @@ from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import attempts_of
 from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 SHOWN_MAX: Final = 20
 """The most partitions that a report names."""

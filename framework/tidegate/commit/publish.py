@@ -52,7 +52,7 @@ from tidegate.commit.retry import (
 from tidegate.commit.topic_check import ask_topic_ids, check_topics
 from tidegate.errors import TransactionError, check
 from tidegate.ids import CheckpointId, JournalNumber
-from tidegate.protocol.snapshots import PreparedTransaction, SourceSplit
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from tidegate.commit.rollback import roll_back
 from tidegate.commit.settle import settle, state_loss
 from tidegate.errors import DataLossError, OutcomeUnknownError
 from tidegate.ids import CheckpointId, TransactionalId
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

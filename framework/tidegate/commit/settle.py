@@ -25,7 +25,7 @@ from tidegate.commit.retry import COMMIT_RETRY, STORAGE_RETRY, RetryPolicy
 from tidegate.commit.rollback import can_still_roll_back
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.errors import DataLossError, InternalError, TransactionError, check
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 def settle(

@@ -15,7 +15,7 @@ from tidegate.checkpoint.source_changes import changed_topic
 from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
 from tidegate.commit.effects import Procedure, now, pause, topic_ids
 from tidegate.commit.retry import RetryPolicy, never, retry_kafka
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
 def ask_topic_ids(

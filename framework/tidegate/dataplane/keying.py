@@ -21,7 +21,7 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.types import type_info
 from tidegate.api.values import KeyCheck, article, declared_name
 from tidegate.api.wire import column_codec
-from tidegate.dataplane.operators.failures import user_code_error
+from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of, without
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Edge, Node

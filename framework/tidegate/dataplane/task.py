@@ -29,7 +29,7 @@ from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import check
 from tidegate.graph.stream_graph import DEAD_LETTERS
 from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
-from tidegate.protocol.snapshots import (
+from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     PreparedTransaction,
     SourceSplit,

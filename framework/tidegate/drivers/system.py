@@ -87,7 +87,7 @@ class SystemDrivers:
 
             return RocksDBStore(directory)
         if backend == "memory":
-            from tidegate.drivers.memory_kv import MemoryStore
+            from tidegate.drivers.memory.store import MemoryStore
 
             return MemoryStore(directory)
         raise ConfigError(f"state.backend = {backend!r} is unknown: choose 'rocksdb' or 'memory'.")

@@ -39,7 +39,7 @@ from tidegate.ids import (
     Uid,
 )
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.snapshots import KeyedSnapshot, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit, SubtaskSnapshot
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ import msgspec
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 
 REPORT: Final = -1
 """The `edge` of a report."""

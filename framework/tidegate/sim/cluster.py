@@ -17,7 +17,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmanager.service import run_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock

@@ -31,7 +31,7 @@ from tidegate.commit.journal.entries import (
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.sim.blobs import MemoryBlobs
 from tidegate.sim.journal_view import JournalPosition, JournalView, short
 from tidegate.sim.kafka.cluster import FakeKafka

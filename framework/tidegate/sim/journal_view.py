@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tidegate.commit.journal.entries import AnyEntry, Claim, Lost, Publication, Settled
 from tidegate.ids import CheckpointId, TransactionalId
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tidegate.controlplane.client.local import LocalCluster
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import kind_of
-from tidegate.protocol.job_state import ENDED
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.versions import TIDEGATE
@@ -369,13 +369,18 @@ class Run:
             )
         lost = self._watch.journal.lost is not None
         error = report.error
-        if report.state == "FAILED" and lost and error and error.kind == kind_of(DataLossError):
+        if (
+            report.state is JobState.FAILED
+            and lost
+            and error
+            and error.kind == kind_of(DataLossError)
+        ):
             self._losses_told += 1
-        elif report.state in {"FAILED", "DEPOSED"}:  # no other cluster has the name
+        elif report.state in {JobState.FAILED, JobState.FENCED}:  # no other cluster has the name
             self._watch.violated(
                 f"the job is {report.state.lower()}: {error and f'{error.kind}: {error.message}'}"
             )
-        elif lost and report.state == "FINISHED":
+        elif lost and report.state is JobState.FINISHED:
             self._watch.violated("the job has finished after a loss that is not accepted")
         if not lost:
             self._losses_told = 0
@@ -472,7 +477,10 @@ class _User:
     @property
     def over(self) -> bool:
         """Whether the job run has ended and is not started again."""
-        ended = self.report is not None and self.report.state in {"FINISHED", "CANCELED"}
+        ended = self.report is not None and self.report.state in {
+            JobState.FINISHED,
+            JobState.CANCELED,
+        }
         return self.crashed or ended
 
     def crash(self) -> None:

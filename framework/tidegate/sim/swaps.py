@@ -24,6 +24,7 @@ from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.errors import RefusedError
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.errors import kind_of
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.reports import JobReport
 from tidegate.sim.blobs import MemoryBlobs
 from tidegate.sim.cluster import ELSEWHERE, SimCluster
@@ -138,7 +139,7 @@ class Swaps:
     def refused(self, report: JobReport) -> bool:
         """Return whether a job has failed because of the swap, as it must. Count the refusal."""
         swap, error = self.in_force, report.error
-        if swap is None or report.state != "FAILED" or error is None:
+        if swap is None or report.state is not JobState.FAILED or error is None:
             return False
         if error.kind != kind_of(RefusedError):
             return False

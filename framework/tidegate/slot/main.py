@@ -49,7 +49,7 @@ from tidegate.protocol.messages import (
     TasksReady,
     TriggerCheckpoint,
 )
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 from tidegate.slot.idle_wait import IdleWait
 from tidegate.slot.jobmaster_gateway import JobMasterGateway

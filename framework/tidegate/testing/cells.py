@@ -16,7 +16,7 @@ from tidegate.api.state import Cell, ListCell, MapCell, ValueCell
 from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.storable import Storable
 from tidegate.errors import InternalError, StateValueError
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 
 class CellsByKey:

@@ -36,7 +36,7 @@ from tidegate.graph.plan import PlanEdge, plan
 from tidegate.graph.stream_graph import DEAD_LETTERS, Node
 from tidegate.ids import CheckpointId, TransactionalId, Uid, VertexId
 from tidegate.ports.kafka import RawRecord
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
 from tidegate.testing.cells import CellsByKey
 

@@ -22,7 +22,7 @@ from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionAdmin
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import TopicPartition
 
 TID = TransactionalId("tidegate.job.j.sink.1.0.0")

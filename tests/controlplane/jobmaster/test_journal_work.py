@@ -45,7 +45,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import CheckpointId, JobName, JournalNumber, Uid
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 

@@ -35,7 +35,7 @@ from tidegate.protocol.messages import (
     SlotMetrics,
     TasksReady,
 )
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 
 
 def fourth() -> Shell:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tidegate.dataplane.sinks.id_pool import IdState, TransactionalIdPool
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 def checkpoint(number: int) -> CheckpointId:

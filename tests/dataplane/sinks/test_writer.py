@@ -16,7 +16,7 @@ from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.errors import TransactionError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId, TransactionalId, Uid
 from tidegate.ports.kafka import TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 

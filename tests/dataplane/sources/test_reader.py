@@ -19,7 +19,7 @@ from tidegate.dataplane.sources.kafka import BATCH_RECORDS, BATCH_RECORDS_MAX, K
 from tidegate.errors import BadRecordError, InternalError
 from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kafka import PartitionBatch, Position, TransactionAdmin
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
 

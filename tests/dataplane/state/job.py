@@ -17,12 +17,12 @@ from tidegate.api.state import Cell, State
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.graph.key_groups import key_group, key_group_range, subtask_of
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
 from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 UID = Uid("running-total")
 JOB = JobName("orders")

@@ -12,7 +12,7 @@ import pytest
 from tests.dataplane.state.job import UID, Step, declare
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,

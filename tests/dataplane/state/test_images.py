@@ -19,7 +19,7 @@ from tests.dataplane.state.job import UID, declare
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 
 Change = Callable[[Any, int], None]
 

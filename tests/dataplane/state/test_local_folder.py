@@ -12,7 +12,7 @@ import pytest
 from tidegate.dataplane.state import local_files
 from tidegate.dataplane.state.local_files import LocalStateFiles, identity_of, note_verified
 from tidegate.dataplane.state.local_state_dir import LocalStateDir
-from tidegate.protocol.snapshots import StateFile
+from tidegate.protocol.subtask_snapshot import StateFile
 
 
 def attempts(root: Path) -> list[str]:

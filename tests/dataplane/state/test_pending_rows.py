@@ -21,7 +21,7 @@ from tidegate.dataplane.state import pending_rows
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import PendingRows
 from tidegate.errors import InternalError, StorageError
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 OPERATIONS = sorted(name for name in vars(Operations) if name.split("_")[0] in {"count", "bag"})
 LIST_OPERATIONS = sorted(

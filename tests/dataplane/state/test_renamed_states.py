@@ -21,7 +21,7 @@ from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.dataplane.state import restored_names
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.errors import CorruptCheckpointError, PipelineError
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 KEYS = [f"key-{number}" for number in range(40)]
 

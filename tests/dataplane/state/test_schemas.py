@@ -17,7 +17,7 @@ from tidegate.api.evolution import state_conflict
 from tidegate.api.state import ListState, MapState, State, ValueState
 from tidegate.api.stored import state_text
 from tidegate.errors import PipelineError
-from tidegate.protocol.snapshots import KEY_TYPE
+from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tidegate.drivers.rocksdb import changelog
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
-from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot, StateFile
 
 
 @pytest.fixture(params=["memory", "rocksdb"])

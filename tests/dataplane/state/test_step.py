@@ -22,7 +22,7 @@ from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.drivers import Drivers
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 
 class Surroundings:

@@ -23,7 +23,7 @@ from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.errors import PipelineError, StateValueError, is_recoverable
 from tidegate.graph.stream_graph import MAIN, Edge
 

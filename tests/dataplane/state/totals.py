@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.dataplane.state.job import Step, declare
 from tidegate.api.state import ValueState
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 KEYS = [f"customer-{n}" for n in range(40)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.drivers import logs
-from tidegate.drivers.process import frames, parent_watch
+from tidegate.drivers.process import fork_protocol, parent_watch
 from tidegate.drivers.process.prestart import environment
 from tidegate.errors import InternalError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
@@ -47,27 +47,29 @@ class TestFrames:
     def test_come_as_they_went_however_the_socket_cuts_them(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            writer = threading.Thread(target=frames.send, args=(ours, frames.Fork(start=START)))
+            writer = threading.Thread(
+                target=fork_protocol.send, args=(ours, fork_protocol.Fork(start=START))
+            )
             writer.start()  # larger than the socket's buffer: it must be read meanwhile
-            assert frames.receive_command(theirs) == frames.Fork(start=START)
+            assert fork_protocol.receive_command(theirs) == fork_protocol.Fork(start=START)
             writer.join()
-            notice = frames.Exited(index=3, pid=7, status=-9)
-            frames.send(theirs, notice)
-            assert frames.receive_notice(ours) == notice
+            notice = fork_protocol.Exited(index=3, pid=7, status=-9)
+            fork_protocol.send(theirs, notice)
+            assert fork_protocol.receive_notice(ours) == notice
 
     def test_end_with_the_other_side(self) -> None:
         ours, theirs = socket.socketpair()
         with ours:
             theirs.sendall(b"\0\0")  # killed in the middle of a frame
             theirs.close()
-            assert frames.receive_command(ours) is None
+            assert fork_protocol.receive_command(ours) is None
 
     def test_of_absurd_length_are_refused(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.sendall(b"\xff\xff\xff\xff")
             with pytest.raises(InternalError, match="4294967295 bytes"):
-                frames.receive_command(ours)
+                fork_protocol.receive_command(ours)
 
 
 def test_arguments_are_the_first_line_of_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidegate.backfill.spark.apart import run_apart
-from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.installation import ignore_pandas_version
 from tidegate.backfill.spark.rows import (
     REPORT_ORD,
@@ -40,6 +39,7 @@ from tidegate.backfill.spark.rows import (
     write_batches,
 )
 from tidegate.backfill.spark.session import BackfillSession
+from tidegate.backfill.spark.spark_errors import spark_error
 from tidegate.errors import check
 
 RUN_ID_BYTES: Final = 16

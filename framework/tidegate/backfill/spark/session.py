@@ -26,12 +26,12 @@ from types import MappingProxyType, TracebackType
 from typing import IO, Any, Final, Self
 
 from tidegate.backfill.spark.apart import WaitTimeoutError, run_apart
-from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import check_installed, check_version
 from tidegate.backfill.spark.java import find_java
 from tidegate.backfill.spark.master import check_reachable, is_on_this_machine
 from tidegate.backfill.spark.rows import ROWS_PER_BATCH
+from tidegate.backfill.spark.spark_errors import spark_error
 from tidegate.errors import SparkError, UserError, check
 
 START_TIMEOUT_S: Final = 180.0  # a quiet machine needs 4 s, and a busy one once needed 107 s

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from tidegate.backfill.driver import WaveLoop, run_in_turn
 from tidegate.backfill.spark.apart import run_apart
-from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.installation import minor_version
 from tidegate.backfill.spark.session import BackfillSession
+from tidegate.backfill.spark.spark_errors import spark_error
 from tidegate.errors import SparkError, is_recoverable
 
 STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a read limit

@@ -21,11 +21,11 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.backfill.spark.apart import run_apart
-from tidegate.backfill.spark.failures import spark_error
 from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.master import is_on_this_machine
 from tidegate.backfill.spark.rows import FrameRow, Report
 from tidegate.backfill.spark.session import BackfillSession
+from tidegate.backfill.spark.spark_errors import spark_error
 from tidegate.errors import ConfigError, SparkError, UserError
 from tidegate.storage_location import is_url
 

@@ -49,7 +49,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, JobName, JournalNumber, TransactionalId
 from tidegate.ports.blobs import CreateResult
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ import msgspec
 from tidegate.checkpoint.envelope import decode_file, encode_file, written_by_newer
 from tidegate.errors import CorruptCheckpointError, check
 from tidegate.ids import Attempt, CheckpointId, JobName, JournalNumber
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 SNAPSHOT_INTERVAL: Final = 100
 """The number of entries between two journal snapshots: a claim reads at most about this many

@@ -27,7 +27,7 @@ from tidegate.commit.journal.entries import (
 )
 from tidegate.errors import CorruptCheckpointError
 from tidegate.ids import Attempt, CheckpointId, JournalNumber
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 RECENT_MAX: Final = 64
 """The number of publications that the state remembers, for retention and for the restore of an

@@ -51,7 +51,7 @@ from tidegate.protocol.messages import (
     TriggerCheckpoint,
 )
 from tidegate.protocol.reports import SlotReport
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.protocol.versions import difference
 
 SHOWN_MAX: Final = 4

@@ -34,24 +34,28 @@ class StopEnd(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvent:
+    """Base of the events of one attempt. An event of an attempt that is over changes nothing."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStarted:
     """The JobMaster process has started and has its submission."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class Claimed(AttemptEvent):
     """The journal contains the claim of this process. The number of the claim is the attempt."""
-
-    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecovered:
+class JobRecovered(AttemptEvent):
     """The job is settled and fenced. `final` means that this submission has already published its
     final checkpoint. `stopped` means that this was for a user's stop.
     """
 
-    attempt: Attempt
     final: bool = False
     stopped: bool = False
 
@@ -64,20 +68,18 @@ class RecoveryFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRegistered:
+class SlotRegistered(AttemptEvent):
     """A slot process of the attempt has started and registered."""
 
-    attempt: Attempt
     ordinal: int
     slot: SlotId
     allocation_id: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotDisappeared:
+class SlotDisappeared(AttemptEvent):
     """A slot process of the attempt ended, its TaskManager ended, or the slot does not answer."""
 
-    attempt: Attempt
     slot: SlotId
     reason: str
     allocation_id: int = 0
@@ -89,18 +91,15 @@ class SlotDisappeared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotReady:
+class SlotReady(AttemptEvent):
     """The slot has restored its state and opened its functions."""
 
-    attempt: Attempt
     ordinal: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRequestTimedOut:
+class SlotRequestTimedOut(AttemptEvent):
     """The attempt has waited for its slots for `cluster.slot_request_timeout`."""
-
-    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +110,16 @@ class RestartDelayElapsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptFailed:
+class AttemptFailed(AttemptEvent):
     """A subtask, a checkpoint, a publication or a commit failed. The attempt cannot continue."""
 
-    attempt: Attempt
     error: TidegateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotInputEnded:
+class SlotInputEnded(AttemptEvent):
     """A subtask has processed the last record of a bounded run."""
 
-    attempt: Attempt
     subtask: SubtaskId
 
 
@@ -134,10 +131,8 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalCheckpointCommitted:
+class FinalCheckpointCommitted(AttemptEvent):
     """The final checkpoint is published and its transactions are committed."""
-
-    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

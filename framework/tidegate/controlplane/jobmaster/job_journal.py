@@ -64,7 +64,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 CLOSE_TIMEOUT_S: Final = 60.0
 """The time in seconds for which the close is repeated if the storage, Kafka or the operating system

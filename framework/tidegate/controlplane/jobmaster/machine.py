@@ -26,6 +26,7 @@ from typing import Final, assert_never
 
 from tidegate.controlplane.jobmaster.events import (
     AcquireSlots,
+    AttemptEvent,
     AttemptFailed,
     Claimed,
     Close,
@@ -210,13 +211,12 @@ class JobMachine:
             raise InternalError(message)
 
     def _is_stale(self, event: Event) -> bool:
-        attempt = getattr(event, "attempt", None)
         if isinstance(event, Claimed | RecoveryFailed):
             return self.state is not JobState.INITIALIZING
         if isinstance(event, JobRecovered):
             # A slot may fail while its attempt still recovers, and then the next recovery has
             # begun. Without a plan there was no `Claimed`, and only the end of the job can follow.
-            late = attempt != self.attempt and not (event.final and self.attempt is None)
+            late = event.attempt != self.attempt and not (event.final and self.attempt is None)
             return self.state is not JobState.INITIALIZING or late
         if isinstance(event, JobClosed | CloseFailed):
             return self.state is not JobState.CLOSING
@@ -224,7 +224,7 @@ class JobMachine:
             # If the recovery took longer than the wait of an earlier restart, the end of that wait
             # does not end a later one.
             return not self._backing_off or event.restart != self.restarts
-        return attempt is not None and attempt != self.attempt
+        return isinstance(event, AttemptEvent) and event.attempt != self.attempt
 
     def _recovered(self, event: JobRecovered) -> list[Instruction]:
         if self._stop is not None and not self._stop.final_checkpoint:

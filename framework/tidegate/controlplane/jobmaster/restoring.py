@@ -45,7 +45,7 @@ from tidegate.errors import (
 )
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.messages import Submission
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 
 _log = logging.getLogger(__name__)
 

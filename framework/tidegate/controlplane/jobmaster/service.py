@@ -64,7 +64,7 @@ from tidegate.protocol.messages import (
     TasksReady,
 )
 from tidegate.protocol.reports import JobReport
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 Action = Callable[[], None]
 

@@ -26,11 +26,11 @@ from tidegate.api.type_inference import only_reads
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import Keying
 from tidegate.dataplane.operators.checking import Checks
-from tidegate.dataplane.operators.failures import result_error
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES

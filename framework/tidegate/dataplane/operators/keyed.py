@@ -25,19 +25,19 @@ from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
 from tidegate.api.values import article, declared_name, key_check
 from tidegate.dataplane.keying import Keying
-from tidegate.dataplane.operators.failures import (
-    call_lifecycle_method,
-    result_error,
-    user_code_error,
-)
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
+from tidegate.dataplane.operators.user_errors import (
+    call_lifecycle_method,
+    result_error,
+    user_code_error,
+)
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import StateValueError, UserCodeError, check, check_complete
 from tidegate.graph.stream_graph import MAIN, Node
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import RecordBatch
 
 Rows = Iterator[tuple[Any, Any, int, Any]]

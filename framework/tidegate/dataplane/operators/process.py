@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from tidegate.api.functions import Process, ProcessContext, SideOutput
-from tidegate.dataplane.operators.failures import call_lifecycle_method, user_code_error
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
+from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node

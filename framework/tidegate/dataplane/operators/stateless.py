@@ -18,8 +18,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tidegate.dataplane.operators.failures import user_code_error
 from tidegate.dataplane.operators.returned import results_guard
+from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.errors import InternalError
 from tidegate.graph.stream_graph import Node, function_name

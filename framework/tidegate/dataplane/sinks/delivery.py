@@ -20,7 +20,7 @@ from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.errors import TransactionError
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import Producer, TransactionState
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 MS_PER_S: Final = 1000
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from tidegate.errors import check
 from tidegate.ids import CheckpointId
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 class IdState(enum.Enum):

@@ -40,7 +40,7 @@ from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sizes import size_settings
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.ids import CheckpointId, TransactionalId, Uid
-from tidegate.protocol.snapshots import PreparedTransaction
+from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch
 
 BUFFERED_RECORDS_MAX: Final = 65_536

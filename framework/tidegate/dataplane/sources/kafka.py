@@ -26,7 +26,7 @@ from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.errors import InternalError, check
 from tidegate.ids import CheckpointId, Uid
 from tidegate.ports.kafka import PartitionBatch, PartitionReader, RawRecord
-from tidegate.protocol.snapshots import SourceSplit
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
 BATCH_RECORDS: Final = 250

@@ -53,7 +53,7 @@ from tidegate.errors import (
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
-from tidegate.protocol.snapshots import KEY_TYPE
+from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
 OVERFLOW: Final = 2
 """Factor of `cache_entries` to which the cache may grow between two flushes. An extra flush within

@@ -34,7 +34,7 @@ import msgspec
 
 from tidegate.errors import StorageError
 from tidegate.private_files import copy_private, write_private
-from tidegate.protocol.snapshots import StateFile
+from tidegate.protocol.subtask_snapshot import StateFile
 
 LINKED_BYTES_MIN: Final = 64 << 10
 """Minimum size in bytes of a file that is linked. Smaller files are copied."""

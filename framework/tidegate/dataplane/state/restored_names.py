@@ -20,7 +20,7 @@ from tidegate.dataplane.state.layout import entries_span, group_part, name_part
 from tidegate.errors import PipelineError
 from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore
-from tidegate.protocol.snapshots import KEY_TYPE
+from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
 DELETED_AT_ONCE: Final = 10_000
 """Number of rows that one batch deletes: about a MB of store keys."""

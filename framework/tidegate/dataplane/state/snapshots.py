@@ -39,7 +39,7 @@ from tidegate.ids import Attempt, JobName, SubtaskId, Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.private_files import make_private_folder
-from tidegate.protocol.snapshots import KeyedSnapshot, StateFile
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot, StateFile
 
 OpenStore = Callable[[str, Path], KeyValueStore]
 """Function that opens the store of a kind (`rocksdb`, `memory`) in a folder: `Drivers.kv_store`."""

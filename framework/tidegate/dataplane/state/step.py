@@ -28,7 +28,7 @@ from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Uid
 from tidegate.ports.clock import Clock
 from tidegate.ports.kv import StoreCheckpoint
-from tidegate.protocol.snapshots import KeyedSnapshot
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 
 Done = Callable[[KeyedSnapshot], None]
 Failed = Callable[[str], None]

@@ -39,7 +39,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.threads import WorkerPool
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import Deploy
-from tidegate.protocol.snapshots import SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.waves import LAST, Row, TaskId, TaskReport, report_row
 from tidegate.stream_elements import Barrier
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from tidegate.drivers.process import frames
+from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.parent_watch import exit_with_parent
 from tidegate.errors import check
 from tidegate.private_files import FILE_MODE, make_private_folder
@@ -73,7 +73,7 @@ class _ForkServer:
         gc.collect()
         gc.freeze()  # these objects stay: the collector would only unshare their pages
         try:
-            self._tell(frames.Ready(pid=os.getpid()))
+            self._tell(fork_protocol.Ready(pid=os.getpid()))
             while self._serve():
                 continue
         finally:
@@ -89,10 +89,10 @@ class _ForkServer:
                 self._woken.recv(4096)
             self._reap()
         if self._commands in readable:
-            match frames.receive_command(self._commands):
-                case frames.Fork(start=start):
+            match fork_protocol.receive_command(self._commands):
+                case fork_protocol.Fork(start=start):
                     self._fork(start)
-                case frames.Kill(pid=pid):
+                case fork_protocol.Kill(pid=pid):
                     if pid in self._children:  # not reaped, so the pid is still that slot's
                         os.kill(pid, signal.SIGKILL)
                 case None:
@@ -103,12 +103,12 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as error:  # no memory or no process id: the other slots must continue
-            self._tell(frames.NotForked(index=start.index, reason=str(error)))
+            self._tell(fork_protocol.NotForked(index=start.index, reason=str(error)))
             return
         if pid == 0:
             self._become_slot(start)
         self._children[pid] = start.index
-        self._tell(frames.Forked(index=start.index, pid=pid))
+        self._tell(fork_protocol.Forked(index=start.index, pid=pid))
 
     def _reap(self) -> None:
         while self._children:
@@ -117,12 +117,12 @@ class _ForkServer:
                 return
             index = self._children.pop(pid)
             self._tell(
-                frames.Exited(index=index, pid=pid, status=os.waitstatus_to_exitcode(status))
+                fork_protocol.Exited(index=index, pid=pid, status=os.waitstatus_to_exitcode(status))
             )
 
-    def _tell(self, notice: frames.Notice) -> None:
+    def _tell(self, notice: fork_protocol.Notice) -> None:
         with contextlib.suppress(ConnectionError):  # no TaskManager: the next read detects that
-            frames.send(self._commands, notice)
+            fork_protocol.send(self._commands, notice)
 
     def _become_slot(self, start: StartSlot) -> NoReturn:
         """Turn this fork into a slot process and run the slot; never return. The slot gets a

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from tidegate.drivers.process import frames
+from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.parent_watch import encode_arguments
 from tidegate.drivers.process.prestart import Prestarted, command, environment
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
@@ -212,30 +212,30 @@ class OsForkServer:
         return self._child.pid
 
     def fork(self, start: Any) -> None:
-        self._tell(frames.Fork(start=start))
+        self._tell(fork_protocol.Fork(start=start))
 
     def kill(self, pid: int) -> None:
-        self._tell(frames.Kill(pid=pid))
+        self._tell(fork_protocol.Kill(pid=pid))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the fork server has already ended
             self._commands.shutdown(socket.SHUT_WR)
 
-    def _tell(self, command: frames.Command) -> None:
+    def _tell(self, command: fork_protocol.Command) -> None:
         # The fork server is gone: the reader reports that, and may already have closed the socket.
         with contextlib.suppress(OSError):
-            frames.send(self._commands, command)
+            fork_protocol.send(self._commands, command)
 
     def _listen(self) -> None:
-        while (notice := frames.receive_notice(self._commands)) is not None:
+        while (notice := fork_protocol.receive_notice(self._commands)) is not None:
             match notice:
-                case frames.Ready(pid=pid):
+                case fork_protocol.Ready(pid=pid):
                     self._listener(ForkServerReady(pid=pid))
-                case frames.Forked(index=index, pid=pid):
+                case fork_protocol.Forked(index=index, pid=pid):
                     self._listener(SlotForked(index=index, pid=pid))
-                case frames.NotForked(index=index, reason=reason):
+                case fork_protocol.NotForked(index=index, reason=reason):
                     self._listener(SlotNotForked(index=index, reason=reason))
-                case frames.Exited(index=index, pid=pid, status=status):
+                case fork_protocol.Exited(index=index, pid=pid, status=status):
                     self._listener(SlotEnded(index=index, pid=pid, status=status))
         self._child.watch(lambda status: self._listener(ForkServerEnded(status=status)))
         self._commands.close()

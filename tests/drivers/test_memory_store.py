@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tests.contracts.kv import KeyValueStoreContract, Open
-from tidegate.drivers import memory_kv
-from tidegate.drivers.memory_kv import MemoryStore
+from tidegate.drivers.memory import store as memory_store
+from tidegate.drivers.memory.store import MemoryStore
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, CorruptCheckpointError, StorageError
 
@@ -45,7 +45,7 @@ class TestMemoryStore(KeyValueStoreContract):
             raise OSError(28, "No space left on device")
 
         with monkeypatch.context() as disk:
-            disk.setattr(memory_kv, "write_private", full_disk)
+            disk.setattr(memory_store, "write_private", full_disk)
             with pytest.raises(StorageError, match=r"could not checkpoint: .*No space"):
                 frozen.files()
         (file,) = frozen.files()

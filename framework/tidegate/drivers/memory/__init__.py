@@ -1,0 +1,1 @@
+"""The key-value store in memory, for the state backend `memory` and for tests."""
