@@ -39,7 +39,7 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def test_the_attempt_is_the_number_of_its_claim(quiet: Quiet) -> None:
+def test_attempt_number_is_the_journal_number_of_its_claim(quiet: Quiet) -> None:
     first = quiet.claim()
     assert (first.attempt, first.is_first_claim) == (1, True)
     quiet.publish(first, 1)
@@ -49,7 +49,7 @@ def test_the_attempt_is_the_number_of_its_claim(quiet: Quiet) -> None:
     assert quiet.kinds() == ["Claim", "Publication", "Claim"]
 
 
-def test_a_claim_competes_with_a_publication_and_then_stands_on_it(quiet: Quiet) -> None:
+def test_claim_takes_the_next_number_if_a_concurrent_publication_comes_first(quiet: Quiet) -> None:
     older = quiet.claim()
     published: list[Any] = []
 
@@ -64,7 +64,7 @@ def test_a_claim_competes_with_a_publication_and_then_stands_on_it(quiet: Quiet)
     assert newer.before.publication.checkpoint == CheckpointId(older.attempt, 1)
 
 
-def test_an_unknown_create_is_sent_again_and_recognised(quiet: Quiet) -> None:
+def test_create_with_unknown_result_is_retried_and_recognised_as_own(quiet: Quiet) -> None:
     answers = [CreateResult.UNKNOWN, CreateResult.UNKNOWN]
     sent: list[bytes] = []
 
@@ -83,7 +83,7 @@ def test_an_unknown_create_is_sent_again_and_recognised(quiet: Quiet) -> None:
     assert quiet.kinds() == ["Claim"]
 
 
-def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
+def test_publication_raises_outcome_unknown_if_its_create_stays_unknown(quiet: Quiet) -> None:
     journal = quiet.claim()
 
     def unknown(effect: Effect) -> Any:
@@ -95,7 +95,7 @@ def test_a_create_that_stays_unknown_is_given_up_as_such(quiet: Quiet) -> None:
         quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), unknown)
 
 
-def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Quiet) -> None:
+def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(quiet: Quiet) -> None:
     journal = quiet.claim()
     outcomes: list[object] = [CreateResult.UNKNOWN, StorageError("full"), CreateResult.CREATED]
 
@@ -114,7 +114,7 @@ def test_a_storage_error_after_an_unknown_create_is_no_certain_failure(quiet: Qu
         quiet.run(publish(journal, manifest(journal, 2), (), storing=RETRY_POLICY), answer)
 
 
-def test_a_closed_journal_takes_a_new_submit_only(quiet: Quiet) -> None:
+def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: Quiet) -> None:
     quiet.close(quiet.claim())
     with pytest.raises(JobClosedError, match="job 'job' has ended \\(finished\\)"):
         quiet.claim()
@@ -122,7 +122,9 @@ def test_a_closed_journal_takes_a_new_submit_only(quiet: Quiet) -> None:
     assert quiet.claim("s2").attempt == 3
 
 
-def test_a_name_that_another_journal_has_used_is_refused_until_taken_over(quiet: Quiet) -> None:
+def test_claim_is_refused_without_take_over_if_another_journal_used_the_job_name(
+    quiet: Quiet,
+) -> None:
     used = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
     neighbour = TransactionalId("tidegate.job-2.otherjournal.totals.4.0.0")
     for tid in (used, neighbour):
@@ -142,14 +144,14 @@ def test_a_name_that_another_journal_has_used_is_refused_until_taken_over(quiet:
     assert quiet.recover(quiet.claim()).fenced == (), "once is enough: it may be used elsewhere"
 
 
-def test_ids_of_another_journal_do_not_bother_a_journal_that_is_there(quiet: Quiet) -> None:
+def test_existing_journal_ignores_transactional_ids_of_another_journal(quiet: Quiet) -> None:
     quiet.claim()
     other = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
     quiet.world.init(other)
     assert quiet.recover(quiet.claim()).fenced == ()
 
 
-def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
+def test_claim_fails_if_a_journal_entry_is_torn_or_missing(quiet: Quiet) -> None:
     journal = quiet.claim()
     for counter in range(1, SNAPSHOT_INTERVAL):
         quiet.publish(journal, counter)
@@ -171,7 +173,7 @@ def test_a_gap_a_torn_entry_and_a_lost_tail_are_errors(quiet: Quiet) -> None:
         quiet.claim()
 
 
-def test_a_gap_of_any_size_is_found(quiet: Quiet) -> None:
+def test_claim_fails_if_several_journal_entries_in_a_row_are_missing(quiet: Quiet) -> None:
     journal = quiet.claim()
     for counter in range(1, 10):
         quiet.publish(journal, counter)
@@ -181,7 +183,9 @@ def test_a_gap_of_any_size_is_found(quiet: Quiet) -> None:
         quiet.claim()
 
 
-def test_a_hole_that_opens_later_is_met_by_what_is_written(quiet: Quiet) -> None:
+def test_publication_fails_if_the_entry_at_its_number_does_not_follow_the_one_before(
+    quiet: Quiet,
+) -> None:
     """The attempt has read entry 3; it is lost, and an older one is brought back at 4."""
     older = quiet.claim()
     quiet.publish(older, 1)
@@ -192,7 +196,7 @@ def test_a_hole_that_opens_later_is_met_by_what_is_written(quiet: Quiet) -> None
         quiet.publish(filling, 1)
 
 
-def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
+def test_entries_added_during_a_journal_read_are_not_taken_for_a_gap(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     late: list[Any] = []
@@ -209,7 +213,7 @@ def test_an_entry_that_comes_between_two_looks_is_no_gap(quiet: Quiet) -> None:
     assert quiet.run(read_journal(JOB), race).number == 4
 
 
-def test_claims_alone_write_snapshots_too(quiet: Quiet) -> None:
+def test_claims_without_publications_write_journal_snapshots(quiet: Quiet) -> None:
     """A job restarts for days and never publishes. The cost of a claim does not grow."""
     for _ in range(3 * SNAPSHOT_INTERVAL):
         quiet.asked.clear()
@@ -221,7 +225,9 @@ def test_claims_alone_write_snapshots_too(quiet: Quiet) -> None:
     assert quiet.run(read_journal(JOB)) == journal.state
 
 
-def test_a_claim_writes_the_snapshot_that_the_one_before_it_could_not(quiet: Quiet) -> None:
+def test_claim_writes_the_journal_snapshot_that_the_claim_before_could_not_write(
+    quiet: Quiet,
+) -> None:
     def no_snapshot(effect: Effect) -> Any:
         if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
             raise StorageError("full")
@@ -237,7 +243,7 @@ def test_a_claim_writes_the_snapshot_that_the_one_before_it_could_not(quiet: Qui
     assert snapshots == [snapshot_path(JOB, 3)]
 
 
-def test_a_claim_that_can_not_look_for_snapshots_is_made_all_the_same(quiet: Quiet) -> None:
+def test_claim_succeeds_if_listing_journal_snapshots_fails(quiet: Quiet) -> None:
     listings: list[Effect] = []
 
     def fails(effect: Effect) -> Any:
@@ -252,7 +258,7 @@ def test_a_claim_that_can_not_look_for_snapshots_is_made_all_the_same(quiet: Qui
     assert len(listings) == 2
 
 
-def test_a_bad_snapshot_only_costs_time(quiet: Quiet) -> None:
+def test_journal_read_ignores_a_torn_or_wrong_journal_snapshot(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     objects = quiet.world.store.objects
@@ -298,7 +304,7 @@ def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
     assert quiet.claim("s2", restore="1-2").restore_point("1-2") is not None
 
 
-def test_a_store_that_does_not_keep_what_it_confirmed_is_found(quiet: Quiet) -> None:
+def test_claim_fails_if_the_store_confirmed_a_create_but_reads_back_nothing(quiet: Quiet) -> None:
     def forget(effect: Effect) -> Any:
         return CreateResult.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
 
@@ -324,7 +330,7 @@ def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Q
         to_close("s1")
 
 
-def test_a_claim_to_close_commits_what_is_named_and_fences_the_rest(quiet: Quiet) -> None:
+def test_claim_to_close_commits_listed_transactions_and_fences_the_rest(quiet: Quiet) -> None:
     dead = quiet.claim()
     quiet.publish(dead, 1, *quiet.prepared(dead, 0))
     unpublished = quiet.prepared(dead, 1)

@@ -30,7 +30,7 @@ def quiet() -> Quiet:
     return Quiet()
 
 
-def test_a_manifest_must_be_the_recorded_file(quiet: Quiet) -> None:
+def test_manifest_load_fails_if_the_file_is_torn_exchanged_or_missing(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     ref = journal.state.recent_checkpoints[-1]
@@ -73,7 +73,7 @@ def with_files(quiet: Quiet) -> Answer:
     return answer
 
 
-def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None:
+def test_cleanup_deletes_only_files_that_no_retained_checkpoint_needs(quiet: Quiet) -> None:
     older = quiet.claim()
     put(quiet, "files/1/v/0/total/a", "files/1/v/0/total/b", "files/1/v/0/total/orphan")
     quiet.publish(older, 1, files=("files/1/v/0/total/a",))
@@ -109,7 +109,7 @@ def test_only_what_no_retained_checkpoint_needs_is_deleted(quiet: Quiet) -> None
     ]
 
 
-def test_what_a_retraction_may_need_is_kept(quiet: Quiet) -> None:
+def test_cleanup_keeps_files_that_a_rollback_may_need(quiet: Quiet) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/b", "files/1/orphan")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -123,7 +123,7 @@ def test_what_a_retraction_may_need_is_kept(quiet: Quiet) -> None:
     assert len(quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))) == 6
 
 
-def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None:
+def test_cleanup_deletes_a_rolled_back_checkpoint_after_the_next_publication(quiet: Quiet) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/b")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -141,7 +141,7 @@ def test_what_was_retracted_goes_with_the_next_publication(quiet: Quiet) -> None
 
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("deletions", range(7))
-def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
+def test_interrupted_cleanup_leaves_no_manifest_without_its_files(
     quiet: Quiet, deletions: int, *, restarts: bool
 ) -> None:
     """Or a restore of it by hand would claim the journal first and find it corrupt then."""
@@ -181,14 +181,14 @@ def test_no_manifest_is_there_without_its_files_wherever_a_cleaning_breaks_off(
     assert present(quiet) == [f"job/manifests/{last}-{counter}.json" for counter in (5, 6)]
 
 
-def test_the_first_cleaning_leaves_what_a_pending_checkpoint_has_uploaded(quiet: Quiet) -> None:
+def test_first_cleanup_keeps_files_uploaded_by_a_pending_checkpoint(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     put(quiet, f"files/{journal.attempt}/v/0/total/of-the-next-checkpoint")
     assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
-def test_the_folder_is_listed_with_the_first_of_twenty_publications(quiet: Quiet) -> None:
+def test_cleanup_lists_the_job_folder_only_at_every_twentieth_publication(quiet: Quiet) -> None:
     journal, cleaning = quiet.claim(), CheckpointCleanup()
     listings = []
     for counter in range(1, 42):
@@ -199,7 +199,7 @@ def test_the_folder_is_listed_with_the_first_of_twenty_publications(quiet: Quiet
     assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
 
 
-def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet) -> None:
+def test_cleanup_deletes_files_of_aborted_checkpoints_at_the_second_listing(quiet: Quiet) -> None:
     """A file of an aborted checkpoint may be in a later one; what is in none by then, is in no
     other.
     """
@@ -219,7 +219,7 @@ def test_what_aborted_checkpoints_left_goes_with_the_second_listing(quiet: Quiet
     assert f"job/{own}/uploaded-since-29" in present(quiet), "not seen before the last listing"
 
 
-def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Quiet) -> None:
+def test_cleanup_keeps_older_files_if_a_retained_manifest_can_not_be_read(quiet: Quiet) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/orphan")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -229,7 +229,7 @@ def test_a_retained_checkpoint_that_can_not_be_read_keeps_older_files(quiet: Qui
     assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
-def test_an_entry_file_is_what_the_store_holds(quiet: Quiet) -> None:
+def test_store_holds_the_encoded_bytes_of_a_journal_entry(quiet: Quiet) -> None:
     quiet.claim()
     (entry,) = quiet.entries()
     assert quiet.world.store.objects[entry_path(JOB, 1)] == encode_entry(entry)

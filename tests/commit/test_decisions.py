@@ -46,19 +46,21 @@ ROWS: list[tuple[str, TransactionDescription | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("description", "unsettled", "settled"), [row[1:] for row in ROWS])
-def test_each_row(description: TransactionDescription | None, unsettled: str, settled: str) -> None:
+def test_recovery_decides_each_transaction_by_its_broker_description(
+    description: TransactionDescription | None, unsettled: str, settled: str
+) -> None:
     for known, expected in ((False, unsettled), (True, settled)):
         decision = decide([T], settled=known, descriptions={T: description})
         for name in ("end", "done", "lost"):
             assert getattr(decision, name) == ((T,) if name == expected else ())
 
 
-def test_every_state_is_in_a_row() -> None:
+def test_decision_table_covers_every_transaction_state() -> None:
     description = {row[1].state for row in ROWS if row[1] is not None}
     assert description == set(TransactionState)
 
 
-def test_all_are_decided_together_in_the_order_of_the_names() -> None:
+def test_decision_keeps_the_order_of_the_pending_transactions() -> None:
     pending = [txn(n) for n in range(6)]
     states = [S.ONGOING, S.COMPLETE_ABORT, S.COMPLETE_COMMIT] * 2
     description = {one: described(one, state) for one, state in zip(pending, states, strict=True)}
@@ -88,11 +90,13 @@ PROOFS: list[tuple[str, TransactionDescription | None, bool]] = [
 
 
 @pytest.mark.parametrize(("description", "proven"), [row[1:] for row in PROOFS])
-def test_what_proves_an_abort(description: TransactionDescription | None, proven: bool) -> None:
+def test_abort_is_proven_only_by_an_aborted_state_of_the_same_transaction(
+    description: TransactionDescription | None, proven: bool
+) -> None:
     assert was_aborted(T, description) is proven
 
 
-def test_a_publication_is_taken_back_only_if_all_that_is_its_own_is_open_or_aborted() -> None:
+def test_publication_is_rolled_back_only_if_its_own_transactions_are_open_or_aborted() -> None:
     open_, gone, committed, fenced = (txn(n) for n in range(4))
     description = {
         open_: described(open_, S.ONGOING),
@@ -114,19 +118,19 @@ def test_a_publication_is_taken_back_only_if_all_that_is_its_own_is_open_or_abor
     assert not ask(open_, gone, fenced)
 
 
-def test_one_that_was_not_asked_is_never_left_out() -> None:
+def test_decision_raises_key_error_for_a_transaction_without_a_description() -> None:
     with pytest.raises(KeyError):
         decide([T, txn(2)], settled=True, descriptions={T: None})
 
 
-def test_complete_means_seen_complete_commit() -> None:
+def test_transaction_is_complete_only_if_described_as_complete_commit() -> None:
     assert is_complete(T, described(T, S.COMPLETE_COMMIT))
     assert not is_complete(T, described(T, S.PREPARE_COMMIT))
     assert not is_complete(T, described(T, S.COMPLETE_COMMIT, epoch=1))
     assert not is_complete(T, None)
 
 
-def test_as_prepared_means_all_of_it() -> None:
+def test_transaction_is_as_prepared_only_if_state_and_identity_all_match() -> None:
     assert is_as_prepared(T, described(T, S.ONGOING))
     for description in (
         None,
@@ -169,11 +173,11 @@ def fenced(
     )
 
 
-def test_older_attempts_are_fenced_in_any_state() -> None:
+def test_ids_of_older_attempts_are_fenced_in_any_transaction_state() -> None:
     assert all(fenced(parts(), state) for state in TransactionState)
 
 
-def test_what_is_not_ours_or_not_older_is_never_fenced() -> None:
+def test_ids_of_other_jobs_other_journals_or_not_older_attempts_are_not_fenced() -> None:
     assert not fenced(None)
     assert not fenced(parts(job="other"))
     assert not fenced(parts(journal="j2"))
@@ -182,16 +186,16 @@ def test_what_is_not_ours_or_not_older_is_never_fenced() -> None:
     assert not fenced(parts(attempt=6), include_own=True)
 
 
-def test_own_ids_are_fenced_at_the_end() -> None:
+def test_own_ids_are_fenced_if_include_own_is_set() -> None:
     assert fenced(parts(attempt=5), include_own=True)
 
 
-def test_a_named_id_is_not_fenced() -> None:
+def test_id_of_a_pending_transaction_is_not_fenced() -> None:
     assert not fenced(parts(), pending=(str(parts()),))
     assert not fenced(parts(attempt=5), pending=(str(parts(attempt=5)),), include_own=True)
 
 
-def test_attempts_that_were_swept_once_are_fenced_only_if_open() -> None:
+def test_ids_of_attempts_fenced_before_are_fenced_again_only_if_open() -> None:
     assert not fenced(parts(attempt=3), S.EMPTY, fenced_before=4)
     assert not fenced(parts(attempt=3), S.COMPLETE_ABORT, fenced_before=4)
     assert fenced(parts(attempt=3), S.ONGOING, fenced_before=4)

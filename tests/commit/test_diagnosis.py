@@ -93,7 +93,7 @@ def old(age_ms: int) -> ProducerState:
         (old(-5_000), None, True, OpenReason.POSSIBLY_HANGING, 0),
     ],
 )  # fmt: skip
-def test_why_a_transaction_is_open(
+def test_open_transaction_is_classified_with_its_cause_and_age(
     producer: ProducerState,
     known: Transaction | None,
     complete: bool,
@@ -105,13 +105,13 @@ def test_why_a_transaction_is_open(
     assert (found.cause, found.age_ms, found.transaction) == (cause, age_ms, known)
 
 
-def test_another_producer_s_transaction_is_not_its() -> None:
+def test_transaction_of_another_producer_id_does_not_explain_an_open_one() -> None:
     another = changed(producer_id=8)
     found = classify(HERE, PRODUCER, {8: another}, complete=True, now_ms=NOW)
     assert (found.cause, found.transaction) == (OpenReason.POSSIBLY_HANGING, None)
 
 
-def test_waiting_is_never_negative() -> None:
+def test_number_of_waiting_records_is_never_negative() -> None:
     for ends, waiting in (
         (None, 0),
         (PartitionEndOffsets(stable=3, end=10), 7),
@@ -194,7 +194,7 @@ CLOSED = Closed(
         ),
     ],
 )
-def test_how_an_id_stands_with_its_journal(
+def test_transactional_id_gets_its_status_from_the_journal(
     name: str, state: JournalState | None, expected: JournalStatus
 ) -> None:
     assert journal_status(TransactionalId(name), state) is expected
@@ -215,11 +215,13 @@ def test_how_an_id_stands_with_its_journal(
         (None, AbortOutcome.CHANGED),
     ],
 )
-def test_what_became_of_an_abort(after: Transaction | None, outcome: AbortOutcome) -> None:
+def test_abort_outcome_is_derived_from_the_transaction_seen_afterwards(
+    after: Transaction | None, outcome: AbortOutcome
+) -> None:
     assert aborted(OPENED, after) is outcome
 
 
-def test_every_state_is_open_ending_or_over() -> None:
+def test_every_transaction_state_is_either_open_or_over() -> None:
     over = {
         TransactionState.EMPTY,
         TransactionState.COMPLETE_COMMIT,
@@ -231,7 +233,7 @@ def test_every_state_is_open_ending_or_over() -> None:
     assert OPEN > ENDING
 
 
-def test_selection_is_by_job_partition_and_age_and_oldest_first() -> None:
+def test_transactions_are_selected_by_job_partition_and_age_oldest_first() -> None:
     ours = changed(transactional_id=OURS, start_ms=NOW - 90_000, partitions=(THERE,))
     never = changed(transactional_id=TransactionalId("a"), start_ms=-1, partitions=())
     rows = [never, OPENED, ours]

@@ -67,7 +67,7 @@ def fixed(
     )
 
 
-def test_latest_and_the_ends_of_a_bounded_run_are_those_of_the_first_attempt(quiet: Quiet) -> None:
+def test_restart_keeps_the_latest_and_end_offsets_of_the_first_attempt(quiet: Quiet) -> None:
     assert fixed(quiet, descriptions(100, end=150))[0].start == 100
     (again,) = fixed(quiet, descriptions(170, end=180))
     assert (again.start, again.end) == (100, 150), "or 100 to 169 would never be read"
@@ -75,7 +75,7 @@ def test_latest_and_the_ends_of_a_bounded_run_are_those_of_the_first_attempt(qui
     assert (split.offset, split.end_offset) == (100, 150)
 
 
-def test_another_submission_looks_anew(quiet: Quiet) -> None:
+def test_new_submission_records_its_own_initial_offsets(quiet: Quiet) -> None:
     fixed(quiet, descriptions(100))
     assert fixed(quiet, descriptions(170), submission_id="s2")[0].start == 170
 
@@ -89,7 +89,7 @@ def test_a_source_that_begins_at_the_latest_offset_reads_all_of_a_partition_adde
 
 
 @pytest.mark.parametrize("kind", ["earliest", "timestamp", "group", "offset"])
-def test_another_source_begins_in_an_added_partition_as_it_says(
+def test_source_not_at_latest_begins_in_an_added_partition_at_its_own_start(
     quiet: Quiet, kind: StartKind
 ) -> None:
     fixed(quiet, descriptions(100, kind=kind))
@@ -97,7 +97,7 @@ def test_another_source_begins_in_an_added_partition_as_it_says(
     assert fixed(quiet, descriptions(170, kind=kind), added)[1] == added
 
 
-def test_earliest_follows_the_log(quiet: Quiet) -> None:
+def test_earliest_start_moves_with_the_log_start(quiet: Quiet) -> None:
     fixed(quiet, descriptions(0, kind="earliest"))
     (oldest,) = fixed(quiet, descriptions(20, earliest=20, kind="earliest"))
     ((split,),) = restore(None, ONE_SLOT, [oldest]).splits
@@ -124,7 +124,7 @@ def test_an_offset_of_the_group_that_retention_has_overtaken_is_refused(quiet: Q
         restore(None, ONE_SLOT, found)
 
 
-def test_a_file_of_an_earlier_version_has_the_kind_of_start_that_the_source_has(
+def test_initial_offsets_file_without_start_kind_takes_the_kind_of_the_source(
     quiet: Quiet,
 ) -> None:
     fixed(quiet, descriptions(100), descriptions(100, at=1))
@@ -138,14 +138,14 @@ def test_a_file_of_an_earlier_version_has_the_kind_of_start_that_the_source_has(
     assert [each.start for each in found] == [200, 100]
 
 
-def test_a_given_start_behind_the_end_of_the_log_is_refused_all_the_same(quiet: Quiet) -> None:
+def test_given_start_offset_beyond_the_log_end_is_refused_on_every_attempt(quiet: Quiet) -> None:
     beyond = replace(descriptions(900, kind="offset"), latest=500)
     for _ in range(2):
         with pytest.raises(RefusedError, match="ends at 500"):
             restore(None, ONE_SLOT, fixed(quiet, beyond))
 
 
-def test_of_two_that_look_at_once_both_go_by_the_first(quiet: Quiet) -> None:
+def test_concurrent_process_uses_the_initial_offsets_that_were_recorded_first(quiet: Quiet) -> None:
     def other_was_first(effect: Effect) -> Any:
         if isinstance(effect, effects.CreateEntry):
             fixed(quiet, descriptions(100))
@@ -155,7 +155,7 @@ def test_of_two_that_look_at_once_both_go_by_the_first(quiet: Quiet) -> None:
     assert quiet.run(procedure, other_was_first)[0].start == 100
 
 
-def test_a_create_without_an_answer_is_sent_again_and_given_up_in_time(quiet: Quiet) -> None:
+def test_create_with_unknown_result_is_retried_until_the_retry_timeout(quiet: Quiet) -> None:
     answers = [CreateResult.UNKNOWN]
 
     def once(effect: Effect) -> Any:
@@ -174,14 +174,14 @@ def test_a_create_without_an_answer_is_sent_again_and_given_up_in_time(quiet: Qu
         )
 
 
-def test_a_torn_file_is_named_with_the_remedy(quiet: Quiet) -> None:
+def test_torn_initial_offsets_file_is_reported_with_its_path_and_the_remedy(quiet: Quiet) -> None:
     fixed(quiet, descriptions(100))
     quiet.world.store.objects[PATH] = quiet.world.store.objects[PATH][:-20]
     with pytest.raises(CorruptCheckpointError, match=r"beginnings/s1\.json .*Remove it"):
         fixed(quiet, descriptions(170))
 
 
-def test_a_topic_that_was_created_again_since_the_first_look_is_named_with_both_ids(
+def test_recreated_source_topic_is_reported_with_both_topic_ids(
     quiet: Quiet,
 ) -> None:
     fixed(quiet, replace(descriptions(100), topic_id="id-a"))
@@ -190,13 +190,13 @@ def test_a_topic_that_was_created_again_since_the_first_look_is_named_with_both_
         fixed(quiet, replace(descriptions(300), topic_id="id-b"))
 
 
-def test_a_partition_of_the_first_look_that_is_gone_is_named(quiet: Quiet) -> None:
+def test_missing_partition_with_recorded_offsets_is_reported(quiet: Quiet) -> None:
     fixed(quiet, descriptions(100), descriptions(200, at=1))
     with pytest.raises(SourceChangedError, match=r"partition 1 of topic 't' is offset 200"):
         fixed(quiet, descriptions(100))
 
 
-def test_what_the_first_look_found_can_be_read_before_the_next(quiet: Quiet) -> None:
+def test_recorded_initial_offsets_can_be_read_as_splits(quiet: Quiet) -> None:
     assert quiet.run(read_initial_offsets(JOB, "s1")) == ()
     fixed(quiet, replace(descriptions(100), topic_id="id-a"))
     (split,) = quiet.run(read_initial_offsets(JOB, "s1"))

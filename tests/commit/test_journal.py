@@ -113,7 +113,7 @@ def book() -> Book:
 # --- the fold -----------------------------------------------------------------------------------
 
 
-def test_a_claim_is_the_attempt_and_names_the_journal(book: Book) -> None:
+def test_claim_sets_the_attempt_the_journal_id_and_the_submission(book: Book) -> None:
     assert book.claim().attempt == 1
     state = book.claim("s2", fences_other_journals=True)
     assert (state.attempt, state.journal_id, state.submission_id) == (2, "abc123", "s2")
@@ -121,7 +121,7 @@ def test_a_claim_is_the_attempt_and_names_the_journal(book: Book) -> None:
     assert book.claim("s3").fences_other_journals
 
 
-def test_a_publication_names_until_it_is_settled(book: Book) -> None:
+def test_publication_has_pending_commits_until_it_is_settled(book: Book) -> None:
     book.claim()
     state = book.add(book.publication(1, txn(1), txn(2)))
     assert state.pending_commits == (txn(1), txn(2))
@@ -134,7 +134,7 @@ def test_a_publication_names_until_it_is_settled(book: Book) -> None:
     assert state.pending_commits == (txn(3),)
 
 
-def test_a_loss_is_named_until_it_is_accepted(book: Book) -> None:
+def test_lost_publication_has_pending_commits_until_the_loss_is_accepted(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1), txn(2)))
     state = book.add(book.lost(txn(2)))
@@ -153,7 +153,7 @@ def checkpoints(state: JournalState) -> list[str]:
     return [str(ref.checkpoint) for ref in state.recent_checkpoints]
 
 
-def test_a_retraction_stands_on_the_publication_before_with_what_is_still_carried(
+def test_rollback_restores_the_publication_before_with_its_still_carried_transactions(
     book: Book,
 ) -> None:
     book.claim()
@@ -169,7 +169,7 @@ def test_a_retraction_stands_on_the_publication_before_with_what_is_still_carrie
     assert book.add(book.settled()).settled
 
 
-def test_publications_are_taken_back_one_after_the_other_to_nothing(book: Book) -> None:
+def test_publications_are_rolled_back_one_by_one_until_none_is_left(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(1), txn(2)))
@@ -182,7 +182,7 @@ def test_publications_are_taken_back_one_after_the_other_to_nothing(book: Book) 
     assert checkpoints(book.add(book.publication(1, txn(4)))) == ["5-1"]
 
 
-def test_a_settled_publication_is_never_taken_back(book: Book) -> None:
+def test_settled_publication_is_never_rolled_back(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.settled())
@@ -194,7 +194,7 @@ def test_a_settled_publication_is_never_taken_back(book: Book) -> None:
     refused(book, book.retracted(), "decided before")
 
 
-def test_a_publication_whose_loss_was_accepted_is_as_good_as_settled(book: Book) -> None:
+def test_rollback_to_a_publication_with_an_accepted_loss_finds_it_settled(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.lost(txn(1)))
@@ -206,7 +206,9 @@ def test_a_publication_whose_loss_was_accepted_is_as_good_as_settled(book: Book)
     assert (state.pending_commits, state.lost, state.settled) == ((), None, True)
 
 
-def test_only_the_newest_attempt_takes_the_last_publication_back(book: Book) -> None:
+def test_rollback_is_refused_unless_of_the_last_publication_by_the_newest_attempt(
+    book: Book,
+) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(2)))
@@ -217,7 +219,7 @@ def test_only_the_newest_attempt_takes_the_last_publication_back(book: Book) -> 
     refused(book, late, "of attempt 1, but the newest claim is 4")
 
 
-def test_there_is_a_limit_to_what_can_be_taken_back(book: Book) -> None:
+def test_number_of_publications_that_can_be_rolled_back_is_limited(book: Book) -> None:
     book.claim()
     for counter in range(1, ROLLBACK_TARGETS_MAX + 5):
         book.add(book.publication(counter, *map(txn, range(counter))))
@@ -227,7 +229,9 @@ def test_there_is_a_limit_to_what_can_be_taken_back(book: Book) -> None:
     refused(book, book.retracted(), "may be committed")
 
 
-def test_a_snapshot_of_a_version_without_retraction_takes_nothing_back(book: Book) -> None:
+def test_rollback_is_refused_after_a_journal_snapshot_of_a_version_without_rollback(
+    book: Book,
+) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     body = json.loads(msgspec.json.encode(book.state))
@@ -246,7 +250,7 @@ def test_only_a_claim_follows_a_close(book: Book) -> None:
     assert book.claim("s2").closed is None
 
 
-def test_the_last_publications_are_remembered(book: Book) -> None:
+def test_journal_state_keeps_only_the_most_recent_checkpoints(book: Book) -> None:
     book.claim()
     for counter in range(1, RECENT_MAX + 3):
         book.add(book.publication(counter))
@@ -262,20 +266,20 @@ def refused(book: Book, entry: AnyEntry, why: str) -> None:
     assert book.state == before
 
 
-def test_a_publication_of_an_attempt_after_a_newer_claim_is_refused(book: Book) -> None:
+def test_publication_of_an_older_attempt_is_refused_after_a_newer_claim(book: Book) -> None:
     book.claim()
     book.claim()
     old = book.publication(1, attempt=Attempt(1))
     refused(book, old, "of attempt 1, but the newest claim is 2")
 
 
-def test_numbers_have_no_gap(book: Book) -> None:
+def test_entry_that_skips_a_number_is_refused(book: Book) -> None:
     book.claim()
     later = msgspec.structs.replace(book.publication(1), number=JournalNumber(3))
     refused(book, later, "stands where number 2 belongs")
 
 
-def test_an_entry_that_was_exchanged_is_found_by_the_next(book: Book) -> None:
+def test_entry_is_refused_if_it_names_another_previous_nonce(book: Book) -> None:
     book.claim()
     other = msgspec.structs.replace(book.publication(1), previous="another nonce")
     refused(book, other, "does not follow the entry before it")
@@ -287,7 +291,7 @@ def test_entries_of_another_journal_are_refused(book: Book) -> None:
     refused(book, other, "of another journal")
 
 
-def test_checkpoints_only_grow(book: Book) -> None:
+def test_publication_is_refused_unless_its_checkpoint_id_grows(book: Book) -> None:
     book.claim()
     book.add(book.publication(2))
     refused(book, book.publication(2), "checkpoint 1-2 follows 1-2")
@@ -296,7 +300,7 @@ def test_checkpoints_only_grow(book: Book) -> None:
     refused(book, foreign, "9-3 is not its checkpoint")
 
 
-def test_settled_and_lost_are_about_the_last_publication(book: Book) -> None:
+def test_settled_or_lost_is_refused_unless_for_the_last_undecided_publication(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(1)))
@@ -307,7 +311,7 @@ def test_settled_and_lost_are_about_the_last_publication(book: Book) -> None:
     refused(book, book.lost(txn(1)), "decided before")
 
 
-def test_nothing_is_published_after_a_loss_that_is_not_accepted(book: Book) -> None:
+def test_publication_is_refused_after_a_loss_that_is_not_accepted(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.lost(txn(1)))
@@ -349,12 +353,12 @@ def test_an_entry_is_read_back_from_its_file(entry: AnyEntry) -> None:
     assert entry_number(path) == entry.number
 
 
-def test_the_snapshot_holds_the_whole_state() -> None:
+def test_journal_snapshot_holds_the_whole_journal_state() -> None:
     state = full_book().state
     assert decode_snapshot(encode_snapshot(state), "snapshot") == state
 
 
-def test_entries_sort_by_their_number() -> None:
+def test_entry_and_snapshot_paths_hold_the_zero_padded_number() -> None:
     assert entry_path(JOB, 7) == "job/journal/00000000000000000007.json"
     assert snapshot_path(JOB, 7) == "job/journal/00000000000000000007.hint"
     assert entry_number(snapshot_path(JOB, 7)) is None
@@ -364,7 +368,7 @@ def test_entries_sort_by_their_number() -> None:
         entry_path(JOB, 0)
 
 
-def test_any_single_damage_is_found() -> None:
+def test_torn_or_damaged_entry_never_decodes_to_other_content() -> None:
     entry = full_book().entries[1]
     data = encode_entry(entry)
     for cut in range(len(data) - 1):
@@ -380,7 +384,7 @@ def test_any_single_damage_is_found() -> None:
         assert found == entry, "damage outside the content may go unseen, in it never"
 
 
-def test_an_entry_of_an_unknown_kind_was_written_by_a_newer_version() -> None:
+def test_entry_of_an_unknown_kind_is_reported_as_written_by_a_newer_version() -> None:
     class Unknown(msgspec.Struct):
         kind: str
         number: int = 4
@@ -389,13 +393,13 @@ def test_an_entry_of_an_unknown_kind_was_written_by_a_newer_version() -> None:
         decode_entry(encode_file(Unknown(kind="something")), "p")
 
 
-def test_a_file_of_a_newer_format_says_so() -> None:
+def test_file_of_a_newer_format_is_reported_as_written_by_a_newer_version() -> None:
     newer = json.dumps({"version": 2, "sha256": "", "body": {}}).encode()
     with pytest.raises(CorruptCheckpointError, match=r"newer version of tidegate.*version 2"):
         decode_entry(newer, "p")
 
 
-def test_an_entry_with_missing_fields_names_the_file_and_the_remedy() -> None:
+def test_entry_with_missing_fields_is_reported_with_file_and_remedy() -> None:
     class Half(msgspec.Struct):
         kind: str = "claim"
 
@@ -403,14 +407,14 @@ def test_an_entry_with_missing_fields_names_the_file_and_the_remedy() -> None:
         decode_entry(encode_file(Half()), "p")
 
 
-def test_unknown_fields_of_a_later_version_are_passed_over() -> None:
+def test_unknown_fields_of_a_later_version_are_ignored() -> None:
     entry = full_book().entries[0]
     body = {**json.loads(msgspec.json.encode(entry)), "added_later": 1}
     raw = msgspec.json.encode(body)
     assert msgspec.json.decode(raw, type=AnyEntry) == entry
 
 
-def test_an_end_of_an_earlier_version_reads_as_one_that_no_stop_has_made() -> None:
+def test_closed_entry_without_the_field_stopped_reads_as_not_stopped() -> None:
     header: dict[str, Any] = {"number": 2, "nonce": "n", "previous": "p", "journal_id": "j"}
     closed = Closed(
         **header, created_ms=0, attempt=Attempt(1), outcome="finished", stopped="with_checkpoint"

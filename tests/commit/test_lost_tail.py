@@ -61,7 +61,7 @@ def with_newer_attempt(backup: Backup) -> ClaimedJournal:
     return newer
 
 
-def test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit(backup: Backup) -> None:
+def test_submit_is_refused_if_kafka_has_ids_of_an_unknown_attempt(backup: Backup) -> None:
     newer = with_newer_attempt(backup)
     before = backup.quiet.kinds()
     with pytest.raises(RefusedError) as refused:
@@ -71,7 +71,7 @@ def test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit(backup: Backup
     assert backup.quiet.kinds() == before, "a refused submit changes nothing"
 
 
-def test_offsets_of_a_checkpoint_that_the_journal_lacks_refuse_a_submit(backup: Backup) -> None:
+def test_submit_is_refused_if_kafka_has_offsets_of_an_unknown_checkpoint(backup: Backup) -> None:
     """The same attempt continued after the backup, so its transactional ids show nothing."""
     before = backup.quiet.kinds()
     with pytest.raises(RefusedError, match=r"attempt 1 of this journal, and offsets of .* 1-40"):
@@ -79,7 +79,9 @@ def test_offsets_of_a_checkpoint_that_the_journal_lacks_refuse_a_submit(backup: 
     assert backup.quiet.kinds() == before
 
 
-def test_what_the_journal_holds_refuses_nothing(backup: Backup) -> None:
+def test_submit_accepts_offsets_of_known_checkpoints_other_journals_or_other_clients(
+    backup: Backup,
+) -> None:
     """Offsets of the last checkpoint or an older one, of another journal, or of other clients."""
     quiet = backup.quiet
     for commits in (
@@ -91,7 +93,7 @@ def test_what_the_journal_holds_refuses_nothing(backup: Backup) -> None:
         assert quiet.claim("s2", commits=commits).state.lost_attempt == 0
 
 
-def test_ids_of_older_attempts_and_of_other_jobs_refuse_nothing(backup: Backup) -> None:
+def test_submit_accepts_ids_of_older_attempts_and_of_other_journals(backup: Backup) -> None:
     newer = with_newer_attempt(backup)
     broker = backup.quiet.world.broker
     for tid in list(broker):
@@ -103,14 +105,18 @@ def test_ids_of_older_attempts_and_of_other_jobs_refuse_nothing(backup: Backup) 
     assert backup.quiet.claim("s3").state.lost_attempt == 0
 
 
-def test_a_restarted_process_of_the_submission_waits_for_the_right_storage(backup: Backup) -> None:
+def test_restart_of_a_submission_raises_journal_lost_if_the_journal_lacks_an_attempt(
+    backup: Backup,
+) -> None:
     with_newer_attempt(backup)
     with pytest.raises(JournalLostError, match="Make the newest copy available again"):
         backup.quiet.claim("s1", restore="1-1")
 
 
 @pytest.mark.parametrize("restore", ["1-1", "none"])
-def test_who_says_what_to_restore_has_decided(backup: Backup, restore: str) -> None:
+def test_submit_with_explicit_restore_accepts_and_records_the_lost_attempt(
+    backup: Backup, restore: str
+) -> None:
     newer = with_newer_attempt(backup)
     quiet = backup.quiet
     journal = quiet.claim("s3", restore=restore)
@@ -127,7 +133,7 @@ def test_who_says_what_to_restore_has_decided(backup: Backup, restore: str) -> N
     assert quiet.claim("s4").attempt == again.attempt + 1, "the consent is in the journal"
 
 
-def test_a_decision_about_lost_checkpoints_lasts_until_others_are_committed(
+def test_consent_to_lost_checkpoints_ends_once_newer_offsets_are_committed(
     backup: Backup,
 ) -> None:
     quiet, commits = backup.quiet, backup.committed("1-40")
@@ -140,7 +146,7 @@ def test_a_decision_about_lost_checkpoints_lasts_until_others_are_committed(
         quiet.claim("s4", commits=newer)
 
 
-def test_an_id_that_was_listed_before_the_journal_was_read_is_no_lost_end(backup: Backup) -> None:
+def test_ids_of_a_newer_attempt_that_the_journal_holds_are_no_lost_tail(backup: Backup) -> None:
     """Another process claims and writes between the two."""
     quiet = backup.quiet
     newer = quiet.claim("s2")
@@ -148,7 +154,7 @@ def test_an_id_that_was_listed_before_the_journal_was_read_is_no_lost_end(backup
     assert quiet.claim("s3").attempt == newer.attempt + 1
 
 
-def test_metadata_is_read_as_it_was_written() -> None:
+def test_commit_metadata_is_parsed_back_and_foreign_metadata_is_ignored() -> None:
     checkpoint = CheckpointId.parse("12-345")
     assert parse_commit_metadata(commit_metadata("j0", checkpoint)) == ("j0", checkpoint)
     for text in ("", "x", "tidegate j0", "tidegate j0 12", "other j0 12-3", "tidegate j0 a-b"):
@@ -159,7 +165,7 @@ def split(partition: int, offset: int) -> SourceSplit:
     return SourceSplit(source=Uid("orders"), topic="orders", partition=partition, offset=offset)
 
 
-def test_the_report_names_the_offsets_that_are_read_again(backup: Backup) -> None:
+def test_report_lists_the_offset_ranges_that_are_read_again(backup: Backup) -> None:
     commits = backup.committed("1-40", at=300)
     text = read_again(
         backup.first.name, [split(0, 100), split(1, 50)], [split(0, 250), split(1, 50)], commits

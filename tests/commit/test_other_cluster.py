@@ -53,7 +53,7 @@ def test_a_checkpoint_of_another_cluster_is_refused_before_the_claim(quiet: Quie
     assert quiet.kinds() == before
 
 
-def test_an_older_checkpoint_that_is_asked_for_is_checked_too(quiet: Quiet) -> None:
+def test_restore_of_an_older_checkpoint_of_another_cluster_is_refused(quiet: Quiet) -> None:
     """The newest publication is of this cluster, the older one is not."""
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -74,7 +74,7 @@ def test_without_state_a_job_starts_on_any_cluster(quiet: Quiet) -> None:
     assert not claims(quiet)[-1].restore_to_other_cluster
 
 
-def test_a_consent_is_stored_and_later_attempts_stand_on_it(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_is_stored_and_holds_for_later_attempts(quiet: Quiet) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     first = quiet.claim("s2", restore_to_other_cluster=True)
@@ -88,7 +88,7 @@ def test_a_consent_is_stored_and_later_attempts_stand_on_it(quiet: Quiet) -> Non
     assert snapshot.moved_to == OTHER
 
 
-def test_a_consent_ends_with_a_publication_of_the_new_cluster(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_ends_with_a_publication_on_that_cluster(quiet: Quiet) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     moved = quiet.claim("s2", restore_to_other_cluster=True)
@@ -102,7 +102,9 @@ def test_a_consent_ends_with_a_publication_of_the_new_cluster(quiet: Quiet) -> N
         refuse_manifest(old, moved.state, CLUSTER)
 
 
-def test_a_consent_counts_again_where_that_publication_is_taken_back(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_holds_again_if_its_publication_is_rolled_back(
+    quiet: Quiet,
+) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     moved = quiet.claim("s2", restore_to_other_cluster=True)
@@ -119,7 +121,7 @@ def test_a_consent_counts_again_where_that_publication_is_taken_back(quiet: Quie
     assert quiet.claim("s2").attempt > again.attempt
 
 
-def test_a_consent_does_not_reach_a_third_cluster(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_does_not_hold_for_a_third_cluster(quiet: Quiet) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     quiet.claim("s2", restore_to_other_cluster=True)
@@ -130,7 +132,7 @@ def test_a_consent_does_not_reach_a_third_cluster(quiet: Quiet) -> None:
         quiet.claim("s3")
 
 
-def test_a_submission_stays_on_its_cluster_also_before_it_has_published(quiet: Quiet) -> None:
+def test_unpublished_submission_is_refused_on_another_cluster(quiet: Quiet) -> None:
     """Its first offsets are those of that cluster."""
     quiet.claim()
     quiet.world.cluster = OTHER
@@ -141,11 +143,13 @@ def test_a_submission_stays_on_its_cluster_also_before_it_has_published(quiet: Q
     assert quiet.claim().attempt == 2
 
 
-def test_a_consent_does_not_commit_transactions_of_the_other_cluster(quiet: Quiet) -> None:
+def test_move_to_another_cluster_is_refused_while_commits_are_pending(quiet: Quiet) -> None:
     refused_until_settled(quiet, "latest")
 
 
-def test_a_start_without_state_does_not_leave_them_behind(quiet: Quiet) -> None:
+def test_start_without_state_is_refused_while_the_old_cluster_has_pending_commits(
+    quiet: Quiet,
+) -> None:
     refused_until_settled(quiet, "none")
 
 
@@ -178,7 +182,9 @@ def refused_until_settled(quiet: Quiet, restore: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["recover", "close"])
-def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, end: str) -> None:
+def test_accept_data_loss_records_transactions_of_the_old_cluster_as_lost(
+    quiet: Quiet, end: str
+) -> None:
     journal = quiet.claim()
     quiet.recover(journal)
     named = quiet.prepared(journal, 0, 1)
@@ -198,7 +204,7 @@ def test_where_that_cluster_is_gone_its_transactions_are_given_up(quiet: Quiet, 
     assert quiet.claim("s3", restore="latest").state.moved_to == OTHER
 
 
-def test_a_damaged_manifest_does_not_keep_transactions_from_being_committed(quiet: Quiet) -> None:
+def test_recovery_commits_transactions_even_if_the_manifest_is_damaged(quiet: Quiet) -> None:
     """The restore refuses it, after the recovery has committed what the journal names."""
     journal = quiet.claim()
     quiet.recover(journal)
@@ -209,7 +215,9 @@ def test_a_damaged_manifest_does_not_keep_transactions_from_being_committed(quie
     assert set(quiet.recover(quiet.claim()).ended) == set(named)
 
 
-def test_a_claim_of_an_earlier_version_names_no_cluster_and_ends_a_consent(quiet: Quiet) -> None:
+def test_claim_of_an_earlier_version_has_no_cluster_and_ends_the_cluster_consent(
+    quiet: Quiet,
+) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     moved = quiet.claim("s2", restore_to_other_cluster=True)
@@ -226,7 +234,7 @@ def test_a_claim_of_an_earlier_version_names_no_cluster_and_ends_a_consent(quiet
     assert (state.kafka_cluster, state.moved_to) == ("", "")
 
 
-def test_a_claim_that_only_settles_is_not_refused_for_a_restore(quiet: Quiet) -> None:
+def test_claim_to_close_is_not_refused_for_a_checkpoint_of_another_cluster(quiet: Quiet) -> None:
     """Started without state on another cluster, then its code is broken: it must be closed."""
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -237,7 +245,9 @@ def test_a_claim_that_only_settles_is_not_refused_for_a_restore(quiet: Quiet) ->
     quiet.close(journal)
 
 
-def test_a_claim_that_only_settles_needs_the_journal_of_the_job(quiet: Quiet) -> None:
+def test_claim_to_close_raises_journal_lost_if_the_journal_lacks_the_claimed_attempt(
+    quiet: Quiet,
+) -> None:
     quiet.claim("s1")
     with pytest.raises(JournalLostError, match="ends with attempt 1"):
         quiet.run(

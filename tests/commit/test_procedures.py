@@ -50,7 +50,7 @@ def quiet() -> Quiet:
 # --- publish, commit, settle --------------------------------------------------------------------
 
 
-def test_a_checkpoint_from_publication_to_settled(quiet: Quiet) -> None:
+def test_checkpoint_is_published_then_committed_then_settled(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     published = quiet.publish(journal, 1, *named)
@@ -63,7 +63,7 @@ def test_a_checkpoint_from_publication_to_settled(quiet: Quiet) -> None:
     assert quiet.commit(journal) == (), "nothing is left to do"
 
 
-def test_a_publication_names_what_is_not_ended_and_frees_what_is(quiet: Quiet) -> None:
+def test_publication_lists_unended_transactions_and_releases_ended_ones(quiet: Quiet) -> None:
     journal = quiet.claim()
     first = quiet.prepared(journal, 0)
     second = quiet.prepared(journal, 1)
@@ -80,7 +80,9 @@ def test_a_publication_names_what_is_not_ended_and_frees_what_is(quiet: Quiet) -
     assert journal.ended == set()
 
 
-def test_the_oldest_is_ended_first_and_all_are_seen_complete(quiet: Quiet) -> None:
+def test_commit_ends_the_oldest_transaction_first_and_waits_until_all_are_complete(
+    quiet: Quiet,
+) -> None:
     journal = quiet.claim()
     named = (*quiet.prepared(journal, 0), *quiet.prepared(journal, 1))
     quiet.publish(journal, 1, *named)
@@ -102,7 +104,7 @@ def test_the_oldest_is_ended_first_and_all_are_seen_complete(quiet: Quiet) -> No
     assert len(described) == 5
 
 
-def test_an_end_that_was_only_answered_is_not_ended(quiet: Quiet) -> None:
+def test_end_txn_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named)
@@ -118,7 +120,7 @@ def test_an_end_that_was_only_answered_is_not_ended(quiet: Quiet) -> None:
     assert quiet.world.output == {0: 1}
 
 
-def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
+def test_commit_raises_the_cause_if_transactions_can_not_be_ended(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1, *quiet.prepared(journal, 0))
 
@@ -144,7 +146,7 @@ def test_ending_gives_up_with_what_stood_in_the_way(quiet: Quiet) -> None:
     assert quiet.kinds() == ["Claim", "Publication"], "nothing was said lost"
 
 
-def test_a_prepared_transaction_that_is_gone_is_not_published(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_prepared_transaction_is_not_open(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     quiet.world.init(named[1].transactional_id)
@@ -164,7 +166,7 @@ def with_topic_ids(journal: ClaimedJournal, *topic_ids: str) -> Manifest:
     return msgspec.structs.replace(made, subtasks=(part, *made.subtasks[1:]))
 
 
-def test_topics_are_asked_for_in_one_request_before_each_publication(quiet: Quiet) -> None:
+def test_publication_asks_for_all_known_topic_ids_in_one_request(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.asked.clear()
     ids = {"t0": "id-0", "t1": "id-1", "t2": "id-2"}
@@ -179,13 +181,13 @@ def test_topics_are_asked_for_in_one_request_before_each_publication(quiet: Quie
     assert quiet.kinds() == ["Claim", "Publication"]
 
 
-def test_a_topic_that_was_created_again_is_not_published(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_source_topic_was_recreated(quiet: Quiet) -> None:
     description = not_published(quiet, {"t0": "id-0", "t1": "id-new"})
     assert "'t1' (topic id id-1) is offset 7, and" in description
     assert "with id id-new" in description
 
 
-def test_a_topic_that_was_deleted_is_not_published(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_source_topic_was_deleted(quiet: Quiet) -> None:
     description = not_published(quiet, {"t0": "id-0"})
     assert "'t1' (topic id id-1) is offset 7, and Kafka has no topic of this name" in description
 
@@ -207,7 +209,7 @@ def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
     return str(refused.value)
 
 
-def test_a_broker_that_is_behind_for_a_moment_delays_a_publication_and_fails_nothing(
+def test_publication_succeeds_if_a_broker_reports_stale_topic_ids_only_briefly(
     quiet: Quiet,
 ) -> None:
     journal = quiet.claim()
@@ -220,7 +222,9 @@ def test_a_broker_that_is_behind_for_a_moment_delays_a_publication_and_fails_not
     assert quiet.kinds() == ["Claim", "Publication"]
 
 
-def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet) -> None:
+def test_publication_fails_while_kafka_is_unavailable_and_the_next_one_succeeds(
+    quiet: Quiet,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
 
@@ -234,7 +238,7 @@ def test_kafka_away_before_a_publication_only_fails_the_checkpoint(quiet: Quiet)
     assert quiet.publish(journal, 2, *named).pending == named
 
 
-def test_kafka_is_not_asked_again_for_an_attempt_that_is_over(quiet: Quiet) -> None:
+def test_publication_stops_asking_kafka_once_its_attempt_is_over(quiet: Quiet) -> None:
     """The next recovery waits behind the publication: Kafka may refuse both the same question."""
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
@@ -253,7 +257,7 @@ def test_kafka_is_not_asked_again_for_an_attempt_that_is_over(quiet: Quiet) -> N
     assert quiet.kinds() == ["Claim"]
 
 
-def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
+def test_publish_settle_and_close_are_fenced_after_a_newer_claim(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0)
     quiet.publish(older, 1, *named)
@@ -267,7 +271,7 @@ def test_a_publisher_that_finds_a_newer_claim_was_deposed(quiet: Quiet) -> None:
         quiet.close(older)
 
 
-def test_a_snapshot_that_can_not_be_written_fails_nothing_and_is_written_later(
+def test_failed_journal_snapshot_fails_no_publication_and_is_written_with_the_next_one(
     quiet: Quiet,
 ) -> None:
     journal = quiet.claim()
@@ -289,7 +293,7 @@ def test_a_snapshot_that_can_not_be_written_fails_nothing_and_is_written_later(
 # --- recovery -----------------------------------------------------------------------------------
 
 
-def test_recovery_ends_what_is_named_writes_it_down_and_only_then_fences(quiet: Quiet) -> None:
+def test_recovery_commits_listed_transactions_then_settles_then_fences(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -309,7 +313,7 @@ def test_recovery_ends_what_is_named_writes_it_down_and_only_then_fences(quiet: 
     assert not quiet.world.write(unnamed, 0, 3), "the zombie is fenced"
 
 
-def test_recovery_of_a_settled_publication_asks_nothing_of_it(quiet: Quiet) -> None:
+def test_recovery_ends_no_transaction_of_a_settled_publication(quiet: Quiet) -> None:
     older = quiet.claim()
     quiet.publish(older, 1, *quiet.prepared(older, 0))
     quiet.commit(older)
@@ -319,7 +323,7 @@ def test_recovery_of_a_settled_publication_asks_nothing_of_it(quiet: Quiet) -> N
     assert quiet.kinds() == ["Claim", "Publication", "Settled", "Claim"]
 
 
-def test_recovery_waits_while_the_broker_can_not_be_asked(quiet: Quiet) -> None:
+def test_recovery_retries_while_kafka_is_unavailable(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -344,7 +348,7 @@ def lose_one(quiet: Quiet) -> tuple[ClaimedJournal, tuple[PreparedTransaction, .
     return quiet.claim(), named
 
 
-def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
+def test_loss_is_recorded_after_the_other_transactions_are_committed(quiet: Quiet) -> None:
     newer, named = lose_one(quiet)
     with pytest.raises(DataLossError) as caught:
         quiet.recover(newer)
@@ -360,7 +364,7 @@ def test_a_loss_is_stated_when_the_others_are_ended(quiet: Quiet) -> None:
     assert named[1].transactional_id not in str(caught.value)
 
 
-def test_a_loss_leaves_nothing_open_that_readers_stand_behind(quiet: Quiet) -> None:
+def test_recovery_that_finds_a_loss_still_fences_other_open_transactions(quiet: Quiet) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -375,7 +379,7 @@ def test_a_loss_leaves_nothing_open_that_readers_stand_behind(quiet: Quiet) -> N
     assert descriptions.state is TransactionState.EMPTY
 
 
-def test_a_job_that_has_stated_a_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
+def test_job_with_a_recorded_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):
         quiet.recover(newer)
@@ -404,7 +408,7 @@ def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
     assert str(caught.value)
 
 
-def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
+def test_accepting_a_loss_does_not_accept_a_later_loss(quiet: Quiet) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):
         quiet.recover(newer)
@@ -421,7 +425,9 @@ def test_accepting_a_loss_once_accepts_no_later_one(quiet: Quiet) -> None:
         quiet.claim("s2", accept_data_loss=True)
 
 
-def test_a_loss_while_the_attempt_runs_is_stated_once_something_is_committed(quiet: Quiet) -> None:
+def test_running_attempt_records_a_loss_after_it_committed_the_other_transaction(
+    quiet: Quiet,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     quiet.publish(journal, 1, *named)
@@ -432,7 +438,7 @@ def test_a_loss_while_the_attempt_runs_is_stated_once_something_is_committed(qui
     assert quiet.world.output == {1: 1}
 
 
-def test_a_final_publication_leaves_only_the_close(quiet: Quiet) -> None:
+def test_final_checkpoint_is_known_to_a_restart_and_not_to_a_new_submission(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named, final=True)
@@ -446,7 +452,7 @@ def test_a_final_publication_leaves_only_the_close(quiet: Quiet) -> None:
     assert not quiet.claim("s2").final_checkpoint_published, "and so does its restart"
 
 
-def test_a_close_settles_fences_its_own_ids_too_and_ends_the_journal(quiet: Quiet) -> None:
+def test_close_settles_and_fences_its_own_ids_and_ends_the_journal(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named)
@@ -457,7 +463,7 @@ def test_a_close_settles_fences_its_own_ids_too_and_ends_the_journal(quiet: Quie
     assert quiet.kinds() == ["Claim", "Publication", "Settled", "Closed"]
 
 
-def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) -> None:
+def test_close_is_refused_while_the_outcome_of_a_publication_is_unknown(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     published = manifest(journal, 1, named)
@@ -482,7 +488,7 @@ def test_a_publication_that_may_stand_is_not_aborted_by_a_close(quiet: Quiet) ->
     assert quiet.kinds() == ["Claim", "Publication", "Claim", "Settled", "Closed"]
 
 
-def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet) -> None:
+def test_sweep_fences_only_the_id_that_a_zombie_opened_after_recovery(quiet: Quiet) -> None:
     older = quiet.claim()
     newer = quiet.claim()
     quiet.recover(newer)
@@ -495,7 +501,7 @@ def test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else(quiet: Quiet)
     assert quiet.world.broker[own[0].transactional_id].state is TransactionState.ONGOING
 
 
-def test_ids_of_attempts_that_were_swept_are_left_to_expire(quiet: Quiet) -> None:
+def test_ids_of_swept_attempts_are_not_fenced_by_later_attempts(quiet: Quiet) -> None:
     first = quiet.claim()
     quiet.prepared(first, 0)
     second = quiet.claim()

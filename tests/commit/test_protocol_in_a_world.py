@@ -41,13 +41,13 @@ def blocks(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("seeds", blocks(600))
-def test_exactly_once_whatever_happens(seeds: range) -> None:
+def test_output_is_exactly_once_under_random_faults(seeds: range) -> None:
     for seed in seeds:
         simulate(seed)
 
 
 @pytest.mark.parametrize("seeds", blocks(150))
-def test_a_transaction_that_times_out_is_replayed_or_its_loss_is_stated(seeds: range) -> None:
+def test_timed_out_transaction_is_replayed_or_its_loss_is_recorded(seeds: range) -> None:
     losses = 0
     for seed in seeds:
         world = simulate(seed, timeouts=2)
@@ -76,7 +76,7 @@ def test_mutant_a_publication_does_not_look_for_a_newer_claim(patch: Patch) -> N
     caught(simulate)
 
 
-def test_mutant_a_claim_does_not_compare_what_stands_there(patch: Patch) -> None:
+def test_mutant_claim_does_not_read_back_the_entry_at_its_number(patch: Patch) -> None:
     def no_read_back(job: JobName, introduced: Claim) -> Procedure[None]:
         del job, introduced
         yield MonotonicTime()
@@ -95,7 +95,7 @@ def _fencing_everything_older(*args: Any, **kwargs: Any) -> bool:
     return may_fence(*args, **{**kwargs, "pending": (), "fenced_before": Attempt(0)})
 
 
-def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) -> None:
+def test_mutant_recovery_fences_listed_ids_before_it_ends_their_transactions(patch: Patch) -> None:
     def fence_first(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
         yield from fence_older_attempts(journal, retry_policy=retry_policy["fencing"])
         yield from recover(journal, **retry_policy)
@@ -104,7 +104,7 @@ def test_mutant_recovery_fences_what_is_named_before_it_ends_it(patch: Patch) ->
     assert "false alarm" in str(caught(under(recover=fence_first)))
 
 
-def test_mutant_recovery_fences_what_it_has_committed_but_not_settled(patch: Patch) -> None:
+def test_mutant_recovery_fences_committed_ids_before_they_are_settled(patch: Patch) -> None:
     def unsettled(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
         yield from end_transactions(
             journal.uncommitted, settled=False, retry_policy=retry_policy["ending"]
@@ -126,7 +126,7 @@ def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
     assert "false alarm" in str(caught(simulate))
 
 
-def test_mutant_what_is_published_and_not_ended_is_not_carried(patch: Patch) -> None:
+def test_mutant_publication_does_not_carry_unended_transactions(patch: Patch) -> None:
     def list_transactions(
         journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
@@ -136,7 +136,7 @@ def test_mutant_what_is_published_and_not_ended_is_not_carried(patch: Patch) -> 
     caught(under(carry_until_told_ended=False))
 
 
-def test_mutant_a_checkpoint_that_failed_drops_what_was_prepared() -> None:
+def test_mutant_failed_checkpoint_drops_its_prepared_transactions() -> None:
     assert "output" in str(caught(under(keep_prepared_of_failed_checkpoints=False)))
 
 
@@ -153,11 +153,11 @@ def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
     assert "false alarm" in str(found)
 
 
-def test_mutant_a_slot_is_free_once_committed() -> None:
+def test_mutant_transactional_id_is_reused_once_committed_and_not_settled() -> None:
     assert "false alarm" in str(caught(under(free_ids_only_when_settled=False)))
 
 
-def test_mutant_what_was_seen_ended_is_named_again(patch: Patch) -> None:
+def test_mutant_publication_lists_transactions_that_were_seen_ended(patch: Patch) -> None:
     def list_transactions(
         journal: ClaimedJournal, transactions: Sequence[PreparedTransaction]
     ) -> tuple[PreparedTransaction, ...]:
@@ -167,7 +167,7 @@ def test_mutant_what_was_seen_ended_is_named_again(patch: Patch) -> None:
     assert "TransactionError" in str(caught(calm))
 
 
-def test_mutant_a_loss_is_taken_for_done(patch: Patch) -> None:
+def test_mutant_lost_transaction_is_taken_for_committed(patch: Patch) -> None:
     def silent(pending: Sequence[PreparedTransaction], **descriptions: Any) -> Decision:
         found = decide(pending, **descriptions)
         return Decision(end=found.end, done=(*found.done, *found.lost), lost=())
@@ -187,7 +187,7 @@ def test_mutant_nothing_is_fenced(patch: Patch) -> None:
     assert "stall" in str(caught(simulate))
 
 
-def test_the_journal_of_a_run_can_be_read_by_its_parts() -> None:
+def test_simulated_run_stores_journal_and_manifests_and_is_repeatable() -> None:
     """The world's own checks stand on decoding the journal: see that there is something in it."""
     world = simulate(3)
     kinds = {path.split("/")[1] for path in world.store.objects}

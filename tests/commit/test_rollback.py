@@ -42,7 +42,7 @@ def published(quiet: Quiet, journal: ClaimedJournal) -> tuple[PreparedTransactio
     return named
 
 
-def test_what_is_not_visible_is_taken_back_and_nothing_is_lost(quiet: Quiet) -> None:
+def test_recovery_rolls_back_a_publication_without_visible_output(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     slots = named[0].transactional_id.rpartition(".")[0]
@@ -67,7 +67,7 @@ def test_what_is_not_visible_is_taken_back_and_nothing_is_lost(quiet: Quiet) -> 
     assert quiet.world.output == {0: 1}
 
 
-def test_the_first_publication_of_a_job_is_taken_back_to_nothing(quiet: Quiet) -> None:
+def test_rollback_of_the_first_publication_of_a_job_leaves_no_checkpoint(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     quiet.publish(journal, 1, *named, final=True)
@@ -83,7 +83,7 @@ def test_the_first_publication_of_a_job_is_taken_back_to_nothing(quiet: Quiet) -
     assert quiet.world.output == {0: 1, 1: 1}
 
 
-def test_once_something_is_visible_the_loss_is_stated(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_some_output_of_the_publication_is_visible(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     quiet.world.arrive(named[1], commit=True)
@@ -92,7 +92,7 @@ def test_once_something_is_visible_the_loss_is_stated(quiet: Quiet) -> None:
     assert quiet.kinds()[-1] == "Lost"
 
 
-def test_a_commit_that_is_faster_than_the_abort_makes_it_a_loss(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_a_late_commit_arrives_before_the_abort(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
 
@@ -107,14 +107,14 @@ def test_a_commit_that_is_faster_than_the_abort_makes_it_a_loss(quiet: Quiet) ->
     assert quiet.kinds()[-1] == "Lost"
 
 
-def test_what_a_whole_fence_hides_is_called_lost(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_a_fence_hides_how_the_transaction_ended(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     quiet.world.init(named[0].transactional_id)
     with pytest.raises(DataLossError, match=named[0].transactional_id):
         quiet.recover(quiet.claim())
 
 
-def test_a_running_attempt_ends_and_the_next_one_takes_back(quiet: Quiet) -> None:
+def test_running_attempt_fails_and_the_next_attempt_rolls_back(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = published(quiet, journal)
     time_out(quiet, *named)
@@ -124,7 +124,7 @@ def test_a_running_attempt_ends_and_the_next_one_takes_back(quiet: Quiet) -> Non
     assert quiet.recover(quiet.claim()).retracted != ()
 
 
-def test_a_loss_in_the_publication_before_is_found_after_the_last_is_taken_back(
+def test_loss_in_the_publication_before_is_found_after_the_last_one_is_rolled_back(
     quiet: Quiet,
 ) -> None:
     journal = quiet.claim()
@@ -139,7 +139,7 @@ def test_a_loss_in_the_publication_before_is_found_after_the_last_is_taken_back(
     assert quiet.world.output == {1: 1}, "2 is written again and not lost"
 
 
-def test_an_abort_that_is_answered_and_not_done_is_sent_again(quiet: Quiet) -> None:
+def test_abort_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     answers = [EndTxnResult.ACCEPTED, EndTxnResult.RETRY]
@@ -155,7 +155,9 @@ def test_an_abort_that_is_answered_and_not_done_is_sent_again(quiet: Quiet) -> N
     assert state_of(quiet, named[1].transactional_id) is not TransactionState.ONGOING
 
 
-def test_what_can_not_be_aborted_in_time_is_left_to_the_next_attempt(quiet: Quiet) -> None:
+def test_rollback_is_left_to_the_next_attempt_if_an_abort_does_not_succeed_in_time(
+    quiet: Quiet,
+) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
 
@@ -168,14 +170,16 @@ def test_what_can_not_be_aborted_in_time_is_left_to_the_next_attempt(quiet: Quie
     assert quiet.recover(quiet.claim()).retracted != ()
 
 
-def test_a_crash_between_the_abort_and_the_entry_is_made_good(quiet: Quiet) -> None:
+def test_next_attempt_rolls_back_after_a_crash_between_abort_and_journal_entry(
+    quiet: Quiet,
+) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     quiet.world.arrive(named[1], commit=False)
     assert quiet.recover(quiet.claim()).retracted != ()
 
 
-def test_a_job_that_is_closed_takes_back_what_it_can_not_complete(quiet: Quiet) -> None:
+def test_close_rolls_back_a_publication_whose_transactions_timed_out(quiet: Quiet) -> None:
     journal = quiet.claim()
     named = published(quiet, journal)
     time_out(quiet, *named)
@@ -186,7 +190,7 @@ def test_a_job_that_is_closed_takes_back_what_it_can_not_complete(quiet: Quiet) 
     assert str(point.checkpoint) == "1-1"
 
 
-def test_a_submit_that_restored_an_older_checkpoint_goes_back_to_it(quiet: Quiet) -> None:
+def test_rollback_in_a_restored_submission_returns_to_the_restored_checkpoint(quiet: Quiet) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     quiet.publish(journal, 2)

@@ -32,7 +32,7 @@ intruded = partial(simulate, timeouts=1, intruders=2)
 Facts = Mapping[PreparedTransaction, TransactionDescription | None]
 
 
-def test_what_the_broker_aborts_is_replayed_or_its_loss_is_stated() -> None:
+def test_transaction_aborted_by_the_broker_is_replayed_or_its_loss_is_recorded() -> None:
     seen: Counter[str] = Counter()
     for seed in range(200):
         kinds = Counter(type(entry).__name__ for entry in aborting(seed).entries())
@@ -43,7 +43,7 @@ def test_what_the_broker_aborts_is_replayed_or_its_loss_is_stated() -> None:
     assert seen["two in a run"] > 20
 
 
-def test_an_intruder_costs_a_replay_or_a_stated_loss_and_never_doubles() -> None:
+def test_intruder_causes_a_replay_or_a_recorded_loss_and_never_duplicates() -> None:
     losses = sum(
         any(isinstance(entry, Lost) for entry in intruded(seed).entries()) for seed in range(200)
     )
@@ -65,7 +65,7 @@ def without_proof(
     return lost and not known["irrevocable"] and not committed
 
 
-def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None:
+def test_mutant_publication_is_rolled_back_after_a_commit(patch: Patch) -> None:
     def whatever(
         introduced: Sequence[PreparedTransaction], *, lost: bool, descriptions: Facts, **known: Any
     ) -> bool:
@@ -76,7 +76,7 @@ def test_mutant_a_publication_is_taken_back_after_a_commit(patch: Patch) -> None
     assert "twice in the output" in str(caught(aborting))
 
 
-def test_mutant_what_is_taken_back_is_fenced_instead_of_ended(patch: Patch) -> None:
+def test_mutant_rollback_fences_open_transactions_instead_of_ending_them(patch: Patch) -> None:
     def fenced(open_: Sequence[PreparedTransaction], *, commit: bool) -> Procedure[None]:
         assert not commit
         for transaction in open_:
@@ -89,17 +89,19 @@ def test_mutant_what_is_taken_back_is_fenced_instead_of_ended(patch: Patch) -> N
     assert "twice in the output" in str(caught(partial(simulate, timeouts=2)))
 
 
-def test_mutant_what_an_intruder_has_fenced_is_taken_for_aborted(patch: Patch) -> None:
+def test_mutant_transaction_fenced_by_an_intruder_is_taken_for_aborted(patch: Patch) -> None:
     patch("rollback.may_roll_back", without_proof)
     assert "twice in the output" in str(caught(intruded))
 
 
-def test_mutant_what_is_open_is_not_aborted_before_it_is_taken_back(patch: Patch) -> None:
+def test_mutant_rollback_does_not_abort_open_transactions_first(patch: Patch) -> None:
     patch("rollback.is_as_prepared", lambda txn, description: False)
     caught(aborting, saying="committed before its publication")
 
 
-def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patch: Patch) -> None:
+def test_mutant_rollback_lists_transactions_that_the_rolled_back_publication_did_not(
+    patch: Patch,
+) -> None:
     def names_all(state: JournalState) -> JournalState:
         return msgspec.structs.replace(_rolled_back(state), still_pending=None, settled=False)
 
@@ -107,7 +109,7 @@ def test_mutant_the_publication_before_names_what_the_retracted_one_did_not(patc
     caught(aborting)
 
 
-def test_mutant_a_running_attempt_states_the_loss_at_once(patch: Patch) -> None:
+def test_mutant_running_attempt_records_a_loss_that_could_be_rolled_back(patch: Patch) -> None:
     def no(journal: ClaimedJournal) -> bool:
         del journal
         return False
@@ -116,6 +118,6 @@ def test_mutant_a_running_attempt_states_the_loss_at_once(patch: Patch) -> None:
     assert "nothing of the publication is visible" in str(caught(aborting))
 
 
-def test_mutant_nothing_is_ever_taken_back(patch: Patch) -> None:
+def test_mutant_nothing_is_ever_rolled_back(patch: Patch) -> None:
     patch("rollback.may_roll_back", lambda *args, **kwargs: False)
     assert "nothing of the publication is visible" in str(caught(aborting))

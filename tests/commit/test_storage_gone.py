@@ -34,7 +34,7 @@ class TestCoordinator:
         back = coordinator.handle(StorageSeen(gone="", now_s=130))
         assert back[0] == TriggerBarriers(checkpoint=cid(1), final=False)
 
-    def test_the_checkpoint_under_way_is_aborted_and_not_counted(self) -> None:
+    def test_pending_checkpoint_is_aborted_and_not_counted_if_the_storage_is_gone(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         gone = coordinator.handle(StorageSeen(gone="X is gone", now_s=111))
@@ -45,7 +45,7 @@ class TestCoordinator:
         coordinator.handle(ack(1, A))  # late, and only remembered
         assert coordinator.handle(StorageSeen(gone="", now_s=112)) == [WakeAt(time_s=120)]
 
-    def test_a_publication_that_fails_meanwhile_is_not_counted(self) -> None:
+    def test_failed_publication_is_not_counted_while_the_storage_is_gone(self) -> None:
         coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failed_checkpoints=0))
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
@@ -54,7 +54,7 @@ class TestCoordinator:
         assert isinstance(coordinator.handle(failed)[0], AbortCheckpoint)
         assert coordinator.phase is Phase.IDLE
 
-    def test_a_publication_that_stands_is_none_the_worse(self) -> None:
+    def test_publication_that_succeeds_while_the_storage_is_gone_counts_as_completed(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
@@ -69,7 +69,7 @@ class TestCoordinator:
         back = coordinator.handle(StorageSeen(gone="", now_s=107))
         assert back[0] == TriggerBarriers(checkpoint=cid(1), final=True)
 
-    def test_the_attempt_ends_before_its_transactions_time_out(self) -> None:
+    def test_attempt_fails_if_the_storage_is_gone_for_the_tolerated_outage(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(StorageSeen(gone="X is gone.", now_s=105))
         coordinator.handle(StorageSeen(gone="X is another.", now_s=200))
@@ -79,7 +79,7 @@ class TestCoordinator:
         assert isinstance(given_up.error, StorageGoneError)
         assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(given_up.error)
 
-    def test_a_publication_without_a_result_does_not_delay_the_end_of_the_attempt(self) -> None:
+    def test_attempt_fails_after_the_tolerated_outage_even_during_a_publication(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
@@ -120,7 +120,9 @@ class TestJournal:
         quiet.publish(journal, 2)
         assert quiet.kinds() == ["Claim", "Publication"]
 
-    def test_who_was_trimmed_away_is_fenced_and_not_without_storage(self, quiet: Quiet) -> None:
+    def test_publication_is_fenced_if_its_claim_was_truncated_after_a_newer_claim(
+        self, quiet: Quiet
+    ) -> None:
         journal = quiet.claim()
         newer = quiet.claim("s2", snapshot_interval=1)
         quiet.publish(newer, 1)

@@ -12,13 +12,13 @@ STOCK_BROKER_MAX_MS = 900_000  # transaction.max.timeout.ms of Apache Kafka as s
 MINUTE_MS = 60_000
 
 
-def test_the_default_job_fits_a_stock_broker() -> None:
+def test_default_transaction_timeout_fits_a_stock_broker() -> None:
     required = required_transaction_timeout_ms(CheckpointSettings())
     assert required == 11 * MINUTE_MS
     assert check_against_broker(CheckpointSettings(), STOCK_BROKER_MAX_MS) == required
 
 
-def test_each_setting_counts_as_the_formula_says() -> None:
+def test_required_transaction_timeout_follows_the_formula() -> None:
     settings = CheckpointSettings(
         interval=1_000,
         interval_during_backlog=2_500,
@@ -34,7 +34,7 @@ def test_each_setting_counts_as_the_formula_says() -> None:
     assert required_transaction_timeout_ms(behind) == 4 * 30_000 + 2_000 + 7_000
 
 
-def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
+def test_timeout_above_the_broker_maximum_is_refused_with_all_numbers() -> None:
     settings = CheckpointSettings(tolerable_failed_checkpoints=5)
     with pytest.raises(RefusedError) as caught:
         check_against_broker(settings, STOCK_BROKER_MAX_MS)
@@ -51,7 +51,7 @@ def test_more_than_the_broker_allows_is_refused_with_all_numbers() -> None:
         assert part in description
 
 
-def test_exactly_what_the_broker_allows_is_enough() -> None:
+def test_timeout_equal_to_the_broker_maximum_is_accepted() -> None:
     assert check_against_broker(CheckpointSettings(), 11 * MINUTE_MS) == 11 * MINUTE_MS
     with pytest.raises(RefusedError):
         check_against_broker(CheckpointSettings(), 11 * MINUTE_MS - 1)

@@ -23,7 +23,7 @@ from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
     st.integers(0, 32_768),
     st.integers(0, 99),
 )
-def test_what_is_written_is_parsed_back(
+def test_formatted_transactional_id_is_parsed_back(
     job: str, sink: str, attempt: int, subtask: int, index: int
 ) -> None:
     text = format_transactional_id(
@@ -46,14 +46,14 @@ WORD = st.sampled_from(["tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1
 
 
 @given(st.lists(st.lists(WORD, max_size=8).map(".".join)))
-def test_the_attempts_of_many_ids_are_those_of_each(texts: list[str]) -> None:
+def test_attempts_of_many_ids_equal_the_attempts_of_each_parsed_id(texts: list[str]) -> None:
     parsed = [parse_transactional_id(text) for text in texts]
     each = {(parts.job, parts.journal, parts.attempt) for parts in parsed if parts is not None}
     assert attempts_of(map(TransactionalId, texts)) == each
 
 
 @given(st.permutations([f"tidegate.a.j{n % 2}.s.{n}.{n % 3}.{n}" for n in range(1, 9)]))
-def test_the_attempts_of_ids_are_each_returned_once(texts: list[str]) -> None:
+def test_attempts_of_repeated_ids_are_returned_once(texts: list[str]) -> None:
     found = attempts_of(TransactionalId(text) for text in (*texts, *texts))
     assert sorted(found) == sorted(("a", f"j{n % 2}", n) for n in range(1, 9))
 
@@ -75,11 +75,11 @@ def test_the_attempts_of_ids_are_each_returned_once(texts: list[str]) -> None:
         "",
     ],
 )
-def test_anything_else_is_none(text: str) -> None:
+def test_malformed_transactional_id_is_not_parsed(text: str) -> None:
     assert parse_transactional_id(text) is None
 
 
-def test_a_part_with_a_dot_is_a_bug() -> None:
+def test_transactional_id_part_with_a_dot_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="does not parse back"):
         format_transactional_id(
             job=JobName("a"),

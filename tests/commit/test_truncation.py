@@ -70,7 +70,9 @@ def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
 # --- what goes ----------------------------------------------------------------------------------
 
 
-def test_the_oldest_go_and_the_newest_two_snapshots_stay(quiet: Quiet) -> None:
+def test_truncate_deletes_the_oldest_entries_and_keeps_the_newest_two_snapshots(
+    quiet: Quiet,
+) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 7)
     assert quiet.run(truncate(journal)) == 0, "one snapshot is not enough"
@@ -84,7 +86,7 @@ def test_the_oldest_go_and_the_newest_two_snapshots_stay(quiet: Quiet) -> None:
     assert quiet.asked == [], "nothing is asked before the next snapshot"
 
 
-def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
+def test_truncate_keeps_entries_that_the_newest_two_publications_need(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 3)
     for _ in range(12):
@@ -98,7 +100,7 @@ def test_what_the_newest_two_publications_need_stays(quiet: Quiet) -> None:
     assert quiet.run(truncate(last)) == 15
 
 
-def test_nothing_goes_while_the_last_publication_may_be_taken_back(quiet: Quiet) -> None:
+def test_nothing_is_truncated_while_the_last_publication_may_be_rolled_back(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 13)
     quiet.publish(journal, 14, *quiet.prepared(journal, 0))
@@ -108,7 +110,9 @@ def test_nothing_goes_while_the_last_publication_may_be_taken_back(quiet: Quiet)
 
 
 @pytest.mark.parametrize("number", [8, 12])
-def test_nothing_goes_that_only_a_torn_snapshot_could_replace(quiet: Quiet, number: int) -> None:
+def test_nothing_is_truncated_while_one_of_the_newest_two_snapshots_is_torn(
+    quiet: Quiet, number: int
+) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
     quiet.world.store.objects[snapshot_path(JOB, number)] = b"{torn"
@@ -122,7 +126,9 @@ def test_nothing_goes_that_only_a_torn_snapshot_could_replace(quiet: Quiet, numb
     publications=st.lists(st.integers(1, 300), unique=True).map(sorted),
     tail=st.integers(0, 5),
 )
-def test_the_first_entry_to_keep(snapshots: list[int], publications: list[int], tail: int) -> None:
+def test_log_start_keeps_the_tail_two_publications_and_two_snapshots(
+    snapshots: list[int], publications: list[int], tail: int
+) -> None:
     number = max([*snapshots, *publications, 1]) + tail
     refs = tuple(
         PublicationRef(
@@ -149,13 +155,13 @@ def test_the_first_entry_to_keep(snapshots: list[int], publications: list[int], 
 # --- reading what is left -----------------------------------------------------------------------
 
 
-def test_a_trimmed_journal_is_read_and_claimed(quiet: Quiet) -> None:
+def test_truncated_journal_can_be_read_and_claimed(quiet: Quiet) -> None:
     whole = trimmed(quiet).state
     assert quiet.run(read_journal(JOB)) == whole
     assert quiet.claim().attempt == 15
 
 
-def test_a_trimmed_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> None:
+def test_truncated_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> None:
     whole = trimmed(quiet).state
     quiet.world.store.objects[snapshot_path(JOB, 12)] = b"{torn"
     assert quiet.run(read_journal(JOB)) == whole
@@ -163,7 +169,7 @@ def test_a_trimmed_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> 
     assert quiet.run(read_journal(JOB)) == whole
 
 
-def test_a_trimmed_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
+def test_truncated_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
     trimmed(quiet)
     for number in (8, 12):
         del quiet.world.store.objects[snapshot_path(JOB, number)]
@@ -171,7 +177,7 @@ def test_a_trimmed_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet
         quiet.claim()
 
 
-def test_a_crash_in_the_middle_of_trimming_leaves_a_whole_journal(quiet: Quiet) -> None:
+def test_crash_during_truncation_leaves_a_readable_journal(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
     whole, budget = journal.state, [0]
@@ -193,7 +199,7 @@ def test_a_crash_in_the_middle_of_trimming_leaves_a_whole_journal(quiet: Quiet) 
 
 
 @pytest.mark.parametrize("nth", range(6))
-def test_a_reader_that_the_trimming_overtakes_begins_again(quiet: Quiet, nth: int) -> None:
+def test_journal_reader_begins_again_if_truncation_overtakes_it(quiet: Quiet, nth: int) -> None:
     """It is held up before its n-th question, for as long as three snapshots take."""
     journal = trimmed(quiet)
     asked: list[Effect] = []
@@ -211,7 +217,7 @@ def test_a_reader_that_the_trimming_overtakes_begins_again(quiet: Quiet, nth: in
 # --- creates that come too late -----------------------------------------------------------------
 
 
-def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
+def test_late_create_at_a_truncated_number_is_fenced_and_ignored(quiet: Quiet) -> None:
     zombie = quiet.claim()
     journal = begun(quiet)
     quiet.recover(journal)
@@ -234,7 +240,7 @@ def test_a_create_at_a_trimmed_number_counts_for_nothing(quiet: Quiet) -> None:
     assert numbers(quiet)[0][0] == 12, "and goes with the next trimming"
 
 
-def test_the_entry_before_it_being_there_again_proves_nothing(quiet: Quiet) -> None:
+def test_late_create_is_fenced_even_if_its_truncated_predecessor_landed_again(quiet: Quiet) -> None:
     """A create that was sent twice lands a second time, after the trimming."""
     zombie = quiet.claim()
     quiet.publish(zombie, 1)
@@ -247,7 +253,7 @@ def test_the_entry_before_it_being_there_again_proves_nothing(quiet: Quiet) -> N
         quiet.publish(zombie, 2)
 
 
-def test_a_claim_at_a_trimmed_number_is_made_again_at_the_end(quiet: Quiet) -> None:
+def test_claim_at_a_truncated_number_is_made_again_at_the_end(quiet: Quiet) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 5)
 
@@ -262,7 +268,7 @@ def test_a_claim_at_a_trimmed_number_is_made_again_at_the_end(quiet: Quiet) -> N
     assert newer.before == journal.state
 
 
-def test_a_create_that_can_not_be_looked_after_is_in_doubt(quiet: Quiet) -> None:
+def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(quiet: Quiet) -> None:
     journal = quiet.claim()
 
     def blind(effect: Effect) -> Any:
@@ -275,7 +281,9 @@ def test_a_create_that_can_not_be_looked_after_is_in_doubt(quiet: Quiet) -> None
     assert journal.last_write_unknown
 
 
-def test_an_own_entry_that_was_created_late_is_seen_to_be_too_late(quiet: Quiet) -> None:
+def test_own_entry_created_late_at_a_truncated_number_is_fenced_after_a_lost_answer(
+    quiet: Quiet,
+) -> None:
     """The create lands after the trimming, its answer is lost, and the next try says "exists"."""
     zombie = quiet.claim()
     journal = begun(quiet)

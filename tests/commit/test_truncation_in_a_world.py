@@ -28,7 +28,7 @@ def entries_left(world: World) -> int:
     return sum(entry_number(path) is not None for path in world.store.objects)
 
 
-def test_exactly_once_while_the_journal_is_trimmed() -> None:
+def test_output_is_exactly_once_while_the_journal_is_truncated() -> None:
     gone = 0
     for seed in range(100):
         world = simulate(seed, snapshot_interval=2 + seed % 2, timeouts=seed % 3)
@@ -39,7 +39,7 @@ def test_exactly_once_while_the_journal_is_trimmed() -> None:
 # --- mutants ------------------------------------------------------------------------------------
 
 
-def test_mutant_the_tail_is_trimmed(patch: Patch) -> None:
+def test_mutant_tail_of_the_journal_is_truncated(patch: Patch) -> None:
     def all_of_it(state: JournalState, snapshots: Sequence[int]) -> int:
         return state.number + 1 if log_start(state, snapshots) > 1 else 1
 
@@ -47,7 +47,7 @@ def test_mutant_the_tail_is_trimmed(patch: Patch) -> None:
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
-def test_mutant_what_the_newest_two_publications_need_is_trimmed(patch: Patch) -> None:
+def test_mutant_entries_that_the_newest_two_publications_need_are_truncated(patch: Patch) -> None:
     def only_the_newest(state: JournalState, snapshots: Sequence[int]) -> int:
         return state.recent_checkpoints[-1].number if log_start(state, snapshots) > 1 else 1
 
@@ -55,7 +55,7 @@ def test_mutant_what_the_newest_two_publications_need_is_trimmed(patch: Patch) -
     assert "is trimmed, but publications are" in str(caught(trimming))
 
 
-def test_mutant_the_newest_go_first(patch: Patch) -> None:
+def test_mutant_newest_entries_are_truncated_first(patch: Patch) -> None:
     def reversed_(job: JobName) -> Procedure[JournalListing]:
         listing = yield from list_journal(job)
         return replace(listing, entries=listing.entries[::-1])
@@ -64,7 +64,7 @@ def test_mutant_the_newest_go_first(patch: Patch) -> None:
     assert "is trimmed before" in str(caught(trimming))
 
 
-def test_mutant_a_create_counts_wherever_it_lands(patch: Patch) -> None:
+def test_mutant_create_at_a_truncated_number_counts(patch: Patch) -> None:
     """Also where the entry before it has vanished: published by a zombie, in the past."""
 
     def never(job: JobName, number: int) -> Procedure[bool]:

@@ -7,16 +7,16 @@ import pytest
 from tests.commit.truncation_model import WronglyCountedError, search
 
 
-def test_a_create_beyond_which_there_is_no_snapshot_counts() -> None:
+def test_model_is_right_if_a_create_counts_only_without_a_later_snapshot() -> None:
     assert search("snapshot", writers=2, entries=5) > 1_000
     assert search("snapshot", writers=3, entries=4) > 1_000
 
 
-def test_without_a_look_a_create_at_a_trimmed_number_is_taken_for_counted() -> None:
+def test_model_without_a_check_counts_a_create_at_a_truncated_number() -> None:
     with pytest.raises(WronglyCountedError, match=r"is trimmed.*lands.*wrongly"):
         search("nothing")
 
 
-def test_the_entry_before_it_may_have_landed_a_second_time() -> None:
+def test_model_that_checks_the_predecessor_fails_if_the_predecessor_lands_again() -> None:
     with pytest.raises(WronglyCountedError, match=r"is trimmed.*lands.*lands.*wrongly"):
         search("predecessor")

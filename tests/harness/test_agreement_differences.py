@@ -78,23 +78,23 @@ DIFFER = {
 
 
 @pytest.mark.parametrize("name", AGREE)
-def test_what_agrees_is_let_through(name: str) -> None:
+def test_equivalent_outcome_has_no_differences(name: str) -> None:
     assert differences(CASE, GRAPH, AGREE[name], REFERENCE) == []
 
 
 @pytest.mark.parametrize("name", DIFFER)
-def test_a_difference_is_found(name: str) -> None:
+def test_different_outcome_is_reported(name: str) -> None:
     assert len(differences(CASE, GRAPH, DIFFER[name], REFERENCE)) >= 1
 
 
-def test_an_output_that_interleaves_is_compared_by_what_it_has_in_common() -> None:
+def test_interleaving_output_is_compared_only_by_its_common_values() -> None:
     only = Interleaves("a reason", (in_value("n"),))
     case = dataclasses.replace(CASE, interleaves={"exact": only})
     assert not differences(case, GRAPH, with_sink("exact", ("c", 2), ("a", 1), ("a", 1)), REFERENCE)
     assert differences(case, GRAPH, with_sink("exact", ("c", 2), ("a", 1)), REFERENCE)
 
 
-def test_a_finer_group_lets_records_of_one_key_change_places() -> None:
+def test_records_of_one_key_may_change_places_if_they_are_in_different_groups() -> None:
     case = dataclasses.replace(CASE, groups={"exact": in_value("n")})
     swapped = with_sink("exact", ("a", 2), ("b", 1), ("a", 1))
     assert differences(case, GRAPH, swapped, REFERENCE), "1 is in one group, and a and b in it"

@@ -57,7 +57,7 @@ def test_a_right_output_passes_however_its_partitions_are_interleaved(workload: 
     check_output(workload, other_way, FEW)
 
 
-def test_windows_have_an_output_to_be_checked() -> None:
+def test_windows_workload_has_output_that_passes_the_check() -> None:
     messages = output(WORKLOADS["windows"], COUNT)
     assert len(messages) > 20_000
     check_output(WORKLOADS["windows"], messages, COUNT)
@@ -108,7 +108,9 @@ class TestAnOutputIsRefused:
 
 
 @pytest.mark.parametrize(("name", "refused"), [("passthrough", True), ("total", False)])
-def test_the_order_of_two_keys_counts_where_it_is_promised(name: str, refused: bool) -> None:
+def test_order_of_two_keys_is_checked_only_if_the_workload_promises_it(
+    name: str, refused: bool
+) -> None:
     messages = output(WORKLOADS[name], FEW)
     one, other = two_of(messages, same_key=False)
     messages[one], messages[other] = messages[other], messages[one]

@@ -113,7 +113,7 @@ def loops(*, total: float = 3.3) -> dict[str, list[float]]:
     return {f"{kind} {name}": [cpu[name]] for name in LOOP_SHAPE for kind in ("loop", "tidegate")}
 
 
-def test_a_figure_is_a_run_over_all_records_less_one_over_a_thousand() -> None:
+def test_cost_figure_is_the_full_run_minus_the_small_run() -> None:
     found = figure(rig({"tidegate total": [6.5]}), "tidegate", WORKLOADS["total"])
     assert found.cpu_per_million == pytest.approx(6.5)
     assert found.records_per_s == pytest.approx(250_000)
@@ -124,7 +124,7 @@ def test_a_figure_is_a_run_over_all_records_less_one_over_a_thousand() -> None:
 
 @pytest.mark.parametrize("kind", ["loop", "tidegate"])
 @pytest.mark.parametrize("status", [0, 1])
-def test_the_output_of_each_run_is_checked_that_did_not_fail(
+def test_output_of_each_run_is_checked_unless_the_run_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
 ) -> None:
     def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:
@@ -141,13 +141,13 @@ def test_the_output_of_each_run_is_checked_that_did_not_fail(
             unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, Pace(100))
 
 
-def test_a_rate_within_the_unevenness_of_two_walls_is_no_number() -> None:
+def test_rate_is_nan_if_the_wall_times_of_two_runs_differ_too_little() -> None:
     found = figure(rig({"loop total": [6.5]}, wall_s=0.09), "loop", WORKLOADS["total"])
     assert math.isnan(found.records_per_s)
     assert found.cpu_per_million == pytest.approx(6.5)
 
 
-def test_cost_is_the_median_of_the_rounds_beside_the_cheapest_of_each() -> None:
+def test_cost_table_shows_the_median_and_the_cheapest_of_the_rounds() -> None:
     cpu = {"loop total": [4.0, 5.0, 9.0], "tidegate total": [9.0, 6.0, 8.0]}
     table, holds = measure_cost(rig(cpu), ["total"], 3)
     assert holds  # one workload has no proportions
@@ -159,25 +159,25 @@ def test_cost_is_the_median_of_the_rounds_beside_the_cheapest_of_each() -> None:
     assert rows_of(table)["total", "loop"]["x loop"] == ""
 
 
-def test_a_run_counts_whose_loops_stand_to_each_other_as_known() -> None:
+def test_run_is_valid_if_its_loop_costs_have_the_known_proportions() -> None:
     table, holds = measure_cost(rig(loops()), list(LOOP_SHAPE), 1)
     assert holds
     assert "VOID" not in table.note
     assert "The loops take 1.0 x" in table.note
 
 
-def test_a_run_is_void_whose_loops_do_not() -> None:
+def test_run_is_void_if_its_loop_costs_do_not_have_the_known_proportions() -> None:
     table, holds = measure_cost(rig(loops(total=6.6)), list(LOOP_SHAPE), 1)
     assert not holds
     assert "VOID" in table.note
 
 
-def test_slowness_is_the_mean_of_the_loops_against_where_the_goals_were_set() -> None:
+def test_slowness_is_the_mean_ratio_of_loop_costs_to_the_reference_machine() -> None:
     assert slowness({"passthrough": 3.0, "transform": 3.6, "total": 6.6}) == pytest.approx(2.0)
     assert slowness({"passthrough": 1.5, "transform": 1.8, "total": 9.9}) == pytest.approx(5 / 3)
 
 
-def test_deviations_are_shares_of_what_the_others_say() -> None:
+def test_loop_cost_deviations_are_relative_to_the_mean_slowness() -> None:
     even = deviations({name: 2 * usual for name, usual in LOOP_SHAPE.items()})
     assert even == pytest.approx(dict.fromkeys(LOOP_SHAPE, 0.0))
     off = deviations({"passthrough": 1.5, "transform": 1.8, "total": 6.6})
@@ -185,7 +185,7 @@ def test_deviations_are_shares_of_what_the_others_say() -> None:
     assert max(map(abs, off.values())) > SHAPE_TOLERANCE
 
 
-def test_intervals_are_compared_by_their_rates_and_tell_the_synchronous_parts() -> None:
+def test_interval_table_compares_rates_and_shows_the_synchronous_parts() -> None:
     workloads = ("passthrough", "total")
     cpu = {f"{k} {w}": [1.0] * 6 for k in ("loop", "tidegate") for w in workloads}
     fake = rig(cpu)
@@ -203,7 +203,7 @@ def test_intervals_are_compared_by_their_rates_and_tell_the_synchronous_parts() 
     assert rows["total", "loop"]["synchronous part, ms, at 10 s"] == ""
 
 
-def test_each_checkpoint_that_reports_name_has_one_synchronous_part() -> None:
+def test_synchronous_part_is_counted_once_for_each_reported_checkpoint() -> None:
     def report(last: dict[str, Any] | None) -> str:
         return json.dumps({"event": "report", "last_checkpoint": last})
 
@@ -217,7 +217,7 @@ def test_each_checkpoint_that_reports_name_has_one_synchronous_part() -> None:
     assert synchronous_ms(lines) == [70, 4]
 
 
-def test_the_goal_of_the_exchange_stands_beside_a_struct_over_a_unix_socket() -> None:
+def test_exchange_table_shows_its_goal_only_for_a_struct_over_a_unix_socket() -> None:
     runs = [
         {"us per record": us, "sender": 0.2, "receiver": us - 0.2, "records per s": 400_000}
         for us in (0.9, 0.5, 0.7)
@@ -230,7 +230,9 @@ def test_the_goal_of_the_exchange_stands_beside_a_struct_over_a_unix_socket() ->
     assert rows["Struct", "tcp"]["goal"] == ""
 
 
-def test_what_a_part_calls_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_of_a_called_part_is_subtracted_from_its_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_ns = 0
 
     class Sink:
@@ -255,7 +257,7 @@ def test_what_a_part_calls_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert clocks.calls == {"sink": 4, "task": 2}
 
 
-def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
+def test_cpu_budget_uses_the_cheapest_round_and_checks_every_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = {"loop": [3.0, 2.0], "slot": [4.0, 5.0]}
@@ -273,7 +275,7 @@ def test_the_budget_is_of_the_cheapest_round_and_every_output_is_checked(
     assert table.rows == [["decode", "1.000", "1,000", "1,001"], ["all else", "1.000", "", ""]]
 
 
-def test_the_outputs_of_all_settings_are_checked(
+def test_outputs_of_all_sink_settings_are_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_breakdown, "_run", lambda *_: {"cpu_us": 4.0})
@@ -284,6 +286,6 @@ def test_the_outputs_of_all_settings_are_checked(
     assert len(fake.made) == 2 * len(cpu_breakdown.SINK_SETTINGS)
 
 
-def test_a_loop_that_the_clock_saw_nothing_of_is_no_measure() -> None:
+def test_cost_ratio_is_unknown_if_the_loop_time_is_not_positive() -> None:
     """A few thousand records take less than a tick."""
     assert (times(3.0, 1.5), times(1.0, 0.0), times(1.0, -0.1)) == ("2.00", "?", "?")

@@ -10,14 +10,14 @@ from integration.bench.latency import BUCKETS_MS, Seen, histogram
 from integration.bench.steady_producer import SIZE, make_bytes, make_clicks, number_of, produced_s
 
 
-def test_a_record_of_the_feed_says_when_and_the_how_manieth() -> None:
+def test_feed_record_carries_its_time_and_number() -> None:
     value = make_bytes()(12_345, 1_700_000_000_250_000_000)
     assert len(value) == SIZE
     assert number_of(value) == 12_345
     assert produced_s(value) == pytest.approx(1_700_000_000.25, abs=1e-6)
 
 
-def test_a_click_of_the_feed_says_when_and_users_take_turns() -> None:
+def test_feed_click_carries_its_time_and_users_take_turns() -> None:
     make = make_clicks()
     click = msgspec.json.decode(make(USERS + 3, 1_700_000_000_250_000_000), type=Click)
     assert click.user == "u000003"
@@ -54,6 +54,6 @@ def test_a_record_that_was_not_sent_is_refused() -> None:
         seen(0, 1, 2).check(2)
 
 
-def test_a_bucket_holds_its_bound_and_the_last_what_is_above_all() -> None:
+def test_latency_bucket_includes_its_bound_and_the_last_bucket_holds_the_rest() -> None:
     shares = histogram([1.0, 5.0, 5.1, 1000.0, 1000.1])
     assert shares == [0.4, 0.2, *([0.0] * (len(BUCKETS_MS) - 3)), 0.2, 0.2]

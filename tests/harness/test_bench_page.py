@@ -11,7 +11,7 @@ from integration.bench.__main__ import told_of_page
 from integration.bench.page import Table
 
 
-def test_a_table_replaces_its_section_unless_it_is_a_part(
+def test_table_replaces_its_section_unless_it_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
@@ -27,7 +27,7 @@ def test_a_table_replaces_its_section_unless_it_is_a_part(
     assert text.index("## Cost") < text.index("1,000 records") < text.index("2,000 records")
 
 
-def test_a_void_run_leaves_the_page_as_it_was(
+def test_void_run_leaves_the_benchmark_page_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
@@ -41,7 +41,7 @@ def test_a_void_run_leaves_the_page_as_it_was(
     assert page.PAGE.read_text() == written
 
 
-def test_it_is_said_what_of_a_run_is_on_the_page(
+def test_message_lists_the_tables_written_to_the_benchmark_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")

@@ -30,7 +30,7 @@ CHILD = """
 """
 
 
-def test_memory_is_the_sum_over_the_tree_and_cpu_too(
+def test_memory_and_cpu_are_summed_over_the_process_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_tree, "MEMORY_INTERVAL_S", 0.2)
@@ -42,7 +42,7 @@ def test_memory_is_the_sum_over_the_tree_and_cpu_too(
     assert usage.wall_s > 1.5
 
 
-def test_a_failure_is_told(tmp_path: Path) -> None:
+def test_failed_command_is_measured_with_its_status_and_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('broken')"]
     usage = measure(command, tmp_path, dict(os.environ))
     assert usage.status == 1

@@ -24,7 +24,7 @@ def line(after_s: float, message: str, **extra: object) -> str:
     return LogFormat(role="jobmaster", job="j", pid=1).format(record)
 
 
-def test_each_line_begins_a_phase() -> None:
+def test_each_state_line_of_the_jobmaster_log_begins_a_recovery_phase() -> None:
     lines = [
         line(0.0, "job state changed", state=JobState.INITIALIZING.shown, attempt=None),
         line(0.25, "claimed", attempt=7),
@@ -45,7 +45,7 @@ def test_each_line_begins_a_phase() -> None:
     ]
 
 
-def test_phases_add_up_to_the_time_until_the_output() -> None:
+def test_recovery_phases_add_up_to_the_time_until_the_output() -> None:
     begun = [(1.0, "claiming"), (2.0, "deploying, restoring"), (3.0, "claiming"), (9.0, "late")]
     found = spans(begun, 0.5, 5.0, ran=True)
     assert found == {"noticing, starting": 0.5, "claiming": 3.0, "deploying, restoring": 1.0}
@@ -57,7 +57,9 @@ def test_phases_add_up_to_the_time_until_the_output() -> None:
 @pytest.mark.parametrize(
     ("ran", "phase"), [(True, "running until visible"), (False, "noticing, starting")]
 )
-def test_without_a_line_it_runs_on_or_never_began(tmp_path: Path, ran: bool, phase: str) -> None:
+def test_recovery_without_log_lines_is_one_phase_of_running_or_starting(
+    tmp_path: Path, ran: bool, phase: str
+) -> None:
     log = tmp_path / "jobmaster.log"
     assert phases(log, BEGAN, 2.0, ran=ran) == f"{phase} 2.0"
     log.write_text(line(-1.0, "claimed", attempt=1) + "\n")

@@ -37,21 +37,21 @@ def compared(**cpu_and_speed: tuple[float, float]) -> Compared:
     return Compared("total", rates, rates)
 
 
-def test_a_rate_is_per_million_and_per_second() -> None:
+def test_rate_has_cpu_per_million_records_and_records_per_second() -> None:
     rate = Rate.of(Spent(wall_s=4.0, cpu_s=6.0) - Spent(wall_s=2.0, cpu_s=1.0), 500_000)
     assert rate == Rate(cpu_per_million=10.0, records_per_s=250_000)
 
 
-def test_a_time_that_is_too_short_gives_no_speed() -> None:
+def test_records_per_second_is_nan_if_the_wall_time_is_too_short() -> None:
     assert math.isnan(Rate.of(Spent(wall_s=0.01, cpu_s=1.0), 1_000).records_per_s)
 
 
-def test_each_figure_has_a_median_of_its_own() -> None:
+def test_median_rate_takes_the_median_of_each_figure_separately() -> None:
     rates = [Rate(1.0, 30.0), Rate(2.0, 10.0), Rate(3.0, 20.0)]
     assert median_of(rates) == Rate(2.0, 20.0)
 
 
-def test_goals_are_judged_at_their_limits() -> None:
+def test_goals_are_met_exactly_at_their_limits() -> None:
     found = compared(
         **{
             HAND: (3.0, 100.0),
@@ -63,7 +63,7 @@ def test_goals_are_judged_at_their_limits() -> None:
     assert all(said.endswith(": met.") for said in found.verdicts())
 
 
-def test_each_missed_goal_is_said() -> None:
+def test_each_missed_goal_is_reported_with_its_numbers() -> None:
     found = compared(
         **{HAND: (3.0, 100.0), BOUNDED: (10.0, 100.0), BACKFILL: (13.2, 99.0), LOOSE: (11.0, 110.0)}
     )
@@ -75,7 +75,7 @@ def test_each_missed_goal_is_said() -> None:
     assert all(said in table_of(found, 2).note for said in verdicts)
 
 
-def test_what_the_noise_hides_is_not_called_met() -> None:
+def test_goal_is_not_decided_if_the_noise_is_larger() -> None:
     found = compared(
         **{HAND: (3.0, 100.0), BOUNDED: (10.0, 100.0), BACKFILL: (9.0, 100.0), LOOSE: (11.0, 110.0)}
     )
@@ -86,7 +86,7 @@ def test_what_the_noise_hides_is_not_called_met() -> None:
     assert table_of(found, 3).whole
 
 
-def test_a_run_that_is_cheaper_than_a_thousand_records_does_not_go_into_the_page() -> None:
+def test_table_with_a_negative_cost_or_nan_rate_is_not_whole() -> None:
     for void in ((-1.0, 100.0), (1.0, math.nan)):
         found = compared(
             **{HAND: void, BOUNDED: (10.0, 1.0), BACKFILL: (9.0, 1.0), LOOSE: (11.0, 1.0)}
@@ -94,14 +94,14 @@ def test_a_run_that_is_cheaper_than_a_thousand_records_does_not_go_into_the_page
         assert not table_of(found, 3).whole
 
 
-def test_a_line_is_found_and_what_is_off_it() -> None:
+def test_line_through_points_is_found_with_its_deviation() -> None:
     line = line_through([(1.0, 3.0), (2.0, 5.0), (10.0, 21.0)])
     assert (line.fixed, line.slope) == pytest.approx((1.0, 2.0))
     assert line.off == pytest.approx(0.0, abs=1e-9)
     assert line_through([(1.0, 3.0), (2.0, 5.0), (10.0, 42.0)]).off > 0.1
 
 
-def test_an_id_is_remembered_as_kafka_writes_it() -> None:
+def test_state_record_of_a_transactional_id_is_encoded_as_kafka_writes_it() -> None:
     """Bytes of a broker: version 0 of the key; Java's `"ab".hashCode()` is 3105."""
     key, value = state_record("ab", 7, 1_000)
     assert key == b"\x00\x00\x00\x02ab"
@@ -118,13 +118,13 @@ def test_an_id_is_remembered_as_kafka_writes_it() -> None:
     assert state_partition("polygenelubricants", 50) == 0  # whose hash is the smallest integer
 
 
-def test_the_report_of_a_wave_names_every_sender() -> None:
+def test_wave_report_lists_every_sender() -> None:
     report = read_report(encoded_report(3, 1_000))
     assert len({run for _, run in report.consumed}) == 1_000
     assert len(msgspec.msgpack.encode(report.consumed)) > 16_000
 
 
-def test_each_job_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_each_written_job_module_has_its_own_name(tmp_path: Path) -> None:
     references = {write_module(tmp_path, "Totals") for _ in range(3)}
     assert len(references) == 3
     for reference in references:
@@ -147,7 +147,7 @@ PARENT = """
 """
 
 
-def test_a_child_that_ended_counts_although_nobody_waited_for_it(tmp_path: Path) -> None:
+def test_cpu_of_an_ended_child_counts_although_its_parent_did_not_wait(tmp_path: Path) -> None:
     parent, child = map(textwrap.dedent, (PARENT, CHILD))
     process = subprocess.Popen([sys.executable, "-c", parent, child], stdin=subprocess.PIPE)
     with TreeMeter(process.pid) as meter:
@@ -158,14 +158,14 @@ def test_a_child_that_ended_counts_although_nobody_waited_for_it(tmp_path: Path)
         assert 0.5 <= meter.cpu_s() < 5.0
 
 
-def test_a_command_is_measured_to_its_end_and_gets_its_words(tmp_path: Path) -> None:
+def test_command_is_measured_to_its_end_and_receives_its_input(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print(input())"]
     spent, said = run_to_end(command, tmp_path, dict(os.environ), b"words\n")
     assert said == "words\n"
     assert spent.wall_s > 0
 
 
-def test_a_command_that_fails_is_told_with_its_output(tmp_path: Path) -> None:
+def test_failed_command_raises_an_error_with_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('broken')"]
     with pytest.raises(RuntimeError, match="status 1:\nbroken"):
         run_to_end(command, tmp_path, dict(os.environ))

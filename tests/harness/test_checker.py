@@ -63,25 +63,25 @@ def test_the_minimum_filters_and_is_exclusive() -> None:
         pytest.param(lambda rows: [*rows, ("ann", "x")], "never_due", id="it is no number"),
     ],
 )
-def test_a_mistake_is_seen_and_counted(spoil: Callable[[Rows], Rows], count: str) -> None:
+def test_output_mistake_is_found_and_counted(spoil: Callable[[Rows], Rows], count: str) -> None:
     verdict = verdict_on(spoil(TOTALS))
     assert not verdict.exact
     assert getattr(verdict, count) > 0
     assert verdict.first_problems
 
 
-def test_no_output_at_all_is_missing() -> None:
+def test_empty_output_is_counted_as_missing() -> None:
     verdict = verdict_on([])
     assert (verdict.exact, verdict.missing) == (False, 4)
 
 
-def test_a_total_under_the_wrong_key_is_seen() -> None:
+def test_total_under_the_wrong_key_is_found() -> None:
     totals = records(TOTALS, "total")
     totals[1] = totals[1]._replace(key=b"ann")
     assert not judge(records(ORDERS, "amount"), totals, Decimal(0)).exact
 
 
-def test_a_customer_in_two_partitions_has_no_order() -> None:
+def test_customer_in_two_partitions_is_refused() -> None:
     totals = records(TOTALS, "total")
     totals[2] = totals[2]._replace(partition=1)
     assert not judge(records(ORDERS, "amount"), totals, Decimal(0)).exact
@@ -90,7 +90,7 @@ def test_a_customer_in_two_partitions_has_no_order() -> None:
         judge(orders, records(TOTALS, "total"), Decimal(0))
 
 
-def test_a_customer_in_two_topics_has_no_order() -> None:
+def test_customer_in_two_input_topics_is_refused() -> None:
     both = [records(ORDERS, "amount"), records([("cleo", "1")], "amount")]
     totals = records([*TOTALS, ("cleo", "1")], "total")
     assert judge(joined(both), totals, Decimal(0)).exact
@@ -98,7 +98,7 @@ def test_a_customer_in_two_topics_has_no_order() -> None:
         judge(joined([*both, records([("ann", "1")], "amount")]), totals, Decimal(0))
 
 
-def test_what_a_reader_has_seen_may_not_change() -> None:
+def test_record_that_vanished_or_changed_after_it_was_read_is_counted() -> None:
     seen = [Record(0, 0, b"a", b"1"), Record(0, 2, b"a", b"2"), Record(1, 0, b"b", b"3")]
     more = [*seen, Record(0, 4, b"a", b"4")]
     assert taken_back(seen, more) == 0
@@ -115,7 +115,7 @@ def so_far(totals: Rows) -> Verdict:
     return judge(*rows, Decimal(0), complete=False)
 
 
-def test_what_is_still_to_come_is_not_missing() -> None:
+def test_unfinished_output_is_exact_although_records_are_still_to_come() -> None:
     assert so_far([]).exact
     assert so_far(TOTALS[:3]).exact
 
@@ -128,7 +128,7 @@ def test_what_is_still_to_come_is_not_missing() -> None:
         pytest.param([*TOTALS, TOTALS[3]], id="one stands twice at the end"),
     ],
 )
-def test_a_mistake_is_seen_before_the_end(totals: Rows) -> None:
+def test_output_mistake_is_found_in_unfinished_output(totals: Rows) -> None:
     assert not so_far(totals).exact
 
 
@@ -147,7 +147,7 @@ def judge_ids(ids: Rows, minimum: str = "0") -> Verdict:
     return judge(orders, records(ids, "order_id"), Decimal(minimum), field="order_id")
 
 
-def test_ids_of_orders_are_judged_as_totals_are() -> None:
+def test_order_ids_are_judged_by_the_same_rules_as_totals() -> None:
     assert judge_ids(NAMED).exact
     assert judge_ids([], minimum="5").exact
     assert judge_ids(NAMED[:2]).missing == 1

@@ -31,7 +31,7 @@ CELLS = list(all_cells())
 DUE = [cell for scenario in backfills.scenarios() for cell in scenario.cells]
 
 
-def test_every_process_is_struck_at_every_point_or_says_why_not() -> None:
+def test_every_process_has_a_cell_at_every_kill_point_or_an_excuse() -> None:
     for version in VERSIONS:
         for signal in SIGNALS:
             for victim in VICTIMS:
@@ -48,7 +48,7 @@ def test_scenarios_have_every_cell_and_fault_once_on_both_versions() -> None:
     assert len(DUE) == len(CELLS) + others
 
 
-def test_every_point_is_known_to_traps() -> None:
+def test_every_kill_point_is_listed_in_the_docstring_of_kill_points() -> None:
     told = traps.__doc__ or ""
     for point in POINTS:
         process, _, what = point.point.partition(".")
@@ -61,13 +61,13 @@ def test_every_victim_meets_both_pipelines() -> None:
         assert {each.pipeline for each in CELLS if each.victim == victim} == set(PIPELINES)
 
 
-def test_the_pipelines_are_there_and_have_sinks() -> None:
+def test_pipelines_of_all_cells_and_faults_exist_and_have_sinks() -> None:
     for name in {*PIPELINES.values(), *(fault.job for fault in FAULTS)}:
         assert hasattr(jobs, name)
         assert name in SINKS
 
 
-def test_the_sample_is_of_the_matrix_and_has_each_kind_of_recovery() -> None:
+def test_sample_is_part_of_the_matrix_and_has_every_victim_signal_and_version() -> None:
     cells = [cell for found in sample().values() for cell in found]
     assert {cell.key for cell in cells} <= {cell.key for cell in CELLS}
     assert {cell.victim for cell in cells} == set(VICTIMS)
@@ -93,7 +93,7 @@ def result(cell: str, verdict: str = EXACT) -> Result:
     )
 
 
-def test_the_page_shows_what_was_not_run() -> None:
+def test_page_shows_every_cell_that_was_not_run() -> None:
     page = page_of_backfills.render([], DUE)
     strikes = [line for line in page.splitlines() if any(f"| {p.point}:" in line for p in POINTS)]
     assert len(strikes) == len(POINTS) * len(VERSIONS)
@@ -115,7 +115,7 @@ def test_the_page_shows_each_verdict() -> None:
     assert f"Kafka 3.9.1: {len(DUE) // 2} of {len(DUE) // 2} run, {exact} exact" in page
 
 
-def test_runs_of_a_task_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_a_task_are_grouped_by_stage_level_and_subtask(tmp_path: Path) -> None:
     for run in (TaskRun(4, 1, 0, 9), TaskRun(4, 1, 1, 10), TaskRun(4, 1, 0, 11)):
         run.write(tmp_path)
     found = task_runs(tmp_path)
@@ -123,7 +123,7 @@ def test_runs_of_a_task_are_told_apart(tmp_path: Path) -> None:
     assert found[4, 1, 1] == [10]
 
 
-def test_only_an_output_of_the_newest_shuffle_is_lost(tmp_path: Path) -> None:
+def test_fault_deletes_one_map_output_of_the_newest_shuffle_only(tmp_path: Path) -> None:
     with pytest.raises(WrongError, match="no shuffle file"):
         lose_an_output(tmp_path)
     folder = tmp_path / "tidegate-spark-x" / "local" / "blockmgr-y" / "0a"

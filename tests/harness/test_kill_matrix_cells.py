@@ -30,7 +30,7 @@ CELLS = list(all_cells())
 SEEDS = range(24)
 
 
-def test_every_point_is_struck_through_every_process_or_says_why_not() -> None:
+def test_every_kill_point_has_one_cell_for_each_process_without_an_excuse() -> None:
     wanted = {
         (version, signal, step.point, victim)
         for version in VERSIONS
@@ -45,7 +45,7 @@ def test_every_point_is_struck_through_every_process_or_says_why_not() -> None:
     assert len({cell.key for cell in CELLS}) == len(CELLS)
 
 
-def test_the_named_steps_are_those_of_the_architecture() -> None:
+def test_steps_of_the_kill_matrix_are_those_of_the_architecture_page() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     part = page.partition("### The named steps")[2].partition("\n## ")[0]
     named = re.findall(r"^\| ([^|`]+) \| `", part, re.MULTILINE)
@@ -55,7 +55,7 @@ def test_the_named_steps_are_those_of_the_architecture() -> None:
     assert ELSEWHERE.keys() <= set(named)
 
 
-def test_every_point_is_known_to_traps() -> None:
+def test_every_kill_point_is_listed_in_the_docstring_of_kill_points() -> None:
     told = " ".join((traps.__doc__ or "").split())
     for step in STEPS:
         process, _, what = step.point.partition(".")
@@ -63,7 +63,7 @@ def test_every_point_is_known_to_traps() -> None:
         assert f".{what}" in told, step.point
 
 
-def test_every_point_meets_every_pipeline() -> None:
+def test_every_kill_point_meets_every_pipeline() -> None:
     for step in STEPS:
         pipelines = {cell.pipeline for cell in CELLS if cell.step is step}
         assert pipelines == set(list(PIPELINES)[1 if step.stateful else 0 :])
@@ -91,7 +91,7 @@ def test_samples_in_a_row_cover_every_point_and_process(seed: int) -> None:
         assert {cell.signal for cell in cells if cell.version == version} == {KILL, FREEZE}
 
 
-def test_samples_differ() -> None:
+def test_samples_of_many_seeds_cover_more_than_half_of_the_cells() -> None:
     kinds = {
         (cell.version, cell.signal, cell.step.point, cell.victim)
         for seed in range(ROUND * len(SEEDS))
@@ -102,7 +102,7 @@ def test_samples_differ() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_lives_carry_out_every_cell_once(seed: int) -> None:
+def test_job_runs_of_a_sample_execute_every_cell_once(seed: int) -> None:
     for cells in sample(seed).values():
         dealt = [cell for life in lives(cells) for cell in life.cells]
         assert sorted(cell.key for cell in dealt) == sorted(cell.key for cell in cells)
@@ -115,7 +115,7 @@ def entry(number: int, attempt: int | None = None) -> dict[str, object]:
     return {"number": number, "kind": "publication", "attempt": attempt}
 
 
-def test_an_entry_of_a_deposed_attempt_is_found_in_a_journal() -> None:
+def test_journal_check_finds_an_entry_of_a_fenced_attempt() -> None:
     assert wrong_in_journal([entry(1), entry(2, 1), entry(3), entry(4, 3)]) is None
     for attempt in (1, 2, 4):
         journal = [entry(1), entry(2, 1), entry(3), entry(4, attempt)]
@@ -123,7 +123,7 @@ def test_an_entry_of_a_deposed_attempt_is_found_in_a_journal() -> None:
     assert str(entry(2, 2)) in str(wrong_in_journal([entry(1), entry(2, 2)]))
 
 
-def test_a_journal_that_was_not_seen_whole_is_no_proof() -> None:
+def test_journal_check_reports_an_entry_that_was_never_seen() -> None:
     journal = [entry(1), entry(2, 1), entry(4, 1)]
     assert wrong_in_journal(journal) == "entry 3 of the journal was never seen"
     assert wrong_in_journal([entry(2)]) == "entry 1 of the journal was never seen"

@@ -29,7 +29,7 @@ def result(cell: str, *recovery_s: float) -> Result:
     )
 
 
-def test_slow_cells_stand_on_the_page_with_their_reasons_the_slowest_first() -> None:
+def test_page_lists_slow_cells_with_their_reasons_slowest_first() -> None:
     found = [result("network/a", SLOW_S), result("network/b", 3.0, 30.0), result(HALF_OPEN, 40.0)]
     text = page({each.cell: each for each in found}, len(found))
     part = text.partition("and why")[2].partition("\n## ")[0]
@@ -40,11 +40,11 @@ def test_slow_cells_stand_on_the_page_with_their_reasons_the_slowest_first() -> 
     assert reason(HALF_OPEN) != UNKNOWN
 
 
-def test_without_slow_cells_nothing_is_said_of_them() -> None:
+def test_page_has_no_section_of_slow_cells_if_there_are_none() -> None:
     assert "and why" not in page({"network/a": result("network/a", 1.0)}, 1)
 
 
-def test_no_cell_of_the_record_is_slow_without_a_reason() -> None:
+def test_every_slow_cell_of_the_recorded_results_has_a_reason() -> None:
     results = msgspec.json.decode((DOCS / RESULTS).read_bytes(), type=list[Result])
     slow = [each.cell for each in results if max(each.recovery_s, default=0.0) > SLOW_S]
     assert [cell for cell in slow if reason(cell) == UNKNOWN] == []

@@ -26,7 +26,7 @@ def await_pid(plan: Plan, number: int) -> int:
     return pid
 
 
-def test_a_process_is_held_until_it_is_released(tmp_path: Path) -> None:
+def test_process_is_held_at_a_kill_point_until_it_is_released(tmp_path: Path) -> None:
     plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)])
     thread = held_at(plan, "slot.wrote")
     assert await_pid(plan, 0) == os.getpid()
@@ -36,7 +36,7 @@ def test_a_process_is_held_until_it_is_released(tmp_path: Path) -> None:
     assert plan.snapped() == [os.getpid()]
 
 
-def test_each_is_armed_when_the_one_before_has_snapped(tmp_path: Path) -> None:
+def test_kill_point_is_armed_after_the_one_before_was_reached(tmp_path: Path) -> None:
     plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)])
     plan.release(0)
     traps = Traps(Plan(tmp_path))
@@ -51,7 +51,7 @@ def test_each_is_armed_when_the_one_before_has_snapped(tmp_path: Path) -> None:
     assert plan.pid(1) is not None
 
 
-def test_threads_that_come_to_points_at_once_snap_each_trap_once(tmp_path: Path) -> None:
+def test_concurrent_threads_trigger_each_kill_point_once(tmp_path: Path) -> None:
     count = 200
     plan = Plan.of(tmp_path, [Trap("slot.wrote", holds=True)] * count)
     for number in range(count):
@@ -89,7 +89,7 @@ time.sleep(60)
 """
 
 
-def test_the_thread_that_comes_to_a_stop_goes_no_further(tmp_path: Path) -> None:
+def test_thread_that_reaches_a_stopping_kill_point_runs_no_further(tmp_path: Path) -> None:
     """The test repeats this, because a stop of the whole process sometimes lets the thread
     continue.
     """
@@ -105,5 +105,5 @@ def test_the_thread_that_comes_to_a_stop_goes_no_further(tmp_path: Path) -> None
             assert process.communicate()[0] == b""
 
 
-def test_without_a_plan_nothing_happens() -> None:
+def test_kill_point_does_nothing_without_a_plan() -> None:
     Traps(Plan.from_environment()).reached("slot.wrote")

@@ -35,7 +35,7 @@ def noise(number: int) -> float:
         pytest.param(lambda n: 500.0 if n == COUNT - 1 else 100.0, id="one peak at the end"),
     ],
 )
-def test_what_stays_level_is_called_level(figure: Callable[[int], float]) -> None:
+def test_stable_figure_is_not_reported_as_a_leak(figure: Callable[[int], float]) -> None:
     assert level_of(figure).level
 
 
@@ -48,17 +48,17 @@ def test_what_stays_level_is_called_level(figure: Callable[[int], float]) -> Non
         pytest.param(lambda n: 100 + 2 * n + 30 * (n % 5), id="under a saw"),
     ],
 )
-def test_what_grows_is_found_out(figure: Callable[[int], float]) -> None:
+def test_growing_figure_is_reported_as_a_leak(figure: Callable[[int], float]) -> None:
     level = level_of(figure)
     assert not level.level
     assert level.last > level.first
 
 
-def test_a_small_figure_may_move_by_its_slack() -> None:
+def test_growth_within_the_slack_is_not_reported_as_a_leak() -> None:
     assert not level_of(lambda n: 1 + n / 10).level
     assert level_of(lambda n: 1 + n / 10, slack=10).level
 
 
-def test_too_few_samples_are_no_verdict() -> None:
+def test_leak_detection_gives_no_verdict_for_too_few_samples() -> None:
     assert not level_of(lambda n: 100 + n, count=5).judged
     assert level_of(lambda n: 100 + n).judged

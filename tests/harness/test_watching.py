@@ -22,7 +22,7 @@ def taken_back(seen: Sequence[Seen], end: Sequence[Seen]) -> list[str]:
     return output.taken_back(end)
 
 
-def test_more_at_the_end_is_what_came_after() -> None:
+def test_records_added_after_the_last_read_are_not_reported() -> None:
     assert taken_back([FIRST, SECOND], [FIRST, SECOND, THIRD]) == []
     assert taken_back([], [FIRST]) == []
 
@@ -38,6 +38,6 @@ def test_more_at_the_end_is_what_came_after() -> None:
         pytest.param([FIRST, SECOND._replace(partition=1)], id="in another partition"),
     ],
 )
-def test_what_has_changed_is_told(end: list[Seen]) -> None:
+def test_records_that_vanished_or_changed_after_the_read_are_reported(end: list[Seen]) -> None:
     (told,) = taken_back([FIRST, SECOND], end)
     assert told.startswith("topic-0: the first 2 records")

@@ -27,23 +27,23 @@ WORLD_SEEDS = 100
 IN_A_WORLD = {
     "test_protocol_in_a_world": {
         "a_publication_does_not_look_for_a_newer_claim": "publication not through the journal",
-        "a_claim_does_not_compare_what_stands_there": "claim after read",
+        "claim_does_not_read_back_the_entry_at_its_number": "claim after read",
         "transactions_are_ended_before_the_publication": "EndTxn before publication",
-        "recovery_fences_what_is_named_before_it_ends_it": "fence before commit",
-        "recovery_fences_what_it_has_committed_but_not_settled": "fence named ids",
+        "recovery_fences_listed_ids_before_it_ends_their_transactions": "fence before commit",
+        "recovery_fences_committed_ids_before_they_are_settled": "fence named ids",
         "a_sweep_fences_newer_attempts": "sweep newer attempts",
-        "what_is_published_and_not_ended_is_not_carried": "unended not carried",
-        "a_checkpoint_that_failed_drops_what_was_prepared": "aborted checkpoint drops prepared",
+        "publication_does_not_carry_unended_transactions": "unended not carried",
+        "failed_checkpoint_drops_its_prepared_transactions": "aborted checkpoint drops prepared",
         "an_unknown_create_is_taken_for_a_failure": "unknown create is failure",
-        "a_slot_is_free_once_committed": "slot reuse once committed",
-        "a_loss_is_taken_for_done": "loss ignored",
+        "transactional_id_is_reused_once_committed_and_not_settled": "slot reuse once committed",
+        "lost_transaction_is_taken_for_committed": "loss ignored",
         "nothing_is_fenced": "no fencing",
     },
     "test_rollback_in_a_world": {
-        "a_publication_is_taken_back_after_a_commit": "retract after a commit",
+        "publication_is_rolled_back_after_a_commit": "retract after a commit",
     },
     "test_truncation_in_a_world": {
-        "a_create_counts_wherever_it_lands": "journal trimmed",
+        "create_at_a_truncated_number_counts": "journal trimmed",
     },
 }
 """The model's names of those that it has."""

@@ -18,25 +18,25 @@ def detect(_seed: int) -> None:
     assert subtask_of(KeyGroup(4), 2, 8) == 1
 
 
-def test_the_code_is_another_while_it_is_planted_and_only_then() -> None:
+def test_code_of_a_function_is_changed_only_while_its_mutant_is_planted() -> None:
     with planted(mutant("parallelism // max_parallelism", "parallelism // max_parallelism + 7")):
         assert subtask_of(KeyGroup(4), 2, 8) == 8
     assert subtask_of(KeyGroup(4), 2, 8) == 1
     assert subtask_of.__dict__ == {}
 
 
-def test_it_is_found_by_what_a_test_says() -> None:
+def test_planted_mutant_is_found_if_the_assertion_of_its_detector_fails() -> None:
     assert found_in(mutant("group *", "0 *")) == 3
     assert found_in(mutant("group *", "1 * group *")) == 0
 
 
-def test_code_that_has_changed_since_is_noticed() -> None:
+def test_edit_fails_if_its_text_is_not_in_the_function() -> None:
     with pytest.raises(AssertionError, match="stands 0 times in subtask_of"):
         found_in(mutant("group + 1", "group"))
     detect(0)
 
 
-def test_a_mistake_in_a_mutant_is_no_find() -> None:
+def test_name_error_in_a_mutant_is_raised_and_not_counted_as_found() -> None:
     with pytest.raises(NameError):
         found_in(mutant("group *", "nobody *"))
     detect(0)

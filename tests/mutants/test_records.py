@@ -218,5 +218,5 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
-def test_it_is_found(mutant: Mutant) -> None:
+def test_the_mutant_is_found(mutant: Mutant) -> None:
     must_be_found(mutant)

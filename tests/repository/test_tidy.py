@@ -266,12 +266,12 @@ def test_every_rule_has_a_bad_example() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_tree_is_tidy(rule: Callable[[Module], Iterator[str]]) -> None:
+def test_every_module_passes_the_tidiness_rule(rule: Callable[[Module], Iterator[str]]) -> None:
     complaints = [f"{module.path}: {each}" for module in modules() for each in rule(module)]
     assert not complaints, "\n" + "\n".join(complaints)
 
 
-def test_the_tree_speaks_of_no_machine_registry_or_tracker() -> None:
+def test_no_file_mentions_a_local_path_registry_or_issue_tracker() -> None:
     complaints = []
     for path in text_files():
         if path.name in SKIPPED:
@@ -283,11 +283,11 @@ def test_the_tree_speaks_of_no_machine_registry_or_tracker() -> None:
 
 
 @pytest.mark.parametrize("line", ["see /home" + "/me/x", "https://" + "pypi" + ".org/simple"])
-def test_words_of_a_machine_are_recognised(line: str) -> None:
+def test_local_path_and_registry_url_are_recognised(line: str) -> None:
     assert MACHINE_PATH.search(line) or REGISTRY.search(line)
 
 
-def test_locks_name_packages_and_no_index() -> None:
+def test_lock_files_contain_no_url_and_no_package_index() -> None:
     locks = [*ROOT.glob("*.lock"), *(ROOT / "framework").rglob("*.jars")]
     assert len(locks) >= 4
     for path in locks:
@@ -297,7 +297,7 @@ def test_locks_name_packages_and_no_index() -> None:
         assert "--find-links" not in text, path
 
 
-def test_every_test_that_the_list_of_bugs_names_is_there() -> None:
+def test_every_test_listed_in_bugs_found_exists() -> None:
     page = (ROOT / "docs" / "bugs-found.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)\.(test_\w+)`", page)
     assert len(named) > 15

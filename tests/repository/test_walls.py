@@ -65,13 +65,15 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_walls_hold() -> None:
+def test_import_contracts_hold_in_the_source_tree() -> None:
     done = lint(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("path", "line", "contract"), BREACHES)
-def test_a_breach_is_seen(tmp_path: Path, path: str, line: str, contract: str) -> None:
+def test_forbidden_import_breaks_its_import_contract(
+    tmp_path: Path, path: str, line: str, contract: str
+) -> None:
     for top in ("framework", "pipelines"):
         shutil.copytree(ROOT / top, tmp_path / top, ignore=shutil.ignore_patterns("__pycache__"))
     target = tmp_path / path
@@ -84,7 +86,7 @@ def test_a_breach_is_seen(tmp_path: Path, path: str, line: str, contract: str) -
 
 
 @pytest.mark.parametrize("name", ["demo/checker.py", "support/watching.py"])
-def test_a_judge_imports_nothing_of_ours(name: str) -> None:
+def test_output_checker_imports_no_module_of_the_project(name: str) -> None:
     text = (ROOT / "integration" / name).read_text(encoding="utf-8")
     foreign = imported(text) - sys.stdlib_module_names
     assert foreign <= {"confluent_kafka"}
@@ -118,7 +120,7 @@ def test_a_folder_does_not_import_what_lies_above_it(
     assert not wrong
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_tidegate_has_no_import_cycle() -> None:
     graph = grimp.build_graph("tidegate", exclude_type_checking_imports=True, cache_dir=None)
     imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
     assert len(imports) > 100
@@ -147,7 +149,7 @@ SPEAK_OF_OTHERS = {
 }
 
 
-def test_a_module_that_calls_itself_pure_is_behind_the_wall() -> None:
+def test_module_that_calls_itself_pure_is_covered_by_the_import_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (covered,) = [
         contract["source_modules"]
@@ -178,7 +180,7 @@ def is_covered(path: str, covered: list[str]) -> bool:
     return bool(above & set(covered)) or parts[-1] == "machine"
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_imports_are_found_at_module_level_and_in_functions() -> None:
     text = "import a.b\ndef f():\n    from c.d import e\nfrom . import g\n"
     assert imported(text) == {"a", "c", "."}
 
@@ -200,7 +202,7 @@ def modules_imported(text: str) -> set[str]:
     return found
 
 
-def test_the_folders_of_imports_are_found() -> None:
+def test_full_names_of_imported_modules_are_found() -> None:
     assert modules_imported("from a.b import c, d\nimport e.f\nfrom . import g") == {
         *("a.b", "a.b.c", "a.b.d", "e.f", "")
     }

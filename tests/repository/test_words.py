@@ -40,7 +40,7 @@ def allowed() -> dict[str, int]:
         return tomllib.load(file)
 
 
-def test_no_file_has_more_complaints_than_it_may_have() -> None:
+def test_number_of_prose_complaints_of_each_file_is_as_allowed() -> None:
     limits, wrong = allowed(), []
     for path in files_below(READ):
         if path in GENERATED | OWN:
@@ -76,7 +76,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "text", "said"), BAD)
-def test_each_kind_of_prose_is_read(path: str, text: str, said: str) -> None:
+def test_bad_prose_of_each_kind_gets_one_complaint(path: str, text: str, said: str) -> None:
     (found,) = complaints(Path(path), text)
     assert said in found
 
@@ -92,5 +92,5 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("path", "text"), GOOD)
-def test_no_complaint_of_good_prose_and_of_code(path: str, text: str) -> None:
+def test_good_prose_and_code_get_no_complaint(path: str, text: str) -> None:
     assert complaints(Path(path), text) == []

@@ -66,7 +66,7 @@ HAPPENS = {
 
 @pytest.mark.seeds
 @pytest.mark.timeout(600)
-def test_in_some_seeds_everything_happens() -> None:
+def test_every_listed_backfill_fault_happens_in_some_seed() -> None:
     happened: Counter[str] = Counter()
 
     def listen(told: TraceEvent) -> None:
@@ -83,13 +83,13 @@ def test_in_some_seeds_everything_happens() -> None:
     pytest.fail(f"never: {HAPPENS.keys() - (+happened).keys()}")
 
 
-def test_a_seed_without_backfills_is_what_it_was() -> None:
+def test_plan_of_a_seed_without_backfills_is_unchanged() -> None:
     for seed in range(20):
         assert plan_of(seed) == Plan.drawn(Random(f"{seed}/plan"))
         assert all(life.wave_offsets is None for life in plan_of(seed).job_runs)
 
 
-def test_each_plan_has_a_backfill_and_none_has_what_waves_do_not_promise() -> None:
+def test_each_backfill_plan_has_a_wave_and_no_plain_sink_blackout_or_retention() -> None:
     for plan in PLANS:
         assert any(life.wave_offsets for life in plan.job_runs)
         assert not plan.shape.plain
@@ -99,7 +99,7 @@ def test_each_plan_has_a_backfill_and_none_has_what_waves_do_not_promise() -> No
         assert len(plan.swaps) == len(plan.job_runs)
 
 
-def test_the_last_life_reads_all() -> None:
+def test_backfill_as_last_job_run_is_bounded_and_reads_all_inputs() -> None:
     for plan in PLANS:
         last = plan.job_runs[-1]
         if last.wave_offsets is not None:
@@ -108,7 +108,7 @@ def test_the_last_life_reads_all() -> None:
     assert sum(plan.job_runs[-1].wave_offsets is not None for plan in PLANS) > 10
 
 
-def test_the_job_is_handed_over_both_ways_at_another_parallelism() -> None:
+def test_plans_switch_between_backfill_and_stream_at_another_parallelism() -> None:
     ways = Counter(
         (before.wave_offsets is None, after.wave_offsets is None)
         for plan in PLANS
@@ -120,11 +120,11 @@ def test_the_job_is_handed_over_both_ways_at_another_parallelism() -> None:
     assert ways[False, False] > 5
 
 
-def test_records_are_sent_elsewhere_in_some_runs() -> None:
+def test_some_backfill_plans_use_the_scattered_pipeline() -> None:
     assert 20 < sum(plan.shape is SCATTERED for plan in PLANS) < 150
 
 
-def test_inputs_stay_in_their_order_of_time() -> None:
+def test_inputs_stay_in_time_order_when_backfills_are_added() -> None:
     drawn = plan_of(4)
     made = with_backfills(replace(drawn, weights=drawn.weights), Random(1))
     times = [each.at_s for each in made.inputs]
@@ -165,7 +165,7 @@ def test_the_command_replays_a_seed_with_backfills() -> None:
     assert "in waves of" in text or "wave of attempt" in text
 
 
-def test_a_driver_that_finds_a_newer_claim_is_a_violation_without_a_second_driver(
+def test_fenced_driver_is_a_violation_if_the_plan_has_no_second_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:

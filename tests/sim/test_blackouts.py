@@ -62,7 +62,9 @@ def test_few_runs_have_a_blackout() -> None:
     assert 150 < first(RUNS)[-1] < 800
 
 
-def test_jobs_take_back_or_state_a_loss_and_are_exact_else(outcomes: list[Outcome]) -> None:
+def test_jobs_roll_back_or_record_a_loss_in_a_blackout_and_are_exact_otherwise(
+    outcomes: list[Outcome],
+) -> None:
     assert {each.seed: each.violation for each in outcomes if each.violation} == {}
     assert any(each.retractions for each in outcomes)
     assert any(each.losses for each in outcomes)
@@ -84,7 +86,7 @@ def test_a_job_stays_failed_until_its_loss_is_accepted(outcomes: list[Outcome]) 
     assert after[: after.index("accepted")] == ["FAILED", "FAILED"]
 
 
-def test_a_loss_that_is_not_stated_is_found() -> None:
+def test_simulation_finds_a_loss_that_is_recorded_as_settled() -> None:
     """The entry is written as if it were settled: the records are gone, and no error says so."""
     with planted(Mutant("a loss is not stated", (SILENT,), run_seed, RUNS_MAX, 1)):
         violations = (run_seed(seed).violation or "" for seed in first(RUNS_MAX))

@@ -63,7 +63,7 @@ def stored(verdict: StorageVerdict, act: Callable[[SimBlobStore], None]) -> dict
     return blobs.objects
 
 
-def test_a_refused_request_changes_nothing_and_says_so() -> None:
+def test_refused_storage_request_raises_an_error_and_changes_nothing() -> None:
     def act(store: SimBlobStore) -> None:
         with pytest.raises(StorageError, match="refuses: create a"):
             store.create("a", b"1")
@@ -73,7 +73,7 @@ def test_a_refused_request_changes_nothing_and_says_so() -> None:
     assert stored(StorageVerdict(fails=True), act) == {}
 
 
-def test_a_create_that_nobody_hears_of_is_unknown_and_takes_effect_all_the_same() -> None:
+def test_create_without_an_answer_is_unknown_and_takes_effect() -> None:
     def act(store: SimBlobStore) -> None:
         assert store.create("a", b"1") is CreateResult.UNKNOWN
         with pytest.raises(StorageError, match="does not answer: put b"):

@@ -33,7 +33,7 @@ def history() -> History:
     return made
 
 
-def test_offsets_may_go_back_to_what_was_said_and_no_further(history: History) -> None:
+def test_offsets_may_go_back_to_the_restored_checkpoint_and_no_further(history: History) -> None:
     history.claim("1-1", "t")
     history.publish(counter=3, offsets=(1,))
     assert history.found == ""
@@ -41,7 +41,9 @@ def test_offsets_may_go_back_to_what_was_said_and_no_further(history: History) -
     assert history.found == "checkpoint 6-4 goes back in in-a-0: from offset 1 to 0"
 
 
-def test_who_begins_from_an_older_checkpoint_must_write_again(history: History) -> None:
+def test_job_restored_from_an_older_checkpoint_must_write_later_output_again(
+    history: History,
+) -> None:
     assert history.oracle.missing == 0
     history.claim("1-1", "t")
     assert history.oracle.missing == 1
@@ -49,7 +51,7 @@ def test_who_begins_from_an_older_checkpoint_must_write_again(history: History) 
     assert history.found == "a checkpoint is behind in-a-0:1 (key a), and lacks it in out-a"
 
 
-def test_an_attempt_that_follows_begins_there_too_until_there_is_a_checkpoint(
+def test_restart_before_a_checkpoint_begins_at_the_restored_checkpoint_again(
     history: History,
 ) -> None:
     history.claim("1-1", "t")
@@ -69,7 +71,7 @@ def begun_by_hand() -> list[int]:
     return [seed for seed in SEEDS if any(life.restore_back for life in plan(seed).job_runs)]
 
 
-def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -> None:
+def test_some_plans_restore_an_older_checkpoint_and_none_of_them_has_a_blackout() -> None:
     plans = [plan(seed) for seed in SEEDS]
     seeds = begun_by_hand()
     assert 0.05 < len(seeds) / len(SEEDS) < 0.25
@@ -81,7 +83,7 @@ def test_some_runs_begin_from_an_older_checkpoint_and_none_that_may_lose_one() -
 
 
 @pytest.mark.seeds
-def test_a_job_that_goes_on_from_the_last_checkpoint_instead_is_found() -> None:
+def test_simulation_finds_a_job_that_ignores_the_checkpoint_to_restore() -> None:
     seeds = begun_by_hand()[:RUNS]
     with planted(Mutant("restore is not heard", (GOES_ON,), run_seed, RUNS, 1)):
         violations = [run_seed(seed).violation or "" for seed in seeds]

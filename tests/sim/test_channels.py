@@ -8,5 +8,5 @@ from tests.sim.traffic import Traffic
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_all_arrives_where_it_belongs_and_barriers_cut_it_once(seed: int) -> None:
+def test_records_arrive_once_at_their_owner_and_each_barrier_cuts_them_once(seed: int) -> None:
     Traffic(seed).run()

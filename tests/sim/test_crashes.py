@@ -26,7 +26,7 @@ def test_user_code_crashes_in_some_runs_and_in_some_of_these_from_the_beginning_
 
 
 @pytest.mark.seeds
-def test_several_attempts_end_before_anything_is_published_and_the_job_goes_on() -> None:
+def test_job_survives_several_attempts_that_crash_before_the_first_checkpoint() -> None:
     loops = 0
     for seed in [seed for seed in SEEDS if (plan(seed).crashing or (1.0,))[0] == 0.0][:12]:
         claims: list[int] = []

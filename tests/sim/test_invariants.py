@@ -25,7 +25,7 @@ def history() -> History:
 # --- the journal ------------------------------------------------------------------------------
 
 
-def test_a_right_history_has_nothing_to_name(history: History) -> None:
+def test_checker_reports_nothing_for_a_correct_history(history: History) -> None:
     for counter in (1, 2):
         txn = history.prepare(slot=counter)
         number = history.publish(txn, counter=counter, offsets=(counter,))
@@ -39,33 +39,35 @@ def test_a_right_history_has_nothing_to_name(history: History) -> None:
     assert history.oracle.visible == 2
 
 
-def test_a_gap_in_the_journal(history: History) -> None:
+def test_checker_reports_a_gap_in_the_journal(history: History) -> None:
     history.create(Claim, submission_id="s", restore="latest", skipped=1)
     assert history.found == "journal entry 3 was created after 1"
 
 
-def test_a_publication_of_an_attempt_after_a_newer_claim(history: History) -> None:
+def test_checker_reports_a_publication_of_an_older_attempt_after_a_newer_claim(
+    history: History,
+) -> None:
     old = history.attempt
     history.claim()
     history.publish(attempt=old)
     assert history.found == "attempt 1 published after attempt 2 claimed"
 
 
-def test_the_close_of_an_attempt_after_a_newer_claim(history: History) -> None:
+def test_checker_reports_a_close_by_an_older_attempt_after_a_newer_claim(history: History) -> None:
     old = history.attempt
     history.claim()
     history.create(Closed, attempt=old, outcome="finished")
     assert history.found == "attempt 1 closed after attempt 2 claimed"
 
 
-def test_a_job_that_has_ended_and_whose_journal_is_open(history: History) -> None:
+def test_checker_reports_an_ended_job_whose_journal_is_open(history: History) -> None:
     history.watch.ended("another", "FAILED")
     assert history.found == "", "nothing of it has run"
     history.watch.ended("s", "FAILED")
     assert history.found == "the job is failed, and its journal ends with claim of attempt 1"
 
 
-def test_a_job_that_has_ended_otherwise_than_its_journal_says(history: History) -> None:
+def test_checker_reports_a_failed_job_whose_journal_says_finished(history: History) -> None:
     history.create(Closed, attempt=history.attempt, outcome="finished")
     history.watch.ended("s", "FINISHED")
     assert history.found == ""
@@ -73,13 +75,15 @@ def test_a_job_that_has_ended_otherwise_than_its_journal_says(history: History) 
     assert history.found == "the job is failed, and its journal ends with closed"
 
 
-def test_two_publications_of_one_checkpoint(history: History) -> None:
+def test_checker_reports_a_checkpoint_id_that_is_published_twice(history: History) -> None:
     history.publish(counter=7)
     history.publish(counter=7)
     assert history.found == "checkpoint id 1-7 was used twice"
 
 
-def test_a_checkpoint_that_names_a_newer_attempts_transaction(history: History) -> None:
+def test_checker_reports_a_checkpoint_that_lists_a_transaction_of_a_newer_attempt(
+    history: History,
+) -> None:
     old = history.attempt
     history.claim()
     txn = history.prepare()
@@ -88,7 +92,7 @@ def test_a_checkpoint_that_names_a_newer_attempts_transaction(history: History) 
     assert history.found == f"1-1 names {txn.transactional_id}"
 
 
-def test_a_checkpoint_whose_files_are_somewhere_else(history: History) -> None:
+def test_checker_reports_a_checkpoint_whose_files_are_not_stored(history: History) -> None:
     history.blobs.objects[f"{JOB}/there"] = b""
     history.publish(counter=1, files=("there",))
     assert history.found == ""
@@ -96,32 +100,38 @@ def test_a_checkpoint_whose_files_are_somewhere_else(history: History) -> None:
     assert history.found == "checkpoint 1-2 names elsewhere, which is not stored"
 
 
-def test_offsets_that_go_back(history: History) -> None:
+def test_checker_reports_a_checkpoint_whose_offsets_go_back(history: History) -> None:
     history.publish(counter=1, offsets=(5, 5))
     history.publish(counter=2, offsets=(6, 4))
     assert history.found == "checkpoint 1-2 goes back in in-a-1: from offset 5 to 4"
 
 
-def test_a_partition_that_a_checkpoint_lacks(history: History) -> None:
+def test_checker_reports_a_checkpoint_that_lost_a_partition(history: History) -> None:
     history.publish(counter=1, offsets=(5, 5))
     history.publish(counter=2, offsets=(6,))
     assert history.found == "checkpoint 1-2 has lost a partition"
 
 
-def test_a_transaction_with_records_from_behind_the_checkpoint(history: History) -> None:
+def test_checker_reports_a_listed_transaction_with_records_after_the_checkpoint(
+    history: History,
+) -> None:
     before = history.event()
     txn = history.prepare(before, history.event())
     history.publish(txn, offsets=(1,))
     assert history.found == "a checkpoint names a transaction with in-a-0:1 from behind it"
 
 
-def test_a_checkpoint_that_leaves_a_transaction_out(history: History) -> None:
+def test_checker_reports_a_checkpoint_that_leaves_out_a_prepared_transaction(
+    history: History,
+) -> None:
     first, _ = history.prepare(), history.prepare(slot=1)
     history.publish(first)
     assert history.found == ("a checkpoint is behind in-a-0:1 (key a), and lacks it in out-a")
 
 
-def test_what_is_committed_and_not_visible_yet_is_not_left_out(history: History) -> None:
+def test_checker_accepts_a_checkpoint_without_a_committed_but_invisible_transaction(
+    history: History,
+) -> None:
     first, second = history.prepare(), history.prepare(slot=1)
     history.publish(first, second, counter=1)
     history.end(second)  # and the first one holds readers back
@@ -133,7 +143,7 @@ def test_what_is_committed_and_not_visible_yet_is_not_left_out(history: History)
 # --- ends -------------------------------------------------------------------------------------
 
 
-def test_an_end_before_the_publication(history: History) -> None:
+def test_checker_reports_an_end_txn_before_the_publication(history: History) -> None:
     txn = history.prepare()
     history.end(txn)
     assert "is ended as" in history.found
@@ -141,20 +151,22 @@ def test_an_end_before_the_publication(history: History) -> None:
 
 
 @pytest.mark.parametrize("field", ["producer_id", "epoch"])
-def test_an_end_as_another_producer(history: History, field: str) -> None:
+def test_checker_reports_an_end_txn_with_another_producer_id_or_epoch(
+    history: History, field: str
+) -> None:
     txn = history.prepare()
     history.publish(txn)
     history.end(msgspec.structs.replace(txn, **{field: getattr(txn, field) + 1}))
     assert "no publication names it" in history.found
 
 
-def test_settled_while_a_transaction_is_open(history: History) -> None:
+def test_checker_reports_settled_while_a_transaction_is_open(history: History) -> None:
     txn = history.prepare()
     history.settle(history.publish(txn))
     assert history.found == f"settled, and {txn.transactional_id} is open"
 
 
-def test_settled_after_a_transaction_was_aborted(history: History) -> None:
+def test_checker_reports_settled_after_a_transaction_timed_out(history: History) -> None:
     txn = history.prepare()
     number = history.publish(txn)
     history.time_out()
@@ -162,14 +174,14 @@ def test_settled_after_a_transaction_was_aborted(history: History) -> None:
     assert history.found == f"settled, and {txn.transactional_id} is timed out"
 
 
-def test_settled_of_another_publication(history: History) -> None:
+def test_checker_reports_settled_for_a_publication_that_is_not_the_last(history: History) -> None:
     first = history.publish(counter=1)
     history.publish(counter=2)
     history.settle(first)
     assert history.found == f"settled is publication {first}, which is not the last"
 
 
-def test_what_was_visible_is_taken_back_and_written_again(history: History) -> None:
+def test_checker_reports_visible_output_that_is_written_a_second_time(history: History) -> None:
     event = history.event()
     first = history.prepare(event)
     history.publish(first, counter=1)
@@ -190,7 +202,7 @@ def losing(history: History) -> History:
     return history
 
 
-def test_a_loss_by_right_that_is_accepted(losing: History) -> None:
+def test_checker_accepts_a_justified_loss_that_the_user_accepted(losing: History) -> None:
     first, second = losing.prepare(), losing.prepare(slot=1)
     number = losing.publish(first, second)
     losing.end(first)
@@ -213,7 +225,7 @@ def two_of_which_the_first_times_out(losing: History) -> tuple[int, PreparedTran
     return number, first
 
 
-def test_a_loss_may_be_visible_before_it_is_stated(losing: History) -> None:
+def test_checker_accepts_a_loss_that_readers_see_before_it_is_recorded(losing: History) -> None:
     number, first = two_of_which_the_first_times_out(losing)
     losing.lose(number, first)
     losing.watch.nothing_open()
@@ -221,13 +233,13 @@ def test_a_loss_may_be_visible_before_it_is_stated(losing: History) -> None:
     assert (losing.oracle.visible, losing.oracle.forgiven) == (1, 1)
 
 
-def test_a_loss_that_is_never_stated(losing: History) -> None:
+def test_checker_reports_a_loss_that_is_never_recorded(losing: History) -> None:
     _, first = two_of_which_the_first_times_out(losing)
     losing.watch.nothing_open()
     assert losing.found == f"{first.transactional_id} has timed out, and no entry states the loss"
 
 
-def test_a_loss_where_nothing_is_away_for_long(history: History) -> None:
+def test_checker_reports_a_loss_in_a_run_that_may_not_lose_output(history: History) -> None:
     txn = history.prepare()
     number = history.publish(txn)
     history.time_out()
@@ -235,7 +247,7 @@ def test_a_loss_where_nothing_is_away_for_long(history: History) -> None:
     assert history.found == "output is lost: some is gone"
 
 
-def test_a_loss_of_what_is_committed(losing: History) -> None:
+def test_checker_reports_a_recorded_loss_of_a_committed_transaction(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.end(txn)
@@ -243,7 +255,9 @@ def test_a_loss_of_what_is_committed(losing: History) -> None:
     assert losing.found == f"{txn.transactional_id} is stated to be lost, and is committed"
 
 
-def test_a_loss_that_is_not_stated(losing: History) -> None:
+def test_checker_reports_a_recorded_loss_that_omits_a_timed_out_transaction(
+    losing: History,
+) -> None:
     first, second = losing.prepare(), losing.prepare(slot=1)
     number = losing.publish(first, second)
     losing.time_out()
@@ -252,7 +266,7 @@ def test_a_loss_that_is_not_stated(losing: History) -> None:
     assert losing.found == found
 
 
-def test_a_loss_that_our_own_fence_has_made(losing: History) -> None:
+def test_checker_reports_a_recorded_loss_of_a_fenced_transaction(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.asks = losing.process("another")  # its request is named too, but not the first time
@@ -262,7 +276,7 @@ def test_a_loss_that_our_own_fence_has_made(losing: History) -> None:
     assert losing.found == f"{txn.transactional_id} is stated to be lost, and is fenced"
 
 
-def test_a_loss_of_which_nothing_has_timed_out(losing: History) -> None:
+def test_checker_reports_a_recorded_loss_without_a_timed_out_transaction(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.end(txn, commit=False)
@@ -270,7 +284,7 @@ def test_a_loss_of_which_nothing_has_timed_out(losing: History) -> None:
     assert losing.found == "stated a loss, and no transaction of it has timed out"
 
 
-def test_a_publication_after_a_loss_that_nobody_has_accepted(losing: History) -> None:
+def test_checker_reports_a_publication_after_a_loss_that_is_not_accepted(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
@@ -281,7 +295,7 @@ def test_a_publication_after_a_loss_that_nobody_has_accepted(losing: History) ->
     assert losing.found == f"{checkpoint} is published after a loss that is not accepted"
 
 
-def test_a_loss_that_is_accepted_without_the_users_word(losing: History) -> None:
+def test_checker_reports_a_loss_that_is_accepted_without_the_user(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
@@ -289,7 +303,9 @@ def test_a_loss_that_is_accepted_without_the_users_word(losing: History) -> None
     assert losing.found == "a loss is accepted, and the user has not said so"
 
 
-def test_a_loss_of_records_that_belong_nowhere(losing: History) -> None:
+def test_checker_reports_a_recorded_loss_of_records_that_belong_to_no_output(
+    losing: History,
+) -> None:
     losing.event()
     txn = losing.prepare(Event(f"{IN_A}-0:0", "another key", 1))
     losing.publish(counter=1, offsets=(0,))
@@ -305,7 +321,7 @@ def test_a_loss_of_records_that_belong_nowhere(losing: History) -> None:
 # --- retractions ------------------------------------------------------------------------------
 
 
-def test_a_retraction_by_right_takes_offsets_back(losing: History) -> None:
+def test_checker_accepts_a_justified_rollback_that_takes_offsets_back(losing: History) -> None:
     losing.publish(counter=1, offsets=(3,))
     event = losing.event()
     txn = losing.prepare(event)
@@ -319,7 +335,7 @@ def test_a_retraction_by_right_takes_offsets_back(losing: History) -> None:
     assert losing.found == ""
 
 
-def test_a_retraction_of_what_is_committed(losing: History) -> None:
+def test_checker_reports_a_rollback_of_a_committed_transaction(losing: History) -> None:
     first, second = losing.prepare(), losing.prepare(slot=1)
     number = losing.publish(first, second)
     losing.end(first)
@@ -328,13 +344,13 @@ def test_a_retraction_of_what_is_committed(losing: History) -> None:
     assert losing.found == f"rolled back, and {first.transactional_id} is committed"
 
 
-def test_a_retraction_of_what_is_open(losing: History) -> None:
+def test_checker_reports_a_rollback_of_an_open_transaction(losing: History) -> None:
     txn = losing.prepare()
     losing.retract(losing.publish(txn), txn)
     assert losing.found == f"rolled back, and {txn.transactional_id} is open"
 
 
-def test_a_retraction_that_names_something_else(losing: History) -> None:
+def test_checker_reports_a_rollback_that_lists_other_transactions(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
@@ -342,7 +358,7 @@ def test_a_retraction_that_names_something_else(losing: History) -> None:
     assert "names other transactions" in losing.found
 
 
-def test_a_retraction_without_need(losing: History) -> None:
+def test_checker_reports_a_rollback_without_a_timed_out_transaction(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.end(txn, commit=False)
@@ -353,14 +369,16 @@ def test_a_retraction_without_need(losing: History) -> None:
 # --- fences -----------------------------------------------------------------------------------
 
 
-def test_a_fence_of_a_newer_attempt(history: History) -> None:
+def test_checker_reports_a_fence_of_an_id_of_a_newer_attempt(history: History) -> None:
     history.log.fence(history.name(attempt=2))
     assert history.found == (
         f"jobmaster of attempt 1 fences {history.name(attempt=2)} of a newer attempt"
     )
 
 
-def test_a_fence_of_what_an_unsettled_publication_names(history: History) -> None:
+def test_checker_reports_a_fence_of_an_id_that_an_unsettled_publication_lists(
+    history: History,
+) -> None:
     txn = history.prepare()
     history.publish(txn)
     history.claim()
@@ -370,26 +388,28 @@ def test_a_fence_of_what_an_unsettled_publication_names(history: History) -> Non
     )
 
 
-def test_an_id_that_a_process_of_no_attempt_initialises(history: History) -> None:
+def test_checker_reports_an_id_that_a_process_of_no_attempt_initialises(history: History) -> None:
     history.asks = history.process("stranger")
     history.log.fence(history.name())
     assert history.found == f"stranger initialises {history.name()}"
 
 
-def test_a_slot_that_uses_an_id_of_another_attempt(history: History) -> None:
+def test_checker_reports_a_slot_that_uses_an_id_of_another_attempt(history: History) -> None:
     history.claim()
     history.asks = history.slot
     history.clients.producer({}, history.name(attempt=1), TIMEOUT_MS)
     assert history.found == f"a slot of attempt 2 initialises {history.name(attempt=1)}"
 
 
-def test_a_slot_that_uses_an_id_again_whose_transaction_is_open(history: History) -> None:
+def test_checker_reports_a_slot_that_reuses_an_id_whose_transaction_is_open(
+    history: History,
+) -> None:
     txn = history.prepare()
     history.prepare()
     assert history.found == f"slot-1 initialises {txn.transactional_id}, whose transaction is open"
 
 
-def test_an_id_that_two_workers_of_a_backfill_initialise(history: History) -> None:
+def test_checker_reports_an_id_that_two_workers_of_a_backfill_initialise(history: History) -> None:
     for _ in range(2):
         history.asks = history.process("worker")
         history.watch.worker_is(history.asks, history.attempt)
@@ -397,7 +417,7 @@ def test_an_id_that_two_workers_of_a_backfill_initialise(history: History) -> No
     assert history.found == f"worker initialises {history.name()}, as another worker has done"
 
 
-def test_an_id_that_a_worker_initialises_again_after_its_next_attempt_has_begun(
+def test_checker_accepts_a_worker_that_initialises_its_id_again_in_its_next_attempt(
     history: History,
 ) -> None:
     """A thread of a task that has ended may still ask."""
@@ -408,7 +428,7 @@ def test_an_id_that_a_worker_initialises_again_after_its_next_attempt_has_begun(
     assert history.found == ""
 
 
-def test_a_wave_that_is_published_although_its_tasks_have_read_other_runs(
+def test_checker_reports_a_published_wave_whose_tasks_have_read_other_runs(
     history: History,
 ) -> None:
     history.watch.wave_ran(history.attempt, "a task was given other rows")
@@ -416,7 +436,7 @@ def test_a_wave_that_is_published_although_its_tasks_have_read_other_runs(
     assert history.found == "1-1 is published, although a task was given other rows"
 
 
-def test_a_source_that_starts_before_the_fence(history: History) -> None:
+def test_checker_reports_a_source_that_starts_before_older_ids_are_fenced(history: History) -> None:
     txn = history.prepare()
     history.passes(1.0)
     history.claim()
@@ -429,7 +449,9 @@ def test_a_source_that_starts_before_the_fence(history: History) -> None:
 # --- what may not last ------------------------------------------------------------------------
 
 
-def test_a_stall(history: History) -> None:
+def test_checker_reports_a_transaction_of_a_dead_attempt_that_stays_open_too_long(
+    history: History,
+) -> None:
     """Once all is quiet, a dead attempt's transaction may stay open for a while and no longer."""
     txn = history.prepare()
     history.passes(1.0)
@@ -448,7 +470,7 @@ def test_a_stall(history: History) -> None:
     )
 
 
-def test_a_transaction_of_the_living_attempt_is_no_stall(history: History) -> None:
+def test_checker_accepts_a_long_open_transaction_of_the_current_attempt(history: History) -> None:
     history.prepare()
     history.watch.look_for_stalls(quiet_since_s=0.0)
     history.scheduler.now = 10 * STALL_S
@@ -456,13 +478,15 @@ def test_a_transaction_of_the_living_attempt_is_no_stall(history: History) -> No
     assert history.found == ""
 
 
-def test_a_transaction_that_outlives_the_job(history: History) -> None:
+def test_checker_reports_a_transaction_that_is_open_after_the_job_ended(history: History) -> None:
     txn = history.prepare()
     history.watch.nothing_open()
     assert history.found == f"{txn.transactional_id} is open after the end of the job"
 
 
-def test_a_transaction_that_outlives_a_job_with_backfills(history: History) -> None:
+def test_checker_reports_a_transaction_that_is_open_after_a_job_with_backfills_ended(
+    history: History,
+) -> None:
     """A transaction that a worker of a dead backfill opens behind the close is excused. No other
     is.
     """
@@ -472,7 +496,7 @@ def test_a_transaction_that_outlives_a_job_with_backfills(history: History) -> N
     assert history.found == f"{txn.transactional_id} is open after the end of the job"
 
 
-def test_the_first_violation_is_kept(history: History) -> None:
+def test_checker_keeps_only_the_first_violation(history: History) -> None:
     history.watch.violated("first")
     history.watch.violated("second")
     assert history.found == "first"

@@ -65,14 +65,14 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.seeds
-def test_loaded_runs_meet_what_they_are_loaded_for(met: Counter[str]) -> None:
+def test_loaded_runs_meet_every_effect_of_load_and_are_exact(met: Counter[str]) -> None:
     loaded = [seed for seed in SEEDS if plan(seed).load.bursts]
     assert {seed: run_seed(seed).violation for seed in loaded} == dict.fromkeys(loaded)
     assert len(met) == 7
     assert min(met.values()) > 5, met
 
 
-def test_some_runs_have_no_load_and_others_every_kind_of_it() -> None:
+def test_some_plans_have_no_load_and_the_others_cover_every_kind_of_load() -> None:
     loads = [plan(seed).load for seed in range(200)]
     idle = [load for load in loads if not load.bursts]
     assert set(map(repr, idle)) == {repr(Load())}
@@ -83,7 +83,7 @@ def test_some_runs_have_no_load_and_others_every_kind_of_it() -> None:
     assert any(load.cache_entries for load in loads)
 
 
-def test_a_job_whose_records_take_time_may_take_time_for_its_checkpoints() -> None:
+def test_plan_with_slow_records_has_a_checkpoint_timeout_of_ten_seconds_or_more() -> None:
     """With a shorter timeout such a job would never end, although no code is wrong."""
     busy = [each for each in map(plan, range(200)) if each.load.work_s]
     assert busy
@@ -92,7 +92,7 @@ def test_a_job_whose_records_take_time_may_take_time_for_its_checkpoints() -> No
         assert each.load.limits.keys() >= SMALL.keys()
 
 
-def test_inputs_are_named_by_their_places_in_the_order_in_which_they_are_written() -> None:
+def test_input_events_are_named_by_their_offset_in_their_partition() -> None:
     for seed in range(50):
         drawn, counts = plan(seed), Counter[str]()
         assert list(drawn.inputs) == sorted(drawn.inputs, key=lambda each: each.at_s)

@@ -51,7 +51,7 @@ class Host:
 
 
 @pytest.mark.parametrize("wrong", [nothing(), MemoryBlobs(ANOTHER)], ids=["nothing", "another"])
-def test_who_is_bound_to_a_storage_uses_no_other(wrong: MemoryBlobs) -> None:
+def test_store_bound_to_one_storage_raises_storage_gone_on_another(wrong: MemoryBlobs) -> None:
     host = Host()
 
     def act() -> None:
@@ -70,7 +70,7 @@ def test_who_is_bound_to_a_storage_uses_no_other(wrong: MemoryBlobs) -> None:
     assert (wrong.objects, host.right.objects) == ({}, {"b": b"1"})
 
 
-def test_who_is_bound_to_nothing_finds_nothing_and_cannot_write_there() -> None:
+def test_store_without_a_mounted_storage_reads_nothing_and_can_not_write() -> None:
     host = Host()
 
     def act() -> None:
@@ -84,7 +84,7 @@ def test_who_is_bound_to_nothing_finds_nothing_and_cannot_write_there() -> None:
     host.does(act)
 
 
-def test_a_create_during_which_the_storage_vanishes_is_unknown_and_was_made_in_it() -> None:
+def test_create_is_unknown_and_lands_if_the_storage_vanishes_during_it() -> None:
     host = Host()
 
     def act() -> None:
@@ -96,7 +96,7 @@ def test_a_create_during_which_the_storage_vanishes_is_unknown_and_was_made_in_i
     assert host.right.objects == {"a": b"1"}
 
 
-def test_an_older_copy_lacks_the_claim_of_the_attempt_and_all_after_it() -> None:
+def test_older_storage_copy_lacks_the_claim_of_the_attempt_and_later_entries() -> None:
     blobs, job = MemoryBlobs(), JobName("j")
     paths = [entry_path(job, JournalNumber(number)) for number in (1, 2, 3)]
     blobs.objects = dict.fromkeys((*paths, "j/manifests/1-1.json"), b"")
@@ -104,7 +104,7 @@ def test_an_older_copy_lacks_the_claim_of_the_attempt_and_all_after_it() -> None
     assert sorted(copy.objects) == [paths[0], "j/manifests/1-1.json"]
 
 
-def test_a_job_may_look_at_another_kafka_cluster_and_work_on_none() -> None:
+def test_job_may_describe_another_kafka_cluster_but_not_fetch_from_it() -> None:
     told: list[str] = []
     elsewhere = Elsewhere(told.append)
     elsewhere.decide(Call(Api.METADATA, "slot"))
@@ -118,7 +118,7 @@ def plan(seed: int) -> Plan:
     return Plan.drawn(random.Random(f"{seed}/plan"))
 
 
-def test_some_runs_have_mishaps_of_each_kind_and_none_in_which_output_may_be_lost() -> None:
+def test_some_plans_have_mishaps_of_each_kind_and_none_of_them_has_a_blackout() -> None:
     plans = [plan(seed) for seed in SEEDS]
     some = [each for each in plans if each.mishaps]
     assert 0.1 < len(some) / len(plans) < 0.3
@@ -141,7 +141,7 @@ MET = {
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("kind", mishaps.KINDS)
-def test_jobs_meet_it_and_come_to_their_end(kind: str) -> None:
+def test_jobs_meet_each_kind_of_mishap_and_still_end(kind: str) -> None:
     said = Counter[str]()
 
     def listen(told: TraceEvent) -> None:

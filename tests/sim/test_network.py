@@ -115,7 +115,7 @@ class TestCalls:
         calls.run(5)
         assert calls.handled == ["second", "first"]
 
-    def test_a_late_request_is_handled_although_nobody_waits(self, calls: Calls) -> None:
+    def test_late_request_is_handled_after_its_caller_timed_out(self, calls: Calls) -> None:
         calls.fates["call"] = [(5.0,)]
         calls.call("late", timeout_s=1.0)
         calls.run(2)
@@ -124,7 +124,7 @@ class TestCalls:
         assert calls.outcomes == {"late": "no reply w after 1.0 s"}
         assert calls.handled == ["late"]
 
-    def test_a_partition_is_silence_and_what_it_held_arrives_after_it(self, calls: Calls) -> None:
+    def test_partition_delays_requests_until_it_heals(self, calls: Calls) -> None:
         calls.network.partition([calls.here], [calls.there])
         calls.call("gives up")
         calls.run(15)
@@ -176,7 +176,7 @@ class TestCalls:
         assert calls.outcomes["in the dark"] == "no reply w after 10.0 s"
         assert calls.handled == []
 
-    def test_a_cut_ends_calls_under_way_and_nobody_knows_whether_they_were_handled(
+    def test_cut_connection_fails_pending_calls_that_may_still_be_handled(
         self, calls: Calls
     ) -> None:
         calls.fates["call"] = [(1.0,)]
@@ -190,7 +190,7 @@ class TestCalls:
         calls.run(1)
         assert calls.outcomes["again"] == "replied after 0.0 s"
 
-    def test_what_a_dead_client_asked_is_handled_and_its_answer_goes_nowhere(
+    def test_request_of_a_killed_client_is_handled_and_its_reply_is_dropped(
         self, calls: Calls
     ) -> None:
         calls.fates["call"] = [(1.0,)]
@@ -275,19 +275,21 @@ class TestExchange:
         slots.run(1)
         assert slots.frames[1] == [(0, b"a")]
 
-    def test_a_frozen_slot_greets_nobody_and_is_given_up(self, scheduler: Scheduler) -> None:
+    def test_frozen_slot_is_lost_if_it_does_not_connect_within_60_s(
+        self, scheduler: Scheduler
+    ) -> None:
         slots = Slots(scheduler, freeze=1)
         slots.run(30)
         assert slots.lost == [[], []]
         slots.run(60)
         assert "did not connect within 60 s" in slots.lost[0][0]
 
-    def test_a_cut_is_a_loss_on_both_sides(self, slots: Slots) -> None:
+    def test_cut_connection_is_reported_as_lost_on_both_sides(self, slots: Slots) -> None:
         slots.network.cut(slots.processes[:1], slots.processes[1:])
         slots.run(1)
         assert all("the connection broke" in lost[0] for lost in slots.lost)
 
-    def test_a_killed_slot_is_lost_and_what_it_sent_last_may_have_arrived(
+    def test_killed_slot_is_lost_and_only_some_of_its_last_frames_may_arrive(
         self, scheduler: Scheduler
     ) -> None:
         arrived: Counter[int] = Counter()
@@ -305,7 +307,9 @@ class TestExchange:
             own.close()
         assert set(arrived) == {0, 1, 2, 3}
 
-    def test_a_frozen_slot_hears_a_goodbye_when_it_wakes_up(self, slots: Slots) -> None:
+    def test_frozen_slot_receives_the_close_of_its_peer_when_it_wakes_up(
+        self, slots: Slots
+    ) -> None:
         slots.processes[1].freeze()
         slots.send(0, b"last")
         slots.run(1)
@@ -320,9 +324,7 @@ class TestExchange:
         assert slots.frames[1] == [(0, b"last")]
         assert slots.lost == [[], []]
 
-    def test_a_part_that_is_changed_while_it_is_under_way_arrives_changed(
-        self, slots: Slots
-    ) -> None:
+    def test_frame_part_that_is_changed_in_transit_arrives_changed(self, slots: Slots) -> None:
         shared = bytearray(b"as sent")
         slots.send(0, shared)
         slots.run(CALM_S / 2)
@@ -330,7 +332,7 @@ class TestExchange:
         slots.run(1)
         assert slots.frames[1] == [(0, b"changed")]
 
-    def test_a_fate_without_a_copy_breaks_the_connection(self, scheduler: Scheduler) -> None:
+    def test_lost_frame_breaks_the_connection(self, scheduler: Scheduler) -> None:
         fates: list[Copies] = []
         network = Network(scheduler, lambda *_: fates.pop(0) if fates else (CALM_S,))
         slots = Slots(scheduler, network)
@@ -369,7 +371,7 @@ def stormy(seed: int) -> tuple[str, int]:
     return scheduler.story.digest(), len(slots.frames[1])
 
 
-def test_a_seed_decides_all_of_the_weather() -> None:
+def test_seed_determines_all_network_faults() -> None:
     assert [stormy(seed) for seed in range(20)] == [stormy(seed) for seed in range(20)]
     assert len({stormy(seed) for seed in range(20)}) > 10
 

@@ -86,7 +86,7 @@ def totals(of: Sequence[Event]) -> list[Result]:
     return results
 
 
-def test_a_right_history_is_complete_and_its_order_between_keys_is_free() -> None:
+def test_oracle_accepts_a_correct_history_in_any_order_between_keys() -> None:
     first, second, third = given = events("a", "b", "a")
     history = History(BY_PIPELINE[Stateless], *given)
     history.committed(plain(second))
@@ -95,7 +95,7 @@ def test_a_right_history_is_complete_and_its_order_between_keys_is_free() -> Non
     assert (history.oracle.visible, history.oracle.missing) == (3, 0)
 
 
-def test_what_is_open_or_aborted_is_not_judged() -> None:
+def test_oracle_ignores_records_of_open_and_aborted_transactions() -> None:
     (event,) = events("a")
     history = History(BY_PIPELINE[Stateless], event)
     history.ended(history.written(plain(event)), commit=False)
@@ -106,7 +106,7 @@ def test_what_is_open_or_aborted_is_not_judged() -> None:
     history.oracle.complete()
 
 
-def test_a_record_that_never_appears_is_missing_at_the_end() -> None:
+def test_oracle_reports_a_record_that_is_missing_at_the_end() -> None:
     first, second = events("a", "b")
     history = History(BY_PIPELINE[Stateless], first, second)
     history.committed(plain(first))
@@ -114,14 +114,14 @@ def test_a_record_that_never_appears_is_missing_at_the_end() -> None:
         history.oracle.complete()
 
 
-def test_a_record_before_a_visible_one_of_its_key_is_lost() -> None:
+def test_oracle_reports_a_record_that_is_skipped_before_a_visible_one_of_its_key() -> None:
     first, second = events("a", "a")
     history = History(BY_PIPELINE[Stateless], first, second)
     with pytest.raises(Violation, match=r"in-a-0:0 must come next: in-a-0:0 was skipped"):
         history.committed(plain(second))
 
 
-def test_a_record_that_is_visible_twice_is_doubled() -> None:
+def test_oracle_reports_a_record_that_is_visible_twice() -> None:
     first, second = events("a", "a")
     history = History(BY_PIPELINE[Stateless], first, second)
     history.committed(plain(first))
@@ -129,7 +129,7 @@ def test_a_record_that_is_visible_twice_is_doubled() -> None:
         history.committed(plain(first))
 
 
-def test_what_was_visible_may_not_be_written_again_by_a_recovery() -> None:
+def test_oracle_reports_visible_records_that_a_recovery_writes_again() -> None:
     given = events("a", "a")
     history = History(BY_PIPELINE[Totals], *given)
     history.committed(*totals(given))
@@ -137,20 +137,20 @@ def test_what_was_visible_may_not_be_written_again_by_a_recovery() -> None:
         history.committed(*totals(given))
 
 
-def test_records_of_a_key_in_the_wrong_order_are_named() -> None:
+def test_oracle_reports_records_of_a_key_in_the_wrong_order() -> None:
     first, second = events("a", "a")
     history = History(BY_PIPELINE[Stateless], first, second)
     with pytest.raises(Violation, match="in-a-0:0 was skipped"):
         history.committed(plain(second), plain(first))
 
 
-def test_a_record_that_nobody_wrote_is_named() -> None:
+def test_oracle_reports_a_record_without_an_input_event() -> None:
     history = History(BY_PIPELINE[Stateless])
     with pytest.raises(Violation, match="nothing more must come next"):
         history.committed(plain(*events("a")))
 
 
-def test_each_sink_has_its_own_account() -> None:
+def test_oracle_expects_the_results_of_each_sink_separately() -> None:
     given = events("a")
     history = History(BY_PIPELINE[TwoSinks], *given)
     history.committed(*totals(given))
@@ -160,7 +160,7 @@ def test_each_sink_has_its_own_account() -> None:
     history.oracle.complete()
 
 
-def test_one_of_two_results_of_an_event_is_lost() -> None:
+def test_oracle_reports_that_one_of_two_results_of_an_event_is_missing() -> None:
     (event,) = events("a")
     history = History(BY_PIPELINE[FlatMapped], event)
     with pytest.raises(Violation, match="in-a-0:0/1 was skipped"):
@@ -168,7 +168,7 @@ def test_one_of_two_results_of_an_event_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("count", "total"), [(3, 3), (2, 4), (1, 3)])
-def test_a_state_that_did_not_hold_each_event_once_is_named(count: int, total: int) -> None:
+def test_oracle_reports_a_total_that_does_not_count_each_event_once(count: int, total: int) -> None:
     first, second = given = events("a", "a")
     history = History(BY_PIPELINE[Totals], *given)
     history.committed(*totals([first]))
@@ -194,7 +194,7 @@ def test_two_sinks_that_share_a_count_may_become_visible_in_either_order() -> No
         history.oracle.complete()
 
 
-def test_a_count_that_both_sinks_show_is_named() -> None:
+def test_oracle_reports_a_count_that_appears_in_both_sinks() -> None:
     given = events("a", "a")
     (even,), (odd,) = sided(given)
     history = History(BY_PIPELINE[Sided], *given)
@@ -203,7 +203,7 @@ def test_a_count_that_both_sinks_show_is_named() -> None:
         history.committed(msgspec.structs.replace(even, count=1), sink=OUT_A)
 
 
-def test_behind_a_stated_loss_counts_go_on() -> None:
+def test_oracle_accepts_counts_that_continue_after_a_recorded_loss() -> None:
     given = events("a", "a", "a")
     first, second, third = totals(given)
     history = History(BY_PIPELINE[Totals], *given)
@@ -214,7 +214,7 @@ def test_behind_a_stated_loss_counts_go_on() -> None:
     assert (history.oracle.visible, history.oracle.forgiven) == (2, 1)
 
 
-def test_a_loss_excuses_no_other_record() -> None:
+def test_oracle_reports_a_skipped_record_that_a_recorded_loss_does_not_cover() -> None:
     given = events("a", "a", "a")
     _, second, third = totals(given)
     history = History(BY_PIPELINE[Totals], *given)
@@ -223,7 +223,7 @@ def test_a_loss_excuses_no_other_record() -> None:
         history.committed(third)
 
 
-def test_what_was_stated_to_be_lost_may_not_appear() -> None:
+def test_oracle_reports_a_record_that_appears_after_its_recorded_loss() -> None:
     given = events("a", "a")
     first, second = totals(given)
     history = History(BY_PIPELINE[Totals], *given)
@@ -232,7 +232,7 @@ def test_what_was_stated_to_be_lost_may_not_appear() -> None:
         history.committed(first, second)
 
 
-def test_what_is_visible_is_not_lost() -> None:
+def test_oracle_reports_a_recorded_loss_of_a_visible_record() -> None:
     (event,) = events("a")
     history = History(BY_PIPELINE[Stateless], event)
     producer = history.written(plain(event))
@@ -258,7 +258,7 @@ SOURCE = TopicPartition(IN_A, 0)
 
 
 @pytest.mark.parametrize("visible", [2, 3])
-def test_behind_an_older_checkpoint_all_comes_once_more(visible: int) -> None:
+def test_oracle_expects_all_records_after_a_restored_checkpoint_once_more(visible: int) -> None:
     anew = Anew(visible=visible)
     anew.history.committed(*anew.results[visible:3])
     assert anew.history.oracle.missing == 3
@@ -266,7 +266,7 @@ def test_behind_an_older_checkpoint_all_comes_once_more(visible: int) -> None:
     anew.history.oracle.complete()
 
 
-def test_what_does_not_come_once_more_is_missing() -> None:
+def test_oracle_reports_a_record_that_is_not_repeated_after_a_restored_checkpoint() -> None:
     anew = Anew()
     with pytest.raises(Violation, match=r"in-a-0:1 must come next: in-a-0:1 was skipped"):
         anew.history.committed(anew.results[3])
@@ -274,26 +274,26 @@ def test_what_does_not_come_once_more_is_missing() -> None:
         anew.history.oracle.complete()
 
 
-def test_what_is_before_an_older_checkpoint_does_not_come_once_more() -> None:
+def test_oracle_reports_a_repeated_record_from_before_the_restored_checkpoint() -> None:
     anew = Anew()
     with pytest.raises(Violation, match="in-a-0:0 stands there a second time"):
         anew.history.committed(anew.results[0])
 
 
-def test_state_goes_back_with_the_positions() -> None:
+def test_oracle_reports_state_that_did_not_go_back_with_the_offsets() -> None:
     anew = Anew()
     going_on = msgspec.structs.replace(anew.results[1], count=4, total=8)
     with pytest.raises(Violation, match="says count 4 and total 8 of group a, where 2 and 3"):
         anew.history.committed(going_on)
 
 
-def test_what_the_last_checkpoint_holds_becomes_visible_first() -> None:
+def test_oracle_expects_output_of_the_last_checkpoint_before_repeated_records() -> None:
     anew = Anew(visible=2)
     with pytest.raises(Violation, match="in-a-0:2 must come next: in-a-0:2 was skipped"):
         anew.history.committed(anew.results[1])
 
 
-def test_who_goes_on_after_all_repeats_nothing() -> None:
+def test_oracle_expects_no_repetition_after_a_restore_of_the_last_checkpoint() -> None:
     """The job continues from the last checkpoint, because the one that began again published
     nothing.
     """
@@ -303,7 +303,7 @@ def test_who_goes_on_after_all_repeats_nothing() -> None:
     anew.history.oracle.complete()
 
 
-def test_a_checkpoint_that_lacks_what_comes_once_more_is_named() -> None:
+def test_oracle_reports_a_checkpoint_that_lacks_repeated_records() -> None:
     anew = Anew()
     producer = anew.history.written(anew.results[1])
     logs = list(anew.history.logs.values())
@@ -312,7 +312,7 @@ def test_a_checkpoint_that_lacks_what_comes_once_more_is_named() -> None:
         anew.history.oracle.cut(logs, {SOURCE: 3}, {producer})
 
 
-def test_what_a_checkpoint_names_may_have_timed_out_before_it_was_published() -> None:
+def test_oracle_accepts_a_checkpoint_that_lists_an_already_aborted_transaction() -> None:
     """Found by seed 1742: the reader had passed it by already."""
     given = events("a", "b")
     history = History(BY_PIPELINE[Stateless], *given)

@@ -19,7 +19,7 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def test_who_is_started_behind_a_partition_is_behind_it_too(scheduler: Scheduler) -> None:
+def test_child_of_a_partitioned_process_is_partitioned_too(scheduler: Scheduler) -> None:
     calls = Calls(scheduler)
     calls.network.partition([calls.here], [calls.there])
     child = calls.scheduler.process("child", calls.here)
@@ -36,7 +36,9 @@ def test_who_is_started_behind_a_partition_is_behind_it_too(scheduler: Scheduler
     assert calls.handled == ["from below", "healed"]
 
 
-def test_the_side_of_a_host_that_appears_is_drawn_and_stays(scheduler: Scheduler) -> None:
+def test_host_that_starts_during_a_partition_gets_a_random_side_and_keeps_it(
+    scheduler: Scheduler,
+) -> None:
     hosts: set[SimProcess] = set()
     network = Network(scheduler, apart=hosts.__contains__)
     manager, other = scheduler.process("manager"), scheduler.process("other")

@@ -53,7 +53,7 @@ class Job:
         self.oracle.plain.cut(attempt, {SOURCE: offset})
 
 
-def test_what_follows_a_checkpoint_may_come_again_with_each_recovery() -> None:
+def test_at_least_once_sink_may_repeat_records_after_the_restored_checkpoint() -> None:
     job = Job()
     first, second, third, fourth = job.results
     job.write(1, first, second)
@@ -68,19 +68,19 @@ def test_what_follows_a_checkpoint_may_come_again_with_each_recovery() -> None:
     assert (job.oracle.visible, job.oracle.missing) == (4, 0)
 
 
-def test_a_double_without_a_recovery_is_named() -> None:
+def test_duplicate_without_a_recovery_is_reported() -> None:
     job = Job()
     with pytest.raises(Violation, match="attempt 1 has written in-a-0:0 of key a after in-a-0:0"):
         job.write(1, job.results[0], job.results[0])
 
 
-def test_records_of_a_key_in_the_wrong_order_are_named() -> None:
+def test_records_of_a_key_in_the_wrong_order_are_reported() -> None:
     job = Job()
     with pytest.raises(Violation, match="has written in-a-0:1 of key a after in-a-0:2"):
         job.write(1, job.results[0], job.results[2], job.results[1])
 
 
-def test_what_a_checkpoint_covers_does_not_come_again() -> None:
+def test_repeated_record_from_before_the_restored_checkpoint_is_reported() -> None:
     job = Job()
     job.write(1, *job.results[:2])
     job.publish(1, 2)
@@ -89,7 +89,7 @@ def test_what_a_checkpoint_covers_does_not_come_again() -> None:
         job.write(2, job.results[1])
 
 
-def test_what_a_checkpoint_covers_was_written_by_its_attempt() -> None:
+def test_checkpoint_is_reported_if_only_an_earlier_attempt_wrote_its_output() -> None:
     """Output that an earlier attempt has written there belongs to a state that is gone."""
     job = Job()
     job.write(1, *job.results[:2])
@@ -100,7 +100,7 @@ def test_what_a_checkpoint_covers_was_written_by_its_attempt() -> None:
         job.publish(2, 2)
 
 
-def test_a_gap_is_named_when_a_checkpoint_covers_it_and_not_before() -> None:
+def test_output_gap_is_reported_only_once_a_checkpoint_covers_it() -> None:
     job = Job()
     job.write(1, job.results[0], job.results[2])
     job.publish(1, 1)
@@ -108,7 +108,7 @@ def test_a_gap_is_named_when_a_checkpoint_covers_it_and_not_before() -> None:
         job.publish(1, 3)
 
 
-def test_a_state_that_is_not_that_of_the_positions_is_named() -> None:
+def test_count_that_does_not_match_the_offsets_is_reported() -> None:
     job = Job()
     job.begins(2, 1)
     wrong = msgspec.structs.replace(job.results[1], count=3)
@@ -120,20 +120,20 @@ def test_a_state_that_is_not_that_of_the_positions_is_named() -> None:
         job.write(3, msgspec.structs.replace(job.results[1], count=1))
 
 
-def test_a_total_that_does_not_add_up_is_named() -> None:
+def test_total_that_does_not_add_up_is_reported() -> None:
     job = Job()
     with pytest.raises(Violation, match="says count 1 and total 7 of group a, where 1 and 1"):
         job.write(1, msgspec.structs.replace(job.results[0], total=7))
 
 
-def test_what_nobody_has_written_is_missing_at_the_end() -> None:
+def test_unwritten_result_is_reported_as_missing_at_the_end() -> None:
     job = Job()
     job.write(1, *job.results[:3])
     with pytest.raises(Violation, match="1 results are missing at the end, the first of them in-a"):
         job.oracle.complete()
 
 
-def test_after_a_restore_by_hand_all_behind_it_is_due_again() -> None:
+def test_records_after_a_manually_restored_checkpoint_are_expected_again() -> None:
     job = Job()
     job.write(1, *job.results)
     job.oracle.rewind({SOURCE: 4}, {SOURCE: 2})
@@ -143,7 +143,7 @@ def test_after_a_restore_by_hand_all_behind_it_is_due_again() -> None:
     job.oracle.complete()
 
 
-def test_what_nobody_can_have_written_is_named() -> None:
+def test_record_of_an_unknown_producer_or_event_is_reported() -> None:
     job = Job()
     with pytest.raises(Violation, match="of a producer that no slot has made"):
         job.write(7, job.results[0])
@@ -179,7 +179,7 @@ def test_some_runs_have_sinks_that_are_written_at_least_once() -> None:
 
 
 @pytest.mark.seeds
-def test_a_barrier_that_flushes_nothing_is_found() -> None:
+def test_simulation_finds_an_at_least_once_sink_that_does_not_flush_at_a_barrier() -> None:
     with planted(Mutant("a plain producer is not flushed", (UNFLUSHED,), run_seed, RUNS, 1)):
         violations = [run_seed(seed).violation or "" for seed in plain_runs()[:RUNS]]
     assert sum("and lacks it in" in each for each in violations) > 1

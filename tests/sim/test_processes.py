@@ -109,7 +109,9 @@ def scheduler() -> Iterator[Scheduler]:
     scheduler.close()
 
 
-def test_a_frozen_parent_hears_of_its_child_when_it_wakes_up(scheduler: Scheduler) -> None:
+def test_frozen_parent_receives_the_exit_of_its_child_when_it_wakes_up(
+    scheduler: Scheduler,
+) -> None:
     parent = scheduler.process("parent")
     told: list[float] = []
     child = SimStarter(parent).spawn("exit 3", lambda _status: told.append(scheduler.now))

@@ -49,13 +49,13 @@ class World:
         return self.log.start
 
 
-def test_what_was_passed_goes_when_the_next_checkpoint_but_one_is_published() -> None:
+def test_retention_deletes_input_at_the_second_checkpoint_after_it_was_read() -> None:
     world = World()
     assert [world.published(at) for at in (5, 9, 12, 12, 12)] == [0, 0, 5, 9, 12]
     assert world.retention.expired == 12
 
 
-def test_a_new_attempt_begins_to_count_anew() -> None:
+def test_retention_counts_checkpoints_from_zero_in_a_new_attempt() -> None:
     """A new attempt may begin at the position of the last checkpoint, which no check has seen."""
     world = World()
     world.published(5)
@@ -65,7 +65,7 @@ def test_a_new_attempt_begins_to_count_anew() -> None:
 
 
 @pytest.mark.seeds
-def test_restarts_miss_nothing_that_retention_has_taken() -> None:
+def test_restarts_need_no_input_that_retention_has_deleted() -> None:
     seeds = (s for s in range(10_000) if Plan.drawn(random.Random(f"{s}/plan")).retention)
     outcomes = [run_seed(seed) for _, seed in zip(range(12), seeds, strict=False)]
     assert {each.seed: each.violation for each in outcomes if each.violation} == {}

@@ -92,7 +92,7 @@ def test_many_seeds_are_replayed_exactly() -> None:
     assert len({replayed(hash_seed, *seeds) for hash_seed in ("1", "2")}) == 1
 
 
-def test_two_seeds_have_two_stories() -> None:
+def test_different_seeds_have_different_traces() -> None:
     first, second = (run_seed(seed, digest=True).story.digest() for seed in (1, 2))
     assert first != second
 

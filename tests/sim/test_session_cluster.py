@@ -18,7 +18,7 @@ from tidegate.sim.trace import TraceEvent
 RUNS = 24
 
 
-def test_behind_a_service_is_the_newest_server_for_whoever_connects_anew() -> None:
+def test_new_connection_to_a_service_address_reaches_the_newest_server() -> None:
     scheduler = Scheduler(0)
     calling = Calling(Network(scheduler))
     heard: list[str] = []
@@ -58,7 +58,7 @@ def test_a_session_jobmanager_has_a_host_of_its_own_and_a_local_one_has_not() ->
 
 
 @pytest.mark.seeds
-def test_a_jobmanager_that_was_replaced_harms_no_job() -> None:
+def test_jobs_are_exact_although_the_session_jobmanager_is_replaced() -> None:
     seeds = (s for s in range(10_000) if Plan.drawn(random.Random(f"{s}/plan")).session_cluster)
     replaced: set[int] = set()
     violations = {}

@@ -66,7 +66,7 @@ class Starting:
         return [process.name for process in self.scheduler.processes if process.alive]
 
 
-def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
+def test_refused_process_start_raises_and_leaves_no_process(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, child=StartOutcome.REFUSED, zygote=StartOutcome.REFUSED)
     with pytest.raises(ExternalError, match="Cannot start the child process"):
         starting.processes.spawn("child", {}, log="a.log", on_exit=starting.told.append)
@@ -75,7 +75,7 @@ def test_who_is_refused_was_never_there(scheduler: Scheduler) -> None:
     assert (starting.alive(), starting.told) == (["parent"], [])
 
 
-def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> None:
+def test_process_that_dies_at_once_is_reported_with_status_failed(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, child=StartOutcome.DIES, zygote=StartOutcome.DIES)
     starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
     scheduler.run(4.0)
@@ -85,7 +85,7 @@ def test_who_dies_at_once_is_told_of_and_did_nothing(scheduler: Scheduler) -> No
     assert starting.alive() == ["parent"]
 
 
-def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
+def test_slot_that_dies_at_once_is_reported_as_forked_and_then_ended(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, slot=StartOutcome.DIES)
     starting.fork_server()
     ready, forked, ended = starting.told
@@ -94,7 +94,7 @@ def test_a_slot_that_dies_at_once_was_forked(scheduler: Scheduler) -> None:
     assert ended == SlotEnded(index=0, pid=forked.pid, status=FAILED)
 
 
-def test_a_fork_server_that_may_not_fork_says_so_and_lives(scheduler: Scheduler) -> None:
+def test_fork_server_reports_a_refused_fork_and_stays_alive(scheduler: Scheduler) -> None:
     starting = Starting(scheduler, slot=StartOutcome.REFUSED)
     starting.fork_server()
     assert starting.told[1:] == [SlotNotForked(index=0, reason="there is no room")]
@@ -119,7 +119,7 @@ def test_starts_fail_in_some_runs_never_twice_in_a_row_and_not_after_the_faults(
     assert {trouble.of_start("slot") for _ in range(STARTS)} == {StartOutcome.LIVES}
 
 
-def test_a_jobmanager_that_forgets_what_it_could_not_start_is_found() -> None:
+def test_simulation_finds_a_jobmanager_that_forgets_a_failed_jobmaster_start() -> None:
     failing = [seed for seed in SEEDS if plan(seed).weights.starts_fail > 0.1]
     with planted(Mutant("a refusal is forgotten", (FORGETS,), run_seed, len(failing), 1)):
         violations = (run_seed(seed).violation or "" for seed in failing)

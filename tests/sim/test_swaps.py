@@ -44,7 +44,9 @@ def new_event(history: History, number: int) -> Event:
     return event
 
 
-def test_events_of_a_recreated_topic_are_due_once_the_job_is_begun_anew(history: History) -> None:
+def test_events_of_a_recreated_topic_are_expected_after_a_start_without_state(
+    history: History,
+) -> None:
     history.oracle.recreated(IN_A)
     new_event(history, 0)
     assert history.oracle.missing == 1, "until then the old one is what the job has not written"
@@ -64,7 +66,9 @@ def test_a_checkpoint_of_the_new_topic_covers_no_event_of_the_old_one(history: H
     assert history.found == "a checkpoint is behind in-a-0:new.0 (key a), and lacks it in out-a"
 
 
-def test_what_must_be_refused_may_neither_begin_nor_publish(history: History) -> None:
+def test_checker_reports_a_claim_or_publication_of_a_job_that_must_be_refused(
+    history: History,
+) -> None:
     history.watch.must_refuse, history.watch.may_claim = swaps.RECREATED, True
     history.claim("latest", "t")
     assert history.found == ""
@@ -78,7 +82,7 @@ def test_what_must_be_refused_may_neither_begin_nor_publish(history: History) ->
     assert other.found == f"attempt 1 has begun, although {swaps.OTHER_CLUSTER}"
 
 
-def test_a_mirror_has_all_records_at_their_offsets_and_knows_nothing_else() -> None:
+def test_mirror_cluster_has_all_records_but_no_group_offsets_or_transactional_ids() -> None:
     clock = SleepingClock()
     kafka = FakeKafka(clock)
     kafka.create_topic(IN_A, 1)
@@ -103,7 +107,7 @@ def plan(seed: int) -> Plan:
     return Plan.drawn(random.Random(f"{seed}/plan"))
 
 
-def test_some_runs_of_several_lives_have_swaps_and_each_where_it_can_be_refused() -> None:
+def test_some_plans_have_swaps_of_each_kind_only_where_a_job_can_be_refused() -> None:
     plans = [plan(seed) for seed in SEEDS]
     some = [each for each in plans if any(each.swaps)]
     assert 0.1 < len(some) / len(plans) < 0.3
@@ -122,7 +126,7 @@ def test_some_runs_of_several_lives_have_swaps_and_each_where_it_can_be_refused(
 
 @pytest.mark.seeds
 @pytest.mark.parametrize("kind", swaps.KINDS)
-def test_jobs_are_refused_and_go_on_once_it_is_corrected(kind: str) -> None:
+def test_jobs_are_refused_after_a_swap_and_continue_once_it_is_corrected(kind: str) -> None:
     understood = 0
 
     def listen(told: TraceEvent) -> None:

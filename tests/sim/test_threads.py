@@ -61,12 +61,12 @@ def shouting(seed: int) -> tuple[list[str], str]:
     return order, scheduler.story.digest()
 
 
-def test_a_seed_decides_the_order_and_another_seed_another() -> None:
+def test_seed_determines_the_order_of_threads() -> None:
     assert shouting(1) == shouting(1)
     assert len({tuple(shouting(seed)[0]) for seed in range(10)}) == 10
 
 
-def test_time_is_virtual_and_passes_only_as_asked() -> None:
+def test_simulated_sleep_passes_exactly_the_given_virtual_time() -> None:
     scheduler = Scheduler(1)
     process = scheduler.process("sleeper")
     clock, slept = SimClock(process), []
@@ -84,7 +84,7 @@ def test_time_is_virtual_and_passes_only_as_asked() -> None:
     assert process.status == 0
 
 
-def test_a_thread_that_only_asks_lets_others_run_and_time_pass() -> None:
+def test_thread_that_only_reads_the_clock_lets_virtual_time_pass() -> None:
     scheduler = Scheduler(1)
     process = scheduler.process("busy")
     clock, told = SimClock(process), list[str]()
@@ -141,7 +141,7 @@ def test_a_frozen_process_is_a_zombie_that_wakes_up_later() -> None:
     assert told == [pytest.approx(7.0, abs=0.01)]
 
 
-def test_a_process_that_leaves_ends_all_its_threads_at_once() -> None:
+def test_exit_of_a_process_ends_all_its_threads_at_once() -> None:
     scheduler = Scheduler(1)
     process = scheduler.process("leaver")
     world: list[str] = []
@@ -161,7 +161,7 @@ def test_a_process_that_leaves_ends_all_its_threads_at_once() -> None:
     assert (process.status, world) == (3, [])
 
 
-def test_what_leaves_a_thread_is_noticed() -> None:
+def test_exception_that_leaves_a_simulated_thread_is_recorded_as_a_bug() -> None:
     scheduler = Scheduler(1)
     process = scheduler.process("buggy")
     process.start(lambda: 1 // 0, name="divides")

@@ -11,7 +11,9 @@ from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S, IdleW
     ("silence_s", "wait_s"),
     [(0.1, SHORTEST_S), (0.5, 0.01), (1.0, 0.02), (6.0, 0.12), (60.0, LONGEST_S)],
 )
-def test_a_wait_is_a_share_of_the_silence(silence_s: float, wait_s: float) -> None:
+def test_idle_wait_is_a_share_of_the_time_since_the_last_record(
+    silence_s: float, wait_s: float
+) -> None:
     idling = IdleWait(interval_s=3600, now_s=50)
     idling.record_turn(100, 1, woken=False)
     assert idling.wait_s(100 + silence_s, has_remote_inputs=True) == pytest.approx(wait_s)
@@ -20,11 +22,13 @@ def test_a_wait_is_a_share_of_the_silence(silence_s: float, wait_s: float) -> No
 @pytest.mark.parametrize(
     ("interval_s", "wait_s"), [(0.1, UNNOTICEABLE_S), (1, 0.05), (2, 0.1), (10, LONGEST_S)]
 )
-def test_a_barrier_waits_for_a_share_of_the_interval(interval_s: float, wait_s: float) -> None:
+def test_idle_wait_is_at_most_a_share_of_the_checkpoint_interval(
+    interval_s: float, wait_s: float
+) -> None:
     assert IdleWait(interval_s, 100).wait_s(1000, has_remote_inputs=True) == pytest.approx(wait_s)
 
 
-def test_who_gets_some_of_ten_records_a_second_has_them_within_milliseconds() -> None:
+def test_idle_wait_stays_below_15_ms_with_a_record_every_700_ms() -> None:
     """Each goes to one slot of two: a hundredth of them come after 0.7 s without one."""
     idling, now_s, longest_s = IdleWait(10, 0), 0.0, 0.0
     for record in range(1, 100):
@@ -35,7 +39,7 @@ def test_who_gets_some_of_ten_records_a_second_has_them_within_milliseconds() ->
     assert longest_s < 0.015
 
 
-def test_behind_a_message_waits_begin_short_again_and_grow() -> None:
+def test_idle_waits_start_short_again_after_a_message_and_then_grow() -> None:
     idling = IdleWait(10, 100)
     idling.record_turn(200, 0, woken=True)
     waits, now_s = list[float](), 200.0
@@ -48,7 +52,7 @@ def test_behind_a_message_waits_begin_short_again_and_grow() -> None:
     assert idling.wait_s(300, has_remote_inputs=True) == SHORTEST_S
 
 
-def test_who_gets_no_records_from_others_waits_as_long_as_it_was_silent() -> None:
+def test_slot_without_remote_inputs_waits_as_long_as_it_was_without_records() -> None:
     idling = IdleWait(10, 100)
     idling.record_turn(200, 1, woken=False)
     waits, now_s = list[float](), 200.0

@@ -59,7 +59,7 @@ class Failing:
         pass
 
 
-def test_a_slot_whose_jobmaster_fails_on_its_message_leaves() -> None:
+def test_jobmaster_gateway_reports_lost_if_the_jobmaster_fails_on_a_message() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
     line = JobMasterGateway(
@@ -90,7 +90,9 @@ def failing_then() -> None:
         ),
     ],
 )
-def test_a_slot_that_cannot_send_is_not_mute_but_leaves(other: Any, reason: str) -> None:
+def test_jobmaster_gateway_reports_lost_if_a_message_cannot_be_sent(
+    other: Any, reason: str
+) -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     line = JobMasterGateway(
         client=other, clock=other, threads=SystemThreads(), config=Config(), on_lost=said.put
@@ -99,7 +101,7 @@ def test_a_slot_that_cannot_send_is_not_mute_but_leaves(other: Any, reason: str)
     assert said.get(timeout=5) == reason
 
 
-def test_a_slot_whose_heartbeat_fails_leaves() -> None:
+def test_jobmaster_gateway_reports_lost_if_a_heartbeat_cannot_be_sent() -> None:
     """The thread would end without a word, and the JobMaster notice it by its silence only."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other, beats = cast("Any", Unencodable()), cast("Any", Beats(1))
@@ -137,7 +139,7 @@ class Beats:
         return self._left < 0
 
 
-def test_a_heartbeat_tells_news_at_once_and_the_rest_seldom() -> None:
+def test_heartbeat_is_sent_at_once_if_metrics_changed_and_rarely_otherwise() -> None:
     beats = Beats(10)
     told: list[tuple[float, int]] = []
     client = SimpleNamespace(
@@ -156,7 +158,7 @@ def test_a_heartbeat_tells_news_at_once_and_the_rest_seldom() -> None:
     assert told == [(1, 0), (4, 0), (6, 7), (9, 7)]
 
 
-def test_a_slot_that_fails_on_its_message_is_lost() -> None:
+def test_slot_gateway_reports_lost_if_the_slot_fails_on_a_message() -> None:
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = cast("Any", Failing())
     line = SlotGateway(other, other, SystemThreads(), name="tm-1/0", timeout_s=1.0, lost=said.put)
@@ -177,7 +179,7 @@ class OutOfFiles(Failing):
         self.closed.set()
 
 
-def test_a_slot_to_which_nothing_can_be_sent_is_lost() -> None:
+def test_slot_gateway_reports_lost_if_a_message_cannot_be_sent() -> None:
     """The slot would receive nothing more and keep its attempt waiting."""
     said: queue.SimpleQueue[str] = queue.SimpleQueue()
     other = OutOfFiles()
@@ -207,7 +209,7 @@ class Taking:
         pass
 
 
-def test_orders_to_a_slot_keep_their_number_when_they_are_repeated() -> None:
+def test_slot_command_keeps_its_sequence_number_when_it_is_retried() -> None:
     client = Taking()
     line = SlotGateway(
         cast("Any", client),
@@ -244,7 +246,7 @@ def slot_of(*, allocation_id: int, working_folder: str = "") -> Slot:
     return Slot(start, cast("Any", drivers), SlotId(TaskManagerId("tm-1"), 0), 1)
 
 
-def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Path) -> None:
+def test_late_slot_removes_only_its_own_local_state_folder(tmp_path: Path) -> None:
     """Found by the simulator: its successor's state went with it, and the job failed."""
     given_up, successor = (
         slot_of(allocation_id=allocation_id, working_folder=str(tmp_path))
@@ -258,7 +260,7 @@ def test_a_slot_that_leaves_late_takes_its_own_folder_with_it_only(tmp_path: Pat
     assert (its.path / "state").exists()
 
 
-def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -> None:
+def test_slots_of_different_journals_have_separate_local_state_folders(tmp_path: Path) -> None:
     """Both are attempt 1 of a job of this name, in this folder."""
     first, second = (slot_of(allocation_id=1, working_folder=str(tmp_path)) for _ in range(2))
     mine = first._local_folder("j1")
@@ -271,7 +273,7 @@ def test_a_run_with_another_storage_has_local_state_of_its_own(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["post", "run_io"])
-def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: str) -> None:
+def test_failure_in_a_posted_action_or_io_thread_is_reported_with_its_subtask(where: str) -> None:
     """An example is a value that is not of its state's type, which is saved behind the barrier."""
     slot, subtask = slot_of(allocation_id=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
     sent: list[Any] = []
@@ -290,7 +292,9 @@ def test_what_fails_between_batches_or_in_an_io_thread_has_its_subtask(where: st
     assert failed.subtask == subtask
 
 
-def test_a_disk_that_fails_in_an_io_thread_is_no_bug(tmp_path: Path) -> None:
+def test_disk_error_in_an_io_thread_is_reported_as_system_call_error_with_restart(
+    tmp_path: Path,
+) -> None:
     slot = slot_of(allocation_id=1)
     sent: list[Any] = []
     cast("Any", slot._control).send = lambda message, then: sent.append(message)
@@ -302,7 +306,7 @@ def test_a_disk_that_fails_in_an_io_thread_is_no_bug(tmp_path: Path) -> None:
     assert str(tmp_path / "not" / "there") in failed.error.message
 
 
-def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None:
+def test_acknowledgement_carries_alignment_and_sync_time_of_the_subtask() -> None:
     slot = slot_of(allocation_id=1)
     sent: list[Any] = []
     cast("Any", slot._control).send = sent.append
@@ -312,7 +316,7 @@ def test_a_slot_tells_for_how_long_its_subtask_aligned_and_stood_still() -> None
     assert (message.alignment_ms, message.sync_ms) == (40, 7)
 
 
-def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
+def test_slot_executes_each_command_once_and_ignores_late_repetitions() -> None:
     """A barrier that is injected a second time cuts the stream elsewhere, under the same id: the
     files of the checkpoint were overwritten by it, or its channels fell out of step.
     """
@@ -331,7 +335,7 @@ def test_a_slot_obeys_no_order_twice_and_none_that_comes_late() -> None:
     assert len(obeyed) == 3
 
 
-def test_a_slot_that_leaves_does_no_more_work() -> None:
+def test_slot_does_no_more_work_after_close_tasks() -> None:
     """Found by the simulator: a batch that had been read met state that was closed, and so empty;
     a sink that is written at least once showed what came of it.
     """

@@ -42,7 +42,7 @@ from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
 from tidegate.slot.main import Slot, log_generated_code
 
 
-def test_what_an_action_posts_waits_for_the_next_round() -> None:
+def test_mailbox_runs_an_action_that_an_action_posted_in_the_next_round() -> None:
     mailbox, story = Mailbox(SystemThreads()), []
 
     def first() -> None:
@@ -78,13 +78,13 @@ class Kept(Pipeline, name="kept"):
         self.keyed_source.to(self.keyed)
 
 
-def test_source_keys_are_carried_only_where_a_sink_without_key_by_is_reached() -> None:
+def test_source_keys_are_carried_only_if_a_sink_without_record_key_is_reached() -> None:
     graph = build(Kept)
     assert source_keys_wanted(graph, "kept_source")
     assert not source_keys_wanted(graph, "keyed_source")
 
 
-def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
+def test_generated_code_of_a_subtask_is_logged_only_at_debug_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     graph = build(Kept)
@@ -107,7 +107,7 @@ def test_the_loops_of_a_subtask_are_in_the_log_for_who_asks(
     assert vars(caplog.records[4])["fused"] == 5
 
 
-def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
+def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> None:
     """The rows that a snapshot has yet to save are posted turn by turn, and must not take a wait
     each.
     """
@@ -162,7 +162,7 @@ def test_a_slot_waits_for_no_records_while_it_has_something_to_do() -> None:
     ("what", "wait_s"),
     [("a batch", SHORTEST_S), ("a barrier", UNNOTICEABLE_S), ("a message", UNNOTICEABLE_S)],
 )
-def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
+def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short(
     what: str, wait_s: float
 ) -> None:
     """Each wait is what a barrier, or a record from another slot, comes later."""
@@ -213,7 +213,7 @@ def test_what_comes_after_a_long_silence_makes_the_next_wait_short(
     assert waits[-2:] == [LONGEST_S, wait_s]
 
 
-def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_time() -> None:
+def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> None:
     slot: Any = Slot.__new__(Slot)
     now_s, reading = 100.0, True
 
@@ -260,7 +260,7 @@ def test_a_slot_is_saturated_that_waits_for_records_for_less_than_half_of_the_ti
     assert told(0.2, 0.1), "a wait for a way out is no wait for records"
 
 
-def test_a_batch_is_as_large_as_the_widest_split_behind_it_asks_for() -> None:
+def test_most_receivers_is_the_channel_count_of_the_widest_record_writer() -> None:
     ways = [LocalOutputChannel(InputChannel(edge(), SubtaskIndex(0), 8)) for _ in range(3)]
     forward = ForwardWriter(ways[0])
     keyed = KeyGroupWriter(lambda value: value, str.encode, 128, ways, step="orders")
@@ -279,7 +279,7 @@ def _own_garbage() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_own_garbage")
-def test_a_deployed_slot_collects_garbage_rarely_and_not_what_was_loaded(
+def test_deployed_slot_collects_garbage_rarely_and_not_objects_loaded_by_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The user's modules, and what `open` loads, come before; the first record comes after."""
