@@ -39,9 +39,9 @@ from tidegate.drivers.endpoint import LOOPBACK, Endpoint, is_loopback, own_addre
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
 from tidegate.drivers.process.parent_watch import (
+    exit_if_orphaned,
     exit_with_parent,
     is_prestarted,
-    leave_if_orphaned,
     read_arguments,
 )
 from tidegate.drivers.process.prestart import Prestarted
@@ -375,7 +375,7 @@ def _preload(role: str) -> None:
     because other processes need the processor.
     """
     for name in _PRELOADED[role]:
-        leave_if_orphaned()
+        exit_if_orphaned()
         importlib.import_module(name.partition(":")[0])
 
 
@@ -509,12 +509,12 @@ def task_host() -> TaskHost:
     only one set.
     """
     from tidegate.dataplane.engine import IO_THREADS
-    from tidegate.dataplane.shared_control import SharedControl
+    from tidegate.dataplane.shared_control import SharedTransactionAdmin
     from tidegate.dataplane.waves.level_task import TaskHost
 
     drivers = SystemDrivers()
     io = drivers.threads.pool(IO_THREADS, name="io")
-    return TaskHost(drivers=drivers, io=io, control=SharedControl())
+    return TaskHost(drivers=drivers, io=io, shared_admin=SharedTransactionAdmin())
 
 
 def _named(reference: str) -> Callable[..., Any]:

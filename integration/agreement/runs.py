@@ -28,7 +28,7 @@ from integration.support.backfills import BackfillJob
 from integration.support.brokers import TIMEOUT_S, create_topic, unique
 from integration.support.running import ROOT
 from tidegate import build
-from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.executor import Executor
 from tidegate.graph.stream_graph import StreamGraph
 
@@ -119,7 +119,7 @@ class Prepared:
         wave_offsets: int,
         backend: str = "rocksdb",
         executor: Executor | None = None,
-    ) -> tuple[Outcome, list[WaveDone]]:
+    ) -> tuple[Outcome, list[WaveCompleted]]:
         """Run a backfill from the beginning, and return its outcome and its waves."""
         name, folder, sinks = self._place()
         module = name.replace("-", "_")

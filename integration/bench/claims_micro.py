@@ -27,7 +27,7 @@ from integration.bench.cost import Rig
 from integration.bench.page import Table
 from integration.bench.spark_cost import judged, write_module
 from integration.support.backfills import BackfillJob, in_process_host
-from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.driver import Backfill, WaveCompleted
 from tidegate.backfill.executor import InProcessExecutor
 from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
@@ -82,7 +82,7 @@ def measure_claims(
                 made = count
             _wait_until_known(rig.bootstrap, submission.job, count)
             seconds.clear()
-            waves: list[WaveDone] = []
+            waves: list[WaveCompleted] = []
             Backfill(
                 *(submission, config, drivers, executor),
                 wave_offsets=WAVE_OFFSETS,
@@ -96,7 +96,7 @@ def measure_claims(
     return Table("Waves: claims", TITLES, rows, _note(claims))
 
 
-def _are_enough(waves: Sequence[WaveDone]) -> bool:
+def _are_enough(waves: Sequence[WaveCompleted]) -> bool:
     return len(waves) >= WAVES
 
 

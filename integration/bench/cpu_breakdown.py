@@ -212,13 +212,13 @@ def run_slot(
     workload: str, bootstrap: str, sink: str, records: int, properties: dict[str, str]
 ) -> None:
     """Run the parts of a slot in this process and print their figures."""
-    from tidegate.drivers.process.gc_tuning import settle_gc
+    from tidegate.drivers.process.gc_tuning import tune_gc
 
     clocks = Clocks()
     clock_parts(clocks)
     with tempfile.TemporaryDirectory() as folder:
         slot = BareSlot(PIPELINES[workload], bootstrap, sink, Path(folder), properties)
-        settle_gc()
+        tune_gc()
         time.sleep(WARM_S)
         clocks.spent_ns.clear()
         clocks.calls.clear()

@@ -41,7 +41,7 @@ from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter, RemoteOutputChannel
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.drivers.exchange import SocketExchange
-from tidegate.drivers.process.gc_tuning import settle_gc
+from tidegate.drivers.process.gc_tuning import tune_gc
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex, VertexId
 from tidegate.stream_elements import EndOfInput, RecordBatch, TopicPartition
@@ -164,7 +164,7 @@ def receive(kind: str, host: str | None, pipe: Any) -> None:
     mailbox = Mailbox()
     exchange.connect({0: pipe.recv()}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     pipe.recv()
-    settle_gc()
+    tune_gc()
     cpu = time.process_time()
     records = taken = ended = 0
     while ended < CHANNELS:
@@ -208,7 +208,7 @@ def send(kind: str, host: str | None, records: int) -> dict[str, float | str]:
     ours.send(exchange.address)
     exchange.connect({1: address}, post=mailbox.post, on_frames=on_frames, on_lost=lost)
     ours.send("go")
-    settle_gc()
+    tune_gc()
     cpu, began = time.process_time(), time.perf_counter()
     for number in range(records // BATCH):
         mailbox.run_waiting()

@@ -18,7 +18,7 @@ from integration.bench.page import Table
 from integration.bench.spark_cost import judged
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.local_state_dir import LocalStateDir
-from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
+from tidegate.dataplane.state.snapshots import RestoredStore, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.drivers.storage import open_store
 from tidegate.ids import Attempt, JobName, SubtaskId, SubtaskIndex, Uid, VertexId
@@ -72,7 +72,7 @@ class Waves:
 
     def _restore(
         self, snapshots: Sequence[KeyedSnapshot], files: LocalStateFiles, directory: Path
-    ) -> Restored:
+    ) -> RestoredStore:
         return restore(
             snapshots,
             uid=UID,
@@ -85,7 +85,7 @@ class Waves:
             open_store=lambda _, folder: RocksDBStore(folder),
         )
 
-    def _uploader(self, restored: Restored, directory: Path) -> SnapshotUploader:
+    def _uploader(self, restored: RestoredStore, directory: Path) -> SnapshotUploader:
         return SnapshotUploader(
             blobs=self._blobs,
             job=JOB,

@@ -139,12 +139,12 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
     from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-    from tidegate.drivers.process.gc_tuning import settle_gc
+    from tidegate.drivers.process.gc_tuning import tune_gc
     from tidegate.drivers.system import SystemDrivers
     from tidegate.ids import Attempt, CheckpointId, Uid
     from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit
 
-    settle_gc()
+    tune_gc()
     config = Config(kafka=KafkaSettings(bootstrap_servers=bootstrap))
     transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
     around = Surroundings(

@@ -20,7 +20,7 @@ from integration.bench import hand_written
 from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
-from tidegate.backfill.spark.stream import streamed
+from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.bootstrap import WAVE_TASK
 
 ROOT: Final = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def backfill(session: BackfillSession, order: Order) -> None:
         parallelism=order.parallelism,
         wave_offsets=order.wave_offsets,
         executor=SparkExecutor(session, WAVE_TASK),
-        loop=streamed(session),
+        loop=make_wave_loop(session),
     )
 
 

@@ -28,7 +28,7 @@ from tidegate.api.state import ValueState
 from tidegate.dataplane.sources.kafka import BATCH_RECORDS
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore
-from tidegate.drivers.process.gc_tuning import settle_gc
+from tidegate.drivers.process.gc_tuning import tune_gc
 from tidegate.drivers.rocksdb import RocksDBStore
 from tidegate.ids import Uid
 
@@ -45,7 +45,7 @@ TURN = 30_000
 
 def main() -> None:
     """Print a table with the parts of the cost of a record, by type of state and store."""
-    settle_gc()
+    tune_gc()
     print("                    loop  look up    flush checkpoint     total  CPU ns a record")
     for of, amount in ((Decimal, Decimal("1.25")), (int, 3)):
         batches = _batches()

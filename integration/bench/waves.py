@@ -33,7 +33,7 @@ from integration.spark.jobs import ROOT, exact, new_job
 from tidegate.backfill.driver import Backfill, run_in_turn
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
-from tidegate.backfill.spark.stream import streamed
+from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.bootstrap import WAVE_TASK
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -180,7 +180,7 @@ def measure_waves(
         cpu_s.append(spent.cpu_s(broker.pids))
         return last
 
-    inner = streamed(session) if loop == "streamed" else run_in_turn
+    inner = make_wave_loop(session) if loop == "streamed" else run_in_turn
     executor.run = spent.timed("spark job", executor.run)  # type: ignore[method-assign]
     with _timed_journal(spent):
         began_s = time.monotonic()

@@ -19,7 +19,7 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from integration.support.resource_usage import kind_of
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-WARM = 3
+INITIALISED = 3
 """Number of restarts after which pools and caches are full."""
 SLACK = 3
 """Allowed growth of each figure: a connection that is being made, and its thread."""
@@ -47,7 +47,7 @@ def test_nothing_is_left_of_attempts_with_real_clients(
         for restart in range(restarts):
             job.write(50, seed=restart)
             run.until(lambda: commits(run), "a commit")
-            if restart == WARM:
+            if restart == INITIALISED:
                 before = counts(run)
             begun = len(job.claims())  # before the kill, as the next attempt follows at once
             chance.choice(run.processes()["slot"]).kill()

@@ -24,7 +24,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-NOBODY = 65534
+NOT_REACHABLE = 65534
 """The user id of a user without rights."""
 
 
@@ -85,7 +85,7 @@ def test_a_local_run_listens_on_sockets_that_only_its_owner_reaches(
         if os.getuid() == 0:  # only root can act as another user
             for path in found:
                 stranger = socket.socket(socket.AF_UNIX)
-                with stranger, acting_as(NOBODY), pytest.raises(PermissionError):
+                with stranger, acting_as(NOT_REACHABLE), pytest.raises(PermissionError):
                     stranger.connect(str(path))
         run.kill()
     job.run()

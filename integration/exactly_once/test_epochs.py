@@ -18,7 +18,7 @@ import pytest
 from integration.faults.kill_points.killed_runs import Job
 from integration.support.take_transactional_id import take
 from tidegate.commit.transactional_ids import format_transactional_id
-from tidegate.drivers.kafka.coordinator_connection import raise_for
+from tidegate.drivers.kafka.coordinator_connection import raise_for_code
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
@@ -68,7 +68,7 @@ def used_up(bootstrap: str, id_: TransactionalId) -> int:
         epoch = -1
         while epoch < EPOCH_MAX - 1:
             answer = take(log, id_)
-            raise_for(answer.error_code)
+            raise_for_code(answer.error_code)
             assert answer.producer_epoch == epoch + 1
             epoch = answer.producer_epoch
         return int(answer.producer_id)

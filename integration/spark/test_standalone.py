@@ -15,11 +15,11 @@ from integration.spark.jobs import ORDERS, ROOT, exact
 from integration.spark.processes import is_alive
 from integration.spark.standalone import HERE, Cluster, standalone_cluster
 from integration.support.backfills import BackfillJob
-from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
-from tidegate.backfill.spark.stream import streamed
+from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.bootstrap import WAVE_TASK
 from tidegate.config import Config
 from tidegate.protocol.waves import TaskReport
@@ -72,9 +72,9 @@ class KillsInSecondWave:
             each.kill()
 
 
-def backfill(job: BackfillJob, session: BackfillSession, executor: Executor) -> list[WaveDone]:
+def backfill(job: BackfillJob, session: BackfillSession, executor: Executor) -> list[WaveCompleted]:
     return job.backfill(
-        parallelism=2, wave_offsets=5_000, executor=executor, loop=streamed(session)
+        parallelism=2, wave_offsets=5_000, executor=executor, loop=make_wave_loop(session)
     )
 
 

@@ -21,7 +21,7 @@ from tidegate.backfill.driver import run_in_turn
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession
-from tidegate.backfill.spark.stream import streamed
+from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.bootstrap import WAVE_TASK
 from tidegate.config import Config
 from tidegate.errors import SparkError, StateValueError, UserCodeError
@@ -65,7 +65,7 @@ def test_a_streamed_backfill_is_exact(job: BackfillJob, session: BackfillSession
         parallelism=3,
         wave_offsets=5_000,
         executor=SparkExecutor(session, WAVE_TASK),
-        loop=streamed(session),
+        loop=make_wave_loop(session),
     )
     assert len(waves) >= 4
     assert sum(wave.records_in for wave in waves) == ORDERS
@@ -85,7 +85,7 @@ def test_each_wave_is_a_batch_without_rows_and_runs_in_the_thread_of_the_driver(
 
     wrap_batches(monkeypatch, seen)
     waves = Waves(5)
-    streamed(session)(waves)
+    make_wave_loop(session)(waves)
     assert waves.calls == 5
     assert waves.threads == {threading.current_thread()}
     assert batches == [(number, 0, "false") for number in range(5)]
@@ -116,7 +116,7 @@ def test_a_batch_that_spark_repeats_runs_the_next_wave_and_none_behind_the_last(
 
     wrap_batches(monkeypatch, twice)
     waves = Waves(5)
-    streamed(session)(waves)
+    make_wave_loop(session)(waves)
     assert waves.calls == 5
     assert numbers == [0, 1, 2], "each batch but the last has run two waves"
     assert left(session) == []
@@ -132,14 +132,14 @@ def test_an_error_of_a_wave_comes_out_as_the_object_that_it_is(
 
     waves = Waves(2, fails)
     with pytest.raises(UserCodeError) as caught:
-        streamed(session)(waves)
+        make_wave_loop(session)(waves)
     assert caught.value is error
     assert caught.value.__cause__ is None
     assert waves.calls == 2
     assert left(session) == []
     assert "Traceback" not in caplog.text, "py4j prints what the function of a batch raises"
     again = Waves(2)
-    streamed(session)(again)
+    make_wave_loop(session)(again)
     assert again.calls == 2
 
 
@@ -165,7 +165,7 @@ def test_a_backfill_whose_wave_fails_raises_its_error_and_the_next_run_is_exact(
 ) -> None:
     error = StateValueError("step total, state total: no such luck")
     executor = FailsOnce(SparkExecutor(session, WAVE_TASK), error)
-    loop = streamed(session)
+    loop = make_wave_loop(session)
     with pytest.raises(StateValueError) as caught:
         job.backfill(parallelism=2, wave_offsets=8_000, executor=executor, loop=loop)
     assert caught.value is error
@@ -187,7 +187,7 @@ def test_a_query_that_somebody_stops_is_an_error(session: BackfillSession) -> No
         return False
 
     with pytest.raises(SparkError, match="ended before the last wave: its query was stopped"):
-        streamed(session)(Waves(2, stop))
+        make_wave_loop(session)(Waves(2, stop))
     stopping[0].join()
     assert left(session) == []
 
@@ -205,7 +205,7 @@ def test_a_spark_without_such_sources_and_shipped_packages_get_the_plain_loop(
     version: str, ships: bool, is_plain: bool
 ) -> None:
     session: Any = SimpleNamespace(spark=SimpleNamespace(version=version), ships=ships)
-    assert (streamed(session) is run_in_turn) == is_plain
+    assert (make_wave_loop(session) is run_in_turn) == is_plain
 
 
 def test_the_source_has_one_wave_more_until_the_last_is_done(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.spark import wave_source
 from tidegate.backfill.spark.executor import SparkExecutor
 from tidegate.backfill.spark.session import BackfillSession, start_session
-from tidegate.backfill.spark.stream import streamed
+from tidegate.backfill.spark.stream import make_wave_loop
 from tidegate.config import Config
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import TidegateError
@@ -84,7 +84,7 @@ def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) ->
         wave_offsets=options.wave_offsets,
         executor=TrappedExecutor(SparkExecutor(session, WAVE_TASK), traps),
         drivers=JobMasterDrivers(SystemDrivers()),
-        loop=_trapped(streamed(session), traps),
+        loop=_trapped(make_wave_loop(session), traps),
     )
     _say(f"waves {len(waves)}")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
+from tidegate.backfill.driver import Backfill, WaveCompleted, WaveLoop, run_in_turn
 from tidegate.backfill.executor import Executor, InProcessExecutor
 from tidegate.backfill.record import BackfillRecords
 from tidegate.config import Config
@@ -64,7 +64,7 @@ class BackfillJob:
         executor: Executor | None = None,
         drivers: SystemDrivers | None = None,
         loop: WaveLoop = run_in_turn,
-    ) -> list[WaveDone]:
+    ) -> list[WaveCompleted]:
         """Run a backfill to its end in this process, and return its waves."""
         driver, waves = self.driver(
             parallelism=parallelism, wave_offsets=wave_offsets, executor=executor, drivers=drivers
@@ -79,11 +79,11 @@ class BackfillJob:
         wave_offsets: int = 10_000,
         executor: Executor | None = None,
         drivers: SystemDrivers | None = None,
-    ) -> tuple[Backfill, list[WaveDone]]:
+    ) -> tuple[Backfill, list[WaveCompleted]]:
         """Make the driver of a new submission. It adds its waves to the list, still empty here."""
         config = self.config(job__parallelism=parallelism)
         drivers = drivers or SystemDrivers()
-        waves: list[WaveDone] = []
+        waves: list[WaveCompleted] = []
         driver = Backfill(
             self.submission(config),
             config,

@@ -55,8 +55,8 @@ def main() -> None:
         writer.write(numbered(total, size))
         total += size
         if mistakes:
-            around.until(lambda: writer._intervals[0].sending)
-            kept = writer._intervals[0].sending
+            around.until(lambda: writer._intervals[0].lease)
+            kept = writer._intervals[0].lease
         writer.prepare(CheckpointId(Attempt(1), interval), acks.append)
         done = interval + 1
         around.until(lambda done=done: len(acks) == done)  # type: ignore[misc]
@@ -67,12 +67,12 @@ def main() -> None:
         producer.send(topic, numbered(total, size // 2).values, None)
     else:
         writer.write(numbered(total, size // 2))
-        around.until(lambda: writer._intervals[0].sending)
-        sending = writer._intervals[0].sending
-        assert sending is not None
-        producer = sending.producer
+        around.until(lambda: writer._intervals[0].lease)
+        lease = writer._intervals[0].lease
+        assert lease is not None
+        producer = lease.producer
     producer.flush(30)
-    assert isinstance(writer._lane, TransactionalDelivery)
+    assert isinstance(writer._delivery, TransactionalDelivery)
     print('"unprepared"', flush=True)
     time.sleep(600)
 

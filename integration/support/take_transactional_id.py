@@ -25,4 +25,4 @@ def take(log: KafkaTransactionAdmin, transactional_id: str) -> Any:
         min_version=4,
         max_version=4,
     )
-    return log._control.ask(TransactionalId(transactional_id), request)
+    return log._connection.ask(TransactionalId(transactional_id), request)

@@ -278,7 +278,7 @@ def test_a_folder_that_is_too_large_to_be_looked_at_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline in a home folder, say: reading it would take minutes."""
-    monkeypatch.setattr("tidegate.api.pipeline_files.LOOKED_MAX", 3)
+    monkeypatch.setattr("tidegate.api.pipeline_files.LISTED_MAX", 3)
     written(tmp_path, "job.py:", "a.txt:", "b.txt:")
     assert len(single(tmp_path).files) == 3
     written(tmp_path, "c.txt:")

@@ -15,7 +15,7 @@ import pytest
 from tidegate import PipelineError, build
 from tidegate.api import location
 from tidegate.api.code import code_digest, load_pipeline
-from tidegate.api.location import shown_below
+from tidegate.api.location import show_paths_below
 from tidegate.api.rebuild import rebuild
 from tidegate.errors import CodeMismatchError, TidegateError, UserCodeError
 
@@ -188,7 +188,7 @@ def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
     """A worker of Spark runs thousands of tasks, and each place looks through all folders."""
     monkeypatch.setattr("tidegate.api.location._code_folders", [])
     for _ in range(3):
-        shown_below(Path(str(tmp_path)))
+        show_paths_below(Path(str(tmp_path)))
     assert location._code_folders == [tmp_path]
 
 

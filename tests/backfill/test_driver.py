@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.backfill.driver import TRIES, Backfill, refuse_failures
+from tidegate.backfill.driver import TRIES, Backfill, raise_task_error
 from tidegate.backfill.executor import WaveTasks
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.config import Config
@@ -331,5 +331,5 @@ def test_the_error_of_a_task_has_the_frames_of_the_user() -> None:
     )
     report = TaskReport(attempt=Attempt(1), task=TaskId(0, 0), run="aa", error=error)
     with pytest.raises(UserCodeError, match="double") as raised:
-        refuse_failures([report])
+        raise_task_error([report])
     assert raised.value.__notes__ == ["File orders.py, line 7"]

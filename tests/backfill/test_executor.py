@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from tidegate.backfill.driver import refuse_failures
+from tidegate.backfill.driver import raise_task_error
 from tidegate.backfill.executor import InProcessExecutor, WaveTasks
 from tidegate.dataplane.waves.level_task import TaskHost
 from tidegate.errors import BadRecordError, IncompleteWaveError
@@ -46,4 +46,4 @@ def test_the_report_of_a_task_that_failed_comes_although_its_receivers_read_noth
         (level, index) for level in range(3) for index in range(2)
     ]
     with pytest.raises(BadRecordError, match="record 7"):
-        refuse_failures(reports)
+        raise_task_error(reports)

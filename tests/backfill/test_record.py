@@ -40,13 +40,13 @@ def packed(**files: str) -> CodeArchive:
 CODE = packed(orders="a = 1")
 
 
-def asked(**changes: Any) -> Submission:
+def requested(**changes: Any) -> Submission:
     given = any_submission()
     code = StoredCode(digest=CODE.digest, size=CODE.size)
     return msgspec.structs.replace(given, bounded=True, code=code, id="new", **changes)
 
 
-JOB = asked().job
+JOB = requested().job
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def records(storage: BlobStore) -> BackfillRecords:
 
 
 def begin(storage: BlobStore, **changes: Any) -> Submission:
-    return records(storage).begin(asked(**changes), CODE, ENDS, "now")
+    return records(storage).begin(requested(**changes), CODE, ENDS, "now")
 
 
 def find(storage: BlobStore, *, has_lock: bool = True, job_is_stopped: bool = False) -> Any:
@@ -97,7 +97,7 @@ def test_changed_modules_are_named_and_changed_data_files_are_not(storage: BlobS
     assert ours.changed_modules(begun, packed(orders="a = 1")) == []
     assert ours.changed_modules(begun, packed(orders="a = 2", more="")) == ["more.py", "orders.py"]
     with pytest.raises(RefusedError, match=r"the code has changed \(orders.py\)"):
-        continued(begun, asked(), "now", ["orders.py"])
+        continued(begun, requested(), "now", ["orders.py"])
 
 
 def test_a_record_whose_code_is_gone_is_refused(storage: BlobStore) -> None:
@@ -118,13 +118,13 @@ def test_a_finished_one_is_known_to_be(storage: BlobStore) -> None:
 
 def test_a_newer_one_takes_its_place(storage: BlobStore) -> None:
     begin(storage)
-    records(storage).begin(msgspec.structs.replace(asked(), id="newer"), CODE, (), "now")
+    records(storage).begin(msgspec.structs.replace(requested(), id="newer"), CODE, (), "now")
     assert find(storage).submission.id == "newer"
 
 
 def test_the_record_of_a_backfill_leaves_other_clusters_without_the_job(storage: BlobStore) -> None:
     store = live(storage, session_cluster=True)
-    records(storage).begin(asked(), CODE, ENDS, "now")
+    records(storage).begin(requested(), CODE, ENDS, "now")
     assert store.has_moved(JOB)
     assert store.jobs() == []
 
@@ -167,20 +167,20 @@ def test_two_that_begin_at_once_are_one(
 
 def test_a_newer_submission_takes_the_job_from_a_backfill(storage: BlobStore) -> None:
     begin(storage)
-    assert records(storage).holds("new")
+    assert records(storage).owns_job("new")
     live(storage, session_cluster=True)
-    assert not records(storage).holds("new")
+    assert not records(storage).owns_job("new")
 
 
 def test_properties_of_a_source_are_not_its_topic() -> None:
     settings: dict[str, object] = {"sources": {"orders": {"topic": None, "properties": {"a": "b"}}}}
-    recorded = asked(to="now")
-    continued(recorded, msgspec.structs.replace(asked(), settings=settings), "now")
+    recorded = requested(to="now")
+    continued(recorded, msgspec.structs.replace(requested(), settings=settings), "now")
 
 
 def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() -> None:
-    recorded = asked(parallelism=2, ends=ENDS, to="now", cluster="_backfill-a")
-    again = asked(parallelism=5)
+    recorded = requested(parallelism=2, ends=ENDS, to="now", cluster="_backfill-a")
+    again = requested(parallelism=5)
     ours = continued(recorded, msgspec.structs.replace(again, id="other"), "now")
     assert (ours.id, ours.ends, ours.parallelism) == ("new", ENDS, 5)
 
@@ -199,8 +199,8 @@ def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() 
 def test_a_command_that_asks_for_another_backfill_is_refused(
     changes: dict[str, Any], to: str, said: str
 ) -> None:
-    recorded = msgspec.structs.replace(asked(), ends=ENDS, to="now")
+    recorded = msgspec.structs.replace(requested(), ends=ENDS, to="now")
     with pytest.raises(RefusedError, match=re.escape(said)) as refused:
-        continued(recorded, msgspec.structs.replace(asked(), **changes), to)
+        continued(recorded, msgspec.structs.replace(requested(), **changes), to)
     assert "--new" in str(refused.value)
     assert "secret" not in str(refused.value)

@@ -10,7 +10,7 @@ import pytest
 from tests.graph.test_plan import graph
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.backfill.refusals import (
-    EXCHANGES,
+    PARTITIONINGS,
     refuse_unknown_steps,
     refuse_unread_sources,
 )
@@ -39,7 +39,7 @@ def begins(*sources: str) -> frozenset[str]:
 def test_waves_run_every_kind_of_step_and_every_exchange() -> None:
     """A kind that does not run in waves needs a sentence in the guide, and its name here."""
     assert all(kind.runs_in_waves for kind in OPERATOR_KINDS.values())
-    assert set(get_args(Exchange)) == EXCHANGES
+    assert set(get_args(Exchange)) == PARTITIONINGS
 
 
 def test_pipelines_of_known_steps_are_not_refused() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.backfill.spark import folder as folders
-from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_apart
+from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_in_thread
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
 from tidegate.backfill.spark.master import check_reachable, is_local
@@ -176,9 +176,9 @@ def test_a_folder_is_private(tmp_path: Path) -> None:
 
 
 def test_a_call_apart_gives_its_result_or_its_error() -> None:
-    assert run_apart(lambda: threading.current_thread().name, name="apart") == "apart"
+    assert run_in_thread(lambda: threading.current_thread().name, name="apart") == "apart"
     with pytest.raises(ZeroDivisionError):
-        run_apart(lambda: 1 // 0, name="apart")
+        run_in_thread(lambda: 1 // 0, name="apart")
 
 
 def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
@@ -195,7 +195,7 @@ def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_apart(call, name="apart", on_interrupt=stop.set)
+            run_in_thread(call, name="apart", on_interrupt=stop.set)
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.is_set()
@@ -204,7 +204,7 @@ def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
 def test_a_call_that_takes_too_long_is_interrupted() -> None:
     stop = threading.Event()
     with pytest.raises(WaitTimeoutError):
-        run_apart(stop.wait, name="apart", timeout_s=0.01, on_interrupt=stop.set)
+        run_in_thread(stop.wait, name="apart", timeout_s=0.01, on_interrupt=stop.set)
     assert stop.is_set()
 
 
@@ -216,11 +216,11 @@ def test_the_calling_thread_works_meanwhile_and_its_error_ends_the_wait() -> Non
         raise error
 
     with pytest.raises(KeyError) as caught:
-        run_apart(stop.wait, name="apart", meanwhile=meanwhile, on_interrupt=stop.set)
+        run_in_thread(stop.wait, name="apart", meanwhile=meanwhile, on_interrupt=stop.set)
     assert caught.value is error
     assert threads == [threading.current_thread()]
     assert stop.is_set()
-    assert run_apart(lambda: "result", name="apart", meanwhile=threads.clear) == "result"
+    assert run_in_thread(lambda: "result", name="apart", meanwhile=threads.clear) == "result"
     assert threads == []
 
 

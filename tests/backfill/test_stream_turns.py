@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.apart import run_in_thread
 from tidegate.backfill.spark.stream import QUERIES_MAX, _run_streamed, _Stream
 from tidegate.errors import SparkError, SparkLostError
 
@@ -34,7 +34,7 @@ class Query:
         self.hangs = False
 
     def awaitTermination(self) -> None:  # noqa: N802
-        while not self.stream.is_over() and not self.stopped.is_set():
+        while not self.stream.is_finished() and not self.stopped.is_set():
             for _ in range(self.repeats):
                 self.stream._take_turn(None, self.batches)
             self.batches += 1
@@ -72,11 +72,11 @@ def stream_and_query(
 
 
 def run(stream: _Stream, run_wave: Callable[[], bool]) -> None:
-    run_apart(
+    run_in_thread(
         stream.run,
         name="spark-stream",
         meanwhile=lambda: stream.serve(run_wave),
-        on_interrupt=stream.give_up,
+        on_interrupt=stream.request_stop,
     )
     assert not [each for each in threading.enumerate() if each.name == "spark-stream"]
 
@@ -104,7 +104,7 @@ def test_an_error_of_a_wave_lets_the_query_end_by_itself(
     with pytest.raises(type(error)) as caught:
         run(stream, fail)
     assert caught.value is error
-    assert stream.is_over()
+    assert stream.is_finished()
     assert query.batches == 1
     assert not query.stopped.is_set()
 
@@ -159,7 +159,7 @@ class Failing:
 
         def some_turns() -> None:
             for _ in range(turns):
-                if stream.is_over():
+                if stream.is_finished():
                     return
                 stream._take_turn(None, 0)
             raise RuntimeError("Python worker failed to connect back")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan, PartitionRange
 from tidegate.cli.backfill_output import (
     BackfillJson,
@@ -47,7 +47,7 @@ PLAN = BackfillPlan(
     first_ms=0,
     last_ms=86_400_000,
 )
-WAVE = WaveDone(
+WAVE = WaveCompleted(
     attempt=3,
     records_in=1_000,
     records_out=900,

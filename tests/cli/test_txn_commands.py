@@ -160,7 +160,7 @@ def test_a_missing_right_is_the_users_matter(txn: Txn) -> None:
 
 def test_who_did_not_answer_makes_the_exit_code(txn: Txn) -> None:
     class Silent(Tables):
-        def survey(self, **_: Any) -> ClusterTransactions:
+        def find_transactions(self, **_: Any) -> ClusterTransactions:
             return ClusterTransactions(transactions=(), unreachable=self.silent)
 
     ends = {HERE: PartitionEndOffsets(stable=3, end=3), THERE: PartitionEndOffsets(stable=3, end=3)}

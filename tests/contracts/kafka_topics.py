@@ -48,16 +48,16 @@ class TopicContract:
         write(producer, topic, *[b"%d" % number for number in range(200)])
         ends = cluster.admin.latest([full, empty])
         asked = dict.fromkeys((full, empty, absent), 0)
-        assert cluster.log.epoch_ends(asked) == ends
+        assert cluster.log.epoch_end_offsets(asked) == ends
         elsewhere = TopicPartition(cluster.unique("absent"), 0)
-        assert cluster.log.epoch_ends({elsewhere: 0}) == {}
+        assert cluster.log.epoch_end_offsets({elsewhere: 0}) == {}
 
     def test_an_epoch_that_the_leader_does_not_know_has_no_end(
         self, cluster: KafkaUnderTest
     ) -> None:
         topic_partition = TopicPartition(cluster.make_topic(1), 0)
         write(cluster.producer(None), topic_partition.topic, b"a")
-        assert cluster.log.epoch_ends({topic_partition: 7}) == {topic_partition: -1}
+        assert cluster.log.epoch_end_offsets({topic_partition: 7}) == {topic_partition: -1}
 
     def test_the_epoch_of_a_position_ends_behind_it(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
@@ -67,7 +67,7 @@ class TopicContract:
         cluster.runs(reader, lambda run: run[2] == 3)
         position = reader.positions()[topic_partition]
         assert position.offset == 3
-        assert cluster.log.epoch_ends({topic_partition: position.leader_epoch}) == {
+        assert cluster.log.epoch_end_offsets({topic_partition: position.leader_epoch}) == {
             topic_partition: 3
         }
         reader.close()

@@ -70,7 +70,7 @@ class RunningSlots:
                 self._plan,
                 self._graph,
                 ordinal=ordinal,
-                channel_credits=CREDITS,
+                initial_credit=CREDITS,
                 exchange=exchange,
                 column_codec=column_codec,
                 key_encoder=key_encoder,
@@ -97,12 +97,12 @@ class RunningSlots:
         return [chain for chains in self._chains for chain in chains.values()]
 
     def _chain(self, slot: SlotChannels, vertex_id: VertexId) -> OperatorChain:
-        leaves = ChainOutputs(
+        chain_outputs = ChainOutputs(
             record_writers=slot.record_writers(vertex_id),
             make_sink=self._sink,
             make_state=self._state,
         )
-        chain = OperatorChain(self._name, self._graph, self._plan.vertex(vertex_id), leaves)
+        chain = OperatorChain(self._name, self._graph, self._plan.vertex(vertex_id), chain_outputs)
         chain.open()
         return chain
 

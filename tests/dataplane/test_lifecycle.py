@@ -89,12 +89,12 @@ def test_a_function_that_fails_to_close_does_not_keep_the_others_open() -> None:
 
     graph = build(Twice)
     vertex = plan(graph, 1, 128).vertices[0]
-    leaves = ChainOutputs(
+    chain_outputs = ChainOutputs(
         record_writers=(),
         make_sink=lambda *_: cast("SinkWriter", NotWritten()),
         make_state=lambda _: Dict(Unreachable()),
     )
-    chain = OperatorChain("Twice", graph, vertex, leaves)
+    chain = OperatorChain("Twice", graph, vertex, chain_outputs)
     with pytest.raises(UserCodeError, match=r"close\(\)"):
         chain.close()
     assert closed == ["quiet"]

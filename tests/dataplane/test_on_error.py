@@ -354,10 +354,10 @@ def test_a_sink_has_a_policy_for_what_it_cannot_write() -> None:
 
 @pytest.mark.parametrize("error", [StorageError("no answer"), MemoryError(), OSError(28, "")])
 def test_what_is_not_about_the_record_is_never_refused(error: Exception) -> None:
-    assert not Refusals("x", "skip").takes(error)
-    assert not Refusals("x", "dead_letter").takes(error)
-    assert Refusals("x", "skip").takes(ValueError())
-    assert not Refusals("x").takes(ValueError())
+    assert not Refusals("x", "skip").covers(error)
+    assert not Refusals("x", "dead_letter").covers(error)
+    assert Refusals("x", "skip").covers(ValueError())
+    assert not Refusals("x").covers(ValueError())
 
 
 class Narrow:
@@ -377,8 +377,8 @@ def test_an_edge_with_a_policy_sends_the_values_that_can_be_sent() -> None:
     codec = FrameCodec("a -> b", "a", Narrow())
     codec.refusals = Refusals("a", "dead_letter", emit=refused.append)
     batch = RecordBatch([1, 12, 2, 13, 3], [5, 6, 7, 8, 9], TopicPartition("t", 0), [b"k"] * 5)
-    (segment,) = codec.encode(batch)
-    assert segment.records == 3
+    (encoded_batch,) = codec.encode(batch)
+    assert encoded_batch.records == 3
     assert [letter.offsets for letter in refused] == [[6], [8]]
     assert codec.encode(RecordBatch([11], [3], TopicPartition("t", 0))) == []
 
@@ -390,8 +390,8 @@ def test_an_edge_with_a_policy_refuses_what_fits_in_no_frame(
     refused: list[RecordBatch] = []
     codec = FrameCodec("a -> b", "a", Narrow())
     codec.refusals = Refusals("a", "dead_letter", emit=refused.append)
-    segments = codec.encode(RecordBatch([1, 9, 2], [5, 6, 7], TopicPartition("t", 0)))
-    assert sum(segment.records for segment in segments) == 2
+    encoded_batches = codec.encode(RecordBatch([1, 9, 2], [5, 6, 7], TopicPartition("t", 0)))
+    assert sum(encoded_batch.records for encoded_batch in encoded_batches) == 2
     assert [letter.offsets for letter in refused] == [[6]]
 
 

@@ -174,11 +174,11 @@ def test_every_place_of_a_batch_comes_to_its_turn(size: int) -> None:
         first_wrong([CLICK] * size)
     places = {0, size // 2, size - 1}
     for _ in range(20_000):
-        for place in list(places):
+        for location in list(places):
             values = [CLICK] * size
-            values[place] = WRONG
-            if first_wrong(values) == place:
-                places.remove(place)
+            values[location] = WRONG
+            if first_wrong(values) == location:
+                places.remove(location)
         if not places:
             return
     raise AssertionError(places)

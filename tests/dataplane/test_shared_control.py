@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidegate.dataplane.shared_control import SharedControl
+from tidegate.dataplane.shared_control import SharedTransactionAdmin
 from tidegate.ids import Attempt, JobName
 from tidegate.protocol.messages import Deploy
 
@@ -25,32 +25,32 @@ def deploy(attempt: int, nonce: str = "n") -> Deploy:
     return cast("Deploy", found)
 
 
-def client_of(control: SharedControl, deployed: Deploy) -> Client:
-    return cast("Client", control.of(deployed, cast("Any", Client)))
+def client_of(shared_admin: SharedTransactionAdmin, deployed: Deploy) -> Client:
+    return cast("Client", shared_admin.of(deployed, cast("Any", Client)))
 
 
 def test_tasks_of_one_attempt_share_a_client() -> None:
-    control = SharedControl()
-    first = client_of(control, deploy(1))
-    assert client_of(control, deploy(1)) is first
+    shared_admin = SharedTransactionAdmin()
+    first = client_of(shared_admin, deploy(1))
+    assert client_of(shared_admin, deploy(1)) is first
     assert not first.closed
 
 
 def test_another_attempt_has_a_client_of_its_own() -> None:
     """The old one remembers which cluster it reached."""
-    control = SharedControl()
-    first = client_of(control, deploy(1))
-    second = client_of(control, deploy(2))
+    shared_admin = SharedTransactionAdmin()
+    first = client_of(shared_admin, deploy(1))
+    second = client_of(shared_admin, deploy(2))
     assert second is not first
     assert first.closed
     assert not second.closed
-    assert client_of(control, deploy(2, nonce="of another journal")) is not second
+    assert client_of(shared_admin, deploy(2, nonce="of another journal")) is not second
 
 
 def test_who_closes_it_gets_a_new_one() -> None:
-    control = SharedControl()
-    first = client_of(control, deploy(1))
-    control.close()
-    control.close()
+    shared_admin = SharedTransactionAdmin()
+    first = client_of(shared_admin, deploy(1))
+    shared_admin.close()
+    shared_admin.close()
     assert first.closed
-    assert client_of(control, deploy(1)) is not first
+    assert client_of(shared_admin, deploy(1)) is not first

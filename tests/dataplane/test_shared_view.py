@@ -104,7 +104,7 @@ def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
         process=SimpleNamespace(host="worker-2"),
     )
     around: Any = SimpleNamespace(
-        config=Config(), drivers=drivers, counters=Counters(), control=None
+        config=Config(), drivers=drivers, counters=Counters(), shared_admin=None
     )
     where = str(tmp_path / Config().checkpoint.dir)
     with pytest.raises(StorageMismatchError, match=re.escape(where)):

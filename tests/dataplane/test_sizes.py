@@ -16,9 +16,9 @@ from tidegate.api.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,
     DEFAULT_MAX_BYTES,
-    fitting,
-    largest_record,
     record_bytes,
+    record_size_limit,
+    shorten_dead_letter,
     size_settings,
 )
 
@@ -66,7 +66,7 @@ def test_the_other_name_of_the_clients_limit_counts_too() -> None:
 def test_the_smaller_limit_holds(
     settings: dict[str, str], topic_max: int | None, limit: int
 ) -> None:
-    assert largest_record(settings, topic_max) == limit
+    assert record_size_limit(settings, topic_max) == limit
 
 
 def test_a_sink_asks_the_limit_of_its_own_topic() -> None:
@@ -95,14 +95,14 @@ def test_the_size_is_that_of_kafkas_format(
 
 def test_a_letter_that_fits_is_as_it_was() -> None:
     letter = ProducerRecord(b"k", b"v", OURS)
-    assert fitting(letter, 1_000) is letter
+    assert shorten_dead_letter(letter, 1_000) is letter
 
 
 @given(key=st.integers(0, 3_000), value=st.integers(0, 3_000), headers=st.integers(0, 3_000))
 def test_every_letter_fits_and_says_what_was_left_out(key: int, value: int, headers: int) -> None:
     theirs = (("trace", bytes(headers)),)
     letter = ProducerRecord(bytes(key), bytes(value), (*theirs, *OURS))
-    sent = fitting(letter, 600)
+    sent = shorten_dead_letter(letter, 600)
     assert record_bytes(sent.key, sent.value, sent.headers) <= 600
     found = dict(sent.headers)
     assert found.items() >= dict(OURS).items()

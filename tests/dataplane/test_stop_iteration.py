@@ -129,13 +129,13 @@ SINKS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("words", BATCHES)
-@pytest.mark.parametrize("place", SINKS)
-def test_a_sink_loses_no_record(place: str, words: tuple[str, ...]) -> None:
-    encoder = BatchEncoder(SINKS[place], Uid("out"))
+@pytest.mark.parametrize("location", SINKS)
+def test_a_sink_loses_no_record(location: str, words: tuple[str, ...]) -> None:
+    encoder = BatchEncoder(SINKS[location], Uid("out"))
     with pytest.raises(UserCodeError, match=f"StopIteration.*offset {10 + words.index('none')}"):
         encoder.encode(batch(*words))
     kept = Kept()
-    encoded = BatchEncoder(SINKS[place], Uid("out"), kept.refusals).encode(batch(*words))
+    encoded = BatchEncoder(SINKS[location], Uid("out"), kept.refusals).encode(batch(*words))
     assert encoded.values == [word.encode() for word in words if word != "none"]
     assert encoded.keys is None or len(encoded.keys) == 3
     assert kept.offsets() == [10 + words.index("none")]

@@ -82,7 +82,7 @@ class Sink:
         self.story.append(("freed", tuple(ids)))
 
 
-class Outlet:
+class RecordingWriter:
     def __init__(self) -> None:
         self.sent: list[object] = []
 
@@ -99,7 +99,7 @@ class Outlet:
 
 
 class FakeChain:
-    def __init__(self, sink: Sink, record_writer: Outlet) -> None:
+    def __init__(self, sink: Sink, record_writer: RecordingWriter) -> None:
         self.sinks, self.record_writers, self.keyed = (
             {"out": sink},
             [record_writer],
@@ -192,7 +192,7 @@ class JobMaster:
 
 class World:
     def __init__(self) -> None:
-        self.sink, self.record_writer, self.master = Sink(), Outlet(), JobMaster()
+        self.sink, self.record_writer, self.master = Sink(), RecordingWriter(), JobMaster()
         self.chain = cast("OperatorChain", FakeChain(self.sink, self.record_writer))
         self.now_s = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now_s)

@@ -269,7 +269,9 @@ class _Maker:
         return Sink(topic=topic, committed=_stored(read_all(self._bootstrap, topic)), open=found)
 
     def _transactions(self, inspector: KafkaTransactionInspector) -> list[Transaction]:
-        survey = inspector.survey(prefix=f"tidegate.{self._golden.name}.", progress=no_progress)
+        find_transactions = inspector.find_transactions(
+            prefix=f"tidegate.{self._golden.name}.", progress=no_progress
+        )
         found = [
             Transaction(
                 id=each.transactional_id,
@@ -283,7 +285,7 @@ class _Maker:
                     if each.state is TransactionState.ONGOING
                 ],
             )
-            for each in survey.transactions
+            for each in find_transactions.transactions
         ]
         is_open = any(each.state is TransactionState.ONGOING for each in found)
         assert is_open or self._golden.how != "unsettled", "no transaction is open"

@@ -77,9 +77,9 @@ SHARED_BUFFER = (
 SHARED_LIST = (
     Edit(
         data_frame,
-        "parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]",
+        "parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(encoded_batches))]",
         'parts = data_frame.__dict__.setdefault("shared", [])\n'
-        "    parts[:] = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]",
+        "    parts[:] = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(encoded_batches))]",
     ),
 )
 READ_BUFFER = (
@@ -92,7 +92,7 @@ READ_BUFFER = (
 LEAK_AT_GRANT = (
     Edit(
         InputChannel._next_of_frame,
-        "self._grant(granted)",
+        "self._grant(returned_credit)",
         "self._grant(max(1, granted - 1))",
     ),
 )

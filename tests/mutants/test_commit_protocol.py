@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(
         "only what is open is fenced",
         (ONLY_ONGOING,),
-        once(recovery_tests.test_older_attempts_are_fenced_in_any_state),
+        once(recovery_tests.test_ids_of_older_attempts_are_fenced_in_any_transaction_state),
         1,
         1,
         "fence only Ongoing once",
@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant(
         "a sweep fences nothing",
         (NO_SWEEP,),
-        quiet(procedure_tests.test_a_sweep_fences_what_a_zombie_opens_later_and_nothing_else),
+        quiet(procedure_tests.test_sweep_fences_only_the_id_that_a_zombie_opened_after_recovery),
         1,
         1,
         "fence any state once",
@@ -223,7 +223,7 @@ MUTANTS = [
     Mutant(
         "nothing is looked at before a publication",
         NO_LOOK,
-        quiet(procedure_tests.test_a_prepared_transaction_that_is_gone_is_not_published),
+        quiet(procedure_tests.test_publication_is_refused_if_a_prepared_transaction_is_not_open),
         1,
         1,
         "none before publication",
@@ -262,7 +262,7 @@ MUTANTS = [
     Mutant(
         "no topic ids are compared before a publication",
         NO_TOPIC_IDS_BEFORE_PUBLICATION,
-        quiet(procedure_tests.test_a_topic_that_was_created_again_is_not_published),
+        quiet(procedure_tests.test_publication_is_refused_if_a_source_topic_was_recreated),
         1,
         1,
     ),

@@ -68,8 +68,9 @@ NOT_BEFORE_THE_FLUSH = (
 LATE_SNAPSHOT = (
     Edit(
         InputTask._carry_out,
-        "                self.take_snapshot("
-        "barrier, alignment_ms=self._aligned(barrier.checkpoint))\n",
+        "                self.take_snapshot(\n"
+        "                    barrier, alignment_ms=self._take_alignment_ms(barrier.checkpoint)\n"
+        "                )\n",
         "                self.__dict__['late'] = barrier\n",
     ),
     Edit(
@@ -119,9 +120,9 @@ EARLY_OFFSET = (
 AFTER_THE_FLUSH = (
     Edit(
         KafkaSinkWriter.write,
-        "        self._send(interval.sending, encoded)\n        return\n",
-        "        held, batch = self.__dict__.get('held'), (interval.sending, encoded)\n"
-        "        plain = interval.sending.warm is None\n"
+        "        self._send(interval.lease, encoded)\n        return\n",
+        "        held, batch = self.__dict__.get('held'), (interval.lease, encoded)\n"
+        "        plain = interval.lease.warm is None\n"
         "        self.__dict__['held'] = batch if plain else None\n"
         "        if held is not None:\n"
         "            self._send(*held)\n"
@@ -141,18 +142,18 @@ AFTER_THE_FLUSH = (
 FLUSH_AGAIN = (
     Edit(
         KafkaSinkWriter._prepare,
-        "    self._lane.flush(sending, final=final)\n",
+        "    self._delivery.flush(lease, final=final)\n",
         "    try:\n"
-        "        self._lane.flush(sending, final=final)\n"
+        "        self._delivery.flush(lease, final=final)\n"
         "    except Exception:\n"
-        "        self._lane.flush(sending, final=final)\n",
+        "        self._delivery.flush(lease, final=final)\n",
     ),
 )
 DELIVERY_IGNORED = (
     Edit(
         KafkaSinkWriter._prepare,
-        "    self._lane.flush(sending, final=final)\n",
-        "    try:\n        self._lane.flush(sending, final=final)\n"
+        "    self._delivery.flush(lease, final=final)\n",
+        "    try:\n        self._delivery.flush(lease, final=final)\n"
         "    except Exception:\n        pass\n",
     ),
 )
@@ -169,7 +170,7 @@ NAMES_EMPTY = (
     Edit(
         KafkaSinkWriter._send_pending,
         "        self._intervals.popleft()\n",
-        "        first.sending = first.sending or self._lane.take()\n"
+        "        first.lease = first.lease or self._delivery.take()\n"
         "        self._intervals.popleft()\n",
     ),
     Edit(
@@ -221,8 +222,8 @@ FREE_ONCE_ENDED = (
 ONE_PRODUCER = (
     Edit(
         ProducerPool.take,
-        "    taken = self._warm.popleft()\n    self._id_pool.taken(taken.index)\n",
-        "    taken = self._warm[0]\n    self._id_pool._states[taken.index] = IdState.CURRENT\n",
+        "    taken = self._pooled.popleft()\n    self._id_pool.taken(taken.index)\n",
+        "    taken = self._pooled[0]\n    self._id_pool._states[taken.index] = IdState.CURRENT\n",
     ),
 )
 SPLIT_LOST = (
@@ -232,7 +233,7 @@ SPLIT_LOST = (
         "return tuple(tuple(part[-1:] if parallelism > 1 else part) for part in dealt)",
     ),
 )
-BEFORE_THE_MARKERS = (Edit(KafkaSourceReader.snapshot, "    self._ask_for_positions()\n", ""),)
+BEFORE_THE_MARKERS = (Edit(KafkaSourceReader.snapshot, "    self._update_positions()\n", ""),)
 STATE_LOST = (Edit(_copy, "new.write(batch, ())", "new.write(batch[1:], ())"),)
 
 MUTANTS = [

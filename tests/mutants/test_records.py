@@ -15,7 +15,7 @@ from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
-from tidegate.dataplane.keying import Keying
+from tidegate.dataplane.keying import KeyExtractor
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
@@ -25,7 +25,7 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sinks.encoding import BatchEncoder
-from tidegate.dataplane.sizes import fitting
+from tidegate.dataplane.sizes import shorten_dead_letter
 from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.errors import StorageError
 
@@ -79,17 +79,17 @@ YIELDED_STAY = (
     ),
 )
 EVERYTHING_REFUSED = (
-    Edit(Refusals.takes, "if not self.tolerant or isinstance(error, TidegateError):", "if False:"),
+    Edit(Refusals.covers, "if not self.tolerant or isinstance(error, TidegateError):", "if False:"),
 )
 LETTER_DOES_NOT_FIT = (
-    Edit(fitting, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),
+    Edit(shorten_dead_letter, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),
 )
 SHORT_KEYS = (
     Edit(KeyedOperator._keys, "check_complete(len(keys), len(batch.values))", "pass"),
     Edit(KeyedOperator.process, "rows, strict=True", "rows, strict=False"),
 )
 SHORT_KNOWN = (
-    Edit(Keying.keys, "right = known == len(keys) == len(batch.values)", "right = True"),
+    Edit(KeyExtractor.keys, "right = known == len(keys) == len(batch.values)", "right = True"),
 )
 SHORT_RECEIVERS = (
     Edit(KeyGroupWriter.emit, "check_complete(len(receivers), len(batch.values))", "pass"),

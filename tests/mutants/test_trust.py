@@ -33,8 +33,8 @@ def backup(test: Callable[[tail_tests.Backup], object]) -> Detector:
 
 
 def decided(made: tail_tests.Backup) -> None:
-    """`test_lost_tail.test_who_says_what_to_restore_has_decided`"""
-    tail_tests.test_who_says_what_to_restore_has_decided(made, "1-1")
+    """`test_lost_tail.test_submit_with_explicit_restore_accepts_and_records_the_lost_attempt`"""
+    tail_tests.test_submit_with_explicit_restore_accepts_and_records_the_lost_attempt(made, "1-1")
 
 
 def in_a_folder(test: Callable[[Path], object]) -> Detector:
@@ -140,21 +140,21 @@ MUTANTS = [
     Mutant(
         "an older checkpoint of another Kafka cluster is restored",
         (NO_CLUSTER_CHECK,),
-        quiet(cluster_tests.test_an_older_checkpoint_that_is_asked_for_is_checked_too),
+        quiet(cluster_tests.test_restore_of_an_older_checkpoint_of_another_cluster_is_refused),
         1,
         1,
     ),
     Mutant(
         "transactions of another Kafka cluster are left behind",
         (TRANSACTIONS_LEFT_BEHIND,),
-        quiet(cluster_tests.test_a_consent_does_not_commit_transactions_of_the_other_cluster),
+        quiet(cluster_tests.test_move_to_another_cluster_is_refused_while_commits_are_pending),
         1,
         1,
     ),
     Mutant(
         "a submission goes on on another Kafka cluster",
         (CLUSTER_CHANGES,),
-        quiet(cluster_tests.test_a_submission_stays_on_its_cluster_also_before_it_has_published),
+        quiet(cluster_tests.test_unpublished_submission_is_refused_on_another_cluster),
         1,
         1,
     ),
@@ -189,21 +189,21 @@ MUTANTS = [
     Mutant(
         "a journal that lacks its end is claimed",
         (OLD_JOURNAL,),
-        backup(tail_tests.test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit),
+        backup(tail_tests.test_submit_is_refused_if_kafka_has_ids_of_an_unknown_attempt),
         1,
         1,
     ),
     Mutant(
         "ids of attempts that the journal lacks are passed over",
         (NO_IDS,),
-        backup(tail_tests.test_ids_of_an_attempt_that_the_journal_lacks_refuse_a_submit),
+        backup(tail_tests.test_submit_is_refused_if_kafka_has_ids_of_an_unknown_attempt),
         1,
         1,
     ),
     Mutant(
         "offsets of checkpoints that the journal lacks are passed over",
         (NO_OFFSETS,),
-        backup(tail_tests.test_offsets_of_a_checkpoint_that_the_journal_lacks_refuse_a_submit),
+        backup(tail_tests.test_submit_is_refused_if_kafka_has_offsets_of_an_unknown_checkpoint),
         1,
         1,
     ),

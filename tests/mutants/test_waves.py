@@ -71,7 +71,7 @@ NO_MARKERS = (
         RowReceiver.finish,
         "    if missing:\n",
         "    for key in missing:\n"
-        "        self._received[key].channel.put(Barrier(self._checkpoint, final=True))\n"
+        "        self._progress[key].channel.put(Barrier(self._checkpoint, final=True))\n"
         "    if not missing and missing:\n",
     ),
     Edit(
@@ -106,7 +106,7 @@ OFFSETS_OF_SPARK = (
         "    limited = tuple(splits)\n",
         "    log = self.__dict__.setdefault('offset_log', {})\n"
         "    splits = [\n"
-        "        msgspec.structs.replace(split, offset=log.get(_of(split), split.offset))\n"
+        "        msgspec.structs.replace(split, offset=log.get(_split_key(split), split.offset))\n"
         "        for split in splits\n"
         "    ]\n"
         "    limited = tuple(splits)\n",
@@ -115,7 +115,7 @@ OFFSETS_OF_SPARK = (
         Backfill._cut,
         "    return cut_wave(limited, self._wave_offsets)\n",
         "    cut = cut_wave(limited, self._wave_offsets)\n"
-        "    log.update({_of(split): split.end_offset for split in cut})\n"
+        "    log.update({_split_key(split): split.end_offset for split in cut})\n"
         "    return cut\n",
     ),
 )
@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     Mutant(
         "a receiver takes rows of two runs",
-        (Edit(RowReceiver._note_run, "    if known != row.run:", "    if not known:"),),
+        (Edit(RowReceiver._check_run, "    if known != row.run:", "    if not known:"),),
         once(receiving_tests.test_rows_of_two_runs_are_refused),
         1,
         1,
@@ -194,8 +194,8 @@ MUTANTS = (
         (
             Edit(
                 LevelTask._run,
-                "first_transaction_slot=self._number,",
-                "first_transaction_slot=0,",
+                "first_transactional_id_index=self._number,",
+                "first_transactional_id_index=0,",
             ),
         ),
         backfills,
@@ -231,8 +231,8 @@ MUTANTS = (
         (
             Edit(
                 with_ends,
-                "end_offset=ends[_of(split)]) for split in part.splits",
-                "end_offset=ends[_of(split)]) for split in part.splits[1:]",
+                "                for split in part.splits\n            ),",
+                "                for split in part.splits[1:]\n            ),",
             ),
         ),
         backfills,
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "a manifest has the ends of its wave",
-        (Edit(with_ends, "end_offset=ends[_of(split)]", "end_offset=split.end_offset"),),
+        (Edit(with_ends, "end_offset=ends[_split_key(split)]", "end_offset=split.end_offset"),),
         backfills,
         RUNS,
         1,

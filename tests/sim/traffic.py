@@ -174,7 +174,7 @@ class Slot:
             plan(graph, traffic.parallelism, MAX_PARALLELISM),
             graph,
             ordinal=ordinal,
-            channel_credits=traffic.credits,
+            initial_credit=traffic.credits,
             exchange=self.exchange,
             column_codec=lambda _: PlainColumn(),
             key_encoder=lambda _: str.encode,

@@ -368,6 +368,6 @@ def test_slot_does_no_more_work_after_close_tasks() -> None:
         raise InternalError("the reader is closed")
 
     for action in (lambda: slot._obey(MESSAGE), lambda: slot._obey(completed), fails):
-        slot._mailbox.post(partial(slot._engine.guarded, action, None))
+        slot._mailbox.post(partial(slot._engine.run_guarded, action, None))
     slot._loop()
     assert (story, sent) == (["close"], [])

@@ -89,12 +89,12 @@ def test_generated_code_of_a_subtask_is_logged_only_at_debug_level(
 ) -> None:
     graph = build(Kept)
     sink: Any = SimpleNamespace(write=None)
-    leaves = ChainOutputs(
+    chain_outputs = ChainOutputs(
         record_writers=(), make_sink=lambda *_: sink, make_state=cast("Any", None)
     )
     task: Any = SimpleNamespace(
         subtask="kept_source-0",
-        chain=OperatorChain("Kept", graph, plan(graph, 1, 128).vertices[0], leaves),
+        chain=OperatorChain("Kept", graph, plan(graph, 1, 128).vertices[0], chain_outputs),
     )
     with caplog.at_level(logging.INFO):
         log_generated_code(task)

@@ -30,7 +30,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.pipeline_files import LeftOut, few_enough, find_files, small_enough
+from tidegate.api.pipeline_files import LeftOut, find_files, limit_file_count, limit_size
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.ports.blobs import BlobStore
 from tidegate.private_files import make_private_folder
@@ -75,8 +75,8 @@ def pack(
     too many files.
     """
     found = find_files(pipeline, folder, data_files=data_files, ours=ours)
-    few_enough(found)
-    small_enough(found, size_max)
+    limit_file_count(found)
+    limit_size(found, size_max)
     data = io.BytesIO()
     packed, size = [], 0
     with zipfile.ZipFile(data, "w") as archive:
@@ -110,7 +110,7 @@ def digest_of(data: bytes) -> str:
 # --- unpacking ----------------------------------------------------------------------------------
 
 
-def cache_of(working_folder: str, state_directory: str, job: str) -> Path:
+def code_cache_folder(working_folder: str, state_directory: str, job: str) -> Path:
     """Return the folder for a job's unpacked archives on a host, next to its local state."""
     return Path(working_folder, state_directory, job, "code")
 

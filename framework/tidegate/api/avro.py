@@ -52,10 +52,10 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
     whole = type_info(of).avro if file is None else fit_file(of, file)
     schema = _named_once(whole, {}, file or type_name(of))
     parsed = fastavro.parse_schema(schema)
-    shapes = _AvroShapes(from_file=file is not None)
-    shape = shapes.shape(of)
-    pack, _ = shapes.define("pack", "value", shape.packed("value"))
-    unpack, _ = shapes.define("unpack", "plain", shape.unpacked("plain"))
+    generator = _AvroConverterGenerator(from_file=file is not None)
+    converter = generator.converter(of)
+    pack, _ = generator.define("pack", "value", converter.packed("value"))
+    unpack, _ = generator.define("unpack", "plain", converter.unpacked("plain"))
     write, read_value = fastavro.schemaless_writer, fastavro.schemaless_reader
 
     def encode(value: Any) -> bytes:
@@ -79,7 +79,7 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
     return AvroCodec(schema, encode, decode)
 
 
-class _AvroShapes(ConverterGenerator):
+class _AvroConverterGenerator(ConverterGenerator):
     """Converters to the values that fastavro takes; fastavro converts the logical types itself.
 
     A record becomes a dict, and a fixed tuple becomes a dict with the fields f0, f1, … . A plain
@@ -110,7 +110,7 @@ class _AvroShapes(ConverterGenerator):
         return Converter(of)
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
-        parts = [(f, json.dumps(f.name), self.shape(f.type)) for f in fields]
+        parts = [(f, json.dumps(f.name), self.converter(f.type)) for f in fields]
 
         def pack(x: str) -> str:
             pairs = [f"{key}: {part.packed(read(of, x, f))}" for f, key, part in parts]
@@ -122,7 +122,7 @@ class _AvroShapes(ConverterGenerator):
         return Converter(dict, pack, unpack)
 
     def fixed_tuple(self, arguments: tuple[object, ...]) -> Converter:
-        parts = [(f"[{json.dumps(f'f{i}')}]", self.shape(a)) for i, a in enumerate(arguments)]
+        parts = [(f"[{json.dumps(f'f{i}')}]", self.converter(a)) for i, a in enumerate(arguments)]
 
         def pack(x: str) -> str:
             pairs = [f"{key[1:-1]}: {p.packed(f'{x}[{i}]')}" for i, (key, p) in enumerate(parts)]
@@ -134,7 +134,11 @@ class _AvroShapes(ConverterGenerator):
         return Converter(dict, pack, unpack)
 
     def container(self, origin: Any, argument: object) -> Converter:
-        item, variable, made = self.shape(argument), self.variable(), self.container_name(origin)
+        item, variable, made = (
+            self.converter(argument),
+            self.variable(),
+            self.container_name(origin),
+        )
         return Converter(
             list,
             lambda x: f"[{item.packed(variable)} for {variable} in {x}]",
@@ -144,7 +148,7 @@ class _AvroShapes(ConverterGenerator):
     def mapping(self, key_of: object, value_of: object) -> Converter:
         if key_of is str:
             return super().mapping(key_of, value_of)
-        key, value, e = self.shape(key_of), self.shape(value_of), self.variable()
+        key, value, e = self.converter(key_of), self.converter(value_of), self.variable()
         k, v = f"{e}[0]", f"{e}[1]"
         entry = f'{{"key": {key.packed(k)}, "value": {value.packed(v)}}}'
         k, v = f'{e}["key"]', f'{e}["value"]'
@@ -167,16 +171,16 @@ class _AvroShapes(ConverterGenerator):
                 f"Avro cannot tell {told} apart; make every branch a record class of its own, and "
                 "let the schema be derived from the type"
             )
-        inner = [_AvroShapes(from_file=False) for _ in branches]
-        shapes = [made.shape(branch) for made, branch in zip(inner, branches, strict=True)]
+        inner = [_AvroConverterGenerator(from_file=False) for _ in branches]
+        generator = [made.converter(branch) for made, branch in zip(inner, branches, strict=True)]
         names = [type_info(branch).avro["name"] for branch in branches]
         packs = [
-            made.define("pack", "value", shape.packed("value"))[0]
-            for made, shape in zip(inner, shapes, strict=True)
+            made.define("pack", "value", converter.packed("value"))[0]
+            for made, converter in zip(inner, generator, strict=True)
         ]
         unpacks = {
-            name: made.define("unpack", "plain", shape.unpacked("plain"))[0]
-            for name, made, shape in zip(names, inner, shapes, strict=True)
+            name: made.define("unpack", "plain", converter.unpacked("plain"))[0]
+            for name, made, converter in zip(names, inner, generator, strict=True)
         }
         which = branch_of(branches)
 

@@ -171,13 +171,13 @@ class _Fit:
 
     def _expect(self, fits: object, of: object, schema: AvroSchema, at: str) -> None:
         if not fits:
-            self._refuse(f"{at} is {type_name(of)} in the type and {_say(schema)} in the file")
+            self._refuse(f"{at} is {type_name(of)} in the type and {_describe(schema)} in the file")
 
     def _refuse(self, why: str) -> NoReturn:
         raise PipelineError(f"Avro schema file {self._file} does not fit: {why}")
 
 
-def _say(schema: AvroSchema) -> str:
+def _describe(schema: AvroSchema) -> str:
     if not isinstance(schema, dict):
         return str(schema)
     logical = schema.get("logicalType")

@@ -49,7 +49,7 @@ def unpack_int(plain: Any) -> Any:
     return int.from_bytes(plain.data, "big", signed=True)
 
 
-def int_shape(pack: str, unpack: str) -> Converter:
+def int_converter(pack: str, unpack: str) -> Converter:
     """Return the converter of an int.
 
     `pack` and `unpack` are the names of the two functions in the generated source.
@@ -59,7 +59,9 @@ def int_shape(pack: str, unpack: str) -> Converter:
     )
 
 
-def pairs_shape(key: Converter, value: Converter, names: tuple[str, str, str, str]) -> Converter:
+def pairs_converter(
+    key: Converter, value: Converter, names: tuple[str, str, str, str]
+) -> Converter:
     """Return the converter of a dict with int keys.
 
     `names` are the names of `dict_or_pairs` and `entries_of` in the generated source, and of two

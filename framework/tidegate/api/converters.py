@@ -54,14 +54,14 @@ class Converter:
 class ConverterGenerator:
     """The generator of conversions.
 
-    `shape` gives the converter of a type. `names` maps the names in the generated source to their
-    objects.
+    `converter` gives the converter of a type. `names` maps the names in the generated source to
+    their objects.
     """
 
     def __init__(self) -> None:
         self.names: dict[str, object] = {}
 
-    def shape(self, of: object) -> Converter:
+    def converter(self, of: object) -> Converter:
         """Return the converter of a type that has a schema."""
         if of is None:
             of = type(None)
@@ -70,7 +70,7 @@ class ConverterGenerator:
             return Converter(str, lambda x: f"{x}.name", lambda x: f"{known}[{x}]")
         origin, arguments = get_origin(of), get_args(of)
         if origin is Literal:
-            return self.shape(literal_type(of))
+            return self.converter(literal_type(of))
         if is_union(of):
             return self.union(of)
         if origin is tuple and ... not in arguments:
@@ -97,14 +97,14 @@ class ConverterGenerator:
     def union(self, of: object) -> Converter:
         """Return the converter of a union; None stays None."""
         branches = [branch for branch in get_args(of) if branch is not type(None)]
-        inner = self.shape(branches[0]) if len(branches) == 1 else self.branches(branches)
+        inner = self.converter(branches[0]) if len(branches) == 1 else self.branches(branches)
         if len(branches) == len(get_args(of)):
             return inner
         return Converter(inner.wire | None, _or_none(inner.pack), _or_none(inner.unpack))
 
     def fixed_tuple(self, arguments: tuple[object, ...]) -> Converter:
         """Return the converter of a tuple with a type for each part."""
-        parts = [self.shape(argument) for argument in arguments]
+        parts = [self.converter(argument) for argument in arguments]
         wire = generic(tuple, *(part.wire for part in parts))
         if all(part.plain for part in parts):
             return Converter(wire)
@@ -116,7 +116,7 @@ class ConverterGenerator:
 
     def container(self, origin: Any, argument: object) -> Converter:
         """Return the converter of a list, set, frozenset, Sequence or tuple of one item type."""
-        item = self.shape(argument)
+        item = self.converter(argument)
         variable, made = self.variable(), self.container_name(origin)
         wire = (
             generic(tuple, item.wire, ...) if made == "tuple" else generic(_WIRES[made], item.wire)
@@ -132,7 +132,7 @@ class ConverterGenerator:
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
         """Return the converter of a dict or Mapping."""
-        key, value = self.shape(key_of), self.shape(value_of)
+        key, value = self.converter(key_of), self.converter(value_of)
         k, v = self.variable(), self.variable()
         if key.plain and value.plain:
             return Converter(generic(dict, key.wire, value.wire))
@@ -165,7 +165,7 @@ class ConverterGenerator:
         if is_typeddict(record_class(of)):
             pairs = [f"{json.dumps(f.name)}: {v}" for f, v in zip(fields, values, strict=True)]
             return f"{{{', '.join(pairs)}}}"
-        known = self.name(maker_of(of))
+        known = self.name(record_constructor(of))
         if takes_positions(of):
             return f"{known}({', '.join(values)})"
         named = [f"{field.name}={value}" for field, value in zip(fields, values, strict=True)]
@@ -203,7 +203,7 @@ def read(of: object, source: str, field: RecordField) -> str:
     return f"{source}.{field.name}"
 
 
-def maker_of(of: object) -> Callable[..., object]:
+def record_constructor(of: object) -> Callable[..., object]:
     """Return the callable that makes a record from its fields.
 
     For a pydantic model it does not validate them, because they were valid before.

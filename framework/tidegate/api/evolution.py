@@ -116,7 +116,7 @@ def pair_branches(
             if preferred:
                 break
         if len(preferred) > 1:
-            return f"{_at(path)}{_say(branch)} was written and fits several of {_list(reader)}"
+            return f"{_at(path)}{_describe(branch)} was written and fits several of {_list(reader)}"
         pairs.append(preferred[0])
     return pairs
 
@@ -149,7 +149,7 @@ def _no_branch(writer: AvroSchema, reader: Sequence[AvroSchema], path: str) -> s
     same_kind = [branch for branch in reader if _kind(branch) == _kind(writer)]
     if len(same_kind) == 1:  # the mismatch inside this branch says more
         return str(_mismatch(writer, same_kind[0], path))
-    return f"{_at(path)}{_say(writer)} was written and is not one of {_list(reader)}"
+    return f"{_at(path)}{_describe(writer)} was written and is not one of {_list(reader)}"
 
 
 def _record_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str | None:
@@ -199,7 +199,7 @@ def _scalar_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str |
     as_text = _kind(writer) == _kind(reader) == "string" and was in _TEXTS and not now
     same = _kind(writer) == _kind(reader) and was == now
     if not (same or text_as_bytes or as_text):
-        return f"{_at(path)}{_say(writer)} was written, {_say(reader)} is declared"
+        return f"{_at(path)}{_describe(writer)} was written, {_describe(reader)} is declared"
     earlier_version = not isinstance(writer, dict)
     return None if same and earlier_version else _values_mismatch(writer, reader, path)
 
@@ -214,7 +214,7 @@ def _values_mismatch(writer: AvroSchema, reader: AvroSchema, path: str) -> str |
         return None
     written = writer.get(VALUES) if isinstance(writer, dict) else None
     if written is None or _kind(writer) != _kind(reader):
-        return f"{_at(path)}{_say(writer)} was written, only {_values(allowed)} is declared"
+        return f"{_at(path)}{_describe(writer)} was written, only {_values(allowed)} is declared"
     gone = [value for value in written if value not in allowed]
     if gone:
         return f"{_at(path)}{gone[0]!r} may have been written, only {_values(allowed)} is declared"
@@ -244,7 +244,7 @@ def _at(path: str) -> str:
     return f"field {path!r}: " if path else ""
 
 
-def _say(schema: AvroSchema) -> str:
+def _describe(schema: AvroSchema) -> str:
     if isinstance(schema, list):
         return f"one of {_list(schema)}"
     if isinstance(schema, dict) and "name" in schema:
@@ -253,7 +253,7 @@ def _say(schema: AvroSchema) -> str:
 
 
 def _list(schemas: Iterable[AvroSchema]) -> str:
-    return ", ".join(map(_say, schemas))
+    return ", ".join(map(_describe, schemas))
 
 
 def _map_key(schema: Any) -> Any:

@@ -44,14 +44,14 @@ def connect_dead_letters(
     letters.connect(graph, tuple(Edge(node=node, port=at, record_type=of) for node, at in ports))
 
 
-def connect_step_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
+def connect_step_dead_letters(graph: StreamGraph, node: Node, options: ErrorOptions) -> None:
     """Write the dead letters of a step to its dead-letter topic, if it has one."""
     if "dead_letter_topic" in options:
-        name, topic = letters_name(node.id), options["dead_letter_topic"]
+        name, topic = dead_letter_sink_name(node.id), options["dead_letter_topic"]
         connect_dead_letters(graph, name, topic, node.location, [(node.id, DEAD_LETTERS)])
 
 
-def letters_name(node: str) -> str:
+def dead_letter_sink_name(node: str) -> str:
     """Return the name of the sink that writes the dead letters of a source, a step or a sink."""
     return f"{node}-dead-letters"
 
@@ -229,8 +229,8 @@ class KafkaSink(KafkaConnector, Sink[T]):
     def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
         """End a chain at this sink, and add the sink of its dead letters if it has one."""
         if self.name in graph.nodes and graph.nodes[self.name].declaration is self:
-            graph.remove(letters_name(self.name))
+            graph.remove(dead_letter_sink_name(self.name))
         super().connect(graph, edges)
         if "dead_letter_topic" in self.errors:
-            name, topic = letters_name(self.name), self.errors["dead_letter_topic"]
+            name, topic = dead_letter_sink_name(self.name), self.errors["dead_letter_topic"]
             connect_dead_letters(graph, name, topic, self.location, [(self.name, DEAD_LETTERS)])

@@ -18,7 +18,7 @@ from tidegate.api.declaration_checks import (
 from tidegate.api.formats import Format
 from tidegate.api.kafka_connector import KafkaConnector, KafkaProperties
 from tidegate.api.kafka_records import ConsumerRecord
-from tidegate.api.kafka_sink import connect_dead_letters, letters_name
+from tidegate.api.kafka_sink import connect_dead_letters, dead_letter_sink_name
 from tidegate.api.location import refuse_unsupported
 from tidegate.api.source import Source
 from tidegate.errors import PipelineError
@@ -170,7 +170,7 @@ class KafkaSource(KafkaConnector, Source[T]):
             record_type=self.record_type(),
         )
         if self.dead_letter_topic is not None:
-            name = letters_name(self.name)
+            name = dead_letter_sink_name(self.name)
             ports = [(self.name, DEAD_LETTERS)]
             connect_dead_letters(graph, name, self.dead_letter_topic, self.location, ports)
 

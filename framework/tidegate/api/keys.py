@@ -31,7 +31,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from uuid import UUID
 
 from tidegate.api.converters import Converter, ConverterGenerator, read
-from tidegate.api.record_fields import RecordField, changer_of, fields_of, record_class, type_name
+from tidegate.api.record_fields import (
+    RecordField,
+    fields_of,
+    record_class,
+    record_copier,
+    type_name,
+)
 from tidegate.api.types import literal_type, type_info
 from tidegate.api.values import KeyCheck
 from tidegate.errors import PipelineError
@@ -203,7 +209,7 @@ def _normaliser_of_record(
     }
     if not converts:
         return None
-    known, change = record_class(of), changer_of(of)
+    known, change = record_class(of), record_copier(of)
 
     def normalise(key: Any) -> Any:
         if type(key) is not known:
@@ -226,24 +232,24 @@ def _tuple(of: object, arguments: tuple[object, ...]) -> KeyEncoder:
             return b"".join([_pack_length(len(part)) + part for part in parts])
 
         return encode
-    shapes = _KeyShapes()
+    generator = _KeyEncoderGenerator()
     parts = [(f"key[{i}]", argument) for i, argument in enumerate(arguments)]
-    refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
+    refused = f"{generator.name(_refuse)}(key, {generator.name(of)})"
     fits = f"isinstance(key, tuple) and len(key) == {len(parts)}"
-    return shapes.joined(parts, f"{{}} if {fits} else {refused}")
+    return generator.joined(parts, f"{{}} if {fits} else {refused}")
 
 
 def _record(of: object, fields: tuple[RecordField, ...]) -> KeyEncoder:
-    shapes = _KeyShapes()
+    generator = _KeyEncoderGenerator()
     parts = [(read(of, "key", field), field.type) for field in fields if field.in_key]
     # An object of a subclass has the same fields, but never equals an object of this class.
-    refused = f"{shapes.name(_refuse)}(key, {shapes.name(of)})"
-    return shapes.joined(
-        parts, f"{{}} if type(key) is {shapes.name(record_class(of))} else {refused}"
+    refused = f"{generator.name(_refuse)}(key, {generator.name(of)})"
+    return generator.joined(
+        parts, f"{{}} if type(key) is {generator.name(record_class(of))} else {refused}"
     )
 
 
-class _KeyShapes(ConverterGenerator):
+class _KeyEncoderGenerator(ConverterGenerator):
     """The generator of `length(a) + a + length(b) + b`, with the parts' encoders called inline."""
 
     def joined(self, parts: list[tuple[str, object]], guard: str = "{}") -> KeyEncoder:

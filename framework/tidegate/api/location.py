@@ -14,7 +14,7 @@ from typing import Never
 
 from tidegate.errors import PipelineError
 
-NOT_THE_USERS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__file__)
+FRAMEWORK_PATHS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__file__)
 """Prefixes of the files whose frames are not the user's: tidegate's files, and the interpreter's
 files whose frames are between them.
 """
@@ -24,7 +24,7 @@ _code_folders: list[Path] = []
 """Folders into which the code of this process was unpacked; locations show paths below them."""
 
 
-def shown_below(folder: Path) -> None:
+def show_paths_below(folder: Path) -> None:
     """Show locations in this folder as the user knows them, without the path of the folder.
 
     A process that runs many attempts calls this for each of them.
@@ -36,7 +36,7 @@ def shown_below(folder: Path) -> None:
 def user_location() -> str:
     """Return file and line of the nearest caller outside tidegate, which is in the user's code."""
     frame = sys._getframe(1)  # noqa: SLF001 - cheap, where `inspect.stack` is not
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(NOT_THE_USERS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(FRAMEWORK_PATHS):
         frame = frame.f_back
     file = os.path.normpath(frame.f_code.co_filename)
     for folder in (*_code_folders, Path.cwd()):

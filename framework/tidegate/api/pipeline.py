@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 import msgspec
 
 from tidegate.api.connector import Connector
-from tidegate.api.location import NOT_THE_USERS, user_location
+from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
@@ -229,7 +229,7 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
 def _raised_at(error: Exception) -> str:
     """Return file and line of the innermost frame of an exception that is in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [frame for frame in frames if not frame.filename.startswith(NOT_THE_USERS)]
+    users = [frame for frame in frames if not frame.filename.startswith(FRAMEWORK_PATHS)]
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
 
 

@@ -28,7 +28,7 @@ FILES_MAX: Final = 10_000
 """Maximum number of files that are stored. If there are more, whole folders of data files are left
 out, for example data sets."""
 
-LOOKED_MAX: Final = 1_000_000
+LISTED_MAX: Final = 1_000_000
 """Maximum number of files and folders that are listed, which takes some seconds. If there are more,
 the pipeline shares its folder with other things, for example in a home folder."""
 
@@ -155,9 +155,9 @@ class FoundFiles:
             self.left_out.append(LeftOut(prefix, f"cannot be read: {error.strerror}"))
             return []
         self._seen += len(found)
-        if self._seen > LOOKED_MAX:
+        if self._seen > LISTED_MAX:
             raise PipelineError(
-                f"The code of a pipeline is stored at submit, and there are more than {LOOKED_MAX} "
+                f"The code of a pipeline is stored at submit, and there are more than {LISTED_MAX} "
                 f"files and folders in and around {folder}. Put the pipeline into a package or a "
                 "folder of its own."
             )
@@ -257,7 +257,7 @@ def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str
 # --- limits -------------------------------------------------------------------------------------
 
 
-def few_enough(found: FoundFiles) -> None:
+def limit_file_count(found: FoundFiles) -> None:
     """Leave out the files of whole folders until FILES_MAX files are left.
 
     Data files come first, from the folder with the most of them on. Files next to the package come
@@ -282,7 +282,7 @@ def few_enough(found: FoundFiles) -> None:
         )
 
 
-def small_enough(found: FoundFiles, size_max: int) -> None:
+def limit_size(found: FoundFiles, size_max: int) -> None:
     """Leave out files, the largest first, until the rest has at most `size_max` bytes.
 
     All files other than `.py` come first, then `.py` files next to the package. PipelineError if

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.api.code import code_digest, load_pipeline
-from tidegate.api.location import shown_below
+from tidegate.api.location import show_paths_below
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.errors import CodeMismatchError, PipelineError, UserCodeError
 from tidegate.graph.stream_graph import StreamGraph
@@ -43,8 +43,8 @@ def rebuild(
             "use one minor version on all machines of a job."
         )
     if digest is None:
-        shown_below(Path(folder))
-    with _raised_by_the_user(reference):
+        show_paths_below(Path(folder))
+    with _user_code_errors(reference):
         pipeline = load_pipeline(reference, Path(folder))
     if digest is not None and code_digest(pipeline) != digest:
         raise CodeMismatchError(
@@ -52,7 +52,7 @@ def rebuild(
             "its package was changed while the job ran, or differs on this machine. Stop the job "
             "and submit it again; it continues from its last checkpoint."
         )
-    with _raised_by_the_user(reference):
+    with _user_code_errors(reference):
         graph = build(pipeline, params)
     if graph.fingerprint() != fingerprint:
         raise CodeMismatchError(
@@ -64,7 +64,7 @@ def rebuild(
 
 
 @contextmanager
-def _raised_by_the_user(reference: str) -> Iterator[None]:
+def _user_code_errors(reference: str) -> Iterator[None]:
     """Turn an exception of the user's code into a UserCodeError, so that a restart tries again.
 
     The same code worked at submit. A module, a constructor or a parameter's check may need a

@@ -123,7 +123,7 @@ def compares_otherwise(of: object) -> str:
     return "" if generated else "has an __eq__ of its own"
 
 
-def changer_of(of: object) -> Callable[[Any, dict[str, Any]], Any]:
+def record_copier(of: object) -> Callable[[Any, dict[str, Any]], Any]:
     """Return the function that copies a record with new values of some fields."""
     found: Any = get_origin(of) or of
     if is_model(found):

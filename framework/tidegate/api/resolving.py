@@ -116,7 +116,7 @@ def _branches(writer: list[AvroSchema], of: object) -> list[object]:
     pairs = pair_branches(writer, [stored_schema(branch) for branch in branches])
     if isinstance(pairs, str):
         raise PipelineError(pairs)
-    return [branches[place] for place in pairs]
+    return [branches[position] for position in pairs]
 
 
 def _convert_record(writer: AvroSchema, of: object) -> Convert:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import Function, KeyedProcess, Process, SideOutput
-from tidegate.api.kafka_sink import connect_dead_letters, connect_step_letters
+from tidegate.api.kafka_sink import connect_dead_letters, connect_step_dead_letters
 from tidegate.api.keys import normalised_key
 from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.record_fields import type_name
@@ -33,7 +33,7 @@ from tidegate.api.step_checks import (
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_LETTERS, UNKNOWN, Edge, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_DEAD_LETTERS, UNKNOWN, Edge, StreamGraph
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -180,7 +180,7 @@ class Stream(Generic[T]):
             function=function,
             record_type=of,
         )
-        connect_step_letters(self.graph, node, options)
+        connect_step_dead_letters(self.graph, node, options)
         return Stream(self.graph, (Edge(node=node.id, record_type=of),), of)
 
 
@@ -269,7 +269,9 @@ class KeyedStream(Generic[K, T]):
                 key_type=key_of,
                 record_type=of,
                 on_error=self.key_options.get("on_error"),
-                letters=f"{uid}{KEY_LETTERS}" if "on_error" in self.key_options else DEAD_LETTERS,
+                dead_letter_port=f"{uid}{KEY_DEAD_LETTERS}"
+                if "on_error" in self.key_options
+                else DEAD_LETTERS,
             )
             for edge in self.edges
         )
@@ -283,9 +285,9 @@ class KeyedStream(Generic[K, T]):
             function=function,
             record_type=result,
         )
-        connect_step_letters(self.graph, node, options)
+        connect_step_dead_letters(self.graph, node, options)
         if "dead_letter_topic" in self.key_options:
-            name, topic = f"{uid}{KEY_LETTERS}", self.key_options["dead_letter_topic"]
+            name, topic = f"{uid}{KEY_DEAD_LETTERS}", self.key_options["dead_letter_topic"]
             ports = [(edge.node, name) for edge in self.edges]
             connect_dead_letters(self.graph, name, topic, location, ports)
         return ProcessedStream(

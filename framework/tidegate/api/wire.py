@@ -26,9 +26,9 @@ import msgspec
 from tidegate.api.big_ints import (
     dict_or_pairs,
     entries_of,
-    int_shape,
+    int_converter,
     pack_int,
-    pairs_shape,
+    pairs_converter,
     unpack_int,
 )
 from tidegate.api.converters import (
@@ -36,8 +36,8 @@ from tidegate.api.converters import (
     ConverterGenerator,
     branch_of,
     generic,
-    maker_of,
     read,
+    record_constructor,
     takes_positions,
 )
 from tidegate.api.record_fields import RecordField, fields_of
@@ -88,7 +88,7 @@ class StateCodec:
 def value_codec(of: object) -> Codec:
     """Return the codec of one value; PipelineError if the type has no schema."""
     type_info(of)
-    return _value_codec(of, _WireShapes)
+    return _value_codec(of, _WireConverterGenerator)
 
 
 def column_codec(of: object) -> Codec:
@@ -97,10 +97,10 @@ def column_codec(of: object) -> Codec:
     Its decoder raises WrongColumnError if a value is not of the type.
     """
     type_info(of)
-    shapes = _WireShapes()
+    generator = _WireConverterGenerator()
     fields = fields_of(of) or ()
-    shape = _columns(shapes, of, fields) if fields else shapes.container(list, of)
-    codec = _codec(shapes, shape, "values")
+    converter = _columns(generator, of, fields) if fields else generator.container(list, of)
+    codec = _codec(generator, converter, "values")
     decode_column = codec.decode
 
     def decode(data: bytes | memoryview) -> Any:
@@ -119,17 +119,17 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     Avro schemas, from the manifest). PipelineError if one of these cannot be read as the type.
     """
     type_info(of)
-    shapes = _WireShapes()
+    generator = _WireConverterGenerator()
     prefix = _leb128(number)
 
     @lru_cache(maxsize=1)
     def big() -> Codec:  # made for the first such value, which rarely exists
-        return _value_codec(of, _BigIntShapes)
+        return _value_codec(of, _BigIntConverterGenerator)
 
     def encode_big(value: Any) -> bytes:
         return prefix + big().encode(value)
 
-    inner = _codec(shapes, shapes.shape(of), "value", prefix, encode_big)
+    inner = _codec(generator, generator.converter(of), "value", prefix, encode_big)
     decode_value, skip = inner.decode, len(prefix)
     first_byte = number if skip == 1 else -1  # comparing one byte is faster, if that is enough
     older = {
@@ -156,11 +156,11 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     return StateCodec(inner.encode, decode, inner.source)
 
 
-class _WireShapes(ConverterGenerator):
+class _WireConverterGenerator(ConverterGenerator):
     """Converters to the values that msgspec takes: records are tuples, plain types stay."""
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
-        parts = [self.shape(field.type) for field in fields]
+        parts = [self.converter(field.type) for field in fields]
         if not parts:
             return Converter(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
         pairs = list(zip(fields, parts, strict=True))
@@ -173,10 +173,10 @@ class _WireShapes(ConverterGenerator):
     def branches(self, branches: list[object]) -> Converter:
         kind = type(self)
         codecs = [_value_codec(branch, kind) for branch in branches]
-        shapes = [kind() for _ in branches]
+        generator = [kind() for _ in branches]
         packs = [
-            inner.define("pack", "x", inner.shape(branch).packed("x"))[0]
-            for inner, branch in zip(shapes, branches, strict=True)
+            inner.define("pack", "x", inner.converter(branch).packed("x"))[0]
+            for inner, branch in zip(generator, branches, strict=True)
         ]
         which = branch_of(branches)
 
@@ -197,30 +197,30 @@ class _WireShapes(ConverterGenerator):
         )
 
 
-class _BigIntShapes(_WireShapes):
+class _BigIntConverterGenerator(_WireConverterGenerator):
     """The same converters, with ints of any size (`big_ints.py`)."""
 
     def scalar(self, of: object) -> Converter:
         if of is not int:
             return super().scalar(of)
-        return int_shape(self.name(pack_int), self.name(unpack_int))
+        return int_converter(self.name(pack_int), self.name(unpack_int))
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
         if key_of is not int:
             return super().mapping(key_of, value_of)
-        key, value = self.shape(key_of), self.shape(value_of)
+        key, value = self.converter(key_of), self.converter(value_of)
         functions = self.name(dict_or_pairs), self.name(entries_of)
-        return pairs_shape(key, value, (*functions, self.variable(), self.variable()))
+        return pairs_converter(key, value, (*functions, self.variable(), self.variable()))
 
 
-def _value_codec(of: object, kind: type[_WireShapes]) -> Codec:
-    shapes = kind()
-    return _codec(shapes, shapes.shape(of), "value")
+def _value_codec(of: object, kind: type[_WireConverterGenerator]) -> Codec:
+    generator = kind()
+    return _codec(generator, generator.converter(of), "value")
 
 
 def _codec(
-    shapes: _WireShapes,
-    shape: Converter,
+    generator: _WireConverterGenerator,
+    converter: Converter,
     argument: str,
     prefix: bytes = b"",
     on_overflow: Callable[[Any], bytes] | None = None,
@@ -231,26 +231,31 @@ def _codec(
     much as encoding a small value. The decoder needs bytes without the prefix. A value with an int
     beyond 64 bits is passed to `on_overflow`.
     """
-    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(shape.wire).decode
-    to_bytes, front = shapes.name(encode), f"{prefix!r} + " if prefix else ""
-    if shape.plain and not prefix:
-        return Codec(encode, decode)
-    otherwise = None if on_overflow is None else shapes.name(on_overflow)
-    encoder, of_encoder = shapes.define(
-        "encode", argument, f"{front}{to_bytes}({shape.packed(argument)})", otherwise
+    encode, decode = (
+        msgspec.msgpack.Encoder().encode,
+        msgspec.msgpack.Decoder(converter.wire).decode,
     )
-    if shape.plain:
+    to_bytes, front = generator.name(encode), f"{prefix!r} + " if prefix else ""
+    if converter.plain and not prefix:
+        return Codec(encode, decode)
+    otherwise = None if on_overflow is None else generator.name(on_overflow)
+    encoder, of_encoder = generator.define(
+        "encode", argument, f"{front}{to_bytes}({converter.packed(argument)})", otherwise
+    )
+    if converter.plain:
         return Codec(encoder, decode, of_encoder)
-    from_bytes = shapes.name(decode)
-    convert, of_plain = shapes.define("convert", "plain", shape.unpacked("plain"))
-    call = shapes.name(convert)
-    decoder, of_decoder = shapes.define("decode", "data", f"{call}({from_bytes}(data))")
+    from_bytes = generator.name(decode)
+    convert, of_plain = generator.define("convert", "plain", converter.unpacked("plain"))
+    call = generator.name(convert)
+    decoder, of_decoder = generator.define("decode", "data", f"{call}({from_bytes}(data))")
     return Codec(encoder, decoder, of_encoder + of_plain + of_decoder)
 
 
-def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -> Converter:
+def _columns(
+    generator: _WireConverterGenerator, of: object, fields: tuple[RecordField, ...]
+) -> Converter:
     """Return the converter of a list of records to one list for each field."""
-    parts = [shapes.shape(field.type) for field in fields]
+    parts = [generator.converter(field.type) for field in fields]
     pairs = list(zip(fields, parts, strict=True))
 
     def pack(x: str) -> str:
@@ -263,10 +268,10 @@ def _columns(shapes: _WireShapes, of: object, fields: tuple[RecordField, ...]) -
             for i, part in enumerate(parts)
         ]
         if takes_positions(of):
-            return f"list(map({shapes.name(maker_of(of))}, {', '.join(columns)}))"
+            return f"list(map({generator.name(record_constructor(of))}, {', '.join(columns)}))"
         names = [f"c{i}" for i in range(len(parts))]
         zipped = f"zip({', '.join(columns)}, strict=True)"
-        return f"[{shapes.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
+        return f"[{generator.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
 
     wire = generic(tuple, *(generic(list, part.wire) for part in parts))
     return Converter(wire, pack, unpack)

@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaveDone:
+class WaveCompleted:
     """A wave that is published and committed."""
 
     attempt: int
@@ -106,7 +106,7 @@ class Backfill:
         *,
         wave_offsets: int,
         wave_span_ms: int | None = None,
-        on_wave: Callable[[WaveDone], None] = lambda _: None,
+        on_wave: Callable[[WaveCompleted], None] = lambda _: None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """Create a backfill of a bounded submission.
@@ -268,7 +268,7 @@ class Backfill:
         self._slowest = None
         reports = self._executor.run(tasks)
         self._slowest = max(reports, key=lambda each: each.seconds, default=None)
-        refuse_failures(reports)
+        raise_task_error(reports)
         check_runs(plan.plan, reports)
         complete = self._complete(plan, recovered, tasks, reports)
         self._journal.publish(complete)
@@ -282,7 +282,7 @@ class Backfill:
         )
         self._journal.clean_up()
         self._on_wave(
-            WaveDone(
+            WaveCompleted(
                 attempt=recovered.attempt,
                 records_in=sum(report.records_in for report in reports),
                 records_out=sum(report.records_out for report in reports),
@@ -299,14 +299,14 @@ class Backfill:
 
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
         splits = [split for part in recovered.restoration.splits for split in part]
-        cut = {_of(split): split for split in self._cut(splits)}
+        cut = {_split_key(split): split for split in self._cut(splits)}
         self._transaction_timeout_ms = self._longest_timeout_ms(recovered)
 
         def deploy(ordinal: int) -> Deploy:
             deployed = recovered.deploy(ordinal, ())
             return msgspec.structs.replace(
                 deployed,
-                splits=tuple(cut[_of(split)] for split in deployed.splits),
+                splits=tuple(cut[_split_key(split)] for split in deployed.splits),
                 producer_pool_size=1,
                 transactional_ids_per_subtask=1,
                 transaction_timeout_ms=self._transaction_timeout_ms,
@@ -368,7 +368,7 @@ class Backfill:
         )
 
 
-def refuse_failures(reports: Sequence[TaskReport]) -> None:
+def raise_task_error(reports: Sequence[TaskReport]) -> None:
     """Raise the most useful error of the reports, if a report has an error.
 
     An internal error precedes a user's error, and both precede an external one. The errors of
@@ -402,9 +402,9 @@ def with_ends(
     Raise InternalError unless they hold each of `splits` once, at its cut. A missing split would be
     read again from the start of its partition.
     """
-    cuts = {_of(split): split.end_offset for deploy in deploys for split in deploy.splits}
-    ends = {_of(split): split.end_offset for split in splits}
-    reached = {_of(split): split.offset for part in snapshots for split in part.splits}
+    cuts = {_split_key(split): split.end_offset for deploy in deploys for split in deploy.splits}
+    ends = {_split_key(split): split.end_offset for split in splits}
+    reached = {_split_key(split): split.offset for part in snapshots for split in part.splits}
     held = sum(len(part.splits) for part in snapshots)
     check(
         held == len(splits) and reached.keys() == ends.keys() == cuts.keys(),
@@ -416,12 +416,13 @@ def with_ends(
         msgspec.structs.replace(
             part,
             splits=tuple(
-                msgspec.structs.replace(split, end_offset=ends[_of(split)]) for split in part.splits
+                msgspec.structs.replace(split, end_offset=ends[_split_key(split)])
+                for split in part.splits
             ),
         )
         for part in sorted(snapshots, key=lambda part: (part.vertex, part.index))
     )
 
 
-def _of(split: SourceSplit) -> tuple[str, str, int]:
+def _split_key(split: SourceSplit) -> tuple[str, str, int]:
     return split.source, split.topic, split.partition

@@ -48,7 +48,7 @@ SAMPLE_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
-Places = Mapping[tuple[Uid, str, int], int]
+PartitionPositions = Mapping[tuple[Uid, str, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,8 @@ class Sample:
         """Read until each partition is at its end. Without `whole`, one poll with records is enough
         for a partition. Stop after `SAMPLE_S` seconds in any case.
         """
-        waiting, give_up_s = set(ends), clock.monotonic() + SAMPLE_S
-        while waiting and clock.monotonic() < give_up_s:
+        waiting, deadline_s = set(ends), clock.monotonic() + SAMPLE_S
+        while waiting and clock.monotonic() < deadline_s:
             for run in reader.poll(SAMPLE_RECORDS, 0.2):
                 for message in run.messages:
                     self._add(message.timestamp()[1], message.key(), message.value())
@@ -166,7 +166,7 @@ class Planner:
         """
         refuse_unknown_steps(self._graph)
         state = run_read_only(self._storage, read_journal(submission.job))
-        reached, continues = self._reached(state, submission)
+        positions, continues = self._job_positions(state, submission)
         admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
         try:
             found = enumerate_partitions(
@@ -175,9 +175,9 @@ class Planner:
             limit_ms = admin.transaction_max_timeout_ms()
         finally:
             admin.close()
-        known = {source for source, _, _ in reached}
+        known = {source for source, _, _ in positions}
         refuse_unread_sources(self._graph, {offsets.source for offsets in found} - known)
-        ranges = _ranges(with_chosen_ends(found, submission.ends), reached)
+        ranges = _ranges(with_chosen_ends(found, submission.ends), positions)
         settings, sample = self._config.backfill, self._sample(submission.job, ranges)
         offsets = sum(each.offsets for each in ranges)
         return BackfillPlan(
@@ -198,16 +198,18 @@ class Planner:
             last_ms=sample.last_ms,
         )
 
-    def _reached(self, state: JournalState, submission: Submission) -> tuple[Places, str]:
+    def _job_positions(
+        self, state: JournalState, submission: Submission
+    ) -> tuple[PartitionPositions, str]:
         """Return the job's position in each partition, and the checkpoint that holds it."""
         point = restore_point(state, submission.id, submission.restore) if state.number else None
         if point is None:
             first = run_read_only(
                 self._storage, read_initial_offsets(submission.job, submission.id)
             )
-            return _places(first), ""
+            return _partition_positions(first), ""
         manifest = run_read_only(self._storage, load_manifest(point))
-        return _places(manifest.splits), str(point.checkpoint)
+        return _partition_positions(manifest.splits), str(point.checkpoint)
 
     def _sample(self, job: JobName, ranges: Sequence[PartitionRange]) -> Sample:
         sample = Sample()
@@ -253,13 +255,15 @@ def refuse_passed_ends(to: To, partitions: Sequence[PartitionRange]) -> None:
             raise RefusedError(message)
 
 
-def _ranges(chosen: Sequence[PartitionOffsets], reached: Places) -> tuple[PartitionRange, ...]:
+def _ranges(
+    chosen: Sequence[PartitionOffsets], positions: PartitionPositions
+) -> tuple[PartitionRange, ...]:
     return tuple(
         PartitionRange(
             source=offsets.source,
             topic=offsets.topic,
             partition=offsets.partition,
-            begin=_begin(offsets, reached),
+            begin=_begin(offsets, positions),
             end=offsets.end or 0,
             hidden=offsets.hidden,
         )
@@ -267,16 +271,16 @@ def _ranges(chosen: Sequence[PartitionOffsets], reached: Places) -> tuple[Partit
     )
 
 
-def _begin(offsets: PartitionOffsets, reached: Places) -> int:
+def _begin(offsets: PartitionOffsets, positions: PartitionPositions) -> int:
     """Return the first offset that a restore reads. A partition that was added to a source is read
     from its earliest offset.
     """
-    added = any(source == offsets.source for source, _, _ in reached)
+    added = any(source == offsets.source for source, _, _ in positions)
     first = offsets.earliest if added else offsets.start
-    return reached.get((offsets.source, offsets.topic, offsets.partition), first)
+    return positions.get((offsets.source, offsets.topic, offsets.partition), first)
 
 
-def _places(splits: Sequence[SourceSplit]) -> Places:
+def _partition_positions(splits: Sequence[SourceSplit]) -> PartitionPositions:
     return {(split.source, split.topic, split.partition): split.offset for split in splits}
 
 

@@ -34,7 +34,7 @@ PREFIX: Final = "_backfill-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedBackfill:
     """The backfill that the storage holds."""
 
     submission: Submission
@@ -53,7 +53,7 @@ class BackfillRecords:
         self._storage = storage
         self._store = JobStore(storage, self._cluster, settings)
 
-    def find(self, *, has_lock: bool, job_is_stopped: bool) -> Recorded | None:
+    def find(self, *, has_lock: bool, job_is_stopped: bool) -> RecordedBackfill | None:
         """Return the job's newest submission, if it is a backfill.
 
         `has_lock` means that this command holds the lock that `tidegate run` would hold, so no run
@@ -66,7 +66,7 @@ class BackfillRecords:
             return None
         submission, result = newest
         if submission.cluster == self._cluster:
-            return Recorded(submission=submission, finished=result is not None)
+            return RecordedBackfill(submission=submission, finished=result is not None)
         proven = has_lock and not submission.session_cluster
         if result is None and not (proven or job_is_stopped):
             raise RefusedError(_live(submission))
@@ -91,7 +91,7 @@ class BackfillRecords:
             raise StorageError(message)
         return msgspec.structs.replace(ours, code=code)
 
-    def holds(self, submission: str) -> bool:
+    def owns_job(self, submission: str) -> bool:
         """Return whether this submission still owns the job, because no newer one was accepted."""
         newest = self._store.newest(self._job)
         return newest is not None and newest[0].id == submission
@@ -124,10 +124,10 @@ class BackfillRecords:
 
 
 def continued(
-    recorded: Submission, asked: Submission, to: str, changed_modules: Sequence[str] = ()
+    recorded: Submission, requested: Submission, to: str, changed_modules: Sequence[str] = ()
 ) -> Submission:
-    """Return the submission with which a command continues a recorded backfill. It is `asked`, with
-    the id, the ends and the code of the record.
+    """Return the submission with which a command continues a recorded backfill. It is `requested`,
+    with the id, the ends and the code of the record.
 
     The parallelism and the settings of processes may differ, as between two attempts. Raise
     RefusedError if a difference would change the output.
@@ -136,24 +136,28 @@ def continued(
         text
         for text, before, now in (
             (f"the code has changed ({', '.join(changed_modules)})", (), tuple(changed_modules)),
-            ("the pipeline has changed", recorded.fingerprint, asked.fingerprint),
-            (_changed("--set", recorded.params, asked.params), recorded.params, asked.params),
+            ("the pipeline has changed", recorded.fingerprint, requested.fingerprint),
+            (
+                _changed("--set", recorded.params, requested.params),
+                recorded.params,
+                requested.params,
+            ),
             (f"--to was {recorded.to}, and this command has {to}", recorded.to, to),
-            ("a topic has changed", _connectors(recorded), _connectors(asked)),
-            *_consents(recorded, asked),
+            ("a topic has changed", _connectors(recorded), _connectors(requested)),
+            *_first_claim_options(recorded, requested),
         )
         if before != now
     ]
     if differences:
         message = (
-            f"Job {asked.job!r} has a backfill that this command would change:"
+            f"Job {requested.job!r} has a backfill that this command would change:"
             f" {'; '.join(differences)}. Run the command as the backfill was begun, or begin a new"
             " backfill with --new. The new one continues from the last published wave, or starts"
             " without state if you add --restore none."
         )
         raise RefusedError(message)
     return msgspec.structs.replace(
-        asked,
+        requested,
         id=recorded.id,
         cluster=recorded.cluster,
         restore=recorded.restore,
@@ -179,11 +183,13 @@ def _live(submission: Submission) -> str:
     )
 
 
-def _consents(recorded: Submission, asked: Submission) -> Iterator[tuple[str, object, object]]:
+def _first_claim_options(
+    recorded: Submission, requested: Submission
+) -> Iterator[tuple[str, object, object]]:
     """Yield the options that only the first claim of a submission uses."""
-    yield "--restore differs", recorded.restore, asked.restore
+    yield "--restore differs", recorded.restore, requested.restore
     for option in ("accept_data_loss", "take_over", "restore_to_other_cluster"):
-        before, now = getattr(recorded, option), getattr(asked, option)
+        before, now = getattr(recorded, option), getattr(requested, option)
         yield f"--{option.replace('_', '-')} is new", now and before, now
 
 

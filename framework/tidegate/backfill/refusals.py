@@ -26,7 +26,7 @@ from tidegate.errors import RefusedError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import Exchange, StreamGraph
 
-EXCHANGES: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
+PARTITIONINGS: Final[frozenset[Exchange]] = frozenset({"forward", "key"})
 """The exchanges that waves support."""
 
 
@@ -37,7 +37,7 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
             None if operator_kind(node.kind).runs_in_waves else f"a step of the kind {node.kind!r}"
         )
         for edge in node.inputs:
-            if edge.partitioning not in EXCHANGES:
+            if edge.partitioning not in PARTITIONINGS:
                 what = f"reached by an exchange of the kind {edge.partitioning!r}"
         if what is not None:
             raise RefusedError(

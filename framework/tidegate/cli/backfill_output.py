@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final
 
-from tidegate.backfill.driver import WaveDone
+from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan
 from tidegate.cli.display import print_status
 
@@ -33,7 +33,7 @@ class BackfillText:
         for line in plan_lines(plan):
             print_status(line)
 
-    def wave(self, wave: WaveDone) -> None:
+    def wave(self, wave: WaveCompleted) -> None:
         """Report that a wave is committed, with its rate and the estimated time that is left."""
         self._waves += 1
         self._read += self._left - wave.offsets_left
@@ -98,7 +98,7 @@ class BackfillJson(BackfillText):
         facts = {"offsets": plan.offsets, "hidden": plan.hidden}
         _print({"event": "plan", **asdict(plan), **facts})
 
-    def wave(self, wave: WaveDone) -> None:
+    def wave(self, wave: WaveCompleted) -> None:
         _print({"event": "wave", **asdict(wave)})
 
     def progress(self, finished: int, tasks: int) -> None:
@@ -123,7 +123,7 @@ class BackfillJson(BackfillText):
         _print({"event": "done"})
 
 
-def _bad(wave: WaveDone) -> str:
+def _bad(wave: WaveCompleted) -> str:
     parts = [(wave.skipped, "skipped"), (wave.dead_letters, "dead letters")]
     return "".join(f", {count:,} {what}" for count, what in parts if count)
 

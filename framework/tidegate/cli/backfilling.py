@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from tidegate.backfill.driver import Backfill, WaveDone, WaveLoop, run_in_turn
+from tidegate.backfill.driver import Backfill, WaveCompleted, WaveLoop, run_in_turn
 from tidegate.backfill.ends import parse_to
 from tidegate.backfill.executor import Executor, InProcessExecutor
 from tidegate.backfill.plan import Planner, refuse_passed_ends
@@ -131,7 +131,7 @@ def execute(
                 wave_offsets=config.backfill.wave_records,
                 wave_span_ms=config.backfill.wave_span,
                 on_wave=total.add,
-                wanted=lambda: records.holds(submission.id),
+                wanted=lambda: records.owns_job(submission.id),
             )
             with _Ticker(output, progress):
                 return _run(backfill, loop, records, total, output)
@@ -187,7 +187,7 @@ def _engine(
     from tidegate.backfill.spark.executor import SparkExecutor
     from tidegate.backfill.spark.master import check_connect, with_retries
     from tidegate.backfill.spark.session import adopt_session, is_submitted, start_session
-    from tidegate.backfill.spark.stream import streamed
+    from tidegate.backfill.spark.stream import make_wave_loop
     from tidegate.backfill.spark.workers import check_storage
 
     log = folder / config.logs.dir / SPARK_LOG
@@ -195,7 +195,7 @@ def _engine(
         with adopt_session() as session:
             _ship(session, settings)
             executor = SparkExecutor(session, WAVE_TASK)
-            yield executor, streamed(session), executor.progress
+            yield executor, make_wave_loop(session), executor.progress
         return
     master = with_retries(settings.master)
     check_connect(master)
@@ -203,7 +203,7 @@ def _engine(
     with start_session(master, log=log, verbose=verbose) as session:
         _ship(session, settings)
         executor = SparkExecutor(session, WAVE_TASK)
-        yield executor, streamed(session), executor.progress
+        yield executor, make_wave_loop(session), executor.progress
 
 
 def _ship(session: BackfillSession, settings: BackfillSettings) -> None:
@@ -225,7 +225,7 @@ class _Total:
         self.records_in = self.records_out = self.waves = 0
         self._output = output
 
-    def add(self, wave: WaveDone) -> None:
+    def add(self, wave: WaveCompleted) -> None:
         self.waves += 1
         self.records_in += wave.records_in
         self.records_out += wave.records_out

@@ -126,14 +126,14 @@ class Session:
         if place.topic is not None:
             topic_partitions = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
         self._require_broker(broker)
-        survey = self._inspector.survey(
+        find_transactions = self._inspector.find_transactions(
             prefix=prefix, states=() if everything else OPEN, progress=self._progress
         )
         now_ms = self._clock.now_ms()
         found = [
             each
             for each in selected(
-                survey.transactions,
+                find_transactions.transactions,
                 job=job,
                 topic_partitions=topic_partitions,
                 older_than_ms=older_than_ms,
@@ -143,14 +143,14 @@ class Session:
         ]
         if as_json:
             rows = [output.as_json(each, now_ms) for each in found]
-            self._print_json({"transactions": rows}, survey.unreachable, now_ms)
+            self._print_json({"transactions": rows}, find_transactions.unreachable, now_ms)
         elif found:
             output.print_table(output.COLUMNS, [output.row(each, now_ms) for each in found])
         else:
             what = "transactional id" if everything else "open transaction"
             print(f"tidegate: no {what} fits.", file=sys.stderr)
-        output.print_unreachable(survey.unreachable)
-        return not survey.unreachable
+        output.print_unreachable(find_transactions.unreachable)
+        return not find_transactions.unreachable
 
     def list_hanging(
         self, *, place: Place, broker: int | None, max_timeout_ms: int, as_json: bool

@@ -14,7 +14,7 @@ REPEATED_S: Final = 10.0
 """The time in seconds for which a finding must be repeated. It is longer than a broker needs to
 learn of a new leader or topic (its session timeout is 9 s).
 """
-ASK_AGAIN_S: Final = 0.5
+RENEW_CLIENT_S: Final = 0.5
 """The pause between two requests, in seconds."""
 
 

@@ -259,7 +259,7 @@ def topic_ids(topics: Collection[str]) -> Procedure[dict[str, str]]:
     return dict(_typed(result, dict))
 
 
-def epoch_ends(epochs: Mapping[TopicPartition, int]) -> Procedure[dict[TopicPartition, int]]:
+def epoch_end_offsets(epochs: Mapping[TopicPartition, int]) -> Procedure[dict[TopicPartition, int]]:
     """Return, per partition, the offset at which the log of a leader epoch ends."""
     if not epochs:
         return {}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tidegate.checkpoint.source_changes import changed_topic
-from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
+from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import Procedure, now, pause, topic_ids
 from tidegate.commit.retry import RetryPolicy, never, retry_kafka
 from tidegate.protocol.subtask_snapshot import SourceSplit
@@ -37,5 +37,5 @@ def check_topics(
         now_s = yield from now()
         if confirmation.heard(change.finding, now_s):
             raise change
-        yield from pause(ASK_AGAIN_S)
+        yield from pause(RENEW_CLIENT_S)
         now_have = yield from ask_topic_ids(splits, retry_policy)

@@ -28,7 +28,7 @@ Fail = Callable[[BaseException, SubtaskId | None], None]
 
 class Engine:
     """The mailbox and the I/O threads of one owner of subtasks. Any thread may call `post`,
-    `run_io` and `fail_from_anywhere`. Only the mailbox thread may call the other methods.
+    `run_io` and `post_failure`. Only the mailbox thread may call the other methods.
     """
 
     def __init__(self, threads: Threads, fail: Fail, io: WorkerPool | None = None) -> None:
@@ -41,24 +41,24 @@ class Engine:
 
     def post(self, action: Action, subtask: SubtaskId | None) -> None:
         """Run `action` in the mailbox thread, between two batches."""
-        self.mailbox.post(lambda: self.guarded(action, subtask))
+        self.mailbox.post(lambda: self.run_guarded(action, subtask))
 
     def run_io(self, action: Action, subtask: SubtaskId | None) -> None:
         """Run `action` in an I/O thread."""
 
-        def guarded() -> None:
+        def run_guarded() -> None:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt
-                self.fail_from_anywhere(error, subtask)
+                self.post_failure(error, subtask)
 
-        self._io.submit(guarded)
+        self._io.submit(run_guarded)
 
-    def fail_from_anywhere(self, error: BaseException, subtask: SubtaskId | None) -> None:
+    def post_failure(self, error: BaseException, subtask: SubtaskId | None) -> None:
         """Report a failure in the mailbox thread. Any thread may call this method."""
         self.mailbox.post(lambda: self._fail(error, subtask))
 
-    def guarded(self, action: Action, subtask: SubtaskId | None) -> None:
+    def run_guarded(self, action: Action, subtask: SubtaskId | None) -> None:
         """Run `action` now and report the exception if it raises."""
         try:
             action()

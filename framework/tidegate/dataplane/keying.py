@@ -45,7 +45,7 @@ class _Encodable(dict[Any, None]):
         self[key] = None
 
 
-class Keying:
+class KeyExtractor:
     """The keys of batches on one edge to `node`. The records that cannot pass it are refused.
 
     An exception of the key function is covered only by a policy of the key_by itself. An inherited
@@ -85,7 +85,7 @@ class Keying:
             try:
                 key = self._key(value)
             except Exception as error:
-                if not (self._own_policy and self._refusals.takes(error)):
+                if not (self._own_policy and self._refusals.covers(error)):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
@@ -111,7 +111,7 @@ class Keying:
         except PipelineError as error:  # the encoder raises it for a key without canonical bytes
             return reason_of(error)
         except Exception as error:
-            if not self._refusals.takes(error):
+            if not self._refusals.covers(error):
                 raise
             return reason_of(error)
         return ""

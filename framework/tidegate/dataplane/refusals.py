@@ -28,7 +28,7 @@ from tidegate.api.kafka_records import (
     ProducerRecord,
 )
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
+from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
 from tidegate.errors import (
     ResourceExhaustedError,
     StateValueError,
@@ -70,7 +70,7 @@ class Refusals:
         self._bytes_max = bytes_max
         self._refused = 0
 
-    def takes(self, error: Exception) -> bool:
+    def covers(self, error: Exception) -> bool:
         """Return whether the policy covers an error of user code.
 
         It covers a StateValueError, which concerns a value that the record has put into state. It
@@ -120,7 +120,9 @@ class Refusals:
             value=_as_bytes(batch.values[index]),
             headers=tuple((name, encodable(text).encode()) for name, text in provenance),
         )
-        self._emit(RecordBatch([fitting(letter, self._bytes_max)], [offset], topic_partition))
+        self._emit(
+            RecordBatch([shorten_dead_letter(letter, self._bytes_max)], [offset], topic_partition)
+        )
 
 
 def reason_of(error: Exception) -> str:

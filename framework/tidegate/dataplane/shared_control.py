@@ -1,4 +1,5 @@
-"""`SharedControl`: one transaction-admin client for all tasks of a wave in one Spark worker.
+"""`SharedTransactionAdmin`: one transaction-admin client for all tasks of a wave in one Spark
+worker.
 
 A Spark worker runs many tasks of a wave, one after the other. Connecting a client takes as long as
 a task that does no other work, so the tasks share a client. The client is valid for one attempt
@@ -17,25 +18,25 @@ from tidegate.protocol.messages import Deploy
 Key = tuple[JobName, str, Attempt, str]
 
 
-class SharedControl:
+class SharedTransactionAdmin:
     """The shared client of a process that runs one task at a time."""
 
     def __init__(self) -> None:
         self._key: Key | None = None
-        self._log: TransactionAdmin | None = None
+        self._admin: TransactionAdmin | None = None
 
     def of(self, deploy: Deploy, make: Callable[[], TransactionAdmin]) -> TransactionAdmin:
         """Return the client of the deployment's attempt. Close the client of another attempt, if
         any.
         """
         key = (deploy.job, deploy.journal, deploy.attempt, deploy.claim_nonce)
-        if self._log is None or self._key != key:
+        if self._admin is None or self._key != key:
             self.close()
-            self._key, self._log = key, make()
-        return self._log
+            self._key, self._admin = key, make()
+        return self._admin
 
     def close(self) -> None:
         """Close the client, if there is one."""
-        log, self._log = self._log, None
-        if log is not None:
-            log.close()
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()

@@ -52,7 +52,7 @@ def size_settings(settings: Mapping[str, str], topic_max: int | None) -> dict[st
     return {**limits, **settings}
 
 
-def largest_record(settings: Mapping[str, str], topic_max: int | None) -> int:
+def record_size_limit(settings: Mapping[str, str], topic_max: int | None) -> int:
     """Return the size in bytes of the largest batch of one record that the sink may write.
 
     This is the smaller of the client's limit and the topic's limit. Kafka's default replaces the
@@ -72,7 +72,9 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: Headers = ()) 
     return _BATCH_HEAD + _varint(size) + size
 
 
-def fitting(letter: ProducerRecord[Any, Any], bytes_max: int) -> ProducerRecord[Any, Any]:
+def shorten_dead_letter(
+    letter: ProducerRecord[Any, Any], bytes_max: int
+) -> ProducerRecord[Any, Any]:
     """Return the dead letter, shortened until it fits into `bytes_max`.
 
     The function leaves out the value first, then the key, then the headers that the record came

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.sizes import largest_record
+from tidegate.dataplane.sizes import record_size_limit
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.ids import Attempt, JobName, SubtaskId
 from tidegate.ports.blobs import BlobStore
@@ -44,7 +44,7 @@ class SubtaskContext:
     """The transaction-admin client, one for the whole slot."""
     transaction_timeout_ms: int
     producer_pool_size: int
-    transactional_id_numbers: range
+    transactional_id_indexes: range
     """Indexes of the transactional ids of each sink subtask."""
     post: Callable[[Action], None]
     """Function that runs an action in the mailbox thread. Any thread may call it; it never blocks.
@@ -74,7 +74,7 @@ class SubtaskContext:
         """
         configured = self.config.sink(sink)
         settings = self.connector_kafka(declared, configured.properties)
-        return largest_record(settings, self.max_message_bytes.get(configured.topic or topic))
+        return record_size_limit(settings, self.max_message_bytes.get(configured.topic or topic))
 
     def kafka(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the librdkafka settings of the job's cluster. `overrides` take precedence."""

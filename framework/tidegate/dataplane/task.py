@@ -90,9 +90,12 @@ class _Subtask:
     """The common part of source tasks and input tasks: the chain and the snapshot."""
 
     def __init__(
-        self, context: SubtaskContext, chain: OperatorChain, coordination: CheckpointResponder
+        self,
+        context: SubtaskContext,
+        chain: OperatorChain,
+        checkpoint_responder: CheckpointResponder,
     ) -> None:
-        self.context, self.chain, self._coordination = context, chain, coordination
+        self.context, self.chain, self._checkpoint_responder = context, chain, checkpoint_responder
         self.subtask = context.subtask
 
     def step(self, timeout_s: float) -> bool:
@@ -139,33 +142,42 @@ class _Subtask:
         durable.
         """
         started = self._now()
-        gathering = _PendingSnapshot(
+        pending_snapshot = _PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
             alignment_ms=alignment_ms,
-            done=lambda gathered: self._acknowledge(barrier.checkpoint, gathered),
+            done=lambda completed_snapshot: self._acknowledge(
+                barrier.checkpoint, completed_snapshot
+            ),
         )
         for sink in self.chain.sinks.values():
-            sink.prepare(barrier.checkpoint, gathering.transactions_prepared, final=barrier.final)
+            sink.prepare(
+                barrier.checkpoint, pending_snapshot.transactions_prepared, final=barrier.final
+            )
         for state in self.chain.keyed.values():
             state.snapshot(
-                gathering.state_stored,
-                lambda reason: self._coordination.decline(barrier.checkpoint, self.subtask, reason),
+                pending_snapshot.state_stored,
+                lambda reason: self._checkpoint_responder.decline(
+                    barrier.checkpoint, self.subtask, reason
+                ),
             )
         for record_writer in self.chain.record_writers:
             record_writer.emit_control(barrier)
-        gathering.sync_phase_done(round((self._now() - started) * 1000))
+        pending_snapshot.sync_phase_done(round((self._now() - started) * 1000))
 
-    def _acknowledge(self, checkpoint: CheckpointId, gathered: _PendingSnapshot) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, completed_snapshot: _PendingSnapshot) -> None:
         snapshot = SubtaskSnapshot(
             vertex=self.subtask.vertex,
             index=self.subtask.index,
-            keyed=tuple(gathered.keyed),
-            splits=gathered.splits,
-            transactions=tuple(gathered.transactions),
+            keyed=tuple(completed_snapshot.keyed),
+            splits=completed_snapshot.splits,
+            transactions=tuple(completed_snapshot.transactions),
         )
-        self._coordination.acknowledge(
-            checkpoint, snapshot, alignment_ms=gathered.alignment_ms, sync_ms=gathered.sync_ms
+        self._checkpoint_responder.acknowledge(
+            checkpoint,
+            snapshot,
+            alignment_ms=completed_snapshot.alignment_ms,
+            sync_ms=completed_snapshot.sync_ms,
         )
 
     def _now(self) -> float:
@@ -174,7 +186,7 @@ class _Subtask:
     def _end_output(self) -> None:
         for record_writer in self.chain.record_writers:
             record_writer.emit_control(EndOfInput())
-        self._coordination.input_ended(self.subtask)
+        self._checkpoint_responder.input_ended(self.subtask)
 
 
 class SourceTask(_Subtask):
@@ -184,7 +196,7 @@ class SourceTask(_Subtask):
         self,
         context: SubtaskContext,
         chain: OperatorChain,
-        coordination: CheckpointResponder,
+        checkpoint_responder: CheckpointResponder,
         reader: Reader,
         splits: Sequence[SourceSplit],
         *,
@@ -195,7 +207,7 @@ class SourceTask(_Subtask):
         The next wave then continues the input, and only `has_ended` reports that the splits are
         read.
         """
-        super().__init__(context, chain, coordination)
+        super().__init__(context, chain, checkpoint_responder)
         self._ends_input = ends_input
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
@@ -308,11 +320,11 @@ class InputTask(_Subtask):
         self,
         context: SubtaskContext,
         chain: OperatorChain,
-        coordination: CheckpointResponder,
+        checkpoint_responder: CheckpointResponder,
         gate: Gate,
         alignment: Alignment,
     ) -> None:
-        super().__init__(context, chain, coordination)
+        super().__init__(context, chain, checkpoint_responder)
         self._gate, self._alignment = gate, alignment
         self._emit = chain.entry()
         self._first_barriers_s: dict[CheckpointId, float] = {}
@@ -350,14 +362,16 @@ class InputTask(_Subtask):
                 case Block(channel=channel):
                     self._gate.block(channel)
                 case TakeSnapshot(barrier=barrier):
-                    self.take_snapshot(barrier, alignment_ms=self._aligned(barrier.checkpoint))
+                    self.take_snapshot(
+                        barrier, alignment_ms=self._take_alignment_ms(barrier.checkpoint)
+                    )
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)
                 case ChannelInputEnded():
                     self._end_output()
 
-    def _aligned(self, checkpoint: CheckpointId) -> int:
+    def _take_alignment_ms(self, checkpoint: CheckpointId) -> int:
         """Return the milliseconds since the checkpoint's first barrier, and drop all older entries,
         because older checkpoints get no snapshot any more.
         """

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from tidegate.api.archive import cache_of, install
+from tidegate.api.archive import code_cache_folder, install
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
@@ -29,7 +29,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.shared_control import SharedControl
+from tidegate.dataplane.shared_control import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
@@ -60,12 +60,12 @@ class SlotContext:
     """An empty folder. Each subtask gets its own folder below it."""
     earlier: LocalStateFiles
     engine: Engine
-    coordination: CheckpointResponder
+    checkpoint_responder: CheckpointResponder
     run: str = ""
     """Name of this run of the subtasks, see `SubtaskContext.run`."""
-    first_transaction_slot: int = 0
+    first_transactional_id_index: int = 0
     """Index of the first transactional id of each sink subtask."""
-    control: SharedControl | None = None
+    shared_admin: SharedTransactionAdmin | None = None
     """The source of the subtasks' transaction-admin client. None if others do not share the client.
     """
     ends_input: bool = True
@@ -94,9 +94,9 @@ class TaskBuilder:
         storage = locate(config.checkpoint.dir, submission.working_folder)
         self._blobs: BlobStore = context.drivers.blob_store(storage)
         make = partial(context.drivers.transaction_admin, config.kafka.client_settings())
-        control = context.control
+        shared_admin = context.shared_admin
         self._transactions: TransactionAdmin = (
-            make() if control is None else control.of(deploy, make)
+            make() if shared_admin is None else shared_admin.of(deploy, make)
         )
         view = SlotView(
             host=context.drivers.process.host,
@@ -132,11 +132,11 @@ class TaskBuilder:
 
     def close(self) -> None:
         """Close the clients that only these subtasks share."""
-        if self._context.control is None:
+        if self._context.shared_admin is None:
             self._transactions.close()
 
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
-        subtask_context = self._runtime(vertex)
+        subtask_context = self._make_subtask_context(vertex)
         head = self.graph.nodes[vertex.nodes[0]]
         record_writers = channels.record_writers(vertex.id)
         chain = OperatorChain(
@@ -148,7 +148,7 @@ class TaskBuilder:
                 make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
-                letter_bytes_max=lambda node: subtask_context.record_bytes_max(
+                dead_letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
             ),
@@ -158,7 +158,9 @@ class TaskBuilder:
             return self._source_task(head, subtask_context, chain, receivers)
         gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
-        return InputTask(subtask_context, chain, self._context.coordination, gate, alignment)
+        return InputTask(
+            subtask_context, chain, self._context.checkpoint_responder, gate, alignment
+        )
 
     def _source_task(
         self, head: Node, subtask_context: SubtaskContext, chain: OperatorChain, receivers: int
@@ -173,7 +175,7 @@ class TaskBuilder:
         return SourceTask(
             subtask_context,
             chain,
-            context.coordination,
+            context.checkpoint_responder,
             reader,
             splits,
             ends_input=context.ends_input,
@@ -199,10 +201,10 @@ class TaskBuilder:
         if code is None:
             return None
         directory = self._context.config.state.local_dir
-        cache = cache_of(submission.working_folder, directory, submission.job)
+        cache = code_cache_folder(submission.working_folder, directory, submission.job)
         return install(self._blobs, code.path, code.digest, code.size, cache)
 
-    def _runtime(self, vertex: Vertex) -> SubtaskContext:
+    def _make_subtask_context(self, vertex: Vertex) -> SubtaskContext:
         deploy, context = self._deploy, self._context
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
         local = context.local / vertex.id
@@ -222,13 +224,13 @@ class TaskBuilder:
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
             producer_pool_size=deploy.producer_pool_size,
-            transactional_id_numbers=range(
-                context.first_transaction_slot,
-                context.first_transaction_slot + deploy.transactional_ids_per_subtask,
+            transactional_id_indexes=range(
+                context.first_transactional_id_index,
+                context.first_transactional_id_index + deploy.transactional_ids_per_subtask,
             ),
             post=lambda action: context.engine.post(action, subtask),
             run_io=lambda action: context.engine.run_io(action, subtask),
-            fail=lambda error: context.engine.fail_from_anywhere(error, subtask),
+            fail=lambda error: context.engine.post_failure(error, subtask),
             counters=context.counters,
             max_message_bytes=deploy.max_message_bytes,
             run=context.run,

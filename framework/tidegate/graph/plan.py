@@ -118,7 +118,7 @@ def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> Physical
         raise PipelineError(message)
     heads: dict[str, str] = {}
     for node in graph:
-        chained = len(node.inputs) == 1 and _stays(node.inputs[0], parallelism)
+        chained = len(node.inputs) == 1 and _is_chainable(node.inputs[0], parallelism)
         heads[node.id] = heads[node.inputs[0].node] if chained else node.id
     return PhysicalPlan(
         vertices=tuple(
@@ -140,18 +140,20 @@ def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> Physical
                 input=position,
                 partitioning=edge.partitioning,
             )
-            for index, (node, position, edge) in enumerate(_between(graph, heads))
+            for index, (node, position, edge) in enumerate(_edges_between_vertices(graph, heads))
         ),
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
 
 
-def _stays(edge: Edge, parallelism: int) -> bool:
+def _is_chainable(edge: Edge, parallelism: int) -> bool:
     return edge.partitioning == "forward" or parallelism == 1
 
 
-def _between(graph: StreamGraph, heads: dict[str, str]) -> list[tuple[Node, int, Edge]]:
+def _edges_between_vertices(
+    graph: StreamGraph, heads: dict[str, str]
+) -> list[tuple[Node, int, Edge]]:
     """Return the input edges that are not chained: all inputs of nodes that start a vertex."""
     return [
         (node, position, edge)

@@ -32,7 +32,7 @@ MAIN: Final = "main"
 DEAD_LETTERS: Final = "dead_letters"
 """The port of a source's undecodable records, if its policy sends them to a topic."""
 
-KEY_LETTERS: Final = "-key-dead-letters"
+KEY_DEAD_LETTERS: Final = "-key-dead-letters"
 """The suffix of ports for the dead letters of a key_by. No side output can have such a name."""
 
 _UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
@@ -68,7 +68,7 @@ class Edge:
     """The policy for a record that cannot be sent along the edge. None is the policy of the node
     from which it comes.
     """
-    letters: str = DEAD_LETTERS
+    dead_letter_port: str = DEAD_LETTERS
     """The port of that node to which the dead letters of the edge go."""
 
 
@@ -145,7 +145,7 @@ class StreamGraph:
     def check(self) -> None:
         """Refuse a graph without a sink, or with a chain that ends nowhere."""
         edges = [edge for node in self.nodes.values() for edge in node.inputs]
-        read = {edge.node for edge in edges if not self.leads_to_letters(edge)}
+        read = {edge.node for edge in edges if not self.carries_dead_letters(edge)}
         for node in self.nodes.values():
             if node.kind != "sink" and node.id not in read:
                 message = (
@@ -176,11 +176,11 @@ class StreamGraph:
             if edge.node == node_id
         )
 
-    def leads_to_letters(self, edge: Edge) -> bool:
+    def carries_dead_letters(self, edge: Edge) -> bool:
         """Return whether an edge carries dead letters."""
         if edge.port == DEAD_LETTERS:
             return policy_of(self.nodes[edge.node]) == "dead_letter"
-        return edge.port.endswith(KEY_LETTERS)
+        return edge.port.endswith(KEY_DEAD_LETTERS)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes.values())

@@ -64,7 +64,7 @@ class ProducerState(msgspec.Struct, frozen=True, kw_only=True):
     """The transaction's first offset here."""
 
 
-class OpenOnPartitions(msgspec.Struct, frozen=True, kw_only=True):
+class OpenTransactions(msgspec.Struct, frozen=True, kw_only=True):
     """Open transactions per partition. The first one holds back the last stable offset."""
 
     producers: Mapping[TopicPartition, tuple[ProducerState, ...]]
@@ -81,7 +81,7 @@ class PartitionEndOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """The high watermark: the end for `read_uncommitted`."""
 
 
-class AbortAnswer(enum.Enum):
+class AbortResult(enum.Enum):
     """The answer of a coordinator to a request to abort."""
 
     ACCEPTED = "accepted"
@@ -103,7 +103,7 @@ class TransactionInspector(Protocol):
         """Return the address, HOST:PORT, of each broker."""
         ...
 
-    def survey(
+    def find_transactions(
         self,
         *,
         prefix: str = "",
@@ -131,7 +131,7 @@ class TransactionInspector(Protocol):
 
     def open_transactions(
         self, leaders: Mapping[TopicPartition, int], *, progress: Progress
-    ) -> OpenOnPartitions:
+    ) -> OpenTransactions:
         """Ask the leaders of these partitions for their open transactions."""
         ...
 
@@ -141,7 +141,7 @@ class TransactionInspector(Protocol):
         """Return the end offsets of the partitions whose leaders answer. Leave the others out."""
         ...
 
-    def abort(self, transaction: Transaction) -> AbortAnswer:
+    def abort(self, transaction: Transaction) -> AbortResult:
         """Ask its coordinator to abort it and to fence its producer, if the producer still owns it.
 
         Repeat the request until the coordinator answers. `describe` returns the result.

@@ -232,7 +232,7 @@ class TransactionAdmin(Protocol):
         """
         ...
 
-    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the end offset of a leader epoch in each partition (OffsetForLeaderEpoch,
         KIP-101); -1 if the leader does not know the epoch. A position of that epoch after this
         end belongs to a log that was truncated. Partitions that do not exist are left out.

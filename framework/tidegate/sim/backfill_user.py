@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from tidegate.backfill.driver import Backfill, WaveDone
+from tidegate.backfill.driver import Backfill, WaveCompleted
 from tidegate.config import Config
 from tidegate.errors import (
     DataLossError,
@@ -160,7 +160,7 @@ class BackfillUser:
         self._ended = True
         return 0
 
-    def _wave_done(self, driver: SimProcess, wave: WaveDone) -> None:
+    def _wave_done(self, driver: SimProcess, wave: WaveCompleted) -> None:
         self._waves += 1
         self._world.watch.waves += 1
         self._scheduler.story.record(

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.drivers.exchange.handshake import lost, rejection_reason
+from tidegate.drivers.exchange.handshake import lost_error, rejection_reason
 from tidegate.drivers.exchange.sockets import CLOSE_TIMEOUT_S, CONNECT_TIMEOUT_S, NEVER
 from tidegate.drivers.exchange.wire import (
-    OWN_CHANNEL,
+    EXCHANGE_CHANNEL,
     EndOfStream,
     HandshakeAccepted,
     HandshakeRejected,
@@ -100,7 +100,7 @@ class SimExchange:
         self._on_frames: OnFrames = _ignore
         self._on_lost: OnLost = _ignore
         self._begun = self._closed = False
-        self._linking_until = self._closing_until = NEVER
+        self._connect_deadline = self._close_deadline = NEVER
         self._work: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._idle = False
         self._freed = SimEvent(self._scheduler)
@@ -117,7 +117,7 @@ class SimExchange:
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
         self._scheduler.point()
-        check(0 <= channel < OWN_CHANNEL, f"channel number {channel} is not one of a caller's")
+        check(0 <= channel < EXCHANGE_CHANNEL, f"channel number {channel} is not one of a caller's")
         parts = tuple(payload)
         size = sum(map(len, parts))
         check(size <= MAX_FRAME_BYTES, f"a frame of {size} bytes, the limit is {MAX_FRAME_BYTES}")
@@ -154,7 +154,7 @@ class SimExchange:
                 step, arguments = self._work.popleft()
                 step(*arguments)
             if not self._ended():
-                due = min(self._linking_until, self._closing_until)
+                due = min(self._connect_deadline, self._close_deadline)
                 self._idle = True
                 self._scheduler.wait(None if due == NEVER else due - self._scheduler.now)
                 self._idle = False
@@ -166,7 +166,7 @@ class SimExchange:
     ) -> None:
         self._post, self._on_frames, self._on_lost = post, on_frames, on_lost
         self._begun = True
-        self._linking_until = self._scheduler.now + CONNECT_TIMEOUT_S
+        self._connect_deadline = self._scheduler.now + CONNECT_TIMEOUT_S
         for peer, address in peers.items():
             if peer in self._early:
                 end, items = self._early.pop(peer)
@@ -176,7 +176,7 @@ class SimExchange:
         for end, _ in self._early.values():
             end.close()  # the plan has no connection between its slot and this slot
         self._early.clear()
-        self._close_listener_when_linked()
+        self._close_listener_when_connected()
 
     def _dial(self, link: _Link, address: str) -> None:
         end = self._network.dial(self._process, address)
@@ -236,7 +236,7 @@ class SimExchange:
 
     def _attach(self, link: _Link, end: End, items: list[Any]) -> None:
         link.attach(end)
-        self._close_listener_when_linked()
+        self._close_listener_when_connected()
         if items:
             self._deliver(link, items)
 
@@ -261,39 +261,41 @@ class SimExchange:
         if link.closed:
             return
         link.drop()
-        error = lost(link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
+        error = lost_error(
+            link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+        )
         self._post(partial(self._on_lost, link.peer, error))
 
     # --- time and the end -----------------------------------------------------------------------
 
     def _expire(self) -> None:
-        if self._scheduler.now >= self._linking_until:
-            self._linking_until = NEVER
+        if self._scheduler.now >= self._connect_deadline:
+            self._connect_deadline = NEVER
             for link in self._links.values():
                 if link.open:
                     self._lose(link, f"it did not connect within {CONNECT_TIMEOUT_S:.0f} s")
 
     def _send_end_of_stream(self) -> None:
         self._post = _ignore
-        self._linking_until = NEVER
-        self._closing_until = self._scheduler.now + CLOSE_TIMEOUT_S
+        self._connect_deadline = NEVER
+        self._close_deadline = self._scheduler.now + CLOSE_TIMEOUT_S
         for link in self._links.values():
             if link.open and not link.waiting:
                 link.drop()  # no item waits for this peer
             else:
                 link.put(_GOODBYE)
-        self._close_listener_when_linked()
+        self._close_listener_when_connected()
 
     def _ended(self) -> bool:
         """Return whether the exchange is closed, and all peers have closed or timed out."""
-        if self._closing_until == NEVER:
+        if self._close_deadline == NEVER:
             return False
-        late = self._scheduler.now >= self._closing_until
+        late = self._scheduler.now >= self._close_deadline
         return late or all(link.closed for link in self._links.values())
 
-    def _close_listener_when_linked(self) -> None:
+    def _close_listener_when_connected(self) -> None:
         if not any(link.open for link in self._links.values()):
-            self._linking_until = NEVER
+            self._connect_deadline = NEVER
             self._close_listener()
 
     def _close_listener(self) -> None:

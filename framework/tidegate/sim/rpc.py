@@ -125,10 +125,12 @@ class SimServer:
         """End the calls of these processes. The handlers do not notice it."""
         for call in self.under_way:
             if call.process in others:
-                call.finish(None, calls.NOBODY)
+                call.finish(None, calls.NOT_REACHABLE)
 
     def _refuse(self, call: _Call) -> None:
-        self._network.inform(self.process, call.process, partial(call.finish, None, calls.NOBODY))
+        self._network.inform(
+            self.process, call.process, partial(call.finish, None, calls.NOT_REACHABLE)
+        )
 
     def _handle(self, call: _Call, data: bytes) -> None:
         reply = calls.handle_call(self._handler, data)
@@ -153,13 +155,13 @@ class SimClient:
         scheduler.point()
         data = codec.encode(message)
         if self._closed:
-            raise calls.not_sent(message, self._address)
+            raise calls.not_sent_error(message, self._address)
         call = _Call(scheduler.running())
         network = self._calling.network
         server = self._server = self._server or self._calling.servers.get(self._address)
         self._under_way[call] = None
         if server is None:
-            scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOBODY))
+            scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOT_REACHABLE))
         else:
             server.under_way[call] = None
             network.carry(self._process, server.process, "call", partial(server.arrive, call, data))
@@ -171,7 +173,9 @@ class SimClient:
         if call.reply is not None:
             return calls.decode_reply(call.reply)
         self._server = None
-        raise calls.failed(message, self._address, call.why or calls.timeout_reason(timeout_s))
+        raise calls.failed_error(
+            message, self._address, call.why or calls.timeout_reason(timeout_s)
+        )
 
     def close(self) -> None:
         """Close the client. Pending calls end with RpcError."""

@@ -163,7 +163,7 @@ class Slot:
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
             stirred = self._mailbox.has_posts()
-            self._engine.guarded(self._mailbox.run_posted, None)
+            self._engine.run_guarded(self._mailbox.run_posted, None)
             if self._exit_code is not None:
                 # Closed tasks must not run: their state is released, but their output would still
                 # be visible.
@@ -174,10 +174,10 @@ class Slot:
             now = clock.monotonic()
             if not worked or now >= flush_at:
                 for task in self._tasks:
-                    self._engine.guarded(task.flush, task.subtask)
+                    self._engine.run_guarded(task.flush, task.subtask)
                 flush_at = now + FLUSH_INTERVAL_S
             if now >= look_at:
-                self._engine.guarded(self._update_lag, None)
+                self._engine.run_guarded(self._update_lag, None)
                 look_at = now + LAG_INTERVAL_S
             idling.record_turn(now, self._counters.batches, woken=stirred or worked)
             # A snapshot that is being saved posts its next piece, so the loop does not wait.
@@ -266,14 +266,14 @@ class Slot:
                 local=local.path,
                 earlier=local.previous_files(),
                 engine=self._engine,
-                coordination=self,
+                checkpoint_responder=self,
             ),
         )
         channels = SlotChannels(
             assembly.plan,
             assembly.graph,
             ordinal=deploy.ordinal,
-            channel_credits=self._config.exchange.credits,
+            initial_credit=self._config.exchange.credits,
             exchange=self._required_exchange(),
         )
         self._tasks = assembly.tasks(channels)
@@ -355,7 +355,7 @@ class Slot:
 
     def _tell_lost_peer(self, error: ExchangeError) -> None:
         self._drivers.clock.sleep(LOST_PEER_GRACE_S)
-        self._engine.fail_from_anywhere(error, None)
+        self._engine.post_failure(error, None)
 
     def _fail(self, error: BaseException, subtask: SubtaskId | None) -> None:
         """Report the error to the JobMaster, close the user's functions, and exit. Only the first

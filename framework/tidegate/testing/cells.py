@@ -54,7 +54,7 @@ class CellsByKey:
             cells = self._cells[key_bytes] = tuple(state.new_cell() for state in self._states)
         return cells
 
-    def encode_touched(self) -> None:
+    def check_storable(self) -> None:
         """Check that a checkpoint could store the cells touched since the last call.
 
         Raise StateValueError for a value that cannot be stored.

@@ -105,7 +105,7 @@ class FunctionHarness(Generic[K, T, U]):
         self._key = key if self._normalise is None else self._normalise(key)
         self._operator.process(RecordBatch([record], [self._pushed], _ORIGIN))
         self._pushed += 1
-        self._state.encode_touched()
+        self._state.check_storable()
         results = self._collected[MAIN]
         self._collected[MAIN] = []
         return cast("list[U]", results)

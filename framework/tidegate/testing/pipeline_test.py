@@ -22,7 +22,7 @@ from tidegate.api.copying import copy_value
 from tidegate.api.formats import Raw
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_records import Headers, ProducerRecord
-from tidegate.api.kafka_sink import KafkaSink, letters_name
+from tidegate.api.kafka_sink import KafkaSink, dead_letter_sink_name
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.sink import Sink
@@ -67,16 +67,16 @@ class PipelineTest:
         self._decoders: dict[str, BatchDecoder] = {}
         layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
         for vertex in layout.vertices:
-            leaves = ChainOutputs(
+            chain_outputs = ChainOutputs(
                 record_writers=[
-                    (edge, _Outlet(self, edge)) for edge in layout.outputs_of(vertex.id)
+                    (edge, _DirectRecordWriter(self, edge)) for edge in layout.outputs_of(vertex.id)
                 ],
                 make_sink=self._make_sink,
                 make_state=self._make_state,
                 counters=self.counters,
             )
             self._chains[vertex.id] = OperatorChain(
-                pipeline.__name__, self._graph, vertex, leaves, every_field=True
+                pipeline.__name__, self._graph, vertex, chain_outputs, every_field=True
             )
         for chain in self._chains.values():
             chain.open()
@@ -120,7 +120,7 @@ class PipelineTest:
             names = [node.id for node in self._graph if self._writes_letters_to(node, of)]
         else:
             self._check_ours(of)
-            names = [letters_name(of.name)]
+            names = [dead_letter_sink_name(of.name)]
         read = []
         for name in names:
             written = self._written.get(name, [])
@@ -129,7 +129,7 @@ class PipelineTest:
         return read
 
     def _writes_letters_to(self, node: Node, topic: str) -> bool:
-        letters = any(map(self._graph.leads_to_letters, node.inputs))
+        letters = any(map(self._graph.carries_dead_letters, node.inputs))
         return letters and cast("KafkaSink[Any]", node.declaration).topic == topic
 
     def deliver(
@@ -150,7 +150,7 @@ class PipelineTest:
             chain.from_source(DEAD_LETTERS)(letters)
         decoder.dead_letters.clear()
         for state in self._states:
-            state.encode_touched()
+            state.check_storable()
 
     def next_offset(self, source: KafkaSource[Any]) -> int:
         """Return the next offset for a pushed record without its own offset, counted from 0."""
@@ -158,8 +158,10 @@ class PipelineTest:
         self._offsets[source.name] = offset + 1
         return offset
 
-    def pass_on(self, edge: PlanEdge, batch: RecordBatch) -> None:
-        """Hand a batch to the vertex that an edge leads to. The edges' `_Outlet` calls it."""
+    def emit_to_vertex(self, edge: PlanEdge, batch: RecordBatch) -> None:
+        """Hand a batch to the vertex that an edge leads to. The edges' `_DirectRecordWriter` calls
+        it.
+        """
         self._chains[edge.target].entry()(batch)
 
     def _check_ours(self, connector: Connector) -> None:
@@ -280,14 +282,14 @@ class PipelineSink(Generic[T]):
         return read
 
 
-class _Outlet:
+class _DirectRecordWriter:
     """An edge to another vertex. It passes each batch on by a method call."""
 
     def __init__(self, test: PipelineTest, edge: PlanEdge) -> None:
         self._test, self._edge = test, edge
 
     def emit(self, batch: RecordBatch) -> None:
-        self._test.pass_on(self._edge, batch)
+        self._test.emit_to_vertex(self._edge, batch)
 
     def emit_control(self, element: Barrier | EndOfInput) -> None:
         raise InternalError(f"a pipeline test sends no {element}")
@@ -298,7 +300,7 @@ class _Outlet:
     def flush(self) -> None:
         """Do nothing: no batch is buffered."""
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         """Do nothing: a method call can hand over every record, so none is refused here."""
 
 
@@ -321,7 +323,7 @@ class _Sink:
             try:
                 self._encode(value)
             except Exception as error:
-                if not (self._refusals.takes(error) or self._refuses(error)):
+                if not (self._refusals.covers(error) or self._refuses(error)):
                     raise
                 self._refusals.refuse(batch, index, reason_of(error))
             else:

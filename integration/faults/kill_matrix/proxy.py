@@ -38,7 +38,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 HOST: Final = "127.0.0.1"
 CHUNK_BYTES: Final = 64 << 10
 CALL_TIMEOUT_S: Final = 10.0
-HELD_BYTES_MAX: Final = 4 << 20
+BUFFER_BYTES_MAX: Final = 4 << 20
 """Bytes that the proxy swallows from a muted server before it makes the server wait. No test sends
 more.
 """
@@ -268,7 +268,7 @@ class _Pipe:
             if answers and (proxy.state.kind == "mute" or self.lost):
                 self.lost = True
                 swallowed += len(data)
-                if swallowed > HELD_BYTES_MAX:
+                if swallowed > BUFFER_BYTES_MAX:
                     await proxy.wait_for(lambda state: state.kind != "mute")
                 continue
             state = proxy.state

@@ -17,9 +17,9 @@ from tidegate.controlplane.client import transactions as tool
 from tidegate.errors import RefusedError
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
-    AbortAnswer,
+    AbortResult,
     ClusterTransactions,
-    OpenOnPartitions,
+    OpenTransactions,
     PartitionEndOffsets,
     ProducerState,
     Progress,
@@ -76,7 +76,7 @@ class Tables:
     def brokers(self) -> dict[int, str]:
         return {1: "h:1"}
 
-    def survey(
+    def find_transactions(
         self,
         *,
         prefix: str = "",
@@ -98,7 +98,7 @@ class Tables:
 
     def open_transactions(
         self, leaders: Mapping[TopicPartition, int], *, progress: Progress
-    ) -> OpenOnPartitions:
+    ) -> OpenTransactions:
         self.asked.append("open")
         look = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
         found = {
@@ -107,7 +107,7 @@ class Tables:
             if topic_partition in leaders
         }
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
-        return OpenOnPartitions(producers=found, unreachable=silent)
+        return OpenTransactions(producers=found, unreachable=silent)
 
     def ends(
         self, leaders: Mapping[TopicPartition, int]
@@ -119,9 +119,9 @@ class Tables:
             if topic_partition in leaders
         }
 
-    def abort(self, transaction: Transaction) -> AbortAnswer:
+    def abort(self, transaction: Transaction) -> AbortResult:
         self.asked.append("abort")
-        return AbortAnswer.ACCEPTED
+        return AbortResult.ACCEPTED
 
     def write_abort_marker(self, topic_partition: TopicPartition, producer: ProducerState) -> None:
         self.asked.append(f"marker {topic_partition.partition} {producer.producer_id}")

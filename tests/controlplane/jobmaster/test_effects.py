@@ -65,7 +65,7 @@ class Log:
         self.calls.append(("topics", *topics))
         return {}
 
-    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         self.calls.append(("epochs", *epochs.items()))
         return {}
 

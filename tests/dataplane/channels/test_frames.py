@@ -47,8 +47,8 @@ def record_batches(draw: st.DrawFn) -> RecordBatch:
 
 
 def payload(*batches: RecordBatch) -> bytes:
-    segments = [segment for one in batches for segment in codec().encode(one)]
-    return b"".join(data_frame(segments))
+    encoded_batches = [encoded_batch for one in batches for encoded_batch in codec().encode(one)]
+    return b"".join(data_frame(encoded_batches))
 
 
 def test_golden_bytes() -> None:
@@ -148,12 +148,18 @@ def test_columns_that_differ_in_length_are_refused() -> None:
 def test_a_batch_too_large_for_a_frame_is_cut() -> None:
     large = "x" * (MAX_FRAME_BYTES // 3)
     whole = RecordBatch([large] * 5, [1, 2, 3, 4, 5], ORIGIN, [b"k", None, b"", b"l", b"m"])
-    segments = codec().encode(whole)
-    assert [segment.records for segment in segments] == [2, 1, 2]
-    parts = [codec().decode(b"".join(data_frame([segment])))[0] for segment in segments]
+    encoded_batches = codec().encode(whole)
+    assert [encoded_batch.records for encoded_batch in encoded_batches] == [2, 1, 2]
+    parts = [
+        codec().decode(b"".join(data_frame([encoded_batch])))[0]
+        for encoded_batch in encoded_batches
+    ]
     assert [offset for part in parts for offset in part.offsets] == whole.offsets
     assert [key for part in parts for key in part.keys or ()] == whole.keys
-    assert all(len(b"".join(data_frame([segment]))) <= MAX_FRAME_BYTES for segment in segments)
+    assert all(
+        len(b"".join(data_frame([encoded_batch]))) <= MAX_FRAME_BYTES
+        for encoded_batch in encoded_batches
+    )
 
 
 def test_a_record_too_large_for_a_frame_is_named() -> None:

@@ -47,7 +47,7 @@ class Heard:
     def flush(self) -> None:
         self.flushed += 1
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         raise NotImplementedError
 
     def values(self) -> list[object]:

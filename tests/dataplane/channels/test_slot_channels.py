@@ -52,7 +52,7 @@ def graph() -> StreamGraph:
 class Slots:
     """All slots of a job on one network."""
 
-    def __init__(self, parallelism: int, channel_credits: int = 8) -> None:
+    def __init__(self, parallelism: int, initial_credit: int = 8) -> None:
         self.network = Network()
         self.asked: list[object] = []
         exchanges = [self.network.exchange(ordinal) for ordinal in range(parallelism)]
@@ -64,7 +64,7 @@ class Slots:
                 self.plan,
                 logical,
                 ordinal=ordinal,
-                channel_credits=channel_credits,
+                initial_credit=initial_credit,
                 exchange=exchange,
                 column_codec=self._column_codec,
                 key_encoder=lambda _: str.encode,
@@ -160,7 +160,7 @@ def test_one_slot_needs_no_codec_and_no_peer() -> None:
 
 
 def test_a_blocked_channel_holds_nobody_else_up() -> None:
-    slots = Slots(2, channel_credits=2)
+    slots = Slots(2, initial_credit=2)
     gate = slots.slots[1].gate(TOTALS)
     mine = next(key for key in range(100) if _owner(f"{key:02d}", 2) == 1)
     blocked = next(c for c in gate.channels if c.edge.source_node == "orders" and c.sender == 0)
@@ -241,7 +241,7 @@ def test_records_of_a_declared_type_travel_as_that_type() -> None:
             plan(logical, 2, MAX_PARALLELISM),
             logical,
             ordinal=ordinal,
-            channel_credits=2,
+            initial_credit=2,
             exchange=network.exchange(ordinal),
         )
         for ordinal in range(2)

@@ -48,7 +48,7 @@ class Broker:
         """No sink asks for these."""
         raise NotImplementedError
 
-    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """No sink asks for these."""
         raise NotImplementedError
 

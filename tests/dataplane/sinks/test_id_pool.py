@@ -29,7 +29,7 @@ def transaction(index: int, epoch: int) -> PreparedTransaction:
 def prepared_table(count: int = 2, at: int = 1) -> TransactionalIdPool:
     table = TransactionalIdPool(count)
     assert table.take_free() == 0
-    table.warmed(0)
+    table.initialised(0)
     table.taken(0)
     table.flushing(0)
     table.prepared(0, checkpoint(at), transaction(0, at))
@@ -69,7 +69,7 @@ def test_messages_about_ids_without_a_transaction_change_nothing() -> None:
     assert table.take_free() == 0
     table.ended(0)
     table.freed(0)
-    assert table.state(0) is IdState.WARMING
+    assert table.state(0) is IdState.INITIALISING
 
 
 def test_an_illegal_move_is_our_bug() -> None:
@@ -103,9 +103,9 @@ def test_an_id_is_never_taken_while_a_publication_may_list_its_transaction(
         if step == "warm":
             free = table.take_free()
             assert free is None or free not in named
-        elif step == "ready" and state is IdState.WARMING:
-            table.warmed(index)
-        elif step == "take" and state is IdState.WARM:
+        elif step == "ready" and state is IdState.INITIALISING:
+            table.initialised(index)
+        elif step == "take" and state is IdState.INITIALISED:
             table.taken(index)
         elif step == "close" and state is IdState.CURRENT:
             table.flushing(index)

@@ -82,7 +82,7 @@ class Step:
         """
         self.stop()
         noted = [self._folder] if notes_count else []
-        local = LocalStateFiles.under([self._folder], noted) if same_host else LocalStateFiles()
+        local = LocalStateFiles.find_in([self._folder], noted) if same_host else LocalStateFiles()
         self.attempt = Attempt(next(self._attempts))
         for index in range(parallelism):
             groups = key_group_range(SubtaskIndex(index), parallelism, MAX_PARALLELISM)

@@ -109,7 +109,7 @@ def test_a_restored_cell_is_stored_as_it_was(store: MemoryStore, kind: str, flus
     state._cache.clear()
     state._all_cached = False
     assert content(cell()) == before, "what was stored is what the image had"
-    assert all(column.held >= 0 for column in state._columns)
+    assert all(accessor.cached_count >= 0 for accessor in state._accessors)
     change(cell(), 5)
     assert content(cell()) != before
 
@@ -209,7 +209,7 @@ def test_a_map_under_images_is_a_map_whose_failed_calls_never_were(
         if chance.random() < 0.3:
             assert dict(row.items()) == expected
     state.flush()
-    assert [column.held for column in state._columns] == [0]
+    assert [accessor.cached_count for accessor in state._accessors] == [0]
     (row,) = state.rows(["ann"])
     assert dict(row.items()) == expected
 

@@ -102,7 +102,7 @@ def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     (there / "file").touch()
-    assert list(LocalStateFiles.under([tmp_path / "gone", there]).names()) == ["file"]
+    assert list(LocalStateFiles.find_in([tmp_path / "gone", there]).names()) == ["file"]
 
 
 def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
@@ -116,7 +116,7 @@ def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
         raise FileNotFoundError(str(self / "sub"))
 
     monkeypatch.setattr(Path, "rglob", vanishing)
-    assert list(LocalStateFiles.under([tmp_path]).names()) == ["file"]
+    assert list(LocalStateFiles.find_in([tmp_path]).names()) == ["file"]
 
 
 def test_only_the_attempt_just_before_tells_a_wave_what_is_verified(

@@ -15,7 +15,7 @@ from tests.dataplane.state.totals import KEYS, add, only, paths, rocksdb_step, t
 from tidegate.api.state import ValueState
 from tidegate.dataplane.state.layout import groups_span
 from tidegate.dataplane.state.local_files import LocalStateFiles
-from tidegate.dataplane.state.snapshots import Restored, SnapshotUploader, restore
+from tidegate.dataplane.state.snapshots import RestoredStore, SnapshotUploader, restore
 from tidegate.drivers.rocksdb import changelog
 from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.graph.key_groups import key_group
@@ -259,7 +259,9 @@ def test_what_was_downloaded_for_copying_is_removed(step: Step, tmp_path: Path) 
     assert not list(tmp_path.glob("*/restore-*"))
 
 
-def restore_one(step: Step, snapshots: list[KeyedSnapshot], groups: range, at: Path) -> Restored:
+def restore_one(
+    step: Step, snapshots: list[KeyedSnapshot], groups: range, at: Path
+) -> RestoredStore:
     return restore(
         snapshots,
         uid=UID,

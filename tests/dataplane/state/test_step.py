@@ -59,7 +59,7 @@ class Surroundings:
             transactions=cast("Any", None),
             transaction_timeout_ms=1,
             producer_pool_size=1,
-            transactional_id_numbers=range(1),
+            transactional_id_indexes=range(1),
             post=self.mailbox.append,
             run_io=self.io.append,
             fail=lambda error: None,

@@ -187,13 +187,13 @@ def test_memory_that_runs_out_is_no_wrong_value(
     def refused(_: object) -> bytes:
         raise MemoryError
 
-    column: Any = backend._columns[0]
-    monkeypatch.setattr(column, "_encode", refused)
+    accessor: Any = backend._accessors[0]
+    monkeypatch.setattr(accessor, "_encode", refused)
     with pytest.raises(MemoryError):
         backend.flush()
-    monkeypatch.setattr(column._storable, "_codec", StateCodec(refused, lambda _: 0, ""))
+    monkeypatch.setattr(accessor._storable, "_codec", StateCodec(refused, lambda _: 0, ""))
     with pytest.raises(MemoryError):
-        column.why_not(5)
+        accessor.why_not(5)
 
 
 def test_items_that_a_list_had_before_are_not_looked_at_again(store: MemoryStore) -> None:

@@ -36,7 +36,7 @@ class SocketWorld:
         one.
         """
         assert isinstance(slot.exchange, SocketExchange)
-        for peer in slot.exchange._links.values():
+        for peer in slot.exchange._peer_connections.values():
             if peer.socket is not None:
                 peer.socket.shutdown(socket.SHUT_RDWR)
 

@@ -39,7 +39,7 @@ def channels(slot: Slot, ordinal: int) -> SlotChannels:
         plan(graph, 2, MAX_PARALLELISM),
         graph,
         ordinal=ordinal,
-        channel_credits=CREDITS,
+        initial_credit=CREDITS,
         exchange=slot.exchange,
         column_codec=lambda _: PlainColumn(),
         key_encoder=lambda _: str.encode,

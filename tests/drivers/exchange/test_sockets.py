@@ -18,8 +18,8 @@ from tidegate.drivers.exchange.wire import (
     FrameReader,
     HandshakeRejected,
     HandshakeRequest,
-    own_frame,
-    read_own,
+    decode_exchange_message,
+    exchange_frame,
 )
 from tidegate.errors import ExchangeError
 
@@ -62,7 +62,7 @@ def test_a_second_connection_of_a_slot_is_refused(world: SocketWorld, early: boo
     low.connect({2: high.address})
     if early:
         assert isinstance(low.exchange, SocketExchange)
-        links = low.exchange._links
+        links = low.exchange._peer_connections
         low.run_until(lambda: links[2].socket is not None)
     else:
         high.connect({0: low.address, 1: "unix:/later"})
@@ -75,12 +75,12 @@ def test_a_second_connection_of_a_slot_is_refused(world: SocketWorld, early: boo
         ),  # the higher one does not dial
         HandshakeRequest(job="job", attempt=1, sender=1, receiver=9),  # meant for another slot
     ):
-        assert isinstance(_say(high.address, own_frame(hello)), HandshakeRejected)
+        assert isinstance(_say(high.address, exchange_frame(hello)), HandshakeRejected)
 
 
 @pytest.mark.parametrize(
     "noise",
-    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, own_frame(HandshakeRejected(reason="?")), b""],
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, exchange_frame(HandshakeRejected(reason="?")), b""],
     ids=["http", "zeros", "wrong message", "nothing"],
 )
 def test_strangers_are_closed_and_hurt_nobody(world: SocketWorld, noise: bytes) -> None:
@@ -152,4 +152,4 @@ def _say(address: str, data: bytes, *, then_close: bool = False) -> object:
         except ConnectionResetError:
             return None
         frames = reader.take(received) if received else []
-        return read_own(frames[0][1]) if frames else None
+        return decode_exchange_message(frames[0][1]) if frames else None

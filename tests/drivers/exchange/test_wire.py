@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.drivers.exchange.wire import (
-    GOODBYE,
-    OWN_CHANNEL,
+    END_OF_STREAM,
+    EXCHANGE_CHANNEL,
     READ_BYTES,
     EndOfStream,
+    ExchangeMessage,
     FrameReader,
     HandshakeAccepted,
     HandshakeRejected,
     HandshakeRequest,
-    OwnMessage,
+    decode_exchange_message,
+    exchange_frame,
     frame_head,
-    own_frame,
-    read_own,
 )
 from tidegate.errors import ExchangeError
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Frame
@@ -39,7 +39,7 @@ def feed(reader: FrameReader, data: bytes, most: int) -> list[Frame]:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, OWN_CHANNEL), st.one_of(st.binary(), st.binary(min_size=60)))
+        st.tuples(st.integers(0, EXCHANGE_CHANNEL), st.one_of(st.binary(), st.binary(min_size=60)))
     ),
     st.integers(1, 100),
     st.integers(16, 64),
@@ -77,7 +77,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
 def test_golden_bytes() -> None:
     assert (frame_head(3, 7) + b"abc").hex() == "0000000300000007616263"
     hello = HandshakeRequest(job="j", attempt=2, sender=0, receiver=1)
-    assert own_frame(hello).hex() == (
+    assert exchange_frame(hello).hex() == (
         "00000047ffffffff"
         "86a474797065a568656c6c6fa56d61676963b3746964656761746"
         "52d65786368616e67652d31"
@@ -94,20 +94,20 @@ def test_golden_bytes() -> None:
         EndOfStream(),
     ],
 )
-def test_messages_of_the_exchange_come_back(message: OwnMessage) -> None:
-    ((channel, payload),) = feed(FrameReader(), own_frame(message), 5)
-    assert channel == OWN_CHANNEL
-    assert read_own(payload) == message
+def test_messages_of_the_exchange_come_back(message: ExchangeMessage) -> None:
+    ((channel, payload),) = feed(FrameReader(), exchange_frame(message), 5)
+    assert channel == EXCHANGE_CHANNEL
+    assert decode_exchange_message(payload) == message
 
 
 def test_a_goodbye_is_always_the_same() -> None:
-    assert read_own(GOODBYE) == EndOfStream()
+    assert decode_exchange_message(END_OF_STREAM) == EndOfStream()
 
 
 @given(st.binary())
 def test_noise_is_an_error_of_the_exchange(noise: bytes) -> None:
     with pytest.raises(ExchangeError):
-        read_own(b"\xc1" + noise)
+        decode_exchange_message(b"\xc1" + noise)
 
 
 def _one(payload: bytes) -> bytes:

@@ -58,7 +58,7 @@ class Surroundings:
             transactions=transactions,
             transaction_timeout_ms=timeout_ms,
             producer_pool_size=warm,
-            transactional_id_numbers=range(slots),
+            transactional_id_indexes=range(slots),
             post=self.mailbox.post,
             run_io=self._run_io,
             fail=self.failures.append,

@@ -175,7 +175,7 @@ def in_turn(admin: KafkaClusterAdmin, *clients: object) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(asking, "RENEW_CLIENT_S", 0.02)
     monkeypatch.setattr(admin_module, "ANSWER_TIMEOUT_S", 0.5)
 
 

@@ -99,7 +99,7 @@ def test_closed_clients_let_go_of_a_client_whose_questions_are_answered() -> Non
 def test_a_client_that_was_replaced_goes_although_all_answers_came_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(asking, "RENEW_CLIENT_S", 0.02)
     clients = AdminClients(lambda: cast("Any", Client()))
     first: weakref.ref[Any] = weakref.ref(clients.current)
     answers: list[Future[Any]] = []

@@ -33,7 +33,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
-    AbortAnswer,
+    AbortResult,
     PartitionEndOffsets,
     ProducerState,
     Transaction,
@@ -158,7 +158,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def inspector_of(cluster: Cluster, deadline_s: float = 0.05) -> KafkaTransactionInspector:
     made = KafkaTransactionInspector({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
-    made._control._admin = cast("Any", cluster)
+    made._connection._admin = cast("Any", cluster)
     return made
 
 
@@ -171,7 +171,7 @@ class TestSurvey:
             }
         )
         steps: list[tuple[str, int, int]] = []
-        found = inspector_of(cluster).survey(
+        found = inspector_of(cluster).find_transactions(
             states=[TransactionState.ONGOING],
             producer_ids=[7],
             progress=lambda *step: steps.append(step),
@@ -195,7 +195,7 @@ class TestSurvey:
                 DescribeTransactionsRequest: described,
             }
         )
-        found = inspector_of(cluster).survey(prefix="app-", progress=no_progress)
+        found = inspector_of(cluster).find_transactions(prefix="app-", progress=no_progress)
         assert [each.transactional_id for each in found.transactions] == names
         assert cluster.asked(DescribeTransactionsRequest) == [1, 1, 1]
 
@@ -216,7 +216,7 @@ class TestSurvey:
                 DescribeTransactionsRequest: described,
             }
         )
-        found = inspector_of(cluster).survey(progress=no_progress)
+        found = inspector_of(cluster).find_transactions(progress=no_progress)
         assert [each.transactional_id for each in found.transactions] == ["a"]
         (unreachable,) = found.unreachable
         assert "broker 1 at h:1" in unreachable
@@ -229,7 +229,7 @@ class TestSurvey:
                 ListTransactionsRequest: by_broker(b1=listed(), b2=listed()),
             }
         )
-        found = inspector_of(cluster).survey(progress=no_progress)
+        found = inspector_of(cluster).find_transactions(progress=no_progress)
         assert found.unreachable == (
             "2 of 3 partitions of __transaction_state: they have no leader",
         )
@@ -243,7 +243,7 @@ class TestSurvey:
                 DescribeTransactionsRequest: described,
             }
         )
-        found = inspector_of(cluster).survey(progress=no_progress)
+        found = inspector_of(cluster).find_transactions(progress=no_progress)
         assert found.unreachable == ()
         assert cluster.asked(ListTransactionsRequest) == [1, 2, 1, 2]
 
@@ -255,13 +255,13 @@ class TestSurvey:
                 ListTransactionsRequest: by_broker(b1=listed(), b2=listed()),
             }
         )
-        assert inspector_of(cluster).survey(progress=no_progress).unreachable
+        assert inspector_of(cluster).find_transactions(progress=no_progress).unreachable
 
     def test_refused_is_not_silent(self) -> None:
         error = theirs.ClusterAuthorizationFailedError.errno
         cluster = Cluster({ListTransactionsRequest: by_broker(b1=listed(error=error), b2=listed())})
         with pytest.raises(KafkaNotAuthorisedError, match="DESCRIBE"):
-            inspector_of(cluster).survey(progress=no_progress)
+            inspector_of(cluster).find_transactions(progress=no_progress)
 
 
 def test_an_id_that_no_coordinator_knows_is_none() -> None:
@@ -352,15 +352,15 @@ def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() 
 @pytest.mark.parametrize(
     ("error", "answer"),
     [
-        (theirs.ConcurrentTransactionsError, AbortAnswer.ACCEPTED),
-        (None, AbortAnswer.ACCEPTED),
-        (theirs.ProducerFencedError, AbortAnswer.CHANGED),
-        (theirs.InvalidProducerEpochError, AbortAnswer.CHANGED),
-        (theirs.InvalidProducerIdMappingError, AbortAnswer.CHANGED),
+        (theirs.ConcurrentTransactionsError, AbortResult.ACCEPTED),
+        (None, AbortResult.ACCEPTED),
+        (theirs.ProducerFencedError, AbortResult.CHANGED),
+        (theirs.InvalidProducerEpochError, AbortResult.CHANGED),
+        (theirs.InvalidProducerIdMappingError, AbortResult.CHANGED),
     ],
 )
 def test_an_abort_continues_this_producer_and_no_newer_one(
-    error: type[theirs.BrokerResponseError] | None, answer: AbortAnswer
+    error: type[theirs.BrokerResponseError] | None, answer: AbortResult
 ) -> None:
     code = OK if error is None else error.errno
     cluster = Cluster({InitProducerIdRequest: lambda _r, _n: SimpleNamespace(error_code=code)})

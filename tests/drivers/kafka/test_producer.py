@@ -129,10 +129,10 @@ CONSEQUENCES = [Code._PURGE_QUEUE, Code._PURGE_INFLIGHT, Code._STATE, Code._FATA
 def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: int) -> None:
     """This happens if one broker refuses the record, and another broker's thread is quicker."""
     failures = ProducerErrors("the producer of tidegate.x")
-    failures.delivered(Code(consequence), _Undelivered())
+    failures.on_delivery(Code(consequence), _Undelivered())
     assert failures.text is None
-    failures.delivered(Code(Code.MSG_SIZE_TOO_LARGE), _Undelivered())
-    failures.delivered(Code(Code._MSG_TIMED_OUT), _Undelivered())
+    failures.on_delivery(Code(Code.MSG_SIZE_TOO_LARGE), _Undelivered())
+    failures.on_delivery(Code(Code._MSG_TIMED_OUT), _Undelivered())
     error = failures.error()
     assert isinstance(error, RecordTooLargeError)
     assert "3000000 bytes" in str(error)

@@ -92,12 +92,12 @@ class Scripted:
     """A reader whose client delivers the messages that the test has listed."""
 
     def __init__(self, reader: KafkaPartitionReader, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reader, self.delivered = reader, list[Message]()
+        self.reader, self.on_delivery = reader, list[Message]()
         monkeypatch.setattr(reader, "_poll", self._one)
         monkeypatch.setattr(reader, "_consume", lambda _most, _timeout: [])
 
     def _one(self, _timeout_s: float) -> Message | None:
-        return self.delivered.pop(0) if self.delivered else None
+        return self.on_delivery.pop(0) if self.on_delivery else None
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_refused_credentials_are_told_when_nothing_comes(scripted: Scripted) -> 
 def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -> None:
     """An old refusal would fail the attempt at the first poll without records, hours later."""
     scripted.reader._on_error(DENIED)
-    scripted.delivered.append(Message(topic="in", partition=0, offset=7, value=b"a"))
+    scripted.on_delivery.append(Message(topic="in", partition=0, offset=7, value=b"a"))
     (run,) = scripted.reader.poll(10, 0.0)
     assert (run.topic_partition, run.position) == (ORIGIN, 8)
     assert scripted.reader.poll(10, 0.0) == []
@@ -127,7 +127,7 @@ def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -
 
 def test_a_group_that_may_not_be_used_harms_no_reading(scripted: Scripted) -> None:
     event = Code(Code.GROUP_AUTHORIZATION_FAILED)
-    scripted.delivered.append(Message(topic="in", partition=0, error=event))
+    scripted.on_delivery.append(Message(topic="in", partition=0, error=event))
     assert scripted.reader.poll(10, 0.0) == []
     assert scripted.reader.commit_failures == 1
 
@@ -182,12 +182,12 @@ def test_what_a_question_in_the_background_raises_reaches_who_polls(
         scripted.reader._on_error(Code(Code._ALL_BROKERS_DOWN))
         idle_s = 2 * CONNECTION_CHECK_S
     asked(scripted, monkeypatch, Admin(error), idle_s)
-    scripted.delivered.append(Message(topic="in", partition=0, offset=7, value=b"a"))
+    scripted.on_delivery.append(Message(topic="in", partition=0, offset=7, value=b"a"))
     for _ in range(2):
         with pytest.raises(type(error)) as raised:
             scripted.reader.poll(10, 0.0)
         assert raised.value is error
-    assert scripted.delivered, "nothing is read on"
+    assert scripted.on_delivery, "nothing is read on"
 
 
 def test_a_topic_that_is_gone_is_told_when_nothing_comes(

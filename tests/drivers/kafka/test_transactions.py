@@ -92,7 +92,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def log_of(script: Script, deadline_s: float = 5.0) -> KafkaTransactionAdmin:
     log = KafkaTransactionAdmin({"bootstrap.servers": "broker:1"}, deadline_s=deadline_s)
-    log._control._admin = cast("Any", script)
+    log._connection._admin = cast("Any", script)
     return log
 
 

@@ -152,11 +152,11 @@ def test_who_scans_has_its_next_checkpoint_in_full(checkpoints: Checkpoints) -> 
 def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "HELD_BYTES_MAX", 1000)
+    monkeypatch.setattr(store, "BUFFER_BYTES_MAX", 1000)
     checkpoints.take()
     pairs = {f"k{n}": "v" for n in range(20)}
     directory = checkpoints.take(**pairs)
-    assert checkpoints.rocks._held == {}
+    assert checkpoints.rocks._buffer == {}
     assert checkpoints.rocks.get_many([b"k0", b"k20"]) == [b"v", None]
     assert not full(directory)
     assert len(checkpoints.opened(directory)) == len(pairs)
@@ -168,15 +168,15 @@ def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
     """A snapshot saves its rows in pieces, some of a few pairs. The size of the last piece
     therefore does not show the size of everything that is held.
     """
-    monkeypatch.setattr(store, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(store, "BUFFER_BYTES_MAX", 100_000)
     checkpoints.take()
     for number in range(100):
         checkpoints.rocks.write([(b"k%d" % number, b"v")], [])
     checkpoints.rocks.write([(b"large", b"v" * 2000)], [])
-    assert len(checkpoints.rocks._held) == 101
+    assert len(checkpoints.rocks._buffer) == 101
     for number in range(30):
         checkpoints.rocks.write([(b"l%d" % number, b"v" * 3000)], [])
-    assert len(checkpoints.rocks._held) < 30, "but many of them are"
+    assert len(checkpoints.rocks._buffer) < 30, "but many of them are"
 
 
 @pytest.mark.parametrize("place", [0, 1, 999])
@@ -242,7 +242,7 @@ def test_an_opened_store_goes_on_with_the_numbers(checkpoints: Checkpoints, tmp_
 
 def test_a_checkpoint_of_before_there_were_changelogs_opens(checkpoints: Checkpoints) -> None:
     directory = checkpoints.take(a="1")
-    changelog.lay_out(directory)
+    changelog.restore_file_names(directory)
     assert "CURRENT" in names(directory)
     assert checkpoints.opened(directory) == {b"a": b"1"}
 
@@ -272,7 +272,7 @@ def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
     frozen.files()
     assert rocks.get_many([b"never", *asked]) == [None, b"1", b"2", None, b"2", None]
     assert len(batches) == 5
-    assert not rocks._aside, "it would take memory until the next one, and be put again"
+    assert not rocks._detached_buffer, "it would take memory until the next one, and be put again"
 
 
 def test_who_closes_a_store_does_not_wait_for_a_whole_checkpoint(

@@ -22,7 +22,7 @@ class WaitTimeoutError(Exception):
     """The call took longer than its timeout. It may still run."""
 
 
-def run_apart(
+def run_in_thread(
     function: Callable[[], T],
     *,
     name: str,

@@ -25,9 +25,9 @@ class SessionFolder:
 
     def __init__(self, parent: Path | None = None) -> None:
         """Create a folder in `parent`, by default in Python's folder for temporary files."""
-        place = Path(parent or tempfile.gettempdir())
-        _delete_orphans(place)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+        parent_folder = Path(parent or tempfile.gettempdir())
+        _delete_orphans(parent_folder)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent_folder))
         self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         for each in ("local", "tmp", "warehouse"):
@@ -41,8 +41,8 @@ class SessionFolder:
         os.close(self._lock)
 
 
-def _delete_orphans(place: Path) -> None:
-    for path in place.glob(f"{PREFIX}*"):
+def _delete_orphans(parent_folder: Path) -> None:
+    for path in parent_folder.glob(f"{PREFIX}*"):
         try:
             if path.stat().st_uid != os.getuid() or time.time() - path.stat().st_mtime < YOUNG_S:
                 continue

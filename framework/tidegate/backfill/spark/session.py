@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any, Final, Self
 
-from tidegate.backfill.spark.apart import WaitTimeoutError, run_apart
+from tidegate.backfill.spark.apart import WaitTimeoutError, run_in_thread
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import check_installed, check_version
 from tidegate.backfill.spark.java import find_java
@@ -93,7 +93,9 @@ class BackfillSession:
         """
         context = self.spark.sparkContext
         try:
-            run_apart(lambda: context.addArchive(f"{archive}#{archive.stem}"), name="spark-ship")
+            run_in_thread(
+                lambda: context.addArchive(f"{archive}#{archive.stem}"), name="spark-ship"
+            )
         except Exception as error:
             raise spark_error("Spark did not accept the packages", error, self.spark) from error
         paths = [archive.stem, context.environment.get("PYTHONPATH", "")]
@@ -110,7 +112,7 @@ class BackfillSession:
             return
         self._closed = True
         try:
-            run_apart(self.spark.stop, name="spark-stop", timeout_s=STOP_TIMEOUT_S)
+            run_in_thread(self.spark.stop, name="spark-stop", timeout_s=STOP_TIMEOUT_S)
         except WaitTimeoutError:
             self._gateway.proc.kill()
         except Exception:
@@ -174,26 +176,28 @@ def start_session(
     if SparkContext._active_spark_context is not None:
         message = "A Spark session already runs in this process. Adopt it, or stop it first."
         raise UserError(message)
-    place = SessionFolder(folder)
-    settings = _settings(master, place.path, python_path, speculation=speculation, verbose=verbose)
+    session_folder = SessionFolder(folder)
+    settings = _settings(
+        master, session_folder.path, python_path, speculation=speculation, verbose=verbose
+    )
     start = _Start(
         settings=settings | dict(properties) | SQL_SETTINGS,
-        variables=_variables(master, java.make_home(place.path)),
-        log=None if verbose else log or place.path / "log",
+        variables=_variables(master, java.make_home(session_folder.path)),
+        log=None if verbose else log or session_folder.path / "log",
     )
     try:
-        spark = run_apart(
+        spark = run_in_thread(
             start.run, name="spark-start", timeout_s=timeout_s, on_interrupt=start.give_up
         )
         check_version("the Spark that started", spark.version)
     except BaseException as error:
         start.give_up()
         failure = start.failure(error, timeout_s)
-        place.delete()
+        session_folder.delete()
         if failure is None:
             raise
         raise failure from error
-    return BackfillSession(spark, owned=True, _gateway=start.gateway, _folder=place)
+    return BackfillSession(spark, owned=True, _gateway=start.gateway, _folder=session_folder)
 
 
 def is_submitted() -> bool:
@@ -229,11 +233,16 @@ def adopt_session() -> BackfillSession:
 
 
 def _settings(
-    master: str, place: Path, python_path: Sequence[Path], *, speculation: bool, verbose: bool
+    master: str,
+    session_folder: Path,
+    python_path: Sequence[Path],
+    *,
+    speculation: bool,
+    verbose: bool,
 ) -> dict[str, str]:
     options = [
-        f"-Djava.io.tmpdir={place / 'tmp'}",
-        f"-Dlog4j2.configurationFile={_write_log_settings(place, verbose=verbose)}",
+        f"-Djava.io.tmpdir={session_folder / 'tmp'}",
+        f"-Dlog4j2.configurationFile={_write_log_settings(session_folder, verbose=verbose)}",
         "-XX:-UsePerfData",  # creates no file in /tmp for monitoring tools
         "-XX:TieredStopAtLevel=1",  # the JVM only moves frames; a better compiler costs more
     ]
@@ -245,8 +254,8 @@ def _settings(
         "spark.ui.showConsoleProgress": "false",
         # A task below the threshold opens a file for each receiver, 200 at a parallelism of 200.
         "spark.shuffle.sort.bypassMergeThreshold": "8",
-        "spark.local.dir": str(place / "local"),
-        "spark.sql.warehouse.dir": str(place / "warehouse"),
+        "spark.local.dir": str(session_folder / "local"),
+        "spark.sql.warehouse.dir": str(session_folder / "warehouse"),
         "spark.driver.extraJavaOptions": " ".join(options),
     }
     if python_path:
@@ -256,7 +265,7 @@ def _settings(
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
-            "spark.executorEnv.TMPDIR": str(place / "tmp"),
+            "spark.executorEnv.TMPDIR": str(session_folder / "tmp"),
         }
     return settings
 
@@ -272,8 +281,8 @@ def _variables(master: str, java_home: Path) -> dict[str, str]:
     return variables
 
 
-def _write_log_settings(place: Path, *, verbose: bool) -> Path:
-    path = place / "log4j2.properties"
+def _write_log_settings(session_folder: Path, *, verbose: bool) -> Path:
+    path = session_folder / "log4j2.properties"
     path.write_text(
         f"rootLogger.level = {'info' if verbose else 'warn'}\n"
         "rootLogger.appenderRef.console.ref = console\n"
@@ -295,7 +304,7 @@ class _Start:
     variables: dict[str, str]
     log: Path | None
     gateway: Any = None
-    _given_up: bool = False
+    _aborted: bool = False
 
     @property
     def what(self) -> str:
@@ -312,7 +321,7 @@ class _Start:
                 self.gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
             except Exception as error:
                 raise spark_error(self.what, error) from error
-            if self._given_up:
+            if self._aborted:
                 _end_jvm(self.gateway)
                 return None
             try:
@@ -322,7 +331,7 @@ class _Start:
 
     def give_up(self) -> None:
         """End the JVM, now or as soon as `run` has launched it. Then `run` ends too."""
-        self._given_up = True
+        self._aborted = True
         if self.gateway is not None:
             _end_jvm(self.gateway, at_once=True)
 

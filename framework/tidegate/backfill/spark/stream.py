@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from tidegate.backfill.driver import WaveLoop, run_in_turn
-from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.apart import run_in_thread
 from tidegate.backfill.spark.installation import minor_version
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.backfill.spark.spark_errors import spark_error
@@ -45,7 +45,7 @@ _STOPPED: Final = (
 _log = logging.getLogger(__name__)
 
 
-def streamed(session: BackfillSession) -> WaveLoop:
+def make_wave_loop(session: BackfillSession) -> WaveLoop:
     """Return a loop for `Backfill.run` whose waves are the micro-batches of a streaming query.
 
     In two cases, this function returns the plain loop. First, an older Spark has no such sources
@@ -70,21 +70,21 @@ def _run_streamed(session: BackfillSession, run_wave: Callable[[], bool]) -> Non
                 _run_query(stream, run_wave)
             except SparkError as error:
                 failures = 1 if stream.waves else failures + 1
-                if stream.is_over() or failures == QUERIES_MAX or not is_recoverable(error):
+                if stream.is_finished() or failures == QUERIES_MAX or not is_recoverable(error):
                     raise
                 _log.warning("the query that calls the waves is started again: %s", error)
             else:
-                if not stream.is_over():
+                if not stream.is_finished():
                     raise SparkError(_STOPPED)
                 return
 
 
 def _run_query(stream: _Stream, run_wave: Callable[[], bool]) -> None:
-    run_apart(
+    run_in_thread(
         stream.run,
         name="spark-stream",
         meanwhile=lambda: stream.serve(run_wave),
-        on_interrupt=stream.give_up,
+        on_interrupt=stream.request_stop,
     )
 
 
@@ -97,17 +97,17 @@ class _Stream:
     def __init__(self, spark: Any, folder: Path) -> None:
         self._spark, self._folder = spark, folder
         self._over = folder / "over"
-        self._asked: SimpleQueue[bool] = SimpleQueue()
+        self._requests: SimpleQueue[bool] = SimpleQueue()
         """The requests of the query: True asks for a wave, and False means that the query ended."""
         self._done: SimpleQueue[None] = SimpleQueue()
         """The answers: one for each requested wave, and further ones at the end. So no thread waits
         for `serve` after it has returned."""
         self._query: Any = None
-        self._gives_up = False
+        self._stop_requested = False
         self.waves = 0
         """The number of finished waves."""
 
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Return whether the last wave is done, or one has failed."""
         return self._over.exists()
 
@@ -119,12 +119,12 @@ class _Stream:
         except Exception as error:
             raise spark_error("The stream of waves failed", error, self._spark) from error
         finally:
-            self._asked.put(False)
+            self._requests.put(False)
             self._done.put(None)
 
     def serve(self, run_wave: Callable[[], bool]) -> None:
         """Run a wave whenever Spark asks for one, until the query has ended."""
-        while self._asked.get():
+        while self._requests.get():
             is_last = True  # also if the wave fails
             try:
                 is_last = run_wave()
@@ -134,7 +134,7 @@ class _Stream:
                     self._over.touch()
                 self._done.put(None)
 
-    def give_up(self) -> None:
+    def request_stop(self) -> None:
         """End the query. The first call asks it to end, and a later call stops it.
 
         The first way is better: Spark waits for the end of the batch, and finds that no wave is
@@ -142,15 +142,15 @@ class _Stream:
         """
         self._over.touch()
         self._done.put(None)
-        if self._gives_up and self._query is not None:
+        if self._stop_requested and self._query is not None:
             self._query.stop()
-        self._gives_up = True
+        self._stop_requested = True
 
     def _take_turn(self, batch: Any, number: int) -> None:
         """Wait for the next wave. Return at once if no wave is left. Spark calls this per batch."""
         del batch, number
-        if not self.is_over():
-            self._asked.put(True)
+        if not self.is_finished():
+            self._requests.put(True)
             self._done.get()
 
     def _start(self) -> Any:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.backfill.spark.apart import run_apart
+from tidegate.backfill.spark.apart import run_in_thread
 from tidegate.backfill.spark.levels import TaskAttempt, run_levels
 from tidegate.backfill.spark.master import is_on_this_machine
 from tidegate.backfill.spark.rows import FrameRow, Report
@@ -117,7 +117,7 @@ def check_platform(session: BackfillSession) -> None:
         return found
 
     try:
-        found = run_apart(ask, name="spark-platform")
+        found = run_in_thread(ask, name="spark-platform")
     except Exception as error:
         failure = spark_error("The workers did not report their platform", error, session.spark)
         if _OTHER_PYTHON not in str(failure):

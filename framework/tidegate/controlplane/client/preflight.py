@@ -29,7 +29,7 @@ from tidegate.commit.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
 from tidegate.graph.plan import plan
-from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_LETTERS, Node, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_DEAD_LETTERS, Node, StreamGraph
 from tidegate.ids import CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndTxnResult
@@ -188,8 +188,8 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
     whose = f"{node.kind} {node.id!r} ({node.location})"
     if node.inputs and node.inputs[0].port == DEAD_LETTERS:
         whose = f"the dead letters of {node.inputs[0].node!r} ({node.location})"
-    elif node.inputs and node.inputs[0].port.endswith(KEY_LETTERS):
-        step = node.id.removesuffix(KEY_LETTERS)
+    elif node.inputs and node.inputs[0].port.endswith(KEY_DEAD_LETTERS):
+        step = node.id.removesuffix(KEY_DEAD_LETTERS)
         whose = f"the dead letters of the key_by before {step!r} ({node.location})"
     try:
         admin.partitions(topic)

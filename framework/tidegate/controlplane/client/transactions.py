@@ -94,10 +94,12 @@ def open_transactions(
     unreachable = seen.unreachable
     complete = True
     if producer_ids:
-        survey = inspector.survey(producer_ids=producer_ids, progress=progress)
-        known = {each.producer_id: each for each in survey.transactions}
-        complete = not survey.unreachable
-        unreachable += survey.unreachable
+        find_transactions = inspector.find_transactions(
+            producer_ids=producer_ids, progress=progress
+        )
+        known = {each.producer_id: each for each in find_transactions.transactions}
+        complete = not find_transactions.unreachable
+        unreachable += find_transactions.unreachable
     now_ms = clock.now_ms()
     open_transactions = {
         topic_partition: tuple(

@@ -106,7 +106,7 @@ class EffectRunner:
             ),
             Fence: lambda effect: transactions.fence(effect.transactional_id),
             TopicIds: lambda effect: transactions.topic_ids(effect.topics),
-            EpochEnds: lambda effect: transactions.epoch_ends(effect.epochs),
+            EpochEnds: lambda effect: transactions.epoch_end_offsets(effect.epochs),
             Sleep: lambda effect: clock.sleep(effect.seconds),
             MonotonicTime: lambda _: float(clock.monotonic()),
             WallClock: lambda _: clock.now_ms(),
@@ -165,14 +165,14 @@ class EffectRunner:
         """
         ends = self._threads.queue()
 
-        def run(place: int, procedure: Procedure[Any]) -> None:
+        def run(location: int, procedure: Procedure[Any]) -> None:
             try:
-                ends.put((place, self.run(procedure), None))
+                ends.put((location, self.run(procedure), None))
             except BaseException as error:  # noqa: BLE001 - raised below, by who waits
-                ends.put((place, None, error))
+                ends.put((location, None, error))
 
-        for place, procedure in enumerate(effect.procedures):
-            self._side_by_side.submit(partial(run, place, procedure))
+        for location, procedure in enumerate(effect.procedures):
+            self._side_by_side.submit(partial(run, location, procedure))
         ended = sorted((ends.get() for _ in effect.procedures), key=itemgetter(0))
         for _, _, error in ended:
             if error is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from tidegate.api.archive import cache_of, install
+from tidegate.api.archive import code_cache_folder, install
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_names import topic_of
 from tidegate.api.rebuild import rebuild
@@ -107,7 +107,7 @@ def installed_code(submission: Submission, config: Config, storage: BlobStore) -
         submission.code.path,
         submission.code.digest,
         submission.code.size,
-        cache_of(submission.working_folder, config.state.local_dir, submission.job),
+        code_cache_folder(submission.working_folder, config.state.local_dir, submission.job),
     )
 
 

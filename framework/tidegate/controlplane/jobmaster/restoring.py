@@ -24,8 +24,8 @@ from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import RestorePlan, restore
 from tidegate.checkpoint.source_changes import gone_topic
 from tidegate.checkpoint.state_changes import SchemaRules
-from tidegate.commit.confirmation import ASK_AGAIN_S, Confirmation
-from tidegate.commit.effects import epoch_ends, topic_ids
+from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
+from tidegate.commit.effects import epoch_end_offsets, topic_ids
 from tidegate.commit.initial_offsets import read_initial_offsets, record_initial_offsets
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
@@ -97,7 +97,7 @@ class Restoring:
                     told = str(asked_again)
                     _log.warning("asks Kafka again", extra={"error": told})
                 self._trouble(asked_again)
-                clock.sleep(ASK_AGAIN_S)
+                clock.sleep(RENEW_CLIENT_S)
         finally:
             admin.close()
 
@@ -178,7 +178,7 @@ class Restoring:
                 for (of, topic_partition), epoch in known.items()
                 if of == source
             }
-            for topic_partition, end in self._runner.run(epoch_ends(asked)).items():
+            for topic_partition, end in self._runner.run(epoch_end_offsets(asked)).items():
                 ends[source, topic_partition] = end
         return tuple(
             replace(offsets, epoch_end=ends.get((offsets.source, offsets.topic_partition)))

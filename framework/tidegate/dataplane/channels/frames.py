@@ -45,7 +45,7 @@ VERSION: Final = 1
 DATA_HEAD_BYTES: Final = 4
 SEGMENT_HEAD_BYTES: Final = 8
 
-MAX_SEGMENTS: Final = 128
+MAX_ENCODED_BATCHES: Final = 128
 """Maximum number of segments of a frame. Each has two parts, and one system call takes at most 1024
 parts.
 """
@@ -126,7 +126,7 @@ class FrameCodec:
         except TidegateError:
             raise
         except Exception as error:
-            if self.refusals is not None and self.refusals.takes(error):
+            if self.refusals is not None and self.refusals.covers(error):
                 return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
         header = (
@@ -147,8 +147,8 @@ class FrameCodec:
             return []
         if len(batch) == 1:
             raise RecordTooLargeError(
-                f"the result of step {self._step!r} for the record at {_place(batch, 0)} takes "
-                f"{size} bytes on the edge {self.edge}, and a frame between slots holds "
+                f"the result of step {self._step!r} for the record at {_record_position(batch, 0)} "
+                f"takes {size} bytes on the edge {self.edge}, and a frame between slots holds "
                 f"{MAX_FRAME_BYTES}; send less per record (a reference to a large object, or its "
                 "parts as several records)"
             )
@@ -165,7 +165,7 @@ class FrameCodec:
             try:
                 self._column.encode([value])
             except Exception as error:
-                if not refusals.takes(error):
+                if not refusals.covers(error):
                     raise
                 refused.add(index)
                 refusals.refuse(batch, index, reason_of(error))
@@ -189,28 +189,28 @@ class FrameCodec:
             ) from error
 
     def _read(self, payload: bytes) -> list[RecordBatch]:
-        version, kind, segments = _DATA_HEAD.unpack_from(payload)
-        _must(
+        version, kind, encoded_batches = _DATA_HEAD.unpack_from(payload)
+        _require(
             version == VERSION and kind == FrameKind.DATA, "it is not a data frame of this version"
         )
-        _must(segments, "it holds nothing")
+        _require(encoded_batches, "it holds nothing")
         view = memoryview(payload)
         batches = []
         at = DATA_HEAD_BYTES
-        for _ in range(segments):
+        for _ in range(encoded_batches):
             head_size, values_size = _SEGMENT_HEAD.unpack_from(payload, at)
             at += SEGMENT_HEAD_BYTES
             middle, end = at + head_size, at + head_size + values_size
-            _must(end <= len(payload), "it ends within a segment")
+            _require(end <= len(payload), "it ends within a segment")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
             try:
                 values = self._column.decode(view[middle:end])  # without a copy
             except WrongColumnError as error:
                 raise self._wrong_field(error, topic, partition, offsets) from error
-            _must(_fit(values, offsets, keys), "its columns differ in length")
+            _require(_have_same_length(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, TopicPartition(topic, partition), keys))
             at = end
-        _must(at == len(payload), "it continues behind its last segment")
+        _require(at == len(payload), "it continues behind its last segment")
         return batches
 
     def _wrong_field(
@@ -239,17 +239,17 @@ class FrameCodec:
         value = batch.values[index]
         return UserCodeError(
             f"step {self._step!r} gave a {type(value).__name__} for the record at "
-            f"{_place(batch, index)} that cannot be sent along the edge {self.edge}: {error}; "
-            "results must be of the type that the step declares"
+            f"{_record_position(batch, index)} that cannot be sent along the edge {self.edge}: "
+            f"{error}; results must be of the type that the step declares"
         )
 
 
-def data_frame(segments: Sequence[EncodedBatch]) -> list[bytes]:
-    """Return the parts of a data frame of at most `MAX_SEGMENTS` segments."""
-    parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(segments))]
-    for segment in segments:
-        parts.append(segment.head)
-        parts.append(segment.values)
+def data_frame(encoded_batches: Sequence[EncodedBatch]) -> list[bytes]:
+    """Return the parts of a data frame of at most `MAX_ENCODED_BATCHES` segments."""
+    parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(encoded_batches))]
+    for encoded_batch in encoded_batches:
+        parts.append(encoded_batch.head)
+        parts.append(encoded_batch.values)
     return parts
 
 
@@ -307,14 +307,16 @@ def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
     )
 
 
-def _must(holds: object, what: str) -> None:
+def _require(holds: object, what: str) -> None:
     if not holds:
         raise ValueError(what)  # `decode` adds the edge
 
 
-def _fit(values: list[Any], offsets: list[int], keys: list[bytes | None] | None) -> bool:
+def _have_same_length(
+    values: list[Any], offsets: list[int], keys: list[bytes | None] | None
+) -> bool:
     return len(values) == len(offsets) and (keys is None or len(keys) == len(values))
 
 
-def _place(batch: RecordBatch, index: int) -> str:
+def _record_position(batch: RecordBatch, index: int) -> str:
     return f"{batch.topic_partition.topic}-{batch.topic_partition.partition}@{batch.offsets[index]}"

@@ -32,7 +32,7 @@ class InputChannel:
 
     `capacity` counts data entries: batches from the same slot, or frames (= credits) from another
     slot. A channel without a codec is local. A channel with a codec returns credits to the sender
-    by `grant`.
+    by `send_credit`.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class InputChannel:
         sender: SubtaskIndex,
         capacity: int,
         codec: FrameCodec | None = None,
-        grant: Callable[[int], None] | None = None,
+        send_credit: Callable[[int], None] | None = None,
     ) -> None:
         self.edge = edge
         self.sender = sender
@@ -66,7 +66,7 @@ class InputChannel:
         """Position of the channel in the gate."""
         self.blocked = False
         self._codec = codec
-        self._grant = grant
+        self._grant = send_credit
         self._queue: deque[StreamElement | bytes] = deque()
         self._batches: deque[RecordBatch] = deque()  # the rest of the frame that was begun
         self._data = 0  # data entries held, including a frame that was begun
@@ -156,7 +156,7 @@ class InputChannel:
         self.blocked = False
         self._announce()
 
-    def still_listed(self) -> bool:
+    def still_ready(self) -> bool:
         """Return whether the channel has another turn. The gate calls this after it took an
         element.
         """
@@ -171,8 +171,8 @@ class InputChannel:
             # Half of the credits are returned at once. This needs few credit frames. A sender
             # without credits gets some before the receiver has used up everything that was sent.
             if self._ungranted * 2 >= self.capacity and self._grant is not None:
-                granted, self._ungranted = self._ungranted, 0
-                self._grant(granted)
+                returned_credit, self._ungranted = self._ungranted, 0
+                self._grant(returned_credit)
         return batch
 
     def _announce(self) -> None:
@@ -213,7 +213,7 @@ class InputGate:
             return None
         channel = self._ready.popleft()
         element = channel.pop()
-        if channel.still_listed():
+        if channel.still_ready():
             self._ready.append(channel)
         return channel.index, element
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from tidegate.dataplane.channels.frames import (
-    MAX_SEGMENTS,
+    MAX_ENCODED_BATCHES,
     EncodedBatch,
     FrameCodec,
     control_frame,
@@ -71,7 +71,7 @@ class OutputChannel(Protocol):
         """Send the buffered records, as far as credit allows."""
         ...
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         """Apply this policy to records that cannot be sent."""
         ...
 
@@ -96,7 +96,7 @@ class LocalOutputChannel:
     def flush(self) -> None:
         """Do nothing, because this channel buffers nothing."""
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         """Do nothing, because every record can be passed by reference."""
 
 
@@ -121,10 +121,10 @@ class RemoteOutputChannel:
         "credit",
     )
 
-    def __init__(self, codec: FrameCodec, initial_credits: int, send: SendFrame) -> None:
-        self.credit = initial_credits
+    def __init__(self, codec: FrameCodec, initial_credit: int, send: SendFrame) -> None:
+        self.credit = initial_credit
         """Number of data frames that may be sent now."""
-        self._capacity = initial_credits
+        self._capacity = initial_credit
         self._codec = codec
         self._send = send
         self._segments: list[EncodedBatch] = []  # of the frame that is being filled
@@ -175,7 +175,7 @@ class RemoteOutputChannel:
         else:
             self._flush_due = True  # the frame continues to grow until credit arrives
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         self._codec.refusals = refusals
 
     def add_credit(self, frames: int) -> None:
@@ -190,20 +190,20 @@ class RemoteOutputChannel:
         if self._flush_due and self.credit > 0:
             self._finish_frame()
 
-    def _buffer(self, segments: list[EncodedBatch]) -> None:
-        for segment in segments:
-            size = segment.size
+    def _buffer(self, encoded_batches: list[EncodedBatch]) -> None:
+        for encoded_batch in encoded_batches:
+            size = encoded_batch.size
             if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
                 self._finish_frame()
-            self._segments.append(segment)
-            self._segments_records += segment.records
+            self._segments.append(encoded_batch)
+            self._segments_records += encoded_batch.records
             self._segments_bytes += size
-            ideal = FRAME_BYTES * segment.records // size
+            ideal = FRAME_BYTES * encoded_batch.records // size
             self._segment_records = min(FRAME_RECORDS, max(1, ideal))
             if (
                 self._segments_records >= FRAME_RECORDS
                 or self._segments_bytes >= FRAME_BYTES
-                or len(self._segments) >= MAX_SEGMENTS
+                or len(self._segments) >= MAX_ENCODED_BATCHES
             ):
                 self._finish_frame()
 
@@ -263,10 +263,10 @@ class RecordWriter:
         for channel in self.channels:
             channel.flush()
 
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         """Apply this policy to records that cannot be sent."""
         for channel in self.channels:
-            channel.refuse_with(refusals)
+            channel.set_refusals(refusals)
 
 
 class ForwardWriter(RecordWriter):

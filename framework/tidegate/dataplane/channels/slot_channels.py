@@ -42,7 +42,7 @@ from tidegate.ports.exchange import Exchange, Frame
 class SlotChannels(PlanChannels):
     """The input gates and record writers of a slot's subtasks.
 
-    `channel_credits` limits each channel: the frames in flight between slots, or the batches that
+    `initial_credit` limits each channel: the frames in flight between slots, or the batches that
     wait within one slot.
     """
 
@@ -52,12 +52,12 @@ class SlotChannels(PlanChannels):
         graph: StreamGraph,
         *,
         ordinal: int,
-        channel_credits: int,
+        initial_credit: int,
         exchange: Exchange,
         column_codec: Callable[[object], ColumnCodec] = wire.column_codec,
         key_encoder: Callable[[object], KeyEncoder] = keys.key_encoder,
     ) -> None:
-        self._credits = channel_credits
+        self._initial_credit = initial_credit
         self._exchange = exchange
         self._inputs: dict[tuple[int, int], InputChannel] = {}  # by edge and sender
         self._remote: dict[tuple[int, int], RemoteOutputChannel] = {}  # by edge and receiver
@@ -107,10 +107,12 @@ class SlotChannels(PlanChannels):
 
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:
         if sender == self._here:
-            channel = InputChannel(edge, sender, self._credits)
+            channel = InputChannel(edge, sender, self._initial_credit)
         else:
-            grant = partial(self._send_credit, sender, edge.index)
-            channel = InputChannel(edge, sender, self._credits, self._codec(edge), grant)
+            send_credit = partial(self._send_credit, sender, edge.index)
+            channel = InputChannel(
+                edge, sender, self._initial_credit, self._codec(edge), send_credit
+            )
         self._inputs[edge.index, sender] = channel
         return channel
 
@@ -118,7 +120,7 @@ class SlotChannels(PlanChannels):
         if receiver == self._here:
             return LocalOutputChannel(self._inputs[edge.index, self._here])
         send = partial(self._exchange.send, receiver, edge.index)
-        channel = RemoteOutputChannel(self._codec(edge), self._credits, send)
+        channel = RemoteOutputChannel(self._codec(edge), self._initial_credit, send)
         self._remote[edge.index, receiver] = channel
         return channel
 

@@ -24,7 +24,7 @@ from tidegate.api.declaration_checks import OnError
 from tidegate.api.sink import Sink
 from tidegate.api.type_inference import only_reads
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.keying import Keying
+from tidegate.dataplane.keying import KeyExtractor
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
@@ -49,14 +49,14 @@ from tidegate.graph.stream_graph import (
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 
-class Outlet(Protocol):
+class RecordWriterLike(Protocol):
     """An edge to the subtasks of another vertex."""
 
     def emit(self, batch: RecordBatch) -> None: ...
     def emit_control(self, element: Barrier | EndOfInput) -> None: ...
     def writable(self) -> bool: ...
     def flush(self) -> None: ...
-    def refuse_with(self, refusals: Refusals) -> None:
+    def set_refusals(self, refusals: Refusals) -> None:
         """Apply this policy to records that cannot be sent."""
         ...
 
@@ -65,11 +65,11 @@ class Outlet(Protocol):
 class ChainOutputs:
     """The outside parts of a chain: record writers by plan edge, makers of sinks and state."""
 
-    record_writers: Sequence[tuple[PlanEdge, Outlet]]
+    record_writers: Sequence[tuple[PlanEdge, RecordWriterLike]]
     make_sink: Callable[[Node, Refusals], SinkWriter]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
-    letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
+    dead_letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
     """Function that returns the size in bytes of the largest record that a dead-letter sink may
     write.
     """
@@ -83,7 +83,7 @@ class OperatorChain:
         pipeline: str,
         graph: StreamGraph,
         vertex: Vertex,
-        leaves: ChainOutputs,
+        chain_outputs: ChainOutputs,
         *,
         every_field: bool = False,
     ) -> None:
@@ -91,20 +91,25 @@ class OperatorChain:
         sample.
         """
         self._checks = Checks(pipeline, every_field)
-        self.pipeline, self._graph, self._vertex, self._leaves = pipeline, graph, vertex, leaves
+        self.pipeline, self._graph, self._vertex, self._chain_outputs = (
+            pipeline,
+            graph,
+            vertex,
+            chain_outputs,
+        )
         self.sinks: dict[str, SinkWriter] = {}
         self.keyed: dict[str, KeyedStateLike] = {}
         """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
         self._operators: list[Operator] = []
         """The operators, those behind a step before that step."""
         self._letters: dict[tuple[str, str], Emit] = {}
-        self.record_writers = [record_writer for _, record_writer in leaves.record_writers]
+        self.record_writers = [record_writer for _, record_writer in chain_outputs.record_writers]
         head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
             {
                 MAIN: self.outputs(head, MAIN, maker=None),
-                DEAD_LETTERS: self._letters_of(head, DEAD_LETTERS),
+                DEAD_LETTERS: self._dead_letter_emit(head, DEAD_LETTERS),
             }
             if head.kind == "source"
             else {}
@@ -153,7 +158,7 @@ class OperatorChain:
     def _operator(self, node: Node) -> Emit:
         """Return the function that takes the input of `node`, and build the operators behind it."""
         if node.kind == "sink":
-            sink = self.sinks[node.id] = self._leaves.make_sink(node, self.refusals(node))
+            sink = self.sinks[node.id] = self._chain_outputs.make_sink(node, self.refusals(node))
             return sink.write
         operator = operator_entry(node).build(self, node)
         self._operators.append(operator)
@@ -163,7 +168,7 @@ class OperatorChain:
 
     def state(self, node: Node) -> KeyedStateLike:
         """Return the restored state of a keyed step."""
-        return self._leaves.make_state(node)
+        return self._chain_outputs.make_state(node)
 
     def key_refusals(self, node: Node) -> Refusals | None:
         """Return the policy of the step's key_by, if a call hands the records to the step.
@@ -197,7 +202,7 @@ class OperatorChain:
             (self._operator(reader), reader, edge) for reader, edge in self._chained(node, port)
         ]
         record_writers = [
-            (self._sending(reader, edge, record_writer), reader, edge)
+            (self._make_edge_emit(reader, edge, record_writer), reader, edge)
             for record_writer, reader, edge in self._edges(node, port)
         ]
         readers = [*chained, *record_writers]
@@ -256,14 +261,14 @@ class OperatorChain:
             try:
                 values = copy_values(batch.values)
             except Exception as error:
-                raise self._no_copy(node, batch, error) from error
+                raise self._copy_error(node, batch, error) from error
             if values is batch.values:
                 return batch
             return RecordBatch(values, batch.offsets, batch.topic_partition, batch.keys)
 
         return copies
 
-    def _no_copy(self, node: Node, batch: RecordBatch, error: Exception) -> UserCodeError:
+    def _copy_error(self, node: Node, batch: RecordBatch, error: Exception) -> UserCodeError:
         index = 0
         for index, value in enumerate(batch.values):  # noqa: B007  # read after the loop
             try:
@@ -278,13 +283,13 @@ class OperatorChain:
         remedy = "Give each of them a type that cannot change (frozen), or map it to plain values."
         return result_error(self.pipeline, node, batch, index, what, remedy)
 
-    def _sending(self, target: Node, edge: Edge, record_writer: Outlet) -> Emit:
+    def _make_edge_emit(self, target: Node, edge: Edge, record_writer: RecordWriterLike) -> Emit:
         """Return the function that sends a batch along an edge."""
         refusals = self._key_refusals(target, edge) if edge.partitioning == "key" else None
         if refusals is None:
             return record_writer.emit
-        record_writer.refuse_with(refusals)
-        keying = Keying(self.pipeline, target, edge, refusals)
+        record_writer.set_refusals(refusals)
+        keying = KeyExtractor(self.pipeline, target, edge, refusals)
         return lambda batch: record_writer.emit(keying.keys(batch)[0])
 
     def refusals(self, node: Node) -> Refusals:
@@ -312,17 +317,19 @@ class OperatorChain:
         if policy == "fail":
             return None
         where = f"key_by before {target.id} ({target.location})"
-        return self._policy(where, policy, maker, edge.letters)
+        return self._policy(where, policy, maker, edge.dead_letter_port)
 
     def _policy(self, where: str, policy: str, node: Node, port: str) -> Refusals:
         emit, bytes_max = None, DEFAULT_MAX_BYTES
         if policy == "dead_letter":
-            emit = self._letters_of(node, port)
+            emit = self._dead_letter_emit(node, port)
             sinks = [sink for sink, edge in self._graph.consumers(node.id) if edge.port == port]
-            bytes_max = min(map(self._leaves.letter_bytes_max, sinks))
-        return Refusals(where, cast("OnError", policy), self._leaves.counters, emit, bytes_max)
+            bytes_max = min(map(self._chain_outputs.dead_letter_bytes_max, sinks))
+        return Refusals(
+            where, cast("OnError", policy), self._chain_outputs.counters, emit, bytes_max
+        )
 
-    def _letters_of(self, node: Node, port: str) -> Emit:
+    def _dead_letter_emit(self, node: Node, port: str) -> Emit:
         """Return the function that takes the dead letters of a port. Several places may write to
         one port.
         """
@@ -333,7 +340,7 @@ class OperatorChain:
     def ports(self, node: Node) -> dict[str, Emit]:
         """Return the outputs of the main port and of each side output that has a reader."""
         consumers = self._graph.consumers(node.id)
-        ports = {edge.port for _, edge in consumers if not self._graph.leads_to_letters(edge)}
+        ports = {edge.port for _, edge in consumers if not self._graph.carries_dead_letters(edge)}
         return {port: self.outputs(node, port, maker=node) for port in sorted({MAIN, *ports})}
 
     def _chained(self, node: Node, port: str) -> list[tuple[Node, Edge]]:
@@ -347,12 +354,12 @@ class OperatorChain:
         """Return whether a step gets its records by a call from another step of this vertex."""
         return node.id in self._vertex.nodes and node.id != self._vertex.nodes[0]
 
-    def _edges(self, node: Node, port: str) -> list[tuple[Outlet, Node, Edge]]:
+    def _edges(self, node: Node, port: str) -> list[tuple[RecordWriterLike, Node, Edge]]:
         """Return the record writers, each with the step that it leads to and the input there."""
         targets = self._graph.nodes
         return [
             (record_writer, targets[edge.target_node], targets[edge.target_node].inputs[edge.input])
-            for edge, record_writer in self._leaves.record_writers
+            for edge, record_writer in self._chain_outputs.record_writers
             if edge.source_node == node.id and edge.port == port
         ]
 

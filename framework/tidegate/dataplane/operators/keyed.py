@@ -24,7 +24,7 @@ from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
 from tidegate.api.values import article, declared_name, key_check
-from tidegate.dataplane.keying import Keying
+from tidegate.dataplane.keying import KeyExtractor
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
 from tidegate.dataplane.operators.returned import results_guard
@@ -106,9 +106,9 @@ class KeyedOperator:
         """
         self._pipeline, self._node, self.state = pipeline, node, state
         self._refusals = Refusals(node.id) if refusals is None else refusals
-        self._keying: Keying | None = None
+        self._key_extractor: KeyExtractor | None = None
         if key_refusals is not None:
-            self._keying = Keying(pipeline, node, node.inputs[0], key_refusals)
+            self._key_extractor = KeyExtractor(pipeline, node, node.inputs[0], key_refusals)
         self._function = cast("KeyedProcess[Any, Any, Any]", node.function)
         kind = type(self._function)
         self._names = tuple(kind.declared_states)
@@ -146,10 +146,10 @@ class KeyedOperator:
         """Call the function for each record with its key's state in place, and emit what it
         returns.
         """
-        if self._keying is None:
+        if self._key_extractor is None:
             keys = self._keys(batch)
         else:
-            batch, keys = self._keying.keys(batch)
+            batch, keys = self._key_extractor.keys(batch)
         rows = self.state.rows(keys)
         if self._refusals.tolerant:
             self._process_tolerantly(batch, keys, rows)
@@ -187,7 +187,7 @@ class KeyedOperator:
                 loop(records, results.values, results.positions)
                 break
             except Exception as error:
-                if not self._refusals.takes(error):
+                if not self._refusals.covers(error):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
@@ -239,15 +239,15 @@ class KeyedOperator:
     def _loop_one_state(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
         process, context, guard = self._process, self._context, self._guard
-        usual: type | None = None
-        hang, name = self._function.__dict__, self._names[0]
+        checked_class: type | None = None
+        attributes, name = self._function.__dict__, self._names[0]
         for value, key, offset, cell in rows:
-            hang[name] = cell
+            attributes[name] = cell
             context.key = key
             context.offset = offset
             results = process(value, context)
-            if results.__class__ is not usual:
-                usual = guard(results)
+            if results.__class__ is not checked_class:
+                checked_class = guard(results)
             for result in results:
                 add_value(result)
                 add_offset(offset)
@@ -255,15 +255,15 @@ class KeyedOperator:
     def _loop_many_states(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
         process, context, guard = self._process, self._context, self._guard
-        usual: type | None = None
-        hang, names = self._function.__dict__, self._names
+        checked_class: type | None = None
+        attributes, names = self._function.__dict__, self._names
         for value, key, offset, cells in rows:
-            hang.update(zip(names, cells, strict=True))
+            attributes.update(zip(names, cells, strict=True))
             context.key = key
             context.offset = offset
             results = process(value, context)
-            if results.__class__ is not usual:
-                usual = guard(results)
+            if results.__class__ is not checked_class:
+                checked_class = guard(results)
             for result in results:
                 add_value(result)
                 add_offset(offset)

@@ -156,7 +156,7 @@ class ProcessOperator:
                 self._loop(remaining, numbers, results.values, results.positions)
                 break
             except Exception as error:
-                if not self._refusals.takes(error):
+                if not self._refusals.covers(error):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
@@ -172,12 +172,12 @@ class ProcessOperator:
     ) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
         process, context, guard = self._process, self._context, self._guard
-        usual: type | None = None
+        checked_class: type | None = None
         for value, offset in zip(remaining, offsets, strict=False):
             context.offset = offset
             results = process(value, context)
-            if results.__class__ is not usual:
-                usual = guard(results)
+            if results.__class__ is not checked_class:
+                checked_class = guard(results)
             for result in results:
                 add_value(result)
                 add_offset(offset)

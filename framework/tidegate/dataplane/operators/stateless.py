@@ -95,7 +95,7 @@ class FusedSteps:
                 break
             except Exception as error:
                 failing = self._failing_step(error)
-                if not self._refusals[failing].takes(error):
+                if not self._refusals[failing].covers(error):
                     node = self._nodes[failing]
                     raise user_code_error(self._pipeline, node, batch, remaining, error) from error
                 position = len(batch) - operator.length_hint(remaining) - 1

@@ -55,7 +55,7 @@ class Delivery(Protocol):
         """Return a producer for a new interval; None if no producer is ready."""
         ...
 
-    def closing(self, sending: ProducerLease) -> None:
+    def closing(self, lease: ProducerLease) -> None:
         """Note that the interval is closed and is flushed next."""
         ...
 
@@ -63,11 +63,11 @@ class Delivery(Protocol):
         """Return the producer with unflushed records of earlier intervals, if there is one."""
         ...
 
-    def flush(self, sending: ProducerLease, *, final: bool) -> None:
+    def flush(self, lease: ProducerLease, *, final: bool) -> None:
         """Return when Kafka has acknowledged all records of the interval. Raise if it does not."""
         ...
 
-    def describe(self, sending: ProducerLease) -> PreparedTransaction | None:
+    def describe(self, lease: ProducerLease) -> PreparedTransaction | None:
         """Check the interval's transaction and return it for the acknowledgement.
 
         Return None if the interval has no transaction.
@@ -116,28 +116,28 @@ class TransactionalDelivery:
         warm.producer.begin()
         return ProducerLease(warm.producer, warm)
 
-    def closing(self, sending: ProducerLease) -> None:
+    def closing(self, lease: ProducerLease) -> None:
         """Note in the id pool that the interval is being flushed."""
-        self._id_pool.flushing(_warm(sending).index)
+        self._id_pool.flushing(_pooled(lease).index)
 
     def unflushed(self) -> None:
         """Return nothing, because each interval is flushed."""
 
-    def flush(self, sending: ProducerLease, *, final: bool) -> None:  # noqa: ARG002 - all are alike
+    def flush(self, lease: ProducerLease, *, final: bool) -> None:  # noqa: ARG002 - all are alike
         """Flush, for at most as long as the transaction may last.
 
         A checkpoint that expires meanwhile changes nothing. A transaction that is prepared late is
         reported with the next checkpoint.
         """
-        sending.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
+        lease.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
 
-    def describe(self, sending: ProducerLease) -> PreparedTransaction:
+    def describe(self, lease: ProducerLease) -> PreparedTransaction:
         """Return the transaction if the broker reports it as Ongoing, with the same producer id and
         epoch as after the initialisation. Raise TransactionError otherwise.
 
         The state in librdkafka is not sufficient: after a fatal error, its flush reports success.
         """
-        warm = _warm(sending)
+        warm = _pooled(lease)
         description = self._context.transactions.describe(warm.transactional_id)
         if (
             description is None
@@ -178,7 +178,7 @@ class NonTransactionalDelivery:
         *,
         flushes: bool,
     ) -> None:
-        self._context, self._settings, self._made = context, settings, on_ready
+        self._context, self._settings, self._on_ready = context, settings, on_ready
         self._flushes, self._final = flushes, False
         self._producer: Producer | None = None
 
@@ -201,20 +201,20 @@ class NonTransactionalDelivery:
         """Return the producer, once it exists."""
         return None if self._producer is None else ProducerLease(self._producer)
 
-    def closing(self, sending: ProducerLease) -> None:
+    def closing(self, lease: ProducerLease) -> None:
         """Do nothing: this delivery has no state of an interval."""
 
     def unflushed(self) -> ProducerLease | None:
         """Return the producer if intervals are not flushed."""
         return None if self._flushes else self.take()
 
-    def flush(self, sending: ProducerLease, *, final: bool) -> None:
+    def flush(self, lease: ProducerLease, *, final: bool) -> None:
         """Flush for `at_least_once`, and at the final barrier."""
         self._final = final
         if self._flushes or final:
-            sending.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
+            lease.producer.flush(self._context.transaction_timeout_ms / MS_PER_S)
 
-    def describe(self, sending: ProducerLease) -> None:
+    def describe(self, lease: ProducerLease) -> None:
         """Return nothing, because there is no transaction."""
 
     def _make(self) -> None:
@@ -224,10 +224,10 @@ class NonTransactionalDelivery:
 
     def _ready(self, producer: Producer) -> None:
         self._producer = producer
-        self._made()
+        self._on_ready()
 
 
-def _warm(sending: ProducerLease) -> PooledProducer:
-    if sending.warm is None:
+def _pooled(lease: ProducerLease) -> PooledProducer:
+    if lease.warm is None:
         raise TransactionError("a plain producer was used where a transaction is asked for")
-    return sending.warm
+    return lease.warm

@@ -101,7 +101,7 @@ class BatchEncoder:
                 encoded = self._encoded(one)
             except (UserCodeError, PipelineError) as error:
                 cause = error.__cause__
-                if isinstance(cause, Exception) and not self._refusals.takes(cause):
+                if isinstance(cause, Exception) and not self._refusals.covers(cause):
                     raise
                 reason = reason_of(cause if isinstance(cause, Exception) else error)
             else:

@@ -30,8 +30,8 @@ class IdState(enum.Enum):
     """The state of a transactional id in its cycle."""
 
     FREE = "free"
-    WARMING = "warming"
-    WARM = "warm"
+    INITIALISING = "warming"
+    INITIALISED = "warm"
     CURRENT = "current"
     FLUSHING = "flushing"
     PREPARED = "prepared"
@@ -40,10 +40,10 @@ class IdState(enum.Enum):
 
 _MOVES: Final = frozenset(
     {
-        (IdState.FREE, IdState.WARMING),
-        (IdState.WARMING, IdState.WARM),
-        (IdState.WARM, IdState.WARMING),  # idle for too long: it gets a new producer
-        (IdState.WARM, IdState.CURRENT),
+        (IdState.FREE, IdState.INITIALISING),
+        (IdState.INITIALISING, IdState.INITIALISED),
+        (IdState.INITIALISED, IdState.INITIALISING),  # idle for too long: it gets a new producer
+        (IdState.INITIALISED, IdState.CURRENT),
         (IdState.CURRENT, IdState.FLUSHING),
         (IdState.FLUSHING, IdState.PREPARED),
         (IdState.PREPARED, IdState.ENDED),
@@ -76,16 +76,16 @@ class TransactionalIdPool:
         if not self._free:
             return None
         index = self._free.popleft()
-        self._move(index, IdState.WARMING)
+        self._move(index, IdState.INITIALISING)
         return index
 
-    def warmed(self, index: int) -> None:
+    def initialised(self, index: int) -> None:
         """Note that the id's producer is initialised."""
-        self._move(index, IdState.WARM)
+        self._move(index, IdState.INITIALISED)
 
     def reinitialise(self, index: int) -> None:
         """Note that a new producer replaces the id's producer, which has been idle for too long."""
-        self._move(index, IdState.WARMING)
+        self._move(index, IdState.INITIALISING)
 
     def taken(self, index: int) -> None:
         """Note that the id's producer takes records from now on."""

@@ -56,7 +56,7 @@ Done = Callable[[tuple[PreparedTransaction, ...]], None]
 class _BarrierInterval:
     """The part between two barriers that is not yet handed to an I/O thread."""
 
-    sending: ProducerLease | None = None
+    lease: ProducerLease | None = None
     waiting: deque[tuple[Encoded, int]] = field(default_factory=deque)
     """Batches that wait for a flush or a producer, each with its size in bytes."""
     checkpoint: CheckpointId | None = None
@@ -94,7 +94,7 @@ class KafkaSinkWriter:
         self._context = context
         bytes_max = context.record_bytes_max(uid, sink.topic, sink.properties)
         self._encoder = BatchEncoder(sink, uid, refusals, bytes_max)
-        self._id_pool = TransactionalIdPool(len(context.transactional_id_numbers))
+        self._id_pool = TransactionalIdPool(len(context.transactional_id_indexes))
         self._ids = {
             format_transactional_id(
                 job=context.job,
@@ -104,20 +104,20 @@ class KafkaSinkWriter:
                 subtask=context.subtask.index,
                 index=number,
             ): index
-            for index, number in enumerate(context.transactional_id_numbers)
+            for index, number in enumerate(context.transactional_id_indexes)
         }
         limit = context.max_message_bytes.get(self._topic)
         given = context.connector_kafka(sink.properties, configured.properties)
         settings = size_settings(given, limit)
-        self._lane: Delivery
+        self._delivery: Delivery
         if sink.guarantee == "exactly_once":
             names = {index: name for name, index in self._ids.items()}
-            self._lane = TransactionalDelivery(
+            self._delivery = TransactionalDelivery(
                 context, self._id_pool, names.__getitem__, settings, self._send_pending
             )
         else:
             flushes = sink.guarantee == "at_least_once"
-            self._lane = NonTransactionalDelivery(
+            self._delivery = NonTransactionalDelivery(
                 context, settings, self._send_pending, flushes=flushes
             )
         self._intervals = deque([_BarrierInterval()])
@@ -127,7 +127,7 @@ class KafkaSinkWriter:
 
     def open(self) -> None:
         """Start to make producers, and return at once."""
-        self._lane.open()
+        self._delivery.open()
 
     def writable(self) -> bool:
         """Return whether `write` may be called.
@@ -142,12 +142,12 @@ class KafkaSinkWriter:
         ):
             return False
         last = self._intervals[-1]
-        if last.sending is not None or last.waiting:
+        if last.lease is not None or last.waiting:
             return True
         promised = sum(
-            interval.sending is None and bool(interval.waiting) for interval in self._intervals
+            interval.lease is None and bool(interval.waiting) for interval in self._intervals
         )
-        return self._lane.available() > promised
+        return self._delivery.available() > promised
 
     def write(self, batch: RecordBatch) -> None:
         """Encode the records and send them, or keep them for later.
@@ -162,8 +162,8 @@ class KafkaSinkWriter:
             return  # all were refused
         self._context.counters.records_out += len(encoded)
         interval = self._intervals[-1]
-        if interval.sending is not None and not interval.waiting:
-            self._send(interval.sending, encoded)
+        if interval.lease is not None and not interval.waiting:
+            self._send(interval.lease, encoded)
             return
         size = encoded.size()
         interval.waiting.append((encoded, size))
@@ -182,7 +182,7 @@ class KafkaSinkWriter:
         last = self._intervals[-1]
         last.checkpoint, last.done, last.final = checkpoint, done, final
         self._intervals.append(_BarrierInterval())
-        self._lane.refill()
+        self._delivery.refill()
         self._send_pending()
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:
@@ -200,7 +200,7 @@ class KafkaSinkWriter:
         for name in ids:
             if name in self._ids:
                 self._id_pool.freed(self._ids[name])
-        self._lane.refill()
+        self._delivery.refill()
 
     def sent(self) -> int:
         """Return the number of records handed to producers since the start."""
@@ -213,29 +213,29 @@ class KafkaSinkWriter:
         while not self._flushing:
             first = self._intervals[0]
             if first.waiting:
-                if first.sending is None:
-                    first.sending = self._lane.take()
-                if first.sending is None:
+                if first.lease is None:
+                    first.lease = self._delivery.take()
+                if first.lease is None:
                     return
-                self._send_waiting(first, first.sending)
+                self._send_waiting(first, first.lease)
             if first.checkpoint is None or first.done is None:
                 return
             self._intervals.popleft()
-            sending = first.sending
-            if sending is None and first.final:
-                sending = self._lane.unflushed()
-            self._close(sending, first.checkpoint, first.done, final=first.final)
+            lease = first.lease
+            if lease is None and first.final:
+                lease = self._delivery.unflushed()
+            self._close(lease, first.checkpoint, first.done, final=first.final)
 
-    def _send_waiting(self, interval: _BarrierInterval, sending: ProducerLease) -> None:
+    def _send_waiting(self, interval: _BarrierInterval, lease: ProducerLease) -> None:
         while interval.waiting:
             encoded, size = interval.waiting.popleft()
             self._buffered_records -= len(encoded)
             self._buffered_bytes -= size
-            self._send(sending, encoded)
+            self._send(lease, encoded)
 
-    def _send(self, sending: ProducerLease, encoded: Encoded) -> None:
+    def _send(self, lease: ProducerLease, encoded: Encoded) -> None:
         self._sent += len(encoded)
-        producer = sending.producer
+        producer = lease.producer
         if encoded.extras is None:
             producer.send(self._topic, encoded.values, encoded.keys)
             return
@@ -247,24 +247,24 @@ class KafkaSinkWriter:
         producer.send(self._topic, (), None)  # notices failed deliveries
 
     def _close(
-        self, sending: ProducerLease | None, checkpoint: CheckpointId, done: Done, *, final: bool
+        self, lease: ProducerLease | None, checkpoint: CheckpointId, done: Done, *, final: bool
     ) -> None:
-        closing = _PreparingInterval(checkpoint, done, complete=sending is None)
+        closing = _PreparingInterval(checkpoint, done, complete=lease is None)
         self._closing.append(closing)
-        if sending is None:
+        if lease is None:
             self._report()
             return
         self._flushing = True
-        self._lane.closing(sending)
+        self._delivery.closing(lease)
         # The action in the I/O thread holds the last reference to the producer, so the producer is
         # dropped in that thread.
-        self._context.run_io(partial(self._prepare, sending, closing, final=final))
+        self._context.run_io(partial(self._prepare, lease, closing, final=final))
 
-    def _prepare(self, sending: ProducerLease, closing: _PreparingInterval, *, final: bool) -> None:
+    def _prepare(self, lease: ProducerLease, closing: _PreparingInterval, *, final: bool) -> None:
         """Flush, then check, in an I/O thread. After each of both, the mailbox thread continues."""
-        self._lane.flush(sending, final=final)
+        self._delivery.flush(lease, final=final)
         self._context.post(self._flushed)
-        transaction = self._lane.describe(sending)
+        transaction = self._delivery.describe(lease)
         self._context.post(partial(self._prepared, closing, transaction))
 
     def _flushed(self) -> None:

@@ -61,14 +61,14 @@ class ProducerPool:
         on_ready: Action,
     ) -> None:
         self._context, self._id_pool, self._id_of = context, ids, id_of
-        self._make, self._made = make, on_ready
-        self._warm: deque[PooledProducer] = deque()
+        self._make, self._on_ready = make, on_ready
+        self._pooled: deque[PooledProducer] = deque()
 
     def fill(self) -> None:
         """Start to initialise missing producers. Replace those that have been idle for a day."""
         oldest_s = self._context.drivers.clock.monotonic() - IDLE_MAX_S
-        while self._warm and self._warm[0].made_at < oldest_s:
-            index = self._warm.popleft().index
+        while self._pooled and self._pooled[0].made_at < oldest_s:
+            index = self._pooled.popleft().index
             self._id_pool.reinitialise(index)
             self._initialise(index)
         while self.available() < self._context.producer_pool_size:
@@ -79,24 +79,24 @@ class ProducerPool:
 
     def available(self) -> int:
         """Return the number of producers that are ready or in preparation."""
-        return self._id_pool.count(IdState.WARM, IdState.WARMING)
+        return self._id_pool.count(IdState.INITIALISED, IdState.INITIALISING)
 
     def take(self) -> PooledProducer | None:
         """Return the producer that has waited longest, None if none is ready. Start to make
         another.
         """
         self.fill()
-        if not self._warm:
+        if not self._pooled:
             return None
-        taken = self._warm.popleft()
+        taken = self._pooled.popleft()
         self._id_pool.taken(taken.index)
         self.fill()
         return taken
 
     def _initialise(self, index: int) -> None:
-        self._context.run_io(partial(self._warm_up, index))
+        self._context.run_io(partial(self._initialise_producer, index))
 
-    def _warm_up(self, index: int) -> None:
+    def _initialise_producer(self, index: int) -> None:
         """Initialise a producer and read its identity, in an I/O thread."""
         name = self._id_of(index)
         producer = self._make(name)
@@ -118,6 +118,6 @@ class ProducerPool:
         self._context.post(partial(self._ready, warm))
 
     def _ready(self, warm: PooledProducer) -> None:
-        self._id_pool.warmed(warm.index)
-        self._warm.append(warm)
-        self._made()
+        self._id_pool.initialised(warm.index)
+        self._pooled.append(warm)
+        self._on_ready()

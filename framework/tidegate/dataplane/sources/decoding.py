@@ -26,7 +26,7 @@ from tidegate.api.kafka_records import (
 )
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, fitting
+from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import RawRecord
@@ -55,11 +55,11 @@ class BatchDecoder:
         counters: Counters,
         *,
         keep_keys: bool,
-        letter_bytes_max: int = DEFAULT_MAX_BYTES,
+        dead_letter_bytes_max: int = DEFAULT_MAX_BYTES,
     ) -> None:
         self._source, self._uid, self._counters = source, uid, counters
         self._keep_keys = keep_keys
-        self._letter_bytes_max = letter_bytes_max
+        self._dead_letter_bytes_max = dead_letter_bytes_max
         self._decode_value: Decode = source.value.decoder()
         self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
         self.dead_letters: list[RecordBatch] = []
@@ -183,7 +183,7 @@ class BatchDecoder:
                 *((name, text.encode()) for name, text in provenance),
             ),
         )
-        letter = fitting(letter, self._letter_bytes_max)
+        letter = shorten_dead_letter(letter, self._dead_letter_bytes_max)
         self.dead_letters.append(
             RecordBatch(
                 values=[letter], offsets=[message.offset()], topic_partition=topic_partition

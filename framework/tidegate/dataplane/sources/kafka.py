@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.api.kafka_names import consumer_group
-from tidegate.api.kafka_sink import letters_name
+from tidegate.api.kafka_sink import dead_letter_sink_name
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.commit.lost_tail import commit_metadata
 from tidegate.dataplane.sources.decoding import NO_TIMESTAMP, BatchDecoder, timestamp_ms
@@ -67,8 +67,8 @@ class KafkaSourceReader:
             uid,
             context.counters,
             keep_keys=keep_keys,
-            letter_bytes_max=context.record_bytes_max(
-                letters_name(uid), source.dead_letter_topic or "", {}
+            dead_letter_bytes_max=context.record_bytes_max(
+                dead_letter_sink_name(uid), source.dead_letter_topic or "", {}
             ),
         )
         self._reader: PartitionReader | None = None
@@ -156,7 +156,7 @@ class KafkaSourceReader:
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return each split with the next offset to read."""
-        self._ask_for_positions()
+        self._update_positions()
         return tuple(
             SourceSplit(
                 source=self._uid,
@@ -207,7 +207,7 @@ class KafkaSourceReader:
         if reader is not None:
             reader.close()
 
-    def _ask_for_positions(self) -> None:
+    def _update_positions(self) -> None:
         """Update the leader epochs, and move the positions past control and aborted records.
 
         For a split with an end, the runs that `poll` returns move the position.

@@ -39,7 +39,7 @@ from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.layout import group_part, key_part, name_part
 from tidegate.dataplane.state.pending_rows import PendingRows, Row
 from tidegate.dataplane.state.restored_names import delete_rows, restored_names
-from tidegate.dataplane.state.state_accessors import StateAccessor, column_of
+from tidegate.dataplane.state.state_accessors import StateAccessor, make_state_accessor
 from tidegate.dataplane.state.storable import WrongValueError, is_about_value
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -106,7 +106,7 @@ class KeyedStateBackend:
         """Schemas by state name, as the next snapshot states them."""
         self.stored_names = {name: part for name, part in names.stored.items() if part != name}
         """Names in store keys by state name, as the next snapshot states them."""
-        self._columns: list[StateAccessor] = []
+        self._accessors: list[StateAccessor] = []
         parts = [name_part(part) for part in names.stored.values()]
         self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
@@ -114,10 +114,12 @@ class KeyedStateBackend:
         """Prefixes of store keys, by key group and then by column."""
         for name, state in states.items():
             former = names.in_checkpoint.get(name)
-            column = column_of(uid, state, () if former is None else stored[former], store)
-            self.schemas[name] = column.schemas
-            self._columns.append(column)
-        self._loads = tuple(column.loads for column in self._columns)
+            accessor = make_state_accessor(
+                uid, state, () if former is None else stored[former], store
+            )
+            self.schemas[name] = accessor.schemas
+            self._accessors.append(accessor)
+        self._loads = tuple(accessor.loads for accessor in self._accessors)
         self._uid, self._key_groups = uid, key_groups
         self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
         self._max_parallelism = max_parallelism
@@ -127,9 +129,9 @@ class KeyedStateBackend:
         """The rows of the batches since the last flush. Empty if they are more than are cached."""
         self._changed_count = 0
         """Number of these rows. It also counts rows whose lists were dropped."""
-        self._unsaved: PendingRows | None = None
+        self._pending_rows: PendingRows | None = None
         """The pending rows of the snapshot that is being taken. None between snapshots."""
-        self._frozen: StoreCheckpoint | None = None
+        self._store_checkpoint: StoreCheckpoint | None = None
         """The snapshot that was taken, until `save_next` returns it."""
         self._inconsistent = self._closed = False
         self._all_cached = not stored
@@ -146,7 +148,10 @@ class KeyedStateBackend:
         The rows are valid until the next call, which may drop other rows to make room.
         """
         cache = self._cache
-        if len(cache) + sum(column.held for column in self._columns) > OVERFLOW * self._limit:
+        if (
+            len(cache) + sum(accessor.cached_count for accessor in self._accessors)
+            > OVERFLOW * self._limit
+        ):
             self.flush()
         # Keys are not grouped first. Grouping runs in Python's own loop. It took twice (distinct
         # keys) to six times (ten hot keys) as long as a lookup of each key here, in C.
@@ -154,11 +159,11 @@ class KeyedStateBackend:
         if cache.missed:
             missed, cache.missed = cache.missed, []
             self._load(dict.fromkeys(missed))
-            holes = [place for place, row in enumerate(rows) if row is None]
-            for place, key in zip(holes, missed, strict=True):
-                rows[place] = cache[key]
-        if self._unsaved is not None:
-            self._save(self._unsaved.take(rows))  # before user code changes them
+            holes = [location for location, row in enumerate(rows) if row is None]
+            for location, key in zip(holes, missed, strict=True):
+                rows[location] = cache[key]
+        if self._pending_rows is not None:
+            self._save(self._pending_rows.take(rows))  # before user code changes them
         self._changed_count += len(rows)
         if self._changed_count <= len(cache):
             self._rows_given_out.append(rows)
@@ -170,11 +175,11 @@ class KeyedStateBackend:
         """Return why a checkpoint could not store the changes in a row since the images of its
         cells were taken; empty if it could.
         """
-        cells = row if len(self._columns) > 1 else (row,)
-        for column, cell, image in zip(self._columns, cells, images, strict=True):
-            for value in cell.changed_since(image, mutable=column.mutable):
-                if reason := column.why_not(value):
-                    return f"state {column.name!r} cannot be stored: {reason}"
+        cells = row if len(self._accessors) > 1 else (row,)
+        for accessor, cell, image in zip(self._accessors, cells, images, strict=True):
+            for value in cell.changed_since(image, mutable=accessor.mutable):
+                if reason := accessor.why_not(value):
+                    return f"state {accessor.name!r} cannot be stored: {reason}"
         return ""
 
     def flush(self) -> None:
@@ -185,7 +190,7 @@ class KeyedStateBackend:
         """
         self._finish()
         self._save(self._touched_rows())
-        self._forget_touched()
+        self._clear_rows_given_out()
         self._make_room()
 
     def begin_snapshot(self) -> None:
@@ -193,23 +198,25 @@ class KeyedStateBackend:
 
         The previous snapshot must be finished. Raise StorageError if the store fails.
         """
-        self._check_whole()
-        check(self._unsaved is None and self._frozen is None, "one snapshot at a time")
+        self._check_consistent()
+        check(
+            self._pending_rows is None and self._store_checkpoint is None, "one snapshot at a time"
+        )
         if all(self._loads):
-            self._unsaved = PendingRows(self._touched_in_order())
-            self._forget_touched()
+            self._pending_rows = PendingRows(self._touched_in_order())
+            self._clear_rows_given_out()
         else:
             self.flush()
-            self._frozen = self._store.checkpoint()
+            self._store_checkpoint = self._store.checkpoint()
 
     def save_next(self) -> StoreCheckpoint | None:
         """Continue the snapshot, for some milliseconds at most. Return its content if all is saved,
         else None. Raise StorageError if the store fails.
         """
-        if self._unsaved is not None:
-            self._save_some(self._unsaved)
-        frozen, self._frozen = self._frozen, None
-        return frozen
+        if self._pending_rows is not None:
+            self._save_some(self._pending_rows)
+        store_checkpoint, self._store_checkpoint = self._store_checkpoint, None
+        return store_checkpoint
 
     def close(self) -> None:
         """Release the store. Changes that were not flushed are lost, and no row can be read any
@@ -218,65 +225,67 @@ class KeyedStateBackend:
         self._closed = True
         self._cache.clear()
         self._rows_given_out.clear()
-        self._unsaved = None
+        self._pending_rows = None
         self._store.close()
 
-    def _check_whole(self) -> None:
+    def _check_consistent(self) -> None:
         check(
             not self._inconsistent,
             f"a flush of {self._uid!r} failed; the state is not whole any more",
         )
 
     def _save_some(self, unsaved: PendingRows) -> None:
-        self._check_whole()
+        self._check_consistent()
         if rows := unsaved.some():
             self._save(rows)
         if unsaved.exhausted:
-            self._unsaved = None
-            self._frozen = self._store.checkpoint()
+            self._pending_rows = None
+            self._store_checkpoint = self._store.checkpoint()
             self._make_room()
 
     def _finish(self) -> None:
         """Finish the snapshot that is being taken."""
-        while self._unsaved is not None:
-            self._save_some(self._unsaved)
+        while self._pending_rows is not None:
+            self._save_some(self._pending_rows)
 
     def _save(self, rows: Collection[Row]) -> None:
         """Write the changes in rows to the store, as one batch."""
-        self._check_whole()
+        self._check_consistent()
         puts: Pairs = []
         deletes: list[bytes] = []
         self._inconsistent = True
-        for index, column in enumerate(self._columns):
-            cells = rows if len(self._columns) == 1 else map(itemgetter(index), rows)
+        for index, accessor in enumerate(self._accessors):
+            cells = rows if len(self._accessors) == 1 else map(itemgetter(index), rows)
             try:
-                column.save(cells, puts, deletes)
+                accessor.save(cells, puts, deletes)
             except Exception as error:  # an encoder may raise anything for a value of another type
                 if not isinstance(error, PipelineError) and not is_about_value(error):
                     raise
-                raise self._no_value(index, rows, error) from error
+                raise self._state_value_error(index, rows, error) from error
         if puts or deletes:
             self._store.write(puts, deletes)
         self._inconsistent = False
 
-    def _no_value(self, index: int, rows: Collection[Row], error: Exception) -> StateValueError:
+    def _state_value_error(
+        self, index: int, rows: Collection[Row], error: Exception
+    ) -> StateValueError:
         """Return the error for the first value of a column that could not be saved."""
-        column, many = self._columns[index], len(self._columns) > 1
+        accessor, many = self._accessors[index], len(self._accessors) > 1
         wrong, reason = None, str(error)
         if isinstance(error, WrongValueError):
             wrong = error.cell
         else:
             for row in rows:
                 cell = row[index] if many else row
-                if found := next(filter(None, map(column.why_not, column.values(cell))), ""):
+                if found := next(filter(None, map(accessor.why_not, accessor.values(cell))), ""):
                     wrong, reason = cell, found
                     break
         cells = ((key, row[index] if many else row) for key, row in self._cache.items())
         key = next((f" for key {key!r:.200}" for key, cell in cells if cell is wrong), "")
         return StateValueError(
-            f"State {column.name!r} of step {self._uid!r} cannot be stored{key}: {reason}. Correct "
-            "the code that makes this value, or declare its type. The job fails, because it would "
-            "make the same value again after a restart."
+            f"State {accessor.name!r} of step {self._uid!r} cannot be stored{key}: {reason}. "
+            "Correct the code that makes this value, or declare its type. The job fails, because "
+            "it would make the same value again after a restart."
         )
 
     def _touched_rows(self) -> Collection[Row]:
@@ -294,7 +303,7 @@ class KeyedStateBackend:
             return iter(list(self._cache.values()))
         return chain.from_iterable(self._rows_given_out)
 
-    def _forget_touched(self) -> None:
+    def _clear_rows_given_out(self) -> None:
         self._rows_given_out = []
         self._changed_count = 0
 
@@ -325,24 +334,26 @@ class KeyedStateBackend:
             found = (
                 repeat(None, len(asked)) if self._all_cached else iter(self._store.get_many(asked))
             )
-        columns = self._columns
-        column = columns[0] if columns else None
+        accessors = self._accessors
+        accessor = accessors[0] if accessors else None
         try:
-            if column is not None and loads == (True,):
-                self._cache.update(zip(places, map(column.cell, asked, found), strict=True))
-            elif column is not None and len(columns) == 1:
+            if accessor is not None and loads == (True,):
+                self._cache.update(zip(places, map(accessor.cell, asked, found), strict=True))
+            elif accessor is not None and len(accessors) == 1:
                 for key, (store_key,) in places.items():
-                    self._cache[key] = column.cell(store_key, None)
+                    self._cache[key] = accessor.cell(store_key, None)
             else:
                 for key, store_keys in places.items():
                     cells = []
-                    for column, store_key in zip(columns, store_keys, strict=True):
-                        cells.append(column.cell(store_key, next(found) if column.loads else None))
+                    for accessor, store_key in zip(accessors, store_keys, strict=True):
+                        cells.append(
+                            accessor.cell(store_key, next(found) if accessor.loads else None)
+                        )
                     self._cache[key] = tuple(cells)
         except TidegateError:
             raise
         except Exception as error:  # a decoder may raise anything for bytes of another type
-            name = "" if column is None else column.name
+            name = "" if accessor is None else accessor.name
             raise CorruptCheckpointError(
                 f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
                 "was a value of another type assigned to it before?"

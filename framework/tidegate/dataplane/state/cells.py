@@ -24,7 +24,7 @@ from tidegate.ports.kv import KeyValueStore
 CLEARED: Final[Any] = object()
 """`saved` of a value cell that was cleared. It equals no value, so the flush checks the cell."""
 
-_GONE: Final[Any] = object()
+_ABSENT: Final[Any] = object()
 """Marker in a map cell for an entry that is known to be absent."""
 
 _UNKNOWN: Final[Any] = object()
@@ -85,7 +85,7 @@ class MapAccess(Protocol):
     store: KeyValueStore
     mutable: bool
     """Whether values can change in place."""
-    held: int
+    cached_count: int
     """Number of entries in the memory of all cells. The cache counts them against its limit."""
     key_bytes: Callable[[Any], bytes]
     encode: Callable[[tuple[Any, Any]], bytes]
@@ -101,7 +101,7 @@ class _Image(NamedTuple):
     entries: dict[Any, Any]
     changed: set[Any]
     read: dict[Any, bytes]
-    whole: bool
+    is_cleared: bool
 
 
 class StoredMap(MapCell[Any, Any]):
@@ -131,27 +131,27 @@ class StoredMap(MapCell[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         value = self._look_up(key)
-        if value is _GONE:
+        if value is _ABSENT:
             raise KeyError(key)
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if key not in self._entries:
-            self._access.held += 1
+            self._access.cached_count += 1
         self._entries[key] = value
         self._changed.add(key)
 
     def __delitem__(self, key: Any) -> None:
-        if self._look_up(key) is _GONE:
+        if self._look_up(key) is _ABSENT:
             raise KeyError(key)
-        self[key] = _GONE
+        self[key] = _ABSENT
 
     def __contains__(self, key: Any) -> bool:
-        return self._look_up(key) is not _GONE
+        return self._look_up(key) is not _ABSENT
 
     def get(self, key: Any, default: Any = None) -> Any:
         value = self._look_up(key)
-        return default if value is _GONE else value
+        return default if value is _ABSENT else value
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Yield the entries in the order of their keys' canonical bytes.
@@ -159,17 +159,17 @@ class StoredMap(MapCell[Any, Any]):
         Entries may be assigned and deleted meanwhile. A new entry may be missed. Raise RuntimeError
         if the map is cleared meanwhile.
         """
-        self._keep_image_apart()
+        self._detach_image()
         entries = self._entries
         for key, value in self._merged():
             if self._entries is not entries:
                 raise RuntimeError(CLEARED_MEANWHILE)
             current = entries.get(key, value)
-            if current is not _GONE:
+            if current is not _ABSENT:
                 yield key, current
 
     def clear(self) -> None:
-        self._access.held -= self._held()
+        self._access.cached_count -= self._count_cached()
         self._entries, self._changed, self._read = {}, set(), {}
         self._whole, self._image = True, None
 
@@ -183,10 +183,10 @@ class StoredMap(MapCell[Any, Any]):
         return self._image
 
     def restore(self, image: Any) -> None:
-        held = self._held()
+        cached_count = self._count_cached()
         self._entries, self._changed, self._read, self._whole = image
         self._image = None
-        self._access.held += len(self._entries) - held
+        self._access.cached_count += len(self._entries) - cached_count
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
         before = image[0]
@@ -195,14 +195,14 @@ class StoredMap(MapCell[Any, Any]):
         return [
             (key, value)
             for key, value in pairs
-            if value is not _GONE and (mutable or before.get(key, _GONE) is not value)
+            if value is not _ABSENT and (mutable or before.get(key, _ABSENT) is not value)
         ]
 
     def held_entries(self) -> list[tuple[Any, Any]]:
         """Return the entries in memory."""
         below = {} if self._image is None else self._image.entries
         entries = {**below, **self._entries}
-        return [(key, value) for key, value in entries.items() if value is not _GONE]
+        return [(key, value) for key, value in entries.items() if value is not _ABSENT]
 
     def save(self, puts: Pairs, deletes: list[bytes], saved: list[Any]) -> None:
         """Add the necessary writes to a batch, and clear the memory, because the store then has
@@ -215,11 +215,11 @@ class StoredMap(MapCell[Any, Any]):
         key_bytes, prefix = access.key_bytes, self._prefix
         changed = self._changed
         if self._whole:
-            changed = {key for key in changed if entries[key] is not _GONE}
+            changed = {key for key in changed if entries[key] is not _ABSENT}
             deletes.extend(store_key for store_key, _ in access.store.scan(*entries_span(prefix)))
         for key in changed:
             value, store_key = entries[key], prefix + key_bytes(key)
-            if value is _GONE:
+            if value is _ABSENT:
                 deletes.append(store_key)
             else:
                 saved.append((key, value))
@@ -229,20 +229,20 @@ class StoredMap(MapCell[Any, Any]):
                 saved.append((key, entries[key]))
                 puts.append((prefix + key_bytes(key), data))
         if entries:
-            access.held -= len(entries)
+            access.cached_count -= len(entries)
             self._entries, self._changed, self._read = {}, set(), {}
         self._whole = False
 
     def _look_up(self, key: Any) -> Any:
-        """Return the entry's value or `_GONE`, from memory or else from the store."""
+        """Return the entry's value or `_ABSENT`, from memory or else from the store."""
         value = self._entries.get(key, _UNKNOWN)
         if value is _UNKNOWN:
             if self._image is not None:
-                value = self._look_below(self._image.entries, key)
+                value = self._look_up_in_image(self._image.entries, key)
                 if value is not _UNKNOWN:
                     return value
             if self._whole:
-                return _GONE
+                return _ABSENT
             access = self._access
             try:
                 store_key = self._prefix + access.key_bytes(key)
@@ -251,23 +251,25 @@ class StoredMap(MapCell[Any, Any]):
                     f"state {access.name!r} cannot have the entry {key!r:.200}: {error}"
                 ) from error
             (data,) = access.store.get_many([store_key])
-            value = _GONE if data is None else self._hold(key, data, access.decode(data)[1])
+            value = (
+                _ABSENT if data is None else self._cache_entry(key, data, access.decode(data)[1])
+            )
             if data is None:
-                self._entries[key] = _GONE
-                access.held += 1
+                self._entries[key] = _ABSENT
+                access.cached_count += 1
         return value
 
-    def _look_below(self, below: dict[Any, Any], key: Any) -> Any:
+    def _look_up_in_image(self, below: dict[Any, Any], key: Any) -> Any:
         """Return the entry of the image.
 
         A value that can change in place is returned itself, because other code may hold it. The
         image keeps a copy.
         """
         value = below.get(key, _UNKNOWN)
-        if self._access.mutable and value is not _UNKNOWN and value is not _GONE:
+        if self._access.mutable and value is not _UNKNOWN and value is not _ABSENT:
             below[key] = copy.deepcopy(value)
             self._entries[key] = value
-            self._access.held += 1
+            self._access.cached_count += 1
         return value
 
     def _merge_image(self) -> None:
@@ -275,36 +277,36 @@ class StoredMap(MapCell[Any, Any]):
         image = self._image
         if image is None:
             return
-        held = self._held()
+        cached_count = self._count_cached()
         image.entries.update(self._entries)
         image.changed.update(self._changed)
         image.read.update(self._read)
         self._entries, self._changed, self._read, self._image = *image[:3], None
-        self._access.held += len(self._entries) - held
+        self._access.cached_count += len(self._entries) - cached_count
 
-    def _keep_image_apart(self) -> None:
+    def _detach_image(self) -> None:
         """Put all of memory into one dict for an iteration, and leave the image unchanged."""
         image = self._image
         if image is None:
             return
-        held = self._held()
+        cached_count = self._count_cached()
         entries = {**image.entries, **self._entries}
         if self._access.mutable:
             for key, value in image.entries.items():
-                if key not in self._entries and value is not _GONE:
+                if key not in self._entries and value is not _ABSENT:
                     image.entries[key] = copy.deepcopy(value)
         self._entries, self._image = entries, None
         self._changed = image.changed | self._changed
         self._read = {**image.read, **self._read}
-        self._access.held += len(self._entries) - held
+        self._access.cached_count += len(self._entries) - cached_count
 
-    def _held(self) -> int:
-        """Return the number of entries in memory, as `MapAccess.held` counts them."""
+    def _count_cached(self) -> int:
+        """Return the number of entries in memory, as `MapAccess.cached_count` counts them."""
         return len(self._entries) + (0 if self._image is None else len(self._image.entries))
 
-    def _hold(self, key: Any, data: bytes, value: Any) -> Any:
+    def _cache_entry(self, key: Any, data: bytes, value: Any) -> Any:
         self._entries[key] = value
-        self._access.held += 1
+        self._access.cached_count += 1
         if self._access.mutable:
             self._read[key] = data
         return value
@@ -322,13 +324,13 @@ class StoredMap(MapCell[Any, Any]):
         for store_key, data in stored:
             suffix = store_key[len(prefix) :]
             while pending and pending[-1][0] < suffix:
-                yield pending.pop()[1], _GONE
+                yield pending.pop()[1], _ABSENT
             if pending and pending[-1][0] == suffix:
-                yield pending.pop()[1], _GONE
+                yield pending.pop()[1], _ABSENT
                 continue
             key, value = access.decode(data)
             if access.mutable and key not in entries:
-                self._hold(key, data, value)
+                self._cache_entry(key, data, value)
             yield key, value
         while pending:
-            yield pending.pop()[1], _GONE
+            yield pending.pop()[1], _ABSENT

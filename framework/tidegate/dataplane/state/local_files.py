@@ -76,7 +76,7 @@ class LocalStateFiles:
         self._verified = verified or {}
 
     @classmethod
-    def under(cls, folders: Sequence[Path], noted: Collection[Path] = ()) -> LocalStateFiles:
+    def find_in(cls, folders: Sequence[Path], noted: Collection[Path] = ()) -> LocalStateFiles:
         """Return all files in and below `folders`.
 
         A folder may vanish meanwhile; the files seen before then are returned. Only notes in the

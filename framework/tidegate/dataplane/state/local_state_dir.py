@@ -70,7 +70,7 @@ class LocalStateDir:
 
     def previous_files(self) -> LocalStateFiles:
         """Return the files that earlier attempts left."""
-        return LocalStateFiles.under(self._earlier())
+        return LocalStateFiles.find_in(self._previous_attempts())
 
     def files_of_earlier_waves(self, slots: str) -> LocalStateFiles:
         """Return the files that earlier attempts left in the folders of `slots`, a glob pattern.
@@ -78,9 +78,9 @@ class LocalStateDir:
         Each task of a wave searches only the folders of its own subtask. Only notes of the attempt
         directly before are used. A task that failed before its upload left no note there.
         """
-        folders = [slot for path in self._earlier() for slot in path.glob(slots)]
+        folders = [slot for path in self._previous_attempts() for slot in path.glob(slots)]
         before = self._root / str(self._attempt - 1)
-        return LocalStateFiles.under(folders, [path for path in folders if path.parent == before])
+        return LocalStateFiles.find_in(folders, [path for path in folders if path.parent == before])
 
     def remove_earlier(self, keep: int = 0) -> None:
         """Remove the files of earlier attempts, except for the newest `keep` attempts.
@@ -88,14 +88,14 @@ class LocalStateDir:
         Any thread may call this, and several slots may do so at once. The files of a zombie are not
         needed any more.
         """
-        for folder in self._earlier()[keep:]:
+        for folder in self._previous_attempts()[keep:]:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _make(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         make_private_folder(self.path, exist_ok=False)
 
-    def _earlier(self) -> list[Path]:
+    def _previous_attempts(self) -> list[Path]:
         """Return the folders of attempts before this one, newest first."""
         try:
             numbers = [int(path.name) for path in self._root.iterdir() if path.name.isdecimal()]

@@ -62,7 +62,7 @@ class SharedFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoredStore:
     """A store with a subtask's state in it. `shared` has its files that are in the storage, by
     name.
     """
@@ -166,7 +166,7 @@ def restore(
     directory: Path,
     open_store: OpenStore,
     counters: Counters | None = None,
-) -> Restored:
+) -> RestoredStore:
     """Open a store in `directory` that holds exactly the state of `key_groups`. The store is empty
     if there are no snapshots.
 
@@ -174,7 +174,7 @@ def restore(
     file that is missing or altered, and for key groups without an owner or with two owners.
     """
     if not snapshots:
-        return Restored(store=open_store(backend, directory / "store"))
+        return RestoredStore(store=open_store(backend, directory / "store"))
     mine = [one for one in snapshots if len(_shared_groups(one, key_groups)) > 0]
     _check_owners(uid, mine, key_groups)
     schemas, names = mine[0].schemas, mine[0].stored_names
@@ -187,7 +187,7 @@ def restore(
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
         laid_out = download.place_files(mine[0], directory / "store")
         store = open_store(backend, directory / "store")
-        return Restored(store=store, schemas=schemas, stored_names=names, shared=laid_out)
+        return RestoredStore(store=store, schemas=schemas, stored_names=names, shared=laid_out)
     store = open_store(backend, directory / "store")
     for number, one in enumerate(mine):
         scratch = directory / f"restore-{number}"
@@ -196,7 +196,7 @@ def restore(
         _copy(old, store, _shared_groups(one, key_groups))
         old.close()
         shutil.rmtree(scratch, ignore_errors=True)
-    return Restored(store=store, schemas=schemas, stored_names=names)
+    return RestoredStore(store=store, schemas=schemas, stored_names=names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class StateAccessor(Protocol):
     """Whether a key's value is read together with the key. Map entries are read when they are
     requested.
     """
-    held: int
+    cached_count: int
     """Number of entries in memory in addition to the one cell of each key."""
     schemas: list[str]
     mutable: bool
@@ -80,7 +80,9 @@ class StateAccessor(Protocol):
         ...
 
 
-def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore) -> StateAccessor:
+def make_state_accessor(
+    uid: Uid, state: State, stored: Sequence[str], store: KeyValueStore
+) -> StateAccessor:
     """Return the accessor of a declared state.
 
     `stored` are the schemas under which the restored state was written. Raise PipelineError, which
@@ -89,11 +91,11 @@ def column_of(uid: Uid, state: State, stored: Sequence[str], store: KeyValueStor
     where = f"state {state.name!r} of step {uid!r}"
     match state:
         case ValueState():
-            return _ValueColumn(where, state, stored)
+            return _ValueAccessor(where, state, stored)
         case ListState():
-            return _ListColumn(where, state, stored)
+            return _ListAccessor(where, state, stored)
         case MapState():
-            return _MapColumn(where, state, stored, store)
+            return _MapAccessor(where, state, stored, store)
         case _:
             raise PipelineError(
                 f"{where} is a {type(state).__name__}, which keyed steps do not have"
@@ -132,11 +134,11 @@ def _without_earlier_form(stored: str, now: AvroSchema) -> str:
     return schema_text(now) if same_for_earlier_version(json.loads(stored), now) else stored
 
 
-class _ValueColumn:
+class _ValueAccessor:
     """Values, compared by identity if they cannot change in place, else by their bytes."""
 
     loads = True
-    held = 0
+    cached_count = 0
 
     def __init__(self, where: str, state: ValueState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
@@ -207,11 +209,11 @@ class _ValueColumn:
             cell.stored = False
 
 
-class _ListColumn:
+class _ListAccessor:
     """Lists, each stored as one value. An empty list is not stored."""
 
     loads = True
-    held = 0
+    cached_count = 0
 
     def __init__(self, where: str, state: ListState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
@@ -246,7 +248,7 @@ class _ListColumn:
         return (cell.content(),)
 
 
-class _MapColumn:
+class _MapAccessor:
     """Maps, stored entry by entry. An entry's value is the pair of its map key and its value."""
 
     loads = False
@@ -264,7 +266,7 @@ class _MapColumn:
         self._cells = with_normalised_keys(StoredMap, key.python)
         self.mutable = not value.immutable
         self.store = store
-        self.held = 0
+        self.cached_count = 0
 
     def cell(self, store_key: bytes, data: bytes | None) -> Cell:
         del data  # nothing is loaded with the key

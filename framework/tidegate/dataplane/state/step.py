@@ -131,7 +131,7 @@ class SubtaskKeyedState:
         """The newest checkpoint, until all of it is saved."""
         self._saved_s = 0.0
         """Monotonic time in seconds at which the last pieces were saved."""
-        self._frozen: deque[tuple[_Saving, StoreCheckpoint]] = deque()
+        self._pending_uploads: deque[tuple[_Saving, StoreCheckpoint]] = deque()
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = False
         """Whether an upload is running. Only the mailbox thread uses this."""
@@ -164,7 +164,7 @@ class SubtaskKeyedState:
     def close(self) -> None:
         """Drop the uploads that have not begun, and release the store."""
         self._saving = None
-        self._frozen.clear()
+        self._pending_uploads.clear()
         self._state.close()
 
     def _go_on(self, saving: _Saving) -> None:
@@ -179,27 +179,27 @@ class SubtaskKeyedState:
             self._post(lambda: self._go_on(saving))
 
     def _advance(self) -> None:
-        frozen = self._state.save_next()
-        if frozen is not None and self._saving is not None:
-            self._frozen.append((self._saving, frozen))
+        store_checkpoint = self._state.save_next()
+        if store_checkpoint is not None and self._saving is not None:
+            self._pending_uploads.append((self._saving, store_checkpoint))
             self._saving = None
             self._begin_upload()
 
     def _begin_upload(self) -> None:
-        if self._frozen and not self._uploading:
+        if self._pending_uploads and not self._uploading:
             self._uploading = True
             self._run_io(self._upload_oldest)
 
     def _upload_oldest(self) -> None:
         """Upload the oldest frozen checkpoint, in an I/O thread."""
         try:
-            saving, frozen = self._frozen.popleft()
+            saving, store_checkpoint = self._pending_uploads.popleft()
         except IndexError:  # the state was closed meanwhile
             return
-        frozen.files()  # an error ends the attempt: the state may be wrong
+        store_checkpoint.files()  # an error ends the attempt: the state may be wrong
         try:
             state = self._state
-            snapshot = self._uploader.upload(frozen, state.schemas, state.stored_names)
+            snapshot = self._uploader.upload(store_checkpoint, state.schemas, state.stored_names)
         except StorageError as error:
             reason = str(error)  # declined: the settings limit the number of failures
             self._post(lambda: self._uploaded(lambda: saving.failed(reason)))

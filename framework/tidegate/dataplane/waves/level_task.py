@@ -23,7 +23,7 @@ from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.shared_control import SharedControl
+from tidegate.dataplane.shared_control import SharedTransactionAdmin
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
@@ -61,7 +61,7 @@ class TaskHost:
     drivers: Drivers
     io: WorkerPool
     """I/O threads that outlive the task, because a worker runs many tasks."""
-    control: SharedControl | None = None
+    shared_admin: SharedTransactionAdmin | None = None
     """The client that tasks share if they run one at a time."""
 
 
@@ -77,7 +77,7 @@ class LevelTask:
         self._config = Config.from_dict(self._deploy.submission.settings)
         self.run_id = host.drivers.entropy.token_hex(RUN_BYTES)
         self._sender = RowSender(self._deploy.ordinal, bytes.fromhex(self.run_id))
-        self._began_s = host.drivers.clock.monotonic()
+        self._started_s = host.drivers.clock.monotonic()
         self._engine = Engine(host.drivers.threads, self._fail, host.io)
         self._counters = Counters()
         self._failure: BaseException | None = None
@@ -86,7 +86,7 @@ class LevelTask:
         self._tasks: list[Task] = []
         self._steps: list[Callable[[float], bool]] = []
         """The step function of each task, in the order of the tasks."""
-        self._assembly: TaskBuilder | None = None
+        self._task_builder: TaskBuilder | None = None
         self._receiver: RowReceiver | None = None
 
     def run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -107,7 +107,7 @@ class LevelTask:
     def _run(self, rows: Iterable[Row]) -> Iterator[list[Row]]:
         deploy = self._deploy
         local = self._local_folder()
-        assembly = self._assembly = TaskBuilder(
+        assembly = self._task_builder = TaskBuilder(
             deploy,
             SlotContext(
                 config=self._config,
@@ -116,10 +116,10 @@ class LevelTask:
                 local=local.path,
                 earlier=local.files_of_earlier_waves(f"{deploy.ordinal}-*"),
                 engine=self._engine,
-                coordination=self,
+                checkpoint_responder=self,
                 run=self.run_id,
-                first_transaction_slot=self._number,
-                control=self._host.control,
+                first_transactional_id_index=self._number,
+                shared_admin=self._host.shared_admin,
                 ends_input=False,
             ),
         )
@@ -158,7 +158,7 @@ class LevelTask:
                 idle_since_s = clock.monotonic()
             elif not all(source.has_ended() for source in sources):
                 self._wait(timed)
-                self._give_up_if_silent(sources, clock.monotonic() - idle_since_s)
+                self._fail_if_idle(sources, clock.monotonic() - idle_since_s)
             if self._counters.records_in >= flush_at:
                 for each in timed:
                     each.flush()
@@ -224,11 +224,11 @@ class LevelTask:
         its failure.
         """
         clock = self._host.drivers.clock
-        heard_s, stored = clock.monotonic(), self._counters.files_stored
+        last_progress_s, stored = clock.monotonic(), self._counters.files_stored
         while len(self._snapshots) < len(self._tasks):
             if self._turn() or stored != self._counters.files_stored:
-                heard_s, stored = clock.monotonic(), self._counters.files_stored
-            elif (clock.monotonic() - heard_s) * 1000 >= self._config.checkpoint.timeout:
+                last_progress_s, stored = clock.monotonic(), self._counters.files_stored
+            elif (clock.monotonic() - last_progress_s) * 1000 >= self._config.checkpoint.timeout:
                 waiting = [each.subtask for each in self._tasks]
                 waiting = [each for each in waiting if each not in self._snapshots]
                 raise StorageError(
@@ -248,7 +248,7 @@ class LevelTask:
         if not readable:
             self._engine.mailbox.wait(WAIT_S)
 
-    def _give_up_if_silent(self, sources: list[SourceTask], idle_s: float) -> None:
+    def _fail_if_idle(self, sources: list[SourceTask], idle_s: float) -> None:
         """Raise KafkaError after `checkpoint.tolerated_outage` without records. All records of the
         splits exist, so the silence is an outage.
         """
@@ -321,7 +321,7 @@ class LevelTask:
             records_out=counters.records_out,
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
-            seconds=self._host.drivers.clock.monotonic() - self._began_s,
+            seconds=self._host.drivers.clock.monotonic() - self._started_s,
             error=error,
         )
 
@@ -335,5 +335,5 @@ class LevelTask:
                     extra={"subtask": str(task.subtask), "error": str(error)},
                 )
         self._tasks = []  # drops the producers; prepared transactions stay open
-        if self._assembly is not None:
-            self._assembly.close()
+        if self._task_builder is not None:
+            self._task_builder.close()

@@ -23,7 +23,7 @@ from tidegate.stream_elements import Barrier
 
 
 @dataclass(slots=True)
-class _Received:
+class _ChannelProgress:
     channel: InputChannel
     frames: int = 0
     last_seq: int = -1
@@ -40,18 +40,18 @@ class RowReceiver:
         checkpoint: CheckpointId,
     ) -> None:
         """Create the receiver. `channels` are by edge and sender."""
-        self._received = {key: _Received(channel) for key, channel in channels.items()}
+        self._progress = {key: _ChannelProgress(channel) for key, channel in channels.items()}
         self._levels, self._checkpoint = levels, checkpoint
         self._runs: dict[TaskId, bytes] = {}
 
     def accept(self, row: Row) -> None:
         """Offer a row to its channel. Raise IncompleteWaveError if the row does not fit."""
-        received = self._received.get((row.edge, row.sender))
+        received = self._progress.get((row.edge, row.sender))
         if received is None:
-            raise self._broken(row, "no channel here expects it")
+            raise self._row_error(row, "no channel here expects it")
         if received.ended:
-            raise self._broken(row, "it stands behind the marker of its channel")
-        self._note_run(row, received)
+            raise self._row_error(row, "it stands behind the marker of its channel")
+        self._check_run(row, received)
         if not row.frame:
             raise IncompleteWaveError(
                 f"{self._sender(row, received)} failed, so that what reads from it stops."
@@ -60,7 +60,7 @@ class RowReceiver:
             self._end(row, received)
             return
         if row.seq <= received.last_seq:
-            raise self._broken(row, f"the one before it has number {received.last_seq}")
+            raise self._row_error(row, f"the one before it has number {received.last_seq}")
         received.last_seq = row.seq
         received.frames += 1
         received.channel.offer_frame(row.frame)
@@ -69,11 +69,11 @@ class RowReceiver:
         """Check for missing markers after the last row. Raise IncompleteWaveError if one is
         missing.
         """
-        missing = [key for key, received in self._received.items() if not received.ended]
+        missing = [key for key, received in self._progress.items() if not received.ended]
         if missing:
             edge, sender = missing[0]
             raise IncompleteWaveError(
-                f"{len(missing)} of {len(self._received)} channels have no marker, among them the "
+                f"{len(missing)} of {len(self._progress)} channels have no marker, among them the "
                 f"one of edge {edge} from subtask {sender}: rows are missing. The wave runs again."
             )
 
@@ -81,7 +81,7 @@ class RowReceiver:
         """Return each task that was read from, with its run."""
         return tuple((task, run.hex()) for task, run in sorted(self._runs.items()))
 
-    def _note_run(self, row: Row, received: _Received) -> None:
+    def _check_run(self, row: Row, received: _ChannelProgress) -> None:
         sender = self._sender(row, received)
         known = self._runs.setdefault(sender, row.run)
         if known != row.run:
@@ -90,21 +90,21 @@ class RowReceiver:
                 "again. The wave runs again."
             )
 
-    def _end(self, row: Row, received: _Received) -> None:
+    def _end(self, row: Row, received: _ChannelProgress) -> None:
         barrier = read_control(row.frame)
         if not isinstance(barrier, Barrier) or barrier.checkpoint != self._checkpoint:
-            raise self._broken(row, f"its marker is not of checkpoint {self._checkpoint}")
+            raise self._row_error(row, f"its marker is not of checkpoint {self._checkpoint}")
         if received.frames != row.seq:
-            raise self._broken(
+            raise self._row_error(
                 row, f"its marker counts {row.seq} frames and {received.frames} came"
             )
         received.ended = True
         received.channel.put(barrier)
 
-    def _sender(self, row: Row, received: _Received) -> TaskId:
+    def _sender(self, row: Row, received: _ChannelProgress) -> TaskId:
         return TaskId(self._levels[received.channel.edge.source], row.sender)
 
-    def _broken(self, row: Row, why: str) -> IncompleteWaveError:
+    def _row_error(self, row: Row, why: str) -> IncompleteWaveError:
         return IncompleteWaveError(
             f"Row {row.seq} of edge {row.edge} from subtask {row.sender}, run {row.run.hex()}, "
             f"does not fit: {why}. The wave runs again."

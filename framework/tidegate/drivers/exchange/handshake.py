@@ -14,17 +14,17 @@ from typing import Final
 
 from tidegate.drivers.exchange.link import PeerConnection
 from tidegate.drivers.exchange.wire import (
-    OWN_CHANNEL,
+    EXCHANGE_CHANNEL,
     FrameReader,
     HandshakeAccepted,
     HandshakeRejected,
     HandshakeRequest,
-    read_own,
+    decode_exchange_message,
 )
 from tidegate.errors import ExchangeError
 from tidegate.ports.exchange import Frame
 
-HELLO_BYTES_MAX: Final = 4096
+HANDSHAKE_BYTES_MAX: Final = 4096
 """The maximum size of the first frame in bytes. A job's name has at most 63 bytes, and the other
 fields are small numbers.
 """
@@ -43,7 +43,9 @@ class PendingConnection:
         self.link = link
         # The dialling slot knows its peer, and frames may follow the peer's answer. An accepted
         # connection is unknown, so it gets only a small buffer.
-        self.reader = link.reader if link else FrameReader(HELLO_BYTES_MAX, HELLO_BYTES_MAX - 8)
+        self.reader = (
+            link.reader if link else FrameReader(HANDSHAKE_BYTES_MAX, HANDSHAKE_BYTES_MAX - 8)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class AcceptedConnection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class HandshakeFailed:
     """The handshake failed; the connection must be closed."""
 
     why: str
@@ -75,7 +77,9 @@ def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
     return reader.take(received)
 
 
-def handshake(pending: PendingConnection) -> HandshakeRequest | AcceptedConnection | Failed | None:
+def handshake(
+    pending: PendingConnection,
+) -> HandshakeRequest | AcceptedConnection | HandshakeFailed | None:
     """Read the peer's first message and return the result of the handshake. None if the message is
     not complete yet.
     """
@@ -84,9 +88,9 @@ def handshake(pending: PendingConnection) -> HandshakeRequest | AcceptedConnecti
         if not frames:
             return None
         channel, payload = frames[0]
-        message = read_own(payload) if channel == OWN_CHANNEL else None
+        message = decode_exchange_message(payload) if channel == EXCHANGE_CHANNEL else None
     except (ExchangeError, OSError) as error:
-        return Failed(why=str(error))
+        return HandshakeFailed(why=str(error))
     dialled = pending.link is not None
     match message:
         case HandshakeRequest() if not dialled and len(frames) == 1 and pending.reader.empty:
@@ -94,29 +98,31 @@ def handshake(pending: PendingConnection) -> HandshakeRequest | AcceptedConnecti
         case HandshakeAccepted() if dialled:
             return AcceptedConnection(frames=frames[1:])
         case HandshakeRejected(reason=reason) if dialled:
-            return Failed(why=f"it refused the connection: {reason}")
+            return HandshakeFailed(why=f"it refused the connection: {reason}")
         case _:
-            return Failed(why="what it said first is no greeting")
+            return HandshakeFailed(why="what it said first is no greeting")
 
 
 def rejection_reason(
-    hello: HandshakeRequest, *, job: str, attempt: int, ordinal: int
+    request: HandshakeRequest, *, job: str, attempt: int, ordinal: int
 ) -> str | None:
     """Return the reason why a connection does not belong to this slot in this attempt; None if it
     belongs to it.
     """
-    if hello != HandshakeRequest(job=job, attempt=attempt, sender=hello.sender, receiver=ordinal):
+    if request != HandshakeRequest(
+        job=job, attempt=attempt, sender=request.sender, receiver=ordinal
+    ):
         return (
             f"this is slot {ordinal} of attempt {attempt} of job {job!r}, and slot "
-            f"{hello.receiver} of attempt {hello.attempt} of job {hello.job!r} was asked for "
-            f"({hello.magic})"
+            f"{request.receiver} of attempt {request.attempt} of job {request.job!r} was asked for "
+            f"({request.magic})"
         )
-    if hello.sender >= ordinal:
-        return f"slot {hello.sender} does not dial slot {ordinal}: the lower one dials"
+    if request.sender >= ordinal:
+        return f"slot {request.sender} does not dial slot {ordinal}: the lower one dials"
     return None
 
 
-def lost(peer: int, why: str, *, job: str, attempt: int, ordinal: int) -> ExchangeError:
+def lost_error(peer: int, why: str, *, job: str, attempt: int, ordinal: int) -> ExchangeError:
     """Return the error that `on_lost` receives."""
     return ExchangeError(
         f"slot {ordinal} lost slot {peer} in attempt {attempt} of job {job!r}: {why}; the attempt "

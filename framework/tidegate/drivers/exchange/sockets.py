@@ -34,21 +34,21 @@ from typing import Final
 from tidegate.drivers.exchange import addresses
 from tidegate.drivers.exchange.handshake import (
     AcceptedConnection,
-    Failed,
+    HandshakeFailed,
     PendingConnection,
     handshake,
-    lost,
+    lost_error,
     receive,
     rejection_reason,
 )
 from tidegate.drivers.exchange.link import PeerConnection
 from tidegate.drivers.exchange.wire import (
-    GOODBYE,
-    OWN_CHANNEL,
+    END_OF_STREAM,
+    EXCHANGE_CHANNEL,
     HandshakeAccepted,
     HandshakeRejected,
     HandshakeRequest,
-    own_frame,
+    exchange_frame,
 )
 from tidegate.errors import ExchangeError, InternalError, check
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
@@ -58,7 +58,7 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 once, a port scanner never.
 """
 
-STRANGERS_MAX: Final = 256
+PENDING_CONNECTIONS_MAX: Final = 256
 """The maximum number of connections before the end of their handshake. A job has at most this many
 slots.
 """
@@ -103,16 +103,18 @@ class SocketExchange:
         self._wake_write.setblocking(False)
         self._closed = False
         # `connect` writes this before the I/O thread begins to connect; both threads read it.
-        self._links: dict[int, PeerConnection] = {}
+        self._peer_connections: dict[int, PeerConnection] = {}
         # Only the I/O thread uses the attributes from here on.
         self._post: Post = _ignore
         self._on_frames: OnFrames = _ignore
         self._on_lost: OnLost = _ignore
-        self._begun = False
-        self._early: dict[int, PendingConnection] = {}  # accepted before `connect`, by ordinal
+        self._connect_called = False
+        self._accepted_early: dict[
+            int, PendingConnection
+        ] = {}  # accepted before `connect`, by ordinal
         self._pending: set[PendingConnection] = set()
-        self._linking_until = NEVER
-        self._closing_until = NEVER
+        self._connect_deadline = NEVER
+        self._close_deadline = NEVER
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._run_commands)
         self._selector.register(self._listener.socket, selectors.EVENT_READ, self._accept)
@@ -126,14 +128,14 @@ class SocketExchange:
     def connect(
         self, peers: Mapping[int, str], *, post: Post, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
-        check(not self._links, "an exchange is connected once")
+        check(not self._peer_connections, "an exchange is connected once")
         check(self._ordinal not in peers, "a slot has no connection to itself")
-        self._links = {peer: PeerConnection(peer) for peer in peers}
+        self._peer_connections = {peer: PeerConnection(peer) for peer in peers}
         self._command(partial(self._begin, dict(peers), post, on_frames, on_lost))
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
-        check(0 <= channel < OWN_CHANNEL, f"channel number {channel} is not one of a caller's")
-        link = self._links[peer]
+        check(0 <= channel < EXCHANGE_CHANNEL, f"channel number {channel} is not one of a caller's")
+        link = self._peer_connections[peer]
         if link.send(channel, payload):
             self._command(partial(self._watch, link))
 
@@ -158,8 +160,8 @@ class SocketExchange:
                     self._handle(key.data, events)
                 self._expire(time.monotonic())
         except BaseException as error:
-            for link in self._links.values():
-                self._lose(link, f"the exchange's own thread failed: {error!r}")
+            for link in self._peer_connections.values():
+                self._report_lost(link, f"the exchange's own thread failed: {error!r}")
             raise
         finally:
             self._free()
@@ -174,9 +176,9 @@ class SocketExchange:
                     self._read(owner, owner.socket)
             case PendingConnection():
                 if owner in self._pending and events & selectors.EVENT_WRITE:
-                    self._say_hello(owner)
+                    self._send_handshake_request(owner)
                 if owner in self._pending and events & selectors.EVENT_READ:
-                    self._greet(owner)
+                    self._continue_handshake(owner)
             case _:
                 check(callable(owner), f"no handler for events of {owner!r}")
                 owner()  # type: ignore[operator]  # checked: `_run_commands` or `_accept`
@@ -191,17 +193,17 @@ class SocketExchange:
         self, peers: Mapping[int, str], post: Post, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
         self._post, self._on_frames, self._on_lost = post, on_frames, on_lost
-        self._begun = True
-        self._linking_until = time.monotonic() + CONNECT_TIMEOUT_S
+        self._connect_called = True
+        self._connect_deadline = time.monotonic() + CONNECT_TIMEOUT_S
         for peer, address in peers.items():
-            if peer in self._early:
-                self._attach(self._early.pop(peer), self._links[peer], [])
+            if peer in self._accepted_early:
+                self._attach(self._accepted_early.pop(peer), self._peer_connections[peer], [])
             elif peer > self._ordinal:
-                self._dial(self._links[peer], address)
-        for pending in self._early.values():
+                self._dial(self._peer_connections[peer], address)
+        for pending in self._accepted_early.values():
             pending.socket.close()  # the deployment does not list it as a peer of this slot
-        self._early.clear()
-        self._close_listener_when_linked()
+        self._accepted_early.clear()
+        self._close_listener_when_connected()
 
     # --- before frames flow ---------------------------------------------------------------------
 
@@ -209,25 +211,27 @@ class SocketExchange:
         try:
             connection = addresses.dial(address)
         except OSError as error:
-            self._lose(link, f"{address} cannot be reached: {error}")
+            self._report_lost(link, f"{address} cannot be reached: {error}")
             return
-        pending = PendingConnection(connection, self._linking_until, link)
+        pending = PendingConnection(connection, self._connect_deadline, link)
         self._pending.add(pending)
         self._selector.register(connection, selectors.EVENT_WRITE, pending)
 
-    def _say_hello(self, pending: PendingConnection) -> None:
+    def _send_handshake_request(self, pending: PendingConnection) -> None:
         """Send the handshake request, now that the dialled connection is made or has failed."""
         if pending.link is None:
             raise InternalError("an accepted connection waits to be connected")
         receiver = pending.link.peer
-        hello = HandshakeRequest(
+        request = HandshakeRequest(
             job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=receiver
         )
         try:
-            pending.socket.send(own_frame(hello))  # always fits into the buffer of a new socket
+            pending.socket.send(
+                exchange_frame(request)
+            )  # always fits into the buffer of a new socket
         except OSError as error:  # also raised if the connection was not made
-            self._forget(pending)
-            self._lose(pending.link, f"it cannot be reached: {error}")
+            self._drop_pending(pending)
+            self._report_lost(pending.link, f"it cannot be reached: {error}")
             return
         self._selector.modify(pending.socket, selectors.EVENT_READ, pending)
 
@@ -238,7 +242,7 @@ class SocketExchange:
             connection, _ = self._listener.socket.accept()
         except OSError:
             return  # the peer closed the connection while it waited
-        if len(self._pending) >= STRANGERS_MAX:
+        if len(self._pending) >= PENDING_CONNECTIONS_MAX:
             connection.close()
             return
         addresses.prepare(connection)
@@ -246,40 +250,43 @@ class SocketExchange:
         self._pending.add(pending)
         self._selector.register(connection, selectors.EVENT_READ, pending)
 
-    def _greet(self, pending: PendingConnection) -> None:
+    def _continue_handshake(self, pending: PendingConnection) -> None:
         match handshake(pending):
-            case HandshakeRequest() as hello:
-                self._answer(pending, hello)
+            case HandshakeRequest() as request:
+                self._answer(pending, request)
             case AcceptedConnection(frames=frames) if pending.link is not None:
                 self._pending.discard(pending)
                 self._selector.unregister(pending.socket)
                 self._attach(pending, pending.link, frames)
-            case Failed(why=why):
-                self._forget(pending)
+            case HandshakeFailed(why=why):
+                self._drop_pending(pending)
                 if pending.link is not None:
-                    self._lose(pending.link, why)
+                    self._report_lost(pending.link, why)
             case _:  # not complete yet
                 pass
 
-    def _answer(self, pending: PendingConnection, hello: HandshakeRequest) -> None:
+    def _answer(self, pending: PendingConnection, request: HandshakeRequest) -> None:
         reason = rejection_reason(
-            hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+            request, job=self._job, attempt=self._attempt, ordinal=self._ordinal
         )
-        link = self._links.get(hello.sender) if self._begun else None
-        if reason is None and (hello.sender in self._early or (self._begun and not _open(link))):
-            reason = f"slot {hello.sender} has, or had, its connection already, or needs none"
-        answer = own_frame(
+        link = self._peer_connections.get(request.sender) if self._connect_called else None
+        if reason is None and (
+            request.sender in self._accepted_early
+            or (self._connect_called and not _is_unconnected(link))
+        ):
+            reason = f"slot {request.sender} has, or had, its connection already, or needs none"
+        answer = exchange_frame(
             HandshakeAccepted() if reason is None else HandshakeRejected(reason=reason)
         )
         with contextlib.suppress(OSError):  # if the peer is gone, the first read detects it
             pending.socket.send(answer)
         if reason is not None:
-            self._forget(pending)
+            self._drop_pending(pending)
             return
         self._pending.discard(pending)
         self._selector.unregister(pending.socket)
         if link is None:
-            self._early[hello.sender] = pending
+            self._accepted_early[request.sender] = pending
         else:
             self._attach(pending, link, [])
 
@@ -287,15 +294,17 @@ class SocketExchange:
         self, pending: PendingConnection, link: PeerConnection, frames: list[Frame]
     ) -> None:
         # Remove the folder before frames flow, so that a slot that is killed later leaves none.
-        self._close_listener_when_linked(link)
+        self._close_listener_when_connected(link)
         link.attach(pending.socket)
         self._selector.register(pending.socket, _interest(link), link)
         self._deliver(link, frames)
 
-    def _close_listener_when_linked(self, last: PeerConnection | None = None) -> None:
+    def _close_listener_when_connected(self, last: PeerConnection | None = None) -> None:
         """Close the listener if all links except `last` have their connection."""
-        if not any(_open(link) and link is not last for link in self._links.values()):
-            self._linking_until = NEVER
+        if not any(
+            _is_unconnected(link) and link is not last for link in self._peer_connections.values()
+        ):
+            self._connect_deadline = NEVER
             self._close_listener()
 
     # --- frames ---------------------------------------------------------------------------------
@@ -309,7 +318,7 @@ class SocketExchange:
         try:
             link.write()
         except OSError as error:
-            self._lose(link, f"the connection broke: {error}")
+            self._report_lost(link, f"the connection broke: {error}")
             return
         if not link.writing:
             self._watch(link)
@@ -318,29 +327,31 @@ class SocketExchange:
         try:
             frames = receive(connection, link.reader)
         except (ExchangeError, OSError) as error:
-            self._lose(link, f"the connection broke: {error}")
+            self._report_lost(link, f"the connection broke: {error}")
             return
         self._deliver(link, frames)
 
     def _deliver(self, link: PeerConnection, frames: list[Frame]) -> None:
         """Post one action for all frames of a read. `EndOfStream` can only be the last of them."""
-        own = frames and frames[-1][0] == OWN_CHANNEL
-        said = frames.pop()[1] if own else None
+        own = frames and frames[-1][0] == EXCHANGE_CHANNEL
+        own_message = frames.pop()[1] if own else None
         if frames:
             self._post(partial(self._on_frames, link.peer, frames))
-        if said is None:
+        if own_message is None:
             return
-        if said == GOODBYE:
+        if own_message == END_OF_STREAM:
             self._drop(link)
         else:
-            self._lose(link, "it said something else than goodbye")
+            self._report_lost(link, "it said something else than goodbye")
 
-    def _lose(self, link: PeerConnection, why: str) -> None:
+    def _report_lost(self, link: PeerConnection, why: str) -> None:
         """Close a link that ends without `EndOfStream`, and post `on_lost`."""
         if link.closed:
             return
         self._drop(link)
-        error = lost(link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal)
+        error = lost_error(
+            link.peer, why, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+        )
         self._post(partial(self._on_lost, link.peer, error))
 
     def _drop(self, link: PeerConnection) -> None:
@@ -348,7 +359,7 @@ class SocketExchange:
             self._selector.unregister(link.socket)
         link.close()
 
-    def _forget(self, pending: PendingConnection) -> None:
+    def _drop_pending(self, pending: PendingConnection) -> None:
         self._pending.discard(pending)
         self._selector.unregister(pending.socket)
         pending.socket.close()
@@ -358,41 +369,43 @@ class SocketExchange:
     def _timeout(self) -> float | None:
         """Return the seconds until the next deadline; None if there is no deadline."""
         deadlines = [pending.deadline for pending in self._pending]
-        due = min(self._linking_until, self._closing_until, *deadlines, NEVER)
+        due = min(self._connect_deadline, self._close_deadline, *deadlines, NEVER)
         return None if due == NEVER else max(0.0, due - time.monotonic())
 
     def _expire(self, now: float) -> None:
         for pending in [known for known in self._pending if known.deadline <= now]:
-            self._forget(pending)
+            self._drop_pending(pending)
             if pending.link is not None:
-                self._lose(pending.link, f"it did not answer within {CONNECT_TIMEOUT_S:.0f} s")
-        if now >= self._linking_until:
-            self._linking_until = NEVER
-            for link in self._links.values():
-                if _open(link):
-                    self._lose(link, f"it did not connect within {CONNECT_TIMEOUT_S:.0f} s")
+                self._report_lost(
+                    pending.link, f"it did not answer within {CONNECT_TIMEOUT_S:.0f} s"
+                )
+        if now >= self._connect_deadline:
+            self._connect_deadline = NEVER
+            for link in self._peer_connections.values():
+                if _is_unconnected(link):
+                    self._report_lost(link, f"it did not connect within {CONNECT_TIMEOUT_S:.0f} s")
 
     def _send_end_of_stream(self) -> None:
         self._post = _ignore
-        self._linking_until = NEVER
-        self._closing_until = time.monotonic() + CLOSE_TIMEOUT_S
-        for link in self._links.values():
-            if _open(link) and link.drained:
+        self._connect_deadline = NEVER
+        self._close_deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for link in self._peer_connections.values():
+            if _is_unconnected(link) and link.drained:
                 self._drop(link)  # it has no connection and no data waits for it
             else:
-                link.send(OWN_CHANNEL, (GOODBYE,))
+                link.send(EXCHANGE_CHANNEL, (END_OF_STREAM,))
                 self._watch(link)
         for pending in list(self._pending):
             if pending.link is None or pending.link.closed:
-                self._forget(pending)
-        self._close_listener_when_linked()
+                self._drop_pending(pending)
+        self._close_listener_when_connected()
 
     def _ended(self) -> bool:
         """Return whether the exchange was closed, and every link is closed or the time is over."""
-        if self._closing_until == NEVER:
+        if self._close_deadline == NEVER:
             return False
-        late = time.monotonic() >= self._closing_until
-        return late or all(link.closed for link in self._links.values())
+        late = time.monotonic() >= self._close_deadline
+        return late or all(link.closed for link in self._peer_connections.values())
 
     def _close_listener(self) -> None:
         if self._listener is not None:
@@ -402,16 +415,16 @@ class SocketExchange:
 
     def _free(self) -> None:
         self._close_listener()
-        for pending in [*self._pending, *self._early.values()]:
+        for pending in [*self._pending, *self._accepted_early.values()]:
             pending.socket.close()
-        for link in self._links.values():
+        for link in self._peer_connections.values():
             link.close()
         self._selector.close()
         self._wake_read.close()
         self._wake_write.close()
 
 
-def _open(link: PeerConnection | None) -> bool:
+def _is_unconnected(link: PeerConnection | None) -> bool:
     """Return whether the connection of the link is still missing."""
     return link is not None and link.socket is None and not link.closed
 

@@ -24,7 +24,7 @@ import msgspec
 from tidegate.errors import ExchangeError
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Frame
 
-OWN_CHANNEL: Final = 0xFFFF_FFFF
+EXCHANGE_CHANNEL: Final = 0xFFFF_FFFF
 MAGIC: Final = "tidegate-exchange-1"
 """The name and version of this protocol. A peer with another version is rejected, and the reason
 names that version.
@@ -62,13 +62,13 @@ class EndOfStream(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The notice that the sender has finished: it sends no further frames and waits for none."""
 
 
-OwnMessage = HandshakeRequest | HandshakeAccepted | HandshakeRejected | EndOfStream
+ExchangeMessage = HandshakeRequest | HandshakeAccepted | HandshakeRejected | EndOfStream
 
 _encoder = msgspec.msgpack.Encoder()
-GOODBYE: Final = _encoder.encode(EndOfStream())
+END_OF_STREAM: Final = _encoder.encode(EndOfStream())
 """The payload of every `EndOfStream`: the message has no fields, so all payloads are the same."""
 
-_decoder: msgspec.msgpack.Decoder[OwnMessage] = msgspec.msgpack.Decoder(OwnMessage)
+_decoder: msgspec.msgpack.Decoder[ExchangeMessage] = msgspec.msgpack.Decoder(ExchangeMessage)
 
 
 def frame_head(size: int, channel: int) -> bytes:
@@ -76,15 +76,15 @@ def frame_head(size: int, channel: int) -> bytes:
     return _HEAD.pack(size, channel)
 
 
-def own_frame(message: OwnMessage) -> bytes:
+def exchange_frame(message: ExchangeMessage) -> bytes:
     """Return a message of the exchange itself as a complete frame."""
     payload = _encoder.encode(message)
-    return _HEAD.pack(len(payload), OWN_CHANNEL) + payload
+    return _HEAD.pack(len(payload), EXCHANGE_CHANNEL) + payload
 
 
-def read_own(payload: bytes) -> OwnMessage:
-    """Return the message in the payload of a frame from `own_frame`. ExchangeError if the payload
-    is not such a message.
+def decode_exchange_message(payload: bytes) -> ExchangeMessage:
+    """Return the message in the payload of a frame from `exchange_frame`. ExchangeError if the
+    payload is not such a message.
     """
     try:
         return _decoder.decode(payload)

@@ -264,7 +264,7 @@ class KafkaClusterAdmin:
 
         Reading it needs DESCRIBE_CONFIGS on the topic, a right that no job needs otherwise.
         """
-        question = Question(self._clients, _configs_of(ConfigResource.Type.TOPIC), _passes)
+        question = Question(self._clients, _configs_of(ConfigResource.Type.TOPIC), _is_retriable)
         question.answer(topics, ANSWER_TIMEOUT_S)
         for topic in topics:
             if topic not in question.found:
@@ -306,8 +306,8 @@ class KafkaClusterAdmin:
                 cause = error.args[0]
                 # `poll` runs the callback for refused credentials.
                 self._clients.current.poll(0)
-                hopeless = self._denials.newest is not None or cause.code() not in _UNREACHABLE
-                if hopeless or time.monotonic() >= end_s:
+                permanent = self._denials.newest is not None or cause.code() not in _UNREACHABLE
+                if permanent or time.monotonic() >= end_s:
                     raise self._translated("describe the cluster", cause) from None
 
     def _offsets(
@@ -366,11 +366,11 @@ class KafkaClusterAdmin:
         answer. With `enough`, things for which no broker answers are left out if others have an
         answer.
         """
-        question = Question(self._clients, ask, _passes)
+        question = Question(self._clients, ask, _is_retriable)
         in_time = question.answer(about, ANSWER_TIMEOUT_S, enough=enough)
         for each in about:
             error = question.failed.get(each)
-            silent = error is None or _passes(error.args[0])
+            silent = error is None or _is_retriable(error.args[0])
             if each not in question.found and not (enough and in_time and silent):
                 raise self._unanswered(what(each), question, each)
         return question.found
@@ -423,7 +423,7 @@ class KafkaClusterAdmin:
         )
 
 
-def _passes(cause: Any) -> bool:
+def _is_retriable(cause: Any) -> bool:
     """Return whether another try may help."""
     return cause.code() in _UNREACHABLE or cause.code() in _ELECTING
 

@@ -30,7 +30,7 @@ from confluent_kafka.admin import AdminClient
 
 K = TypeVar("K")
 
-ASK_AGAIN_S: Final = 1.0
+RENEW_CLIENT_S: Final = 1.0
 """The time without an answer, in seconds, after which a new client asks. A healthy broker answers
 within milliseconds.
 """
@@ -40,26 +40,26 @@ leader for some milliseconds.
 """
 
 _log = logging.getLogger(__name__)
-_held: list[tuple[AdminClient, list[Future[Any]]]] = []
-_holding = threading.Lock()
+_kept_clients: list[tuple[AdminClient, list[Future[Any]]]] = []
+_kept_clients_lock = threading.Lock()
 
 
-def _hold(client: AdminClient, futures: Iterable[Future[Any]]) -> None:
+def _keep_client(client: AdminClient, futures: Iterable[Future[Any]]) -> None:
     """Keep a client until its futures are done, and drop the clients whose futures are done."""
-    _let_go()
-    with _holding:
-        _held.append((client, list(futures)))
+    _drop_finished_clients()
+    with _kept_clients_lock:
+        _kept_clients.append((client, list(futures)))
 
 
-def _let_go() -> None:
+def _drop_finished_clients() -> None:
     """Drop the clients whose futures are done. The caller must not be a thread of librdkafka."""
-    with _holding:
-        done = [one for one in _held if all(future.done() for future in one[1])]
-        _held[:] = [one for one in _held if one not in done]
+    with _kept_clients_lock:
+        done = [one for one in _kept_clients if all(future.done() for future in one[1])]
+        _kept_clients[:] = [one for one in _kept_clients if one not in done]
     del done  # after the lock is released: to close a client takes time
 
 
-def _let_go_after(futures: Sequence[Future[Any]]) -> None:
+def _drop_finished_clients_after(futures: Sequence[Future[Any]]) -> None:
     """Drop the clients of these futures soon after the last one is done.
 
     The next question would drop them too, but it may come hours later. Until then, each client has
@@ -69,7 +69,7 @@ def _let_go_after(futures: Sequence[Future[Any]]) -> None:
     def drop() -> None:
         wait(futures)
         time.sleep(PAUSE_S)  # by then, the clients' threads run no Python
-        _let_go()
+        _drop_finished_clients()
 
     try:
         threading.Thread(target=drop, name="admin-clients", daemon=True).start()
@@ -91,7 +91,7 @@ class AdminClients:
     def close(self) -> None:
         """Drop the current client. It ends now, or when its open questions have timed out."""
         del self.current
-        _let_go()
+        _drop_finished_clients()
 
 
 class Question(Generic[K]):
@@ -101,12 +101,13 @@ class Question(Generic[K]):
         self,
         clients: AdminClients,
         ask: Callable[[AdminClient, list[K], float], Mapping[K, Future[Any]]],
-        passing: Callable[[Any], bool],
+        is_retriable: Callable[[Any], bool],
     ) -> None:
         """Store the functions. `ask` gets the client, the things without an answer, and the
-        remaining seconds. `passing` returns whether another try may help after an error of Kafka.
+        remaining seconds. `is_retriable` returns whether another try may help after an error of
+        Kafka.
         """
-        self._clients, self._ask, self._passing = clients, ask, passing
+        self._clients, self._ask, self._is_retriable = clients, ask, is_retriable
         self._pending: list[tuple[AdminClient, K, Future[Any]]] = []
         self._renewed = False
         self.found: dict[K, Any] = {}
@@ -122,20 +123,20 @@ class Question(Generic[K]):
             return self._answer(list(about), timeout_s, enough=enough)
         finally:
             if self._pending or self._renewed:
-                _let_go_after([future for _, _, future in self._pending])
+                _drop_finished_clients_after([future for _, _, future in self._pending])
 
     def _answer(self, asked: list[K], timeout_s: float, *, enough: bool) -> bool:
         now_s = began_s = time.monotonic()
         end_s = began_s + timeout_s
-        renew_s = began_s + ASK_AGAIN_S
+        renew_s = began_s + RENEW_CLIENT_S
         while missing := self._missing(asked):
             if now_s >= end_s:
                 return False
             client = self._clients.current
             futures = self._ask(client, missing, end_s - now_s)
-            _hold(client, futures.values())
+            _keep_client(client, futures.values())
             self._pending += [(client, each, future) for each, future in futures.items()]
-            self._hear(asked, min(renew_s, end_s))
+            self._collect_answers(asked, min(renew_s, end_s))
             now_s = time.monotonic()
             if not self._missing(asked):
                 break
@@ -146,10 +147,10 @@ class Question(Generic[K]):
             else:
                 self._clients.renew()
                 self._renewed = True
-                renew_s = now_s + ASK_AGAIN_S
+                renew_s = now_s + RENEW_CLIENT_S
         return True
 
-    def _hear(self, asked: list[K], until_s: float) -> None:
+    def _collect_answers(self, asked: list[K], until_s: float) -> None:
         """Take answers until `until_s`, until nothing is missing, or until no request is open."""
         while self._pending and self._missing(asked):
             left_s = until_s - time.monotonic()
@@ -177,7 +178,7 @@ class Question(Generic[K]):
 
     def _is_final(self, about: K) -> bool:
         error = self.failed.get(about)
-        return error is not None and not self._passing(error.args[0])
+        return error is not None and not self._is_retriable(error.args[0])
 
 
 def explained(

@@ -94,7 +94,7 @@ RETRY: Final = (
 """The errors after which the same request may succeed later. All except the first may mean that the
 coordinator has moved.
 """
-FOREIGN: Final = (theirs.KafkaError, OSError, RuntimeError, ValueError)
+LIBRARY_ERRORS: Final = (theirs.KafkaError, OSError, RuntimeError, ValueError)
 """The exceptions that the library raises for a failure of Kafka (ValueError: a transaction state
 that the library does not know).
 """
@@ -103,9 +103,9 @@ that the library does not know).
 class CoordinatorConnection:
     """A connection to one cluster, made at the first call.
 
-    `retried` tries for `deadline_s` seconds and then raises KafkaUnavailableError. `rights` is the
-    sentence in an error message that says which missing right to grant. The constructor raises
-    ConfigError for a security setting that cannot be applied.
+    `run_with_retries` tries for `deadline_s` seconds and then raises KafkaUnavailableError.
+    `rights` is the sentence in an error message that says which missing right to grant. The
+    constructor raises ConfigError for a security setting that cannot be applied.
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float, rights: str) -> None:
@@ -151,7 +151,7 @@ class CoordinatorConnection:
                 bootstrap_timeout_ms=int(CONNECT_TIMEOUT_S * 1000),
                 kafka_client=attempt.client,
             )
-        except FOREIGN as error:
+        except LIBRARY_ERRORS as error:
             attempt.abandon()
             if isinstance(error, theirs.KafkaTimeoutError):
                 raise KafkaUnavailableError(
@@ -160,7 +160,7 @@ class CoordinatorConnection:
                     "kafka.bootstrap_servers names them, and that security.protocol and "
                     "credentials in kafka.properties are theirs."
                 ) from None
-            raise self.translated("connect", error) from None
+            raise self.translate_error("connect", error) from None
         finally:
             attempt.done()
 
@@ -185,7 +185,7 @@ class CoordinatorConnection:
         finally:
             self._free.release()
 
-    def retried(
+    def run_with_retries(
         self, what: str, once: Callable[[], T], transactional_id: TransactionalId | None
     ) -> T:
         """Return the result of `once`; call it again after an error that may be temporary.
@@ -199,7 +199,7 @@ class CoordinatorConnection:
             try:
                 return once()
             except RETRY as error:
-                self.forget(transactional_id, error)
+                self.invalidate_coordinator(transactional_id, error)
                 if time.monotonic() + pause > end:
                     raise KafkaUnavailableError(
                         f"Kafka at {self.servers} could not {what} within {self._deadline_s:.0f} "
@@ -210,10 +210,12 @@ class CoordinatorConnection:
                 pause = min(pause * 2, longest)
             except TidegateError:
                 raise
-            except FOREIGN as error:
-                raise self.translated(what, error) from None
+            except LIBRARY_ERRORS as error:
+                raise self.translate_error(what, error) from None
 
-    def forget(self, transactional_id: TransactionalId | None, error: Exception) -> None:
+    def invalidate_coordinator(
+        self, transactional_id: TransactionalId | None, error: Exception
+    ) -> None:
         """Drop the cached coordinator of the id, unless the error shows that it is the right one.
         Also repair the client as the error requires: look up brokers again, or close connections.
         """
@@ -234,7 +236,7 @@ class CoordinatorConnection:
             # collects garbage so rarely that an outage could use up its file descriptors.
             gc.collect(1)
 
-    def translated(self, what: str, error: Exception) -> TidegateError:
+    def translate_error(self, what: str, error: Exception) -> TidegateError:
         """Return the error of tidegate for an error of the library. `what` completes "could not
         ..." in the message.
         """
@@ -321,7 +323,7 @@ class _FirstConnection:
             made._manager._net.stop()
 
 
-def raise_for(error_code: int) -> None:
+def raise_for_code(error_code: int) -> None:
     """Raise the library's error for an answer's code, unless the code is 0."""
     if error_code:
         error = theirs.for_code(error_code)

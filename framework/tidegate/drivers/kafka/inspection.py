@@ -23,18 +23,18 @@ from kafka.protocol.metadata import CoordinatorType
 
 from tidegate.drivers.kafka import inspection_wire as wire
 from tidegate.drivers.kafka.coordinator_connection import (
-    FOREIGN,
+    LIBRARY_ERRORS,
     RETRY,
     STATE_TOPIC,
     CoordinatorConnection,
-    raise_for,
+    raise_for_code,
 )
 from tidegate.errors import KafkaNotAuthorisedError, RefusedError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import (
-    AbortAnswer,
+    AbortResult,
     ClusterTransactions,
-    OpenOnPartitions,
+    OpenTransactions,
     PartitionEndOffsets,
     ProducerState,
     Progress,
@@ -87,11 +87,11 @@ class KafkaTransactionInspector:
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = DEADLINE_S) -> None:
-        self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
+        self._connection = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
         """Return the cluster's id."""
-        cluster = self._control.client()._manager.cluster.cluster_id
+        cluster = self._connection.client()._manager.cluster.cluster_id
         check(cluster, "a connected client knows the cluster's id")
         return str(cluster)
 
@@ -99,7 +99,7 @@ class KafkaTransactionInspector:
         """Return the address, HOST:PORT, of each broker that is up, by broker id."""
         return self._metadata([STATE_TOPIC]).brokers
 
-    def survey(
+    def find_transactions(
         self,
         *,
         prefix: str = "",
@@ -115,7 +115,7 @@ class KafkaTransactionInspector:
         request = wire.list_transactions(states, producer_ids)
         before = self._metadata([STATE_TOPIC])
         for _ in range(TRIES):
-            found, unreachable = self._survey_once(before, request, prefix, progress)
+            found, unreachable = self._find_transactions_once(before, request, prefix, progress)
             after = self._metadata([STATE_TOPIC])
             if _leaders(after) == _leaders(before):
                 break
@@ -132,7 +132,7 @@ class KafkaTransactionInspector:
         """Return the transaction of one id as its coordinator knows it. None if the coordinator
         does not know the id.
         """
-        client = self._control.client()
+        client = self._connection.client()
 
         async def coordinator() -> int:
             ids = await client._find_coordinator_ids(
@@ -145,7 +145,7 @@ class KafkaTransactionInspector:
             return next(iter(self._described(broker, [transactional_id])), None)
 
         what = f"describe transaction {transactional_id}"
-        return self._control.retried(what, once, transactional_id)
+        return self._connection.run_with_retries(what, once, transactional_id)
 
     def partitions(self, topic: str | None = None) -> dict[TopicPartition, int]:
         """Return the leader of each partition of the topic, or of all topics; -1 for a partition
@@ -161,7 +161,7 @@ class KafkaTransactionInspector:
 
     def open_transactions(
         self, leaders: Mapping[TopicPartition, int], *, progress: Progress
-    ) -> OpenOnPartitions:
+    ) -> OpenTransactions:
         """Return the open transactions as the leaders of the partitions know them.
 
         KafkaNotAuthorisedError if the principal may not describe producers and no partition was
@@ -172,7 +172,9 @@ class KafkaTransactionInspector:
         batches = list(wire.batches(leaders))
         for done, (leader, topic_partitions) in enumerate(batches):
             progress("partition leaders", done, len(batches))
-            for topic_partition, rows, why in self._open_on_one(leader, topic_partitions):
+            for topic_partition, rows, why in self._list_open_transactions(
+                leader, topic_partitions
+            ):
                 if why:
                     unreachable.setdefault(why, []).append(topic_partition)
                 else:
@@ -181,10 +183,10 @@ class KafkaTransactionInspector:
         denied = unreachable.get(theirs.TopicAuthorizationFailedError.__name__)
         if denied and not found:
             raise KafkaNotAuthorisedError(
-                f"Kafka at {self._control.servers} does not let us look at the producers of topic "
-                f"{denied[0].topic}: {RIGHTS}"
+                f"Kafka at {self._connection.servers} does not let us look at the producers of "
+                f"topic {denied[0].topic}: {RIGHTS}"
             )
-        return OpenOnPartitions(
+        return OpenTransactions(
             producers=found,
             unreachable=tuple(
                 f"{_named(topic_partitions)}: {why}"
@@ -203,34 +205,36 @@ class KafkaTransactionInspector:
             if leader < 0:
                 continue
             try:
-                stable = self._ends(leader, topic_partitions, wire.READ_COMMITTED)
-                ends = self._ends(leader, topic_partitions, wire.READ_UNCOMMITTED)
+                stable = self._list_end_offsets(leader, topic_partitions, wire.READ_COMMITTED)
+                ends = self._list_end_offsets(leader, topic_partitions, wire.READ_UNCOMMITTED)
             except RETRY:
                 continue
-            except FOREIGN as error:
-                raise self._control.translated("tell offsets", error) from None
+            except LIBRARY_ERRORS as error:
+                raise self._connection.translate_error("tell offsets", error) from None
             for topic_partition in stable.keys() & ends.keys():
                 found[topic_partition] = PartitionEndOffsets(
                     stable=stable[topic_partition], end=ends[topic_partition]
                 )
         return found
 
-    def abort(self, transaction: Transaction) -> AbortAnswer:
+    def abort(self, transaction: Transaction) -> AbortResult:
         """Request the abort of a transaction from its coordinator. The coordinator answers
         CONCURRENT_TRANSACTIONS if the transaction is open, and aborts it.
         """
         name = transaction.transactional_id
 
-        def once() -> AbortAnswer:
+        def once() -> AbortResult:
             try:
-                raise_for(self._control.ask(name, wire.continue_producer(transaction)).error_code)
+                raise_for_code(
+                    self._connection.ask(name, wire.continue_producer(transaction)).error_code
+                )
             except theirs.ConcurrentTransactionsError:
-                return AbortAnswer.ACCEPTED
+                return AbortResult.ACCEPTED
             except _CHANGED:
-                return AbortAnswer.CHANGED
-            return AbortAnswer.ACCEPTED
+                return AbortResult.CHANGED
+            return AbortResult.ACCEPTED
 
-        return self._control.retried(f"abort transaction {name}", once, name)
+        return self._connection.run_with_retries(f"abort transaction {name}", once, name)
 
     def write_abort_marker(self, topic_partition: TopicPartition, producer: ProducerState) -> None:
         """Write an abort marker into a partition. Each try sends it to the leader at that time."""
@@ -244,15 +248,15 @@ class KafkaTransactionInspector:
             code = answer.markers[0].topics[0].partitions[0].error_code
             if code in wire.MOVED:
                 raise theirs.StaleMetadata(f"the leader of {where} moved")
-            raise_for(code)
+            raise_for_code(code)
 
-        self._control.retried(f"write an abort marker into {where}", once, None)
+        self._connection.run_with_retries(f"write an abort marker into {where}", once, None)
 
     def close(self) -> None:
         """Close the connections."""
-        self._control.close()
+        self._connection.close()
 
-    def _survey_once(
+    def _find_transactions_once(
         self, known: _Metadata, request: Any, prefix: str, progress: Progress
     ) -> tuple[dict[TransactionalId, Transaction], list[str]]:
         unreachable = list(_leaderless(known))
@@ -264,15 +268,15 @@ class KafkaTransactionInspector:
                     found[each.transactional_id] = each
             except RETRY as error:
                 unreachable.append(f"broker {broker} at {address}: {_reason(error)}")
-            except FOREIGN as error:
-                raise self._control.translated("list transactions", error) from None
+            except LIBRARY_ERRORS as error:
+                raise self._connection.translate_error("list transactions", error) from None
         progress("coordinators", len(known.brokers), len(known.brokers))
         return found, unreachable
 
     def _listed(self, broker: int, request: Any, prefix: str) -> list[Transaction]:
         def once() -> list[Transaction]:
             answer = self._send(broker, request)
-            raise_for(answer.error_code)
+            raise_for_code(answer.error_code)
             names = [
                 TransactionalId(row.transactional_id)
                 for row in answer.transaction_states
@@ -289,11 +293,11 @@ class KafkaTransactionInspector:
             request = wire.describe_transactions(names[start : start + wire.IDS_AT_ONCE])
             for row in self._send(broker, request).transaction_states:
                 if row.error_code != theirs.TransactionalIdNotFoundError.errno:
-                    raise_for(row.error_code)
+                    raise_for_code(row.error_code)
                     found.append(wire.transaction(row, broker))
         return found
 
-    def _open_on_one(
+    def _list_open_transactions(
         self, leader: int, topic_partitions: Sequence[TopicPartition]
     ) -> Iterator[tuple[TopicPartition, Sequence[Any], str]]:
         """Yield the active producers of each partition, or the reason why they are not known."""
@@ -308,22 +312,24 @@ class KafkaTransactionInspector:
             why = f"its leader, broker {leader}, did not answer ({_reason(error)})"
             yield from ((topic_partition, (), why) for topic_partition in topic_partitions)
             return
-        except FOREIGN as error:
-            raise self._control.translated("describe producers", error) from None
+        except LIBRARY_ERRORS as error:
+            raise self._connection.translate_error("describe producers", error) from None
         for topic in answer.topics:
             for part in topic.partitions:
                 why = theirs.for_code(part.error_code).__name__ if part.error_code else ""
                 yield TopicPartition(topic.name, part.partition_index), part.active_producers, why
 
-    def _ends(
+    def _list_end_offsets(
         self, leader: int, topic_partitions: Sequence[TopicPartition], isolation: int
     ) -> dict[TopicPartition, int]:
-        answer = _tried(lambda: self._send(leader, wire.list_ends(topic_partitions, isolation)))
+        answer = _tried(
+            lambda: self._send(leader, wire.list_end_offsets(topic_partitions, isolation))
+        )
         found = {}
         for topic in answer.topics:
             for part in topic.partitions:
                 if part.error_code not in wire.MOVED:
-                    raise_for(part.error_code)
+                    raise_for_code(part.error_code)
                     found[TopicPartition(topic.name, part.partition_index)] = int(part.offset)
         return found
 
@@ -333,7 +339,7 @@ class KafkaTransactionInspector:
             brokers = {each.node_id: f"{each.host}:{each.port}" for each in answer.brokers}
             return _Metadata(brokers, list(answer.topics))
 
-        return self._control.retried("describe the cluster", once, None)
+        return self._connection.run_with_retries("describe the cluster", once, None)
 
     def _refuse_absent(self, topic: str, error_code: int) -> None:
         if error_code in {
@@ -341,15 +347,15 @@ class KafkaTransactionInspector:
             theirs.InvalidTopicError.errno,
         }:
             raise RefusedError(
-                f"Kafka at {self._control.servers} has no topic {topic!r}, or does not show it to "
-                "us. Correct its name, or have DESCRIBE on it granted."
+                f"Kafka at {self._connection.servers} has no topic {topic!r}, or does not show it "
+                "to us. Correct its name, or have DESCRIBE on it granted."
             )
         if error_code:
             error = theirs.for_code(error_code)()
-            raise self._control.translated(f"describe topic {topic}", error)
+            raise self._connection.translate_error(f"describe topic {topic}", error)
 
     def _send(self, broker: int | None, request: Any) -> Any:
-        manager = self._control.client()._manager
+        manager = self._connection.client()._manager
 
         async def send() -> Any:
             return await manager.send(request, node_id=broker)

@@ -92,7 +92,7 @@ def describe_producers(topic_partitions: Sequence[TopicPartition]) -> Any:
     )
 
 
-def list_ends(topic_partitions: Sequence[TopicPartition], isolation: int) -> Any:
+def list_end_offsets(topic_partitions: Sequence[TopicPartition], isolation: int) -> Any:
     """Return a request for the end offsets of partitions, as readers of one isolation level see
     them.
     """

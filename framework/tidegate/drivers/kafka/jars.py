@@ -116,7 +116,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate"
 
 
-def missing_extra(what: str) -> UserError:
+def missing_extra_error(what: str) -> UserError:
     """Return the error for a library of the extra `broker` that is not installed."""
     return UserError(
         f"The embedded Kafka broker needs {what}, which is not installed. It comes with an extra:"
@@ -129,7 +129,7 @@ def _download(version: str, wanted: list[Jar], folder: Path, report: Report) -> 
     try:
         from jgo.maven import MavenContext
     except ImportError as error:
-        raise missing_extra("jgo") from error
+        raise missing_extra_error("jgo") from error
     staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     (staging / "jars").mkdir(parents=True)
     try:

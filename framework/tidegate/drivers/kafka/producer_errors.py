@@ -99,7 +99,7 @@ class ProducerErrors:
         if event.code() == Code._AUTHENTICATION:
             self.auth_error = event
 
-    def delivered(self, error: Any, message: Any) -> None:
+    def on_delivery(self, error: Any, message: Any) -> None:
         """Record a failed delivery. librdkafka calls this only for records that it could not
         deliver.
         """

@@ -91,7 +91,7 @@ class KafkaPartitionReader:
         self._commit_failures = 0
         self._settings = dict(settings)
         self._denied: Code | None = None
-        self._gone: KafkaError | None = None
+        self._missing_partition_error: KafkaError | None = None
         self._failure: BaseException | None = None
         self._heard_at = time.monotonic()
         self._client_error = self._connection_error = ""
@@ -149,7 +149,7 @@ class KafkaPartitionReader:
             # then take the others that are there.
             first = self._poll(timeout_s)
             if first is None:
-                self._when_idle()
+                self._check_idle()
                 return []
             self._heard_at, self._denied = time.monotonic(), None
             self._client_error = self._connection_error = ""
@@ -158,7 +158,7 @@ class KafkaPartitionReader:
             raise self._error(TopicPartition("", -1), error.args[0]) from None
         if any(map(Message.error, messages)):
             return self._with_events(messages)
-        return self._runs(messages)
+        return self._split_by_partition(messages)
 
     def pause(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these partitions (a bounded split that has reached its end)."""
@@ -221,7 +221,7 @@ class KafkaPartitionReader:
         """Close the consumer. Records that were fetched and not polled are dropped."""
         self._consumer.close()
 
-    def _when_idle(self) -> None:
+    def _check_idle(self) -> None:
         """Raise errors that librdkafka does not report: refused credentials, a deleted topic. Start
         the background checks when they are due.
 
@@ -229,15 +229,15 @@ class KafkaPartitionReader:
         """
         if self._denied is not None:
             raise self._error(TopicPartition("", -1), self._denied)
-        if self._gone is not None:
-            raise self._gone
+        if self._missing_partition_error is not None:
+            raise self._missing_partition_error
         now = time.monotonic()
         if self._client_error and self._positions and now - self._heard_at > CONNECTION_CHECK_S:
             self._check_connection(now)
         if self._positions and now - self._heard_at > IDLE_CHECK_S:
             self._heard_at = now
             topic_partitions = set(self._positions)
-            self._in_background(lambda: self._look(topic_partitions))
+            self._in_background(lambda: self._check_partitions_exist(topic_partitions))
 
     def _check_connection(self, now: float) -> None:
         self._connection_error = self._client_error
@@ -245,7 +245,7 @@ class KafkaPartitionReader:
             return
         self._checking, self._checked_at = True, now
         topic_partitions = list(self._positions)
-        self._in_background(lambda: self._ask_leaders(topic_partitions))
+        self._in_background(lambda: self._check_leaders(topic_partitions))
 
     def _in_background(self, question: Callable[[], None]) -> None:
         """Run a check in a new thread, because it waits for an answer. The next `poll` raises an
@@ -260,7 +260,7 @@ class KafkaPartitionReader:
 
         threading.Thread(target=ask, daemon=True).start()
 
-    def _ask_leaders(self, topic_partitions: list[TopicPartition]) -> None:
+    def _check_leaders(self, topic_partitions: list[TopicPartition]) -> None:
         """Clear the error of the client if the leaders of all partitions answer."""
         error = self._client_error
         try:
@@ -279,8 +279,8 @@ class KafkaPartitionReader:
         finally:
             self._checking = False
 
-    def _look(self, topic_partitions: set[TopicPartition]) -> None:
-        """Check whether the topics and partitions still exist. If not, `_when_idle` raises an
+    def _check_partitions_exist(self, topic_partitions: set[TopicPartition]) -> None:
+        """Check whether the topics and partitions still exist. If not, `_check_idle` raises an
         error.
         """
         try:
@@ -293,11 +293,13 @@ class KafkaPartitionReader:
                             topic_partition.topic == topic
                             and topic_partition.partition >= partitions
                         ):
-                            self._gone = self._absent(f"{topic}-{topic_partition.partition}")
+                            self._missing_partition_error = self._absent(
+                                f"{topic}-{topic_partition.partition}"
+                            )
             finally:
                 admin.close()
         except RefusedError as error:
-            self._gone = KafkaError(str(error))
+            self._missing_partition_error = KafkaError(str(error))
         except KafkaError as error:  # an outage: the client continues to try, and so does this
             CLIENT_LOG.info("the idle source's topic could not be described: %s", error)
 
@@ -307,7 +309,7 @@ class KafkaPartitionReader:
             "created again with fewer partitions. Create it again, or change the source's topic."
         )
 
-    def _runs(self, messages: list[Message]) -> list[PartitionBatch]:
+    def _split_by_partition(self, messages: list[Message]) -> list[PartitionBatch]:
         """Split messages by partition. A fetch returns partition after partition, so the batches
         are long.
         """
@@ -343,7 +345,7 @@ class KafkaPartitionReader:
                 self._on_commit(event, [])  # only lag monitoring needs the group, reading does not
                 continue
             if records:
-                runs += self._runs(records)
+                runs += self._split_by_partition(records)
                 records = []
             topic_partition = TopicPartition(
                 message.topic() or "", cast("int", message.partition())
@@ -351,7 +353,7 @@ class KafkaPartitionReader:
             if event.code() != Code._PARTITION_EOF:
                 raise self._error(topic_partition, event)
             runs.append(PartitionBatch(topic_partition, (), cast("int", message.offset())))
-        return runs + self._runs(records) if records else runs
+        return runs + self._split_by_partition(records) if records else runs
 
     def _error(self, topic_partition: TopicPartition, event: Any) -> TidegateError:
         where = (

@@ -25,7 +25,7 @@ REQUEST_TIMEOUT_S = 5.0
 RESPONSE_BYTES_MAX = 1 << 20  # a probe's answer has some hundred bytes
 KEY = "tidegate-ready"
 
-_Question = Callable[[], bool]
+_ReadinessCheck = Callable[[], bool]
 
 
 class Unready(NamedTuple):
@@ -47,7 +47,7 @@ def wait_ready(
     raises an error if a further wait is useless.
     """
     deadline = time.monotonic() + timeout_s
-    for port, what, ask in _questions(ports, warm=warm):
+    for port, what, ask in _readiness_checks(ports, warm=warm):
         while not _yes(ask):
             still_alive()
             if time.monotonic() > deadline:
@@ -56,7 +56,9 @@ def wait_ready(
     return None
 
 
-def _questions(ports: Sequence[int], *, warm: bool) -> Iterator[tuple[int, str, _Question]]:
+def _readiness_checks(
+    ports: Sequence[int], *, warm: bool
+) -> Iterator[tuple[int, str, _ReadinessCheck]]:
     alone = "did not answer"
     known = alone if len(ports) == 1 else f"{alone}, or did not list {len(ports)} nodes,"
     for port in ports:
@@ -69,7 +71,7 @@ def _questions(ports: Sequence[int], *, warm: bool) -> Iterator[tuple[int, str, 
         yield first, "did not give a producer id", partial(_gives_producer_ids, first)
 
 
-def _yes(question: _Question) -> bool:
+def _yes(question: _ReadinessCheck) -> bool:
     try:
         return question()
     except (OSError, struct.error):

@@ -17,7 +17,7 @@ import kafka.errors as theirs
 from kafka.protocol.consumer.offsets import OffsetForLeaderEpochRequest
 
 from tidegate.drivers.kafka import inspection_wire as wire
-from tidegate.drivers.kafka.coordinator_connection import CoordinatorConnection, raise_for
+from tidegate.drivers.kafka.coordinator_connection import CoordinatorConnection, raise_for_code
 from tidegate.errors import KafkaNotAuthorisedError
 from tidegate.stream_elements import TopicPartition
 
@@ -33,29 +33,29 @@ UNKNOWN_EPOCH: Final = -1
 """The value for the current leader epoch that makes a leader of any epoch answer."""
 
 
-def topic_ids(control: CoordinatorConnection, topics: Collection[str]) -> dict[str, str]:
+def topic_ids(connection: CoordinatorConnection, topics: Collection[str]) -> dict[str, str]:
     """See `TransactionAdmin.topic_ids`."""
 
     def once() -> dict[str, str]:
-        rows = _metadata(control, topics).topics
+        rows = _metadata(connection, topics).topics
         return {row.name: _notation(row.topic_id) for row in rows if row.error_code != ABSENT}
 
-    return control.retried("describe the topics of the job", once, None)
+    return connection.run_with_retries("describe the topics of the job", once, None)
 
 
-def epoch_ends(
-    control: CoordinatorConnection, epochs: Mapping[TopicPartition, int]
+def epoch_end_offsets(
+    connection: CoordinatorConnection, epochs: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """See `TransactionAdmin.epoch_ends`."""
+    """See `TransactionAdmin.epoch_end_offsets`."""
 
     def once() -> dict[TopicPartition, int]:
         leaders = _leaders(
-            _metadata(control, {topic_partition.topic for topic_partition in epochs}), epochs
+            _metadata(connection, {topic_partition.topic for topic_partition in epochs}), epochs
         )
         found: dict[TopicPartition, int] = {}
         for leader, topic_partitions in wire.batches(leaders):
             answer = _sent(
-                control,
+                connection,
                 _request(
                     {
                         topic_partition: epochs[topic_partition]
@@ -70,15 +70,15 @@ def epoch_ends(
                     found[TopicPartition(topic.topic, row.partition)] = row.end_offset
         return found
 
-    return control.retried("tell where leader epochs end", once, None)
+    return connection.run_with_retries("tell where leader epochs end", once, None)
 
 
-def _metadata(control: CoordinatorConnection, topics: Collection[str]) -> Any:
-    answer = _sent(control, wire.metadata(sorted(topics)))
+def _metadata(connection: CoordinatorConnection, topics: Collection[str]) -> Any:
+    answer = _sent(connection, wire.metadata(sorted(topics)))
     for row in answer.topics:
         if row.error_code == DENIED:
             raise KafkaNotAuthorisedError(
-                f"Kafka at {control.servers} does not allow tidegate to describe topic "
+                f"Kafka at {connection.servers} does not allow tidegate to describe topic "
                 f"{row.name!r}. Grant the job's principal READ on it."
             )
         if row.error_code != ABSENT:
@@ -109,7 +109,7 @@ def _check(error_code: int) -> None:
     """
     if error_code in MOVED:
         raise theirs.StaleMetadata("a leader is being elected")
-    raise_for(error_code)
+    raise_for_code(error_code)
 
 
 def _request(epochs: Mapping[TopicPartition, int]) -> Any:
@@ -135,8 +135,8 @@ def _request(epochs: Mapping[TopicPartition, int]) -> Any:
     )
 
 
-def _sent(control: CoordinatorConnection, request: Any, node_id: int | None = None) -> Any:
-    manager = control.client()._manager
+def _sent(connection: CoordinatorConnection, request: Any, node_id: int | None = None) -> Any:
+    manager = connection.client()._manager
 
     async def send() -> Any:
         return await manager.send(request, node_id=node_id)

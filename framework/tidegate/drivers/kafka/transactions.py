@@ -21,13 +21,13 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
 from tidegate.drivers.kafka.coordinator_connection import (
-    FOREIGN,
+    LIBRARY_ERRORS,
     RETRY,
     STATE_TOPIC,
     CoordinatorConnection,
-    raise_for,
+    raise_for_code,
 )
-from tidegate.drivers.kafka.topic_facts import epoch_ends, topic_ids
+from tidegate.drivers.kafka.topic_facts import epoch_end_offsets, topic_ids
 from tidegate.errors import KafkaUnavailableError, TidegateError, check
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import UNFINISHED, EndTxnResult, TransactionDescription, TransactionState
@@ -66,11 +66,11 @@ class KafkaTransactionAdmin:
     """
 
     def __init__(self, settings: Mapping[str, str], *, deadline_s: float = 30.0) -> None:
-        self._control = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
+        self._connection = CoordinatorConnection(settings, deadline_s=deadline_s, rights=RIGHTS)
 
     def cluster_id(self) -> str:
         """Return the cluster's id, which is part of the record of a prepared transaction."""
-        cluster = self._control.client()._manager.cluster.cluster_id
+        cluster = self._connection.client()._manager.cluster.cluster_id
         check(cluster, "a connected client knows the cluster's id")
         return str(cluster)
 
@@ -81,10 +81,10 @@ class KafkaTransactionAdmin:
 
         def once() -> TransactionDescription | None:
             request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-            row = self._control.ask(transactional_id, request).transaction_states[0]
+            row = self._connection.ask(transactional_id, request).transaction_states[0]
             if row.error_code == theirs.TransactionalIdNotFoundError.errno:
                 return None
-            raise_for(row.error_code)
+            raise_for_code(row.error_code)
             return TransactionDescription(
                 state=TransactionState(row.transaction_state),
                 producer_id=row.producer_id,
@@ -92,7 +92,7 @@ class KafkaTransactionAdmin:
                 start_ms=row.transaction_start_time_ms,
             )
 
-        return self._control.retried(
+        return self._connection.run_with_retries(
             f"describe transaction {transactional_id}", once, transactional_id
         )
 
@@ -109,9 +109,9 @@ class KafkaTransactionAdmin:
             max_version=3,
         )
         try:
-            raise_for(self._control.ask(transactional_id, request).error_code)
+            raise_for_code(self._connection.ask(transactional_id, request).error_code)
         except RETRY as error:
-            self._control.forget(transactional_id, error)
+            self._connection.invalidate_coordinator(transactional_id, error)
             return EndTxnResult.RETRY
         except KafkaUnavailableError:
             return EndTxnResult.RETRY
@@ -121,8 +121,10 @@ class KafkaTransactionAdmin:
             return EndTxnResult.NOT_AUTHORISED
         except TidegateError:
             raise
-        except FOREIGN as error:
-            raise self._control.translated(f"end transaction {transactional_id}", error) from None
+        except LIBRARY_ERRORS as error:
+            raise self._connection.translate_error(
+                f"end transaction {transactional_id}", error
+            ) from None
         return EndTxnResult.ACCEPTED
 
     def fence(self, transactional_id: TransactionalId) -> None:
@@ -139,9 +141,11 @@ class KafkaTransactionAdmin:
                 min_version=4,
                 max_version=4,
             )
-            raise_for(self._control.ask(transactional_id, request).error_code)
+            raise_for_code(self._connection.ask(transactional_id, request).error_code)
 
-        self._control.retried(f"fence transactional id {transactional_id}", once, transactional_id)
+        self._connection.run_with_retries(
+            f"fence transactional id {transactional_id}", once, transactional_id
+        )
 
     def list(
         self, prefix: str, *, unfinished: bool = False
@@ -156,26 +160,26 @@ class KafkaTransactionAdmin:
         timeouts_ms = itertools.chain(LIST_TIMEOUTS_MS, itertools.repeat(LIST_TIMEOUTS_MS[-1]))
 
         def once() -> dict[TransactionalId, TransactionState]:
-            manager = self._control.client()._manager
+            manager = self._connection.client()._manager
             listed: Any = manager.run(_list_everywhere, manager, states, next(timeouts_ms))
             return listed  # type: ignore[no-any-return]
 
-        found = self._control.retried("list transactions", once, None)
+        found = self._connection.run_with_retries("list transactions", once, None)
         return {name: state for name, state in found.items() if name.startswith(prefix)}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the ids of those topics that exist, in Kafka's notation."""
-        return topic_ids(self._control, topics)
+        return topic_ids(self._connection, topics)
 
-    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return, for each partition, the end offset of the records of a leader epoch and of all
         earlier epochs.
         """
-        return epoch_ends(self._control, epochs)
+        return epoch_end_offsets(self._connection, epochs)
 
     def close(self) -> None:
         """Close the connections. Calls in progress fail."""
-        self._control.close()
+        self._connection.close()
 
 
 async def _list_everywhere(
@@ -192,7 +196,7 @@ async def _list_everywhere(
     for broker in brokers:
         request = ListTransactionsRequest(state_filters=list(states))
         answer = await manager.send(request, node_id=broker, request_timeout_ms=timeout_ms)
-        raise_for(answer.error_code)
+        raise_for_code(answer.error_code)
         for row in answer.transaction_states:
             state = _STATES.get(row.transaction_state)
             found[row.transactional_id] = state or TransactionState(row.transaction_state)

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NoReturn
 
-from tidegate.drivers.process.gc_tuning import settle_gc
+from tidegate.drivers.process.gc_tuning import tune_gc
 from tidegate.ports.processes import CurrentProcess, ExitStatus
 
 
@@ -27,7 +27,7 @@ class OsProcess:
         os._exit(status)
 
     def freeze_gc(self) -> None:
-        settle_gc()
+        tune_gc()
 
 
 if TYPE_CHECKING:

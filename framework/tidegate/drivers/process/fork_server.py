@@ -73,7 +73,7 @@ class _ForkServer:
         gc.collect()
         gc.freeze()  # these objects stay: the collector would only unshare their pages
         try:
-            self._tell(fork_protocol.Ready(pid=os.getpid()))
+            self._send_notice(fork_protocol.Ready(pid=os.getpid()))
             while self._serve():
                 continue
         finally:
@@ -103,12 +103,12 @@ class _ForkServer:
         try:
             pid = os.fork()
         except OSError as error:  # no memory or no process id: the other slots must continue
-            self._tell(fork_protocol.NotForked(index=start.index, reason=str(error)))
+            self._send_notice(fork_protocol.NotForked(index=start.index, reason=str(error)))
             return
         if pid == 0:
             self._become_slot(start)
         self._children[pid] = start.index
-        self._tell(fork_protocol.Forked(index=start.index, pid=pid))
+        self._send_notice(fork_protocol.Forked(index=start.index, pid=pid))
 
     def _reap(self) -> None:
         while self._children:
@@ -116,11 +116,11 @@ class _ForkServer:
             if pid == 0:
                 return
             index = self._children.pop(pid)
-            self._tell(
+            self._send_notice(
                 fork_protocol.Exited(index=index, pid=pid, status=os.waitstatus_to_exitcode(status))
             )
 
-    def _tell(self, notice: fork_protocol.Notice) -> None:
+    def _send_notice(self, notice: fork_protocol.Notice) -> None:
         with contextlib.suppress(ConnectionError):  # no TaskManager: the next read detects that
             fork_protocol.send(self._commands, notice)
 

@@ -1,6 +1,6 @@
 """The garbage collection settings of a process that works through batches of records.
 
-A slot calls `settle_gc` when all objects exist that live as long as the slot. The benchmarks of its
+A slot calls `tune_gc` when all objects exist that live as long as the slot. The benchmarks of its
 parts call it too.
 """
 
@@ -10,10 +10,10 @@ import gc
 from typing import Final
 
 THRESHOLDS: Final = (200_000, 50, 50)
-"""The arguments of `gc.set_threshold`; `settle_gc` gives the reasons."""
+"""The arguments of `gc.set_threshold`; `tune_gc` gives the reasons."""
 
 
-def settle_gc() -> None:
+def tune_gc() -> None:
     """Exclude all present objects from further collections, and make collections rare.
 
     The framework makes no reference cycles per record: batches, values and state are freed by their

@@ -89,7 +89,7 @@ def is_prestarted() -> bool:
     return stat.S_ISSOCK(os.fstat(PARENT_PIPE_FD).st_mode)
 
 
-def leave_if_orphaned() -> None:
+def exit_if_orphaned() -> None:
     """Exit if the parent of this prestarted process is gone and has sent nothing."""
     with _socket() as parent:
         try:

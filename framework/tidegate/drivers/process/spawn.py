@@ -212,16 +212,16 @@ class OsForkServer:
         return self._child.pid
 
     def fork(self, start: Any) -> None:
-        self._tell(fork_protocol.Fork(start=start))
+        self._send_command(fork_protocol.Fork(start=start))
 
     def kill(self, pid: int) -> None:
-        self._tell(fork_protocol.Kill(pid=pid))
+        self._send_command(fork_protocol.Kill(pid=pid))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the fork server has already ended
             self._commands.shutdown(socket.SHUT_WR)
 
-    def _tell(self, command: fork_protocol.Command) -> None:
+    def _send_command(self, command: fork_protocol.Command) -> None:
         # The fork server is gone: the reader reports that, and may already have closed the socket.
         with contextlib.suppress(OSError):
             fork_protocol.send(self._commands, command)

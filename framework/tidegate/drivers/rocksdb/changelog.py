@@ -72,11 +72,11 @@ class Changelog:
         self._bytes = self._segments = 0
         self._files: list[Path] = []
         """The files of the last checkpoint."""
-        self._whole = False
+        self._is_complete = False
         """Whether the files have all writes up to the last checkpoint. False before the full
         checkpoint is made, and after a segment could not be written.
         """
-        self._alone = False
+        self._previous_deleted = False
         """Whether the folders of earlier changelogs are gone."""
 
     def add(self, write: Write, size: int) -> None:
@@ -93,7 +93,7 @@ class Changelog:
         """Return whether the next checkpoint may be a segment. Otherwise it must be a full one. All
         earlier checkpoints must be frozen.
         """
-        return self._whole and self._bytes <= LOG_BYTES_MAX and self._segments < SEGMENTS_MAX
+        return self._is_complete and self._bytes <= LOG_BYTES_MAX and self._segments < SEGMENTS_MAX
 
     def roll_segment(self) -> Callable[[], None]:
         """End the current segment and return a function that writes it into the folder. The
@@ -101,7 +101,7 @@ class Changelog:
         Without writes since the last checkpoint there is no segment, and the function does nothing.
         """
         if not self._writes:
-            return _nothing
+            return _append_nothing
         self._segments += 1
         writes, self._writes = self._writes, []
         name = f"{_SEGMENT}{self._segments:04}.{self._number}"
@@ -117,7 +117,7 @@ class Changelog:
             if path.suffix != TABLE:
                 path.rename(path.with_name(f"{path.name}.{self._number}"))
         self._files = sorted(self._folder.iterdir())
-        self._whole = True
+        self._is_complete = True
 
     def files(self) -> list[Path]:
         """Return the files of the last checkpoint. They stay until the next changelog deletes
@@ -127,25 +127,25 @@ class Changelog:
 
     def delete_previous(self) -> None:
         """Delete the folders of earlier changelogs. No thread reads their checkpoints any more."""
-        if self._alone:
+        if self._previous_deleted:
             return
         for folder in self._folder.parent.iterdir():
             if int(folder.stem) < self._number:  # a later folder has a suffix while it is made
                 shutil.rmtree(folder)
-        self._alone = True
+        self._previous_deleted = True
 
     def _append(self, path: Path, writes: list[Write]) -> None:
-        self._whole = False
+        self._is_complete = False
         write_private(path, msgspec.msgpack.encode(_Segment(FORMAT, writes)))
         self._files.append(path)
-        self._whole = True
+        self._is_complete = True
 
 
-def _nothing() -> None:
+def _append_nothing() -> None:
     """Add no segment: the checkpoint of an idle store has the files of the previous checkpoint."""
 
 
-def lay_out(directory: Path) -> int:
+def restore_file_names(directory: Path) -> int:
     """Rename the files of a checkpoint in `directory` to the names that RocksDB expects. Return the
     number of their changelog, or 0 if there are no such files.
     """
@@ -158,9 +158,9 @@ def lay_out(directory: Path) -> int:
 
 
 def take_segments(directory: Path) -> Iterator[Write]:
-    """Yield the writes of all segments in `directory`, in their order, after `lay_out` has renamed
-    the files. Delete each segment after its last write. CorruptCheckpointError if a file is not a
-    segment or has an unknown format.
+    """Yield the writes of all segments in `directory`, in their order, after `restore_file_names`
+    has renamed the files. Delete each segment after its last write. CorruptCheckpointError if a
+    file is not a segment or has an unknown format.
     """
     for path in sorted(directory.glob(f"{_SEGMENT}*")):
         try:

@@ -17,14 +17,14 @@ from tidegate.errors import StorageError
 
 
 class RocksDBCheckpoint:
-    """A `ports.kv.StoreCheckpoint`. The first thread that needs the files makes them with `freeze`.
-    `files` also calls `drop`, which deletes the files of earlier changelogs.
+    """A `ports.kv.StoreCheckpoint`. The first thread that needs the files makes them with
+    `make_files`. `files` also calls `drop`, which deletes the files of earlier changelogs.
     """
 
-    def __init__(self, *, freeze: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
-        self._freeze: Callable[[], list[Path]] | None = freeze
-        self._drop = drop
-        self._freezing = threading.Lock()
+    def __init__(self, *, make_files: Callable[[], list[Path]], drop: Callable[[], None]) -> None:
+        self._make_files: Callable[[], list[Path]] | None = make_files
+        self._delete_previous = drop
+        self._lock = threading.Lock()
         self._files: list[Path] = []
         self._failure: StorageError | None = None
 
@@ -32,27 +32,27 @@ class RocksDBCheckpoint:
         self.end()
         if self._failure is not None:
             raise self._failure
-        self._drop()
+        self._delete_previous()
         return self._files
 
     def end(self) -> None:
         """Make the files, or keep the error for `files` to raise. Do nothing if this was done
         before.
         """
-        with self._freezing:
-            if self._freeze is None:
+        with self._lock:
+            if self._make_files is None:
                 return
             try:
-                self._files = self._freeze()
+                self._files = self._make_files()
             except StorageError as error:
                 self._failure = error
-            self._freeze = None
+            self._make_files = None
 
     def abandon(self) -> None:
         """Do not make the files if they are not made yet, because the store is being closed.
         `files` then raises StorageError.
         """
-        with self._freezing:
-            if self._freeze is not None:
-                self._freeze = None
+        with self._lock:
+            if self._make_files is not None:
+                self._make_files = None
                 self._failure = StorageError("the state store was closed before its checkpoint")

@@ -58,12 +58,12 @@ from rocksdict import (
     WriteOptions,
 )
 
-from tidegate.drivers.rocksdb.changelog import Changelog, lay_out, take_segments
+from tidegate.drivers.rocksdb.changelog import Changelog, restore_file_names, take_segments
 from tidegate.drivers.rocksdb.frozen import RocksDBCheckpoint
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.private_files import make_private_folder
 
-HELD_BYTES_MAX: Final = 32 << 20
+BUFFER_BYTES_MAX: Final = 32 << 20
 """The maximum size of the buffer in bytes, estimated from the mean size of the writes: some 130,000
 small pairs. A larger buffer goes into RocksDB. The detached buffer of a full checkpoint needs
 memory in addition, until the checkpoint is frozen.
@@ -116,7 +116,7 @@ _CHANGELOG: Final = "changelog"
 
 _UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
 _FAILED: Final = "rocksdb.background-errors"
-_NOT_HELD: Final = object()
+_NOT_BUFFERED: Final = object()
 _NO_SPACE: Final = ("No space left", "Disk quota exceeded", "out of space")
 
 
@@ -128,94 +128,99 @@ class RocksDBStore:
         self._write_options = WriteOptions()
         # The stub of rocksdict declares this property as a method.
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
-        self._held: dict[bytes, bytes | None] = {}
+        self._buffer: dict[bytes, bytes | None] = {}
         """The buffer: writes that are not yet in RocksDB, with None for a deleted key."""
-        self._aside: dict[bytes, bytes | None] = {}
+        self._detached_buffer: dict[bytes, bytes | None] = {}
         """The detached buffer of a full checkpoint, until the checkpoint's files exist."""
         self._written = self._written_bytes = 0
         """The number of keys written to the buffer, and the bytes of those keys and their values.
         Repeated writes of one key count each time.
         """
-        self._log: Changelog | None = None
+        self._changelog: Changelog | None = None
         """The changelog since the newest full checkpoint; None before the first one."""
         self._scanned = False
         """Whether a scan ran since the last checkpoint. Further scans are then likely, so the next
         checkpoint is a full one: a scan needs all writes in RocksDB.
         """
         self._flushing = False
-        """Whether a flush was or will be requested, and `_settle` has not waited for it since."""
-        self._freezing: RocksDBCheckpoint | None = None
-        """The newest checkpoint, until `_freeze` has completed it."""
+        """Whether a flush was or will be requested, and `_complete_flush` has not waited for it
+        since.
+        """
+        self._incomplete_checkpoint: RocksDBCheckpoint | None = None
+        """The newest checkpoint, until `_complete_checkpoint` has completed it."""
         self._closed = False
         with self._translated("open"):
             make_private_folder(directory)
-            self._logs = lay_out(directory)
+            self._changelog_number = restore_file_names(directory)
             self._db = Rdict(str(directory), _options())
             for deletes, puts in take_segments(directory):
                 self.write(puts, deletes)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        aside = self._aside  # taken before RocksDB is read: a pair that is gone here is there
-        if not self._held and not aside:
+        detached = (
+            self._detached_buffer
+        )  # taken before RocksDB is read: a pair that is gone here is there
+        if not self._buffer and not detached:
             return self._stored(keys)
-        held = self._held.get
-        found: list[Any] = [held(key, _NOT_HELD) for key in keys]
-        if aside:
+        buffered = self._buffer.get
+        found: list[Any] = [buffered(key, _NOT_BUFFERED) for key in keys]
+        if detached:
             found = [
-                aside.get(key, _NOT_HELD) if value is _NOT_HELD else value
+                detached.get(key, _NOT_BUFFERED) if value is _NOT_BUFFERED else value
                 for key, value in zip(keys, found, strict=True)
             ]
-        asked = [key for key, value in zip(keys, found, strict=True) if value is _NOT_HELD]
+        asked = [key for key, value in zip(keys, found, strict=True) if value is _NOT_BUFFERED]
         if asked:
             stored = iter(self._stored(asked))
-            found = [next(stored) if value is _NOT_HELD else value for value in found]
+            found = [next(stored) if value is _NOT_BUFFERED else value for value in found]
         return found
 
     def write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes]) -> None:
         with self._translated("write"):
             self._check_open()
-            pairs, gone = list(puts), list(deletes)
-            self._held.update(dict.fromkeys(gone))
-            self._held.update(pairs)
-            size = sum(map(len, chain.from_iterable(pairs))) + sum(map(len, gone))
-            if self._log is not None:
-                self._log.add((gone, pairs), size)
-            self._written += len(pairs) + len(gone)
+            pairs, deleted = list(puts), list(deletes)
+            self._buffer.update(dict.fromkeys(deleted))
+            self._buffer.update(pairs)
+            size = sum(map(len, chain.from_iterable(pairs))) + sum(map(len, deleted))
+            if self._changelog is not None:
+                self._changelog.add((deleted, pairs), size)
+            self._written += len(pairs) + len(deleted)
             self._written_bytes += size
             pair_bytes = PAIR_BYTES + self._written_bytes // max(1, self._written)
-            if len(self._held) * pair_bytes > HELD_BYTES_MAX:
-                self._put_held()
+            if len(self._buffer) * pair_bytes > BUFFER_BYTES_MAX:
+                self._flush_buffer()
 
     def scan(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         with self._translated("scan"):
             self._scanned = True
-            self._put_held()
-            self._settle()
+            self._flush_buffer()
+            self._complete_flush()
             pairs: Iterator[Any] = self._db.items(from_key=first)
         return self._read(pairs, end)
 
     def checkpoint(self) -> RocksDBCheckpoint:
-        self._freeze()
+        self._complete_checkpoint()
         with self._translated("checkpoint"):
-            log = self._log
+            log = self._changelog
             if log is not None and log.can_append() and not self._scanned:
                 write = log.roll_segment()
             else:
-                log = self._log = self._begin_log()
-                write = partial(self._fill, log)
+                log = self._changelog = self._begin_changelog()
+                write = partial(self._materialize, log)
                 self._detach_buffer()
         self._scanned = False
-        self._freezing = RocksDBCheckpoint(
-            freeze=partial(self._frozen, log, write), drop=partial(self._drop, log)
+        self._incomplete_checkpoint = RocksDBCheckpoint(
+            make_files=partial(self._checkpoint_files, log, write),
+            drop=partial(self._delete_previous, log),
         )
-        return self._freezing
+        return self._incomplete_checkpoint
 
     def close(self) -> None:
         self._closed = True
-        self._held.clear()
-        if self._freezing is not None:
-            self._freezing.abandon()
-        self._aside = {}
+        self._buffer.clear()
+        if self._incomplete_checkpoint is not None:
+            self._incomplete_checkpoint.abandon()
+        self._detached_buffer = {}
         with self._translated("close"):
             self._db.close()
 
@@ -225,47 +230,47 @@ class RocksDBStore:
 
     def _stored(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._translated("read"):
-            self._settle()
+            self._complete_flush()
             found = self._db.get(list(keys))
         return cast("list[bytes | None]", found)
 
-    def _put_held(self) -> None:
+    def _flush_buffer(self) -> None:
         """Write the buffer into RocksDB and request a flush, because the memtable is a list, which
         each reader would sort as a whole.
         """
-        if self._aside:
-            self._freeze()
-            self._take_back()
-        if not self._held:
+        if self._detached_buffer:
+            self._complete_checkpoint()
+            self._merge_detached_buffer()
+        if not self._buffer:
             return
-        self._freeze()
-        deque(self._put(self._held), maxlen=0)
+        self._complete_checkpoint()
+        deque(self._put(self._buffer), maxlen=0)
         self._db.flush(wait=False)
         self._flushing = True
-        self._held = {}
+        self._buffer = {}
         self._written = self._written_bytes = 0
 
     def _detach_buffer(self) -> None:
         """Move the buffer aside for the full checkpoint that begins."""
-        self._take_back()
-        self._aside, self._held = self._held, {}
+        self._merge_detached_buffer()
+        self._detached_buffer, self._buffer = self._buffer, {}
         self._written = self._written_bytes = 0
         self._flushing = True
 
-    def _take_back(self) -> None:
+    def _merge_detached_buffer(self) -> None:
         """Merge a detached buffer that RocksDB has refused into the buffer. Newer writes win."""
-        if self._aside:
-            self._held = self._aside | self._held
-            self._aside = {}
+        if self._detached_buffer:
+            self._buffer = self._detached_buffer | self._buffer
+            self._detached_buffer = {}
 
     def _put(self, pairs: Mapping[bytes, bytes | None]) -> Iterator[None]:
         """Write pairs into RocksDB, and yield after each piece."""
-        gone: list[bytes] = []
+        deleted: list[bytes] = []
         if None in pairs.values():
-            gone = [key for key, value in pairs.items() if value is None]
+            deleted = [key for key, value in pairs.items() if value is None]
             pairs = {key: value for key, value in pairs.items() if value is not None}
-        deletes, puts = zip(gone, strict=True), iter(pairs.items())
-        for method, calls, count in (("delete", deletes, len(gone)), ("put", puts, len(pairs))):
+        deletes, puts = zip(deleted, strict=True), iter(pairs.items())
+        for method, calls, count in (("delete", deletes, len(deleted)), ("put", puts, len(pairs))):
             for _ in range(0, count, PIECE):
                 batch = WriteBatch(raw_mode=True)
                 some = islice(calls, PIECE)
@@ -273,30 +278,32 @@ class RocksDBStore:
                 self._db.write(batch, self._write_options)
                 yield
 
-    def _freeze(self) -> None:
+    def _complete_checkpoint(self) -> None:
         """Complete the newest checkpoint. Its `files` method returns the files or raises the
         error.
         """
-        if self._freezing is not None:
-            self._freezing.end()
-            self._freezing = None
+        if self._incomplete_checkpoint is not None:
+            self._incomplete_checkpoint.end()
+            self._incomplete_checkpoint = None
 
-    def _begin_log(self) -> Changelog:
+    def _begin_changelog(self) -> Changelog:
         """Return a new changelog, which begins with a full checkpoint."""
-        self._logs += 1
-        return Changelog(self._directory / _CHANGELOG / str(self._logs), self._logs)
+        self._changelog_number += 1
+        return Changelog(
+            self._directory / _CHANGELOG / str(self._changelog_number), self._changelog_number
+        )
 
-    def _fill(self, log: Changelog) -> None:
+    def _materialize(self, log: Changelog) -> None:
         """Start the changelog with a full checkpoint: put the detached buffer into RocksDB, and no
         other writes.
         """
-        for _ in self._put(self._aside):
+        for _ in self._put(self._detached_buffer):
             self._check_open()  # `close` waits for this freeze, so it must end early
             time.sleep(0)  # code in C does not check whether another thread waits for the lock
         self._db.flush(wait=False)
         self._await_flush()
         log.materialize(self._make)
-        done, self._aside = self._aside, {}
+        done, self._detached_buffer = self._detached_buffer, {}
         while done:  # freeing the objects holds the lock too
             deque(starmap(done.popitem, repeat((), min(PIECE, len(done)))), maxlen=0)
             time.sleep(0)
@@ -307,13 +314,13 @@ class RocksDBStore:
             if path.suffix == ".log" or path.name.startswith("OPTIONS-"):
                 path.unlink()
 
-    def _frozen(self, log: Changelog, write: Callable[[], None]) -> list[Path]:
+    def _checkpoint_files(self, log: Changelog, write: Callable[[], None]) -> list[Path]:
         """Return the files of a checkpoint after `write` has added its files to the changelog."""
         with self._translated("checkpoint"):
             write()
             return log.files()
 
-    def _drop(self, log: Changelog) -> None:
+    def _delete_previous(self, log: Changelog) -> None:
         with self._translated("checkpoint"):
             log.delete_previous()
 
@@ -327,12 +334,12 @@ class RocksDBStore:
         while asked(_UNFLUSHED) and not asked(_FAILED) and time.monotonic() < end_s:
             time.sleep(FLUSH_POLL_S)
 
-    def _settle(self) -> None:
+    def _complete_flush(self) -> None:
         """Complete a checkpoint that is not frozen yet and wait for its flush, because reads must
         not read a memtable.
         """
         if self._flushing:
-            self._freeze()
+            self._complete_checkpoint()
             self._await_flush()
             self._flushing = False
 

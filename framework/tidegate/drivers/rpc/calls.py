@@ -15,7 +15,7 @@ from tidegate.protocol import codec
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import Failed, Message
 
-NOBODY: Final = "no process answers there (it is gone or not yet up)"
+NOT_REACHABLE: Final = "no process answers there (it is gone or not yet up)"
 
 _log = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ def timeout_reason(timeout_s: float) -> str:
     return f"no reply within {timeout_s:g} s"
 
 
-def failed(message: object, address: str, why: str) -> RpcError:
+def failed_error(message: object, address: str, why: str) -> RpcError:
     """Return the error for a call without a reply. The message may have arrived."""
     return RpcError(f"{type(message).__name__} to {address} failed: {why}.")
 
 
-def not_sent(message: object, address: str) -> RpcError:
+def not_sent_error(message: object, address: str) -> RpcError:
     """Return the error for a call after the client was closed."""
     return RpcError(f"{type(message).__name__} to {address} was not sent: its connection is shut.")

@@ -179,16 +179,16 @@ class GrpcClient:
         data = codec.encode(message)
         connection = self._take()
         if connection is None:
-            raise calls.not_sent(message, self._address)
+            raise calls.not_sent_error(message, self._address)
         late = False
         try:
             reply: bytes = connection.method(data, timeout=timeout_s)
         except grpc.RpcError as error:
             code = _code_of(error)
             late = code is grpc.StatusCode.DEADLINE_EXCEEDED
-            raise calls.failed(message, self._address, _why(code, timeout_s)) from error
+            raise calls.failed_error(message, self._address, _why(code, timeout_s)) from error
         except ValueError as error:  # another thread has closed the channel
-            raise calls.not_sent(message, self._address) from error
+            raise calls.not_sent_error(message, self._address) from error
         finally:
             self._give_back(connection, doubted=late)
         return calls.decode_reply(reply)
@@ -234,7 +234,7 @@ def _why(code: grpc.StatusCode | None, timeout_s: float) -> str:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return calls.timeout_reason(timeout_s)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return calls.NOBODY
+        return calls.NOT_REACHABLE
     return f"gRPC says {code.name if code else 'nothing'}"
 
 

@@ -37,13 +37,13 @@ def read_or_create(store: BlobStore, where: str) -> str:
     for _ in range(TRIES):
         found = store.get(IDENTITY)
         if found is not None:
-            return _required(found, where)
+            return _parse_valid_id(found, where)
         store.create(IDENTITY, secrets.token_hex(8).encode())
     message = f"checkpoint.dir {where} does not say whether it has written; is it reachable?"
     raise StorageError(message)
 
 
-def id_in(data: bytes) -> str | None:
+def parse_id(data: bytes) -> str | None:
     """Return the id in a file's content. None if the content is anything else."""
     found = _ID.fullmatch(data)
     return None if found is None else found[1].decode()
@@ -53,19 +53,19 @@ def compare(found: bytes, expected: str, where: str) -> None:
     """Raise StorageGoneError unless `found`, the content of a storage's id file, is the expected
     id.
     """
-    present = id_in(found)
+    present = parse_id(found)
     if present is None:
-        raise gone(
+        raise storage_gone_error(
             where,
             f"{IDENTITY} in it is damaged, because it holds {_shown(found)} and no id. If this is "
             f"the storage that the job uses, write its id, {expected}, into that file",
         )
     if present != expected:
-        raise another(where, present, expected)
+        raise other_storage_error(where, present, expected)
 
 
-def _required(found: bytes, where: str) -> str:
-    present = id_in(found)
+def _parse_valid_id(found: bytes, where: str) -> str:
+    present = parse_id(found)
     if present is None:
         raise CorruptCheckpointError(
             f"The checkpoint storage {where} cannot be identified: {IDENTITY} in it is damaged, "
@@ -80,7 +80,7 @@ def _shown(data: bytes) -> str:
     return repr(data[:_SHOWN_MAX]) + ("..." if len(data) > _SHOWN_MAX else "")
 
 
-def gone(where: str, why: str = _ABSENT) -> StorageGoneError:
+def storage_gone_error(where: str, why: str = _ABSENT) -> StorageGoneError:
     """Return the error for a storage that is missing or cannot be read."""
     return StorageGoneError(
         f"The checkpoint storage {where} is gone: {why}. Mount or restore it; nothing is written "
@@ -88,7 +88,7 @@ def gone(where: str, why: str = _ABSENT) -> StorageGoneError:
     )
 
 
-def another(where: str, found: str, expected: str) -> StorageGoneError:
+def other_storage_error(where: str, found: str, expected: str) -> StorageGoneError:
     """Return the error for a different storage behind the same path."""
     return StorageGoneError(
         f"The checkpoint storage {where} is gone: another storage is there ({IDENTITY} says "

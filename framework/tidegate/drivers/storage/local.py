@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.drivers.storage.file_systems import refuse_unsafe
-from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
+from tidegate.drivers.storage.identity import IDENTITY, compare, read_or_create, storage_gone_error
 from tidegate.drivers.storage.older_folders import close_older_folders
 from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import StorageError, check
@@ -215,11 +215,11 @@ class LocalStore:
         try:
             found = file.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise gone(str(self._root)) from None
+            raise storage_gone_error(str(self._root)) from None
         except OSError as error:
             if error.errno in _LOST:
                 why = f"{IDENTITY} in it cannot be read ({error.strerror})"
-                raise gone(str(self._root), why) from error
+                raise storage_gone_error(str(self._root), why) from error
             raise _translated(error, "read", file) from error
         compare(found, self._identity, str(self._root))
 
@@ -277,7 +277,7 @@ class LocalStore:
         if folder.is_dir():
             return
         if folder == self._root and self._identity:
-            raise gone(str(self._root))
+            raise storage_gone_error(str(self._root))
         self._make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=FOLDER_MODE)

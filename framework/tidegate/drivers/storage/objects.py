@@ -26,7 +26,7 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
-from tidegate.drivers.storage.identity import IDENTITY, compare, gone, read_or_create
+from tidegate.drivers.storage.identity import IDENTITY, compare, read_or_create, storage_gone_error
 from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import ConfigError, StorageError
 from tidegate.ports.blobs import CreateResult
@@ -69,17 +69,17 @@ class ObjectStore:
 
     def put(self, path: str, data: bytes) -> None:
         """See BlobStore."""
-        with self._door("write", path):
+        with self._translated_errors("write", path):
             obstore.put(self._store, path, data)
 
     def put_file(self, path: str, source: Path) -> None:
         """See BlobStore."""
-        with self._door("write", path):
+        with self._translated_errors("write", path):
             obstore.put(self._store, path, source)
 
     def get(self, path: str) -> bytes | None:
         """See BlobStore."""
-        with self._door("read", path):
+        with self._translated_errors("read", path):
             try:
                 return bytes(obstore.get(self._store, path).bytes())
             except FileNotFoundError:
@@ -87,7 +87,7 @@ class ObjectStore:
 
     def get_file(self, path: str, target: Path) -> bool:
         """See BlobStore."""
-        with self._door(f"copy to {target} from", path):
+        with self._translated_errors(f"copy to {target} from", path):
             try:
                 found = obstore.get(self._store, path)
             except FileNotFoundError:
@@ -98,13 +98,13 @@ class ObjectStore:
 
     def list(self, prefix: str) -> list[str]:
         """See BlobStore."""
-        with self._door("list", prefix):
+        with self._translated_errors("list", prefix):
             batches = obstore.list(self._store, prefix=prefix or None)
             return sorted(found["path"] for batch in batches for found in batch)
 
     def delete(self, path: str) -> None:
         """See BlobStore."""
-        with self._door("delete", path):
+        with self._translated_errors("delete", path):
             try:
                 obstore.delete(self._store, path)
             except FileNotFoundError:
@@ -132,14 +132,14 @@ class ObjectStore:
             return
         found = self.get(IDENTITY)
         if found is None:
-            raise gone(self._where)
+            raise storage_gone_error(self._where)
         compare(found, self._identity, self._where)
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self._where}>"
 
     @contextmanager
-    def _door(self, what: str, path: str) -> Iterator[None]:
+    def _translated_errors(self, what: str, path: str) -> Iterator[None]:
         """Translate obstore's exceptions into StorageError."""
         try:
             yield

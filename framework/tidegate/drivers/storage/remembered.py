@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from tidegate.drivers.storage.identity import id_in
+from tidegate.drivers.storage.identity import parse_id
 from tidegate.errors import CorruptCheckpointError
 from tidegate.private_files import make_private_folder, write_private
 from tidegate.storage_location import is_url
@@ -36,7 +36,7 @@ class RememberedStorage:
         if not self._is_path:
             return ""
         try:
-            found = id_in(self.file.read_bytes())
+            found = parse_id(self.file.read_bytes())
         except FileNotFoundError:
             return ""
         if found is None:

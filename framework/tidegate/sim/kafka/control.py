@@ -143,7 +143,7 @@ class FakeTransactionAdmin:
 
         return self._retried("describe the topics of the job", once)
 
-    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the end offset of the records up to a leader epoch, for each partition."""
         found: dict[TopicPartition, int] = {}
         for topic_partition, epoch in sorted(epochs.items()):
