@@ -158,10 +158,10 @@ class ClusterSpec:
 
 
 def processes(
-    common: ClusterSpec, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
+    cluster_spec: ClusterSpec, prestarted: Mapping[str, Prestarted] = MappingProxyType({})
 ) -> OsProcesses:
-    """Return the starter for processes of the cluster that `common` describes."""
-    return OsProcesses(common.to_dict(), Path(common.config.logs.dir), prestarted)
+    """Return the starter for processes of the cluster that `cluster_spec` describes."""
+    return OsProcesses(cluster_spec.to_dict(), Path(cluster_spec.config.logs.dir), prestarted)
 
 
 def local_cluster(
@@ -183,7 +183,7 @@ def local_cluster(
         remove_sockets = undo.callback(lambda: shutil.rmtree(sockets, ignore_errors=True))
         endpoint = Endpoint(socket_dir=str(sockets))
         drivers = SystemDrivers(endpoint)
-        common = ClusterSpec(
+        cluster_spec = ClusterSpec(
             config=config,
             cluster=cluster or secrets.token_hex(6),
             role_mains=mains,
@@ -192,7 +192,7 @@ def local_cluster(
         )
         early = {} if jobmanager is None else {"jobmanager": jobmanager}
         started = LocalCluster(
-            processes(common, early),
+            processes(cluster_spec, early),
             drivers.rpc,
             drivers.clock,
             drivers.threads,
@@ -218,7 +218,7 @@ def run_session_jobmanager(config: Config, *, insecure: bool = False) -> NoRetur
         own = config.model_copy(update={"checkpoint": checkpoint})
         endpoint = Endpoint(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
         require_insecure(endpoint, "jobmanager", insecure=insecure)
-        common = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)
+        cluster_spec = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)
         remembered = RememberedStorage(Path(own.state.local_dir).absolute(), storage)
         identity = remembered.read()
         if identity:
@@ -235,10 +235,10 @@ def run_session_jobmanager(config: Config, *, insecure: bool = False) -> NoRetur
             _log.info("serving: %s", facts)
 
         return run_jobmanager(
-            common.cluster,
+            cluster_spec.cluster,
             own,
             SystemDrivers(endpoint),
-            processes(common),
+            processes(cluster_spec),
             announce=announce,
             session_cluster=True,
             storage=identity,
@@ -260,7 +260,7 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
     def serve() -> int:
         at = config.jobmanager
         clock = SystemClock()
-        said, pause_s, checked = "", REJOIN_PAUSE_S, False
+        last_error, pause_s, checked = "", REJOIN_PAUSE_S, False
         while True:
             began_s = clock.monotonic()
             try:
@@ -269,7 +269,9 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
                 if not checked:
                     require_insecure(endpoint, "taskmanager", insecure=insecure)
                     checked = True
-                common = ClusterSpec(config=config, cluster=config.cluster.name, endpoint=endpoint)
+                cluster_spec = ClusterSpec(
+                    config=config, cluster=config.cluster.name, endpoint=endpoint
+                )
                 run_taskmanager(
                     TaskManagerId(f"standalone-{host}-{secrets.token_hex(4)}"),
                     Endpoint(host=at.host).advertised_address(at.port),
@@ -277,18 +279,18 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
                     config.taskmanager.slots,
                     config,
                     SystemDrivers(endpoint),
-                    processes(common),
+                    processes(cluster_spec),
                     port=config.taskmanager.port,
                 )
             # The JobManager cannot be reached yet, the port is in use, or the host lacks resources.
             except (RpcError, ResourceExhaustedError) as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     _log.warning("%s (It is tried again until it works.)", error)
-                said = str(error)
+                last_error = str(error)
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, REJOIN_PAUSE_S_MAX)
             if clock.monotonic() - began_s > 2 * REJOIN_PAUSE_S_MAX:  # it was in service
-                said, pause_s = "", REJOIN_PAUSE_S
+                last_error, pause_s = "", REJOIN_PAUSE_S
 
     from tidegate.controlplane.taskmanager.service import run_taskmanager
 
@@ -351,13 +353,13 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         gc.enable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, _exit_on_signal)
-        common = ClusterSpec.from_dict(given["common"])
-        sys.path[:0] = common.path
-        set_up_logging(common.config.logs.level, role=role, pid=os.getpid())
+        cluster_spec = ClusterSpec.from_dict(given["common"])
+        sys.path[:0] = cluster_spec.path
+        set_up_logging(cluster_spec.config.logs.level, role=role, pid=os.getpid())
         if role != "zygote":  # which ends with the TaskManager's socket, and must have no thread
             exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}
-        status = _ROLES[role](common, arguments, children)
+        status = _ROLES[role](cluster_spec, arguments, children)
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else FAILED
     except TidegateError as error:
@@ -407,70 +409,70 @@ def _announce(facts: Mapping[str, object]) -> None:
 
 
 def _jobmanager(
-    common: ClusterSpec, _arguments: dict[str, Any], children: Mapping[str, Prestarted]
+    cluster_spec: ClusterSpec, _arguments: dict[str, Any], children: Mapping[str, Prestarted]
 ) -> int:
-    run = _named(common.role_mains.get("jobmanager", JOBMANAGER_MAIN))
+    run = _named(cluster_spec.role_mains.get("jobmanager", JOBMANAGER_MAIN))
     status: int = run(
-        common.cluster,
-        common.config,
-        SystemDrivers(common.endpoint),
-        processes(common, children),
+        cluster_spec.cluster,
+        cluster_spec.config,
+        SystemDrivers(cluster_spec.endpoint),
+        processes(cluster_spec, children),
         announce=_announce,
-        storage=common.storage,
+        storage=cluster_spec.storage,
     )
     return status
 
 
 def _jobmaster(
-    common: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
+    cluster_spec: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
 ) -> int:
     set_up_logging(
-        common.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
+        cluster_spec.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
-    run = _named(common.role_mains.get("jobmaster", JOBMASTER_MAIN))
+    run = _named(cluster_spec.role_mains.get("jobmaster", JOBMASTER_MAIN))
     status: int = run(
         JobName(arguments["job"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
-        SystemDrivers(common.endpoint),
+        SystemDrivers(cluster_spec.endpoint),
     )
     return status
 
 
 def _taskmanager(
-    common: ClusterSpec, arguments: dict[str, Any], children: Mapping[str, Prestarted]
+    cluster_spec: ClusterSpec, arguments: dict[str, Any], children: Mapping[str, Prestarted]
 ) -> int:
-    run = _named(common.role_mains.get("taskmanager", TASKMANAGER_MAIN))
+    run = _named(cluster_spec.role_mains.get("taskmanager", TASKMANAGER_MAIN))
     status: int = run(
         TaskManagerId(arguments["id"]),
         arguments["jobmanager_address"],
         LeaderEpoch(arguments["epoch"]),
         arguments["slots"],
-        common.config,
-        SystemDrivers(common.endpoint),
-        processes(common, children),
+        cluster_spec.config,
+        SystemDrivers(cluster_spec.endpoint),
+        processes(cluster_spec, children),
     )
     return status
 
 
 def _fork_server(
-    common: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
+    cluster_spec: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
 ) -> int:
     for name in _LIBRARIES_OF_SLOTS:
         importlib.import_module(name)
-    drivers = SystemDrivers(common.endpoint)
-    run = _named(common.role_mains.get("slot", SLOT_MAIN))
+    drivers = SystemDrivers(cluster_spec.endpoint)
+    run = _named(cluster_spec.role_mains.get("slot", SLOT_MAIN))
     from tidegate.drivers.process.fork_server import run_fork_server
     from tidegate.protocol.messages import StartSlot
 
     task_manager = TaskManagerId(arguments["task_manager"])
-    logs = Path(common.config.logs.dir)
+    logs = Path(cluster_spec.config.logs.dir)
 
     def slot_log(start: StartSlot) -> Path:
         return logs / start.job / f"slot-{task_manager}-{start.index}.log"
 
     def slot_main(start: StartSlot) -> int:
-        level = common.config.logs.level
+        level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file

@@ -24,7 +24,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-REPEATED_S = 10.0
+CONFIRMATION_S = 10.0
 """The time in seconds for which the leaders must repeat a finding before it is final."""
 
 
@@ -59,7 +59,7 @@ def totals(folder: Folder) -> int:
 def refused(folder: Folder, golden: str, outcome: Outcome) -> None:
     """Check that the first attempt was refused, after the leaders had repeated their answers."""
     assert outcome.code == 2, outcome.err
-    assert outcome.took_s >= REPEATED_S
+    assert outcome.took_s >= CONFIRMATION_S
     assert_golden(golden, folder.normalised(paragraph(outcome.err)))
 
 

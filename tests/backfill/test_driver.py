@@ -100,8 +100,11 @@ class Answers:
             finished=False,
             stopped=False,
             submission=self.submission,
-            restoration=RestorePlan(
-                keyed=({},), splits=((),), new_partitions=(), begins=frozenset({Uid("orders")})
+            restore_plan=RestorePlan(
+                keyed=({},),
+                splits=((),),
+                new_partitions=(),
+                sources_without_position=frozenset({Uid("orders")}),
             ),
             transaction_timeout_ms=60_000,
             producer_pool_size=1,

@@ -43,7 +43,7 @@ from tidegate.checkpoint.coordinator_events import (
     PublishFailed,
     StopRequested,
     TaskEnded,
-    TransactionsEnded,
+    TransactionsCommitted,
     TriggerBarriers,
     WakeAt,
 )
@@ -144,7 +144,7 @@ def test_a_subtask_that_has_ended_is_carried_without_what_was_ended() -> None:
     coordinator.handle(ack(1, B, txn(1), txn(2)))
     coordinator.handle(Published(checkpoint=cid(1), now_s=112))
     coordinator.handle(TaskEnded(subtask=B, now_s=113))
-    coordinator.handle(TransactionsEnded(transactions=(txn(1),)))
+    coordinator.handle(TransactionsCommitted(transactions=(txn(1),)))
     coordinator.handle(CheckpointTick(now_s=120))
     assert coordinator.missing == {A}
     found = coordinator.handle(ack(2, A))[0]

@@ -118,9 +118,9 @@ def test_every_key_group_and_every_split_has_exactly_one_owner(
     old: int, new: int, groups: int, partitions: int
 ) -> None:
     manifest = checkpoint(plan(old, groups), partitions)
-    restoration = restore(manifest, plan(new, groups), now(partitions), submission_id="s1")
+    restore_plan = restore(manifest, plan(new, groups), now(partitions), submission_id="s1")
     covered: list[int] = []
-    for ordinal, keyed in enumerate(restoration.keyed):
+    for ordinal, keyed in enumerate(restore_plan.keyed):
         mine = key_group_range(SubtaskIndex(ordinal), new, groups)
         theirs = [
             range(max(part.first_key_group, mine.start), min(part.last_key_group + 1, mine.stop))
@@ -129,11 +129,11 @@ def test_every_key_group_and_every_split_has_exactly_one_owner(
         assert all(theirs), "no snapshot is fetched for nothing"
         covered += [group for part in theirs for group in part]
     assert sorted(covered) == list(range(groups))
-    splits = [split for part in restoration.splits for split in part]
+    splits = [split for part in restore_plan.splits for split in part]
     assert sorted((s.partition, s.offset) for s in splits) == [
         (p, 100 + p) for p in range(partitions)
     ]
-    assert len(restoration.splits) == len(restoration.keyed) == new
+    assert len(restore_plan.splits) == len(restore_plan.keyed) == new
 
 
 def test_the_spread_is_the_same_everywhere_and_even() -> None:
@@ -144,23 +144,25 @@ def test_the_spread_is_the_same_everywhere_and_even() -> None:
 def test_a_restoration_says_which_sources_have_no_position_in_the_checkpoint() -> None:
     both = plan(sources=(*plan().sources, SourceMetadata(uid=Uid("clicks"), topic="orders")))
     partitions = [*now(3), *now(3, source=Uid("clicks"))]
-    assert restore(None, both, partitions).begins == {ORDERS, "clicks"}
-    assert restore(checkpoint(plan()), both, partitions).begins == {"clicks"}
-    assert restore(checkpoint(plan()), plan(), now(4)).begins == set(), "a new partition"
+    assert restore(None, both, partitions).sources_without_position == {ORDERS, "clicks"}
+    assert restore(checkpoint(plan()), both, partitions).sources_without_position == {"clicks"}
+    assert restore(checkpoint(plan()), plan(), now(4)).sources_without_position == set(), (
+        "a new partition"
+    )
 
 
 def test_a_start_from_nothing_begins_where_the_sources_say() -> None:
-    restoration = restore(None, plan(), now())
-    assert restoration.keyed == ({}, {})
-    assert {split.offset for part in restoration.splits for split in part} == {5}
-    assert restoration.new_partitions == ()
+    restore_plan = restore(None, plan(), now())
+    assert restore_plan.keyed == ({}, {})
+    assert {split.offset for part in restore_plan.splits for split in part} == {5}
+    assert restore_plan.new_partitions == ()
 
 
 def test_a_new_partition_begins_at_its_earliest_offset() -> None:
-    restoration = restore(checkpoint(plan()), plan(), now(4))
-    offsets = {s.partition: s.offset for part in restoration.splits for s in part}
+    restore_plan = restore(checkpoint(plan()), plan(), now(4))
+    offsets = {s.partition: s.offset for part in restore_plan.splits for s in part}
     assert offsets == {0: 100, 1: 101, 2: 102, 3: 2}
-    assert [found.partition for found in restoration.new_partitions] == [3]
+    assert [found.partition for found in restore_plan.new_partitions] == [3]
 
 
 def test_a_new_source_begins_where_it_says() -> None:
@@ -171,8 +173,8 @@ def test_a_new_source_begins_where_it_says() -> None:
             SourceMetadata(uid=clicks, topic="orders"),
         )
     )
-    restoration = restore(checkpoint(plan()), state_metadata, [*now(), *now(1, source=clicks)])
-    offsets = {(s.source, s.partition): s.offset for part in restoration.splits for s in part}
+    restore_plan = restore(checkpoint(plan()), state_metadata, [*now(), *now(1, source=clicks)])
+    offsets = {(s.source, s.partition): s.offset for part in restore_plan.splits for s in part}
     assert offsets[clicks, 0] == 5
 
 
@@ -180,8 +182,8 @@ def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
     manifest = checkpoint(plan(), end_offset=150)
 
     def ends(submission_id: str, end: int | None) -> set[int | None]:
-        restoration = restore(manifest, plan(), now(end=end), submission_id=submission_id)
-        return {split.end_offset for part in restoration.splits for split in part}
+        restore_plan = restore(manifest, plan(), now(end=end), submission_id=submission_id)
+        return {split.end_offset for part in restore_plan.splits for split in part}
 
     assert ends("s1", 900) == {150}
     assert ends("s2", 900) == {900}

@@ -163,11 +163,14 @@ def test_who_did_not_answer_makes_the_exit_code(txn: Txn) -> None:
         def find_transactions(self, **_: Any) -> ClusterTransactions:
             return ClusterTransactions(transactions=(), unreachable=self.silent)
 
-    ends = {HERE: PartitionEndOffsets(stable=3, end=3), THERE: PartitionEndOffsets(stable=3, end=3)}
+    end_offsets = {
+        HERE: PartitionEndOffsets(stable=3, end=3),
+        THERE: PartitionEndOffsets(stable=3, end=3),
+    }
     for silent, code in (((), 0), (("broker 2",), 1)):
         assert txn(Silent({}, unreachable=silent), "list") == code
         look: dict[TopicPartition, list[ProducerState]] = {HERE: []}
         if not silent:
             look[THERE] = []
-        assert txn(Silent(look, ends=ends), "list", "--hanging") == code
-        assert txn(Silent(look, ends=ends), "why-stuck", "orders") == code
+        assert txn(Silent(look, end_offsets=end_offsets), "list", "--hanging") == code
+        assert txn(Silent(look, end_offsets=end_offsets), "why-stuck", "orders") == code

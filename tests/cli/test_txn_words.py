@@ -14,7 +14,7 @@ import pytest
 
 from tidegate.cli import txn_output as output
 from tidegate.cli import txn_text as words
-from tidegate.cli.txn_session import Place, Session, duration_ms, place
+from tidegate.cli.txn_session import Session, TopicSelector, duration_ms, topic_selector
 from tidegate.commit.diagnosis import (
     AbortOutcome,
     JournalStatus,
@@ -78,9 +78,9 @@ def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
 
 def test_partitions_are_named_as_far_as_they_fit() -> None:
     topic_partitions = [TopicPartition("t", number) for number in range(5)]
-    assert words.places([]) == "-"
-    assert words.places(topic_partitions[:3]) == "t-0, t-1, t-2"
-    assert words.places(topic_partitions) == "t-0, t-1, t-2 and 2 more"
+    assert words.list_partitions([]) == "-"
+    assert words.list_partitions(topic_partitions[:3]) == "t-0, t-1, t-2"
+    assert words.list_partitions(topic_partitions) == "t-0, t-1, t-2 and 2 more"
 
 
 @pytest.mark.parametrize(
@@ -132,16 +132,20 @@ def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
     assert "txn abort" not in words.advice(held(OpenReason.UNKNOWN, None))
 
 
-def stuck(ends: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1) -> str:
+def describe_partition(
+    end_offsets: PartitionEndOffsets | None, *row: OpenTransaction, leader: int = 1
+) -> str:
     return "\n".join(
-        words.stuck(
-            PartitionStatus(topic_partition=HERE, leader=leader, ends=ends, open_transactions=row)
+        words.describe_partition(
+            PartitionStatus(
+                topic_partition=HERE, leader=leader, end_offsets=end_offsets, open_transactions=row
+            )
         )
     )
 
 
 def test_a_partition_in_sentences() -> None:
-    text = stuck(
+    text = describe_partition(
         PartitionEndOffsets(stable=12, end=40),
         held(OpenReason.OPEN),
         held(OpenReason.HANGING, None),
@@ -149,14 +153,16 @@ def test_a_partition_in_sentences() -> None:
     assert "orders-0: readers wait at offset 12; 28 offsets" in text
     assert "Transaction order-service: Ongoing for 10 s" in text
     assert "1 more transaction open behind it" in text
-    assert "not held back" in stuck(PartitionEndOffsets(stable=40, end=40))
-    assert "has just ended" in stuck(PartitionEndOffsets(stable=39, end=40))
-    assert "1 offset not readable" in stuck(PartitionEndOffsets(stable=39, end=40))
-    assert "it has no leader" in stuck(None, leader=-1)
-    assert "broker 1, did not answer" in stuck(None)
-    text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.HANGING))
+    assert "not held back" in describe_partition(PartitionEndOffsets(stable=40, end=40))
+    assert "has just ended" in describe_partition(PartitionEndOffsets(stable=39, end=40))
+    assert "1 offset not readable" in describe_partition(PartitionEndOffsets(stable=39, end=40))
+    assert "it has no leader" in describe_partition(None, leader=-1)
+    assert "broker 1, did not answer" in describe_partition(None)
+    text = describe_partition(PartitionEndOffsets(stable=12, end=40), held(OpenReason.HANGING))
     assert "its id order-service has continued without it" in text
-    text = stuck(PartitionEndOffsets(stable=12, end=40), held(OpenReason.UNKNOWN, None))
+    text = describe_partition(
+        PartitionEndOffsets(stable=12, end=40), held(OpenReason.UNKNOWN, None)
+    )
     assert "no coordinator that answered" in text
 
 
@@ -165,7 +171,7 @@ def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
     journal_status: JournalStatus,
 ) -> None:
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
-    refusal = words.decision(journal_status, ours)
+    refusal = words.abort_refusal(journal_status, ours)
     assert (refusal is None) == (
         journal_status in {JournalStatus.NOT_TIDEGATE, JournalStatus.UNREFERENCED}
     )
@@ -236,7 +242,7 @@ def test_json_has_the_keys_that_are_documented() -> None:
     row = PartitionStatus(
         topic_partition=HERE,
         leader=1,
-        ends=PartitionEndOffsets(stable=12, end=40),
+        end_offsets=PartitionEndOffsets(stable=12, end=40),
         open_transactions=(held(OpenReason.OPEN, ours),),
     )
     body = json.loads(json.dumps(output.partition_json(row, NOW)))
@@ -275,8 +281,10 @@ def test_json_of_a_transaction() -> None:
 
 
 def test_details_say_of_a_partition_only_what_was_asked() -> None:
-    def last(ends: dict[TopicPartition, PartitionEndOffsets] | None) -> str:
-        return output.details(OPENED, {1: "h:9092"}, ends, JournalStatus.NOT_TIDEGATE, NOW)[-1]
+    def last(end_offsets: dict[TopicPartition, PartitionEndOffsets] | None) -> str:
+        return output.details(OPENED, {1: "h:9092"}, end_offsets, JournalStatus.NOT_TIDEGATE, NOW)[
+            -1
+        ]
 
     assert last(None).endswith("orders-0")
     assert last({}).endswith("orders-0: its leader did not answer")
@@ -288,12 +296,12 @@ def test_details_say_of_a_partition_only_what_was_asked() -> None:
 
 
 def test_places_and_durations_are_read_or_refused_with_an_example() -> None:
-    assert place(None) == Place(None, None)
-    assert place("orders") == Place("orders", None)
-    assert place("orders:12") == Place("orders", 12)
+    assert topic_selector(None) == TopicSelector(None, None)
+    assert topic_selector("orders") == TopicSelector("orders", None)
+    assert topic_selector("orders:12") == TopicSelector("orders", 12)
     for wrong in ("", ":1", "orders:", "orders:-1", "orders:x"):
         with pytest.raises(ConfigError, match="Example: orders:3"):
-            place(wrong)
+            topic_selector(wrong)
     assert duration_ms("5 min", "--older-than") == 300_000
     with pytest.raises(ConfigError, match="--older-than: '5' is not a duration"):
         duration_ms("5", "--older-than")

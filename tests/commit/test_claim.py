@@ -60,8 +60,8 @@ def test_claim_takes_the_next_number_if_a_concurrent_publication_comes_first(qui
 
     newer = quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), race)
     assert newer.attempt == 3
-    assert newer.before.publication is not None
-    assert newer.before.publication.checkpoint == CheckpointId(older.attempt, 1)
+    assert newer.state_before_claim.publication is not None
+    assert newer.state_before_claim.publication.checkpoint == CheckpointId(older.attempt, 1)
 
 
 def test_create_with_unknown_result_is_retried_and_recognised_as_own(quiet: Quiet) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.commit.confirmation import REPEATED_S, Confirmation
+from tidegate.commit.confirmation import CONFIRMATION_S, Confirmation
 
 ANSWERS = st.lists(
-    st.tuples(st.sampled_from(["", "absent", "recreated"]), st.floats(0, REPEATED_S)), max_size=30
+    st.tuples(st.sampled_from(["", "absent", "recreated"]), st.floats(0, CONFIRMATION_S)),
+    max_size=30,
 )
 """Findings, each with the seconds since the answer before."""
 
@@ -28,14 +29,14 @@ def test_a_finding_is_final_when_every_answer_of_ten_seconds_was_the_same(
             if earlier != finding:
                 break
             first_s = at_s
-        due = bool(finding) and now_s - first_s >= REPEATED_S
-        assert confirmation.heard(finding, now_s) is due
+        due = bool(finding) and now_s - first_s >= CONFIRMATION_S
+        assert confirmation.observe(finding, now_s) is due
 
 
 def test_one_answer_is_never_final_however_late_it_comes() -> None:
     confirmation = Confirmation()
-    assert not confirmation.heard("absent", 1_000.0)
-    assert not confirmation.heard("absent", 1_009.9)
-    assert not confirmation.heard("", 1_009.95)
-    assert not confirmation.heard("absent", 1_020.0)
-    assert confirmation.heard("absent", 1_030.0)
+    assert not confirmation.observe("absent", 1_000.0)
+    assert not confirmation.observe("absent", 1_009.9)
+    assert not confirmation.observe("", 1_009.95)
+    assert not confirmation.observe("absent", 1_020.0)
+    assert confirmation.observe("absent", 1_030.0)

@@ -159,7 +159,7 @@ def fenced(
     *,
     pending: tuple[str, ...] = (),
     fenced_before: int = 0,
-    include_own: bool = False,
+    include_current_attempt: bool = False,
 ) -> bool:
     return may_fence(
         of,
@@ -169,7 +169,7 @@ def fenced(
         attempt=Attempt(5),
         pending=[TransactionalId(name) for name in pending],
         fenced_before=Attempt(fenced_before),
-        include_own=include_own,
+        include_current_attempt=include_current_attempt,
     )
 
 
@@ -183,16 +183,18 @@ def test_ids_of_other_jobs_other_journals_or_not_older_attempts_are_not_fenced()
     assert not fenced(parts(journal="j2"))
     assert not fenced(parts(attempt=5))
     assert not fenced(parts(attempt=6))
-    assert not fenced(parts(attempt=6), include_own=True)
+    assert not fenced(parts(attempt=6), include_current_attempt=True)
 
 
 def test_own_ids_are_fenced_if_include_own_is_set() -> None:
-    assert fenced(parts(attempt=5), include_own=True)
+    assert fenced(parts(attempt=5), include_current_attempt=True)
 
 
 def test_id_of_a_pending_transaction_is_not_fenced() -> None:
     assert not fenced(parts(), pending=(str(parts()),))
-    assert not fenced(parts(attempt=5), pending=(str(parts(attempt=5)),), include_own=True)
+    assert not fenced(
+        parts(attempt=5), pending=(str(parts(attempt=5)),), include_current_attempt=True
+    )
 
 
 def test_ids_of_attempts_fenced_before_are_fenced_again_only_if_open() -> None:

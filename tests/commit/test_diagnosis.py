@@ -17,10 +17,10 @@ from tidegate.commit.diagnosis import (
     JournalStatus,
     OpenReason,
     PartitionStatus,
-    aborted,
+    abort_outcome,
     classify,
     journal_status,
-    selected,
+    select_transactions,
 )
 from tidegate.commit.journal.entries import Closed, Publication
 from tidegate.commit.journal.state import JournalState
@@ -112,13 +112,15 @@ def test_transaction_of_another_producer_id_does_not_explain_an_open_one() -> No
 
 
 def test_number_of_waiting_records_is_never_negative() -> None:
-    for ends, waiting in (
+    for end_offsets, waiting in (
         (None, 0),
         (PartitionEndOffsets(stable=3, end=10), 7),
         (PartitionEndOffsets(stable=10, end=9), 0),
     ):
         assert (
-            PartitionStatus(topic_partition=HERE, leader=1, ends=ends, open_transactions=()).waiting
+            PartitionStatus(
+                topic_partition=HERE, leader=1, end_offsets=end_offsets, open_transactions=()
+            ).waiting
             == waiting
         )
 
@@ -218,7 +220,7 @@ def test_transactional_id_gets_its_status_from_the_journal(
 def test_abort_outcome_is_derived_from_the_transaction_seen_afterwards(
     after: Transaction | None, outcome: AbortOutcome
 ) -> None:
-    assert aborted(OPENED, after) is outcome
+    assert abort_outcome(OPENED, after) is outcome
 
 
 def test_every_transaction_state_is_either_open_or_over() -> None:
@@ -243,7 +245,7 @@ def test_transactions_are_selected_by_job_partition_and_age_oldest_first() -> No
         topic_partitions: set[TopicPartition] | None = None,
         older_than_ms: int = 0,
     ) -> list[Transaction]:
-        return selected(
+        return select_transactions(
             rows,
             job=job,
             topic_partitions=topic_partitions,

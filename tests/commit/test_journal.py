@@ -85,7 +85,7 @@ class Book:
         fields = {"attempt": self.state.attempt, "publication": self.state.publication.number}
         return Settled(**self.header(), **{**fields, **changes})
 
-    def retracted(self, **changes: Any) -> RolledBack:
+    def rolled_back(self, **changes: Any) -> RolledBack:
         assert self.state.publication is not None
         fields: dict[str, Any] = {
             "attempt": self.state.attempt,
@@ -160,12 +160,12 @@ def test_rollback_restores_the_publication_before_with_its_still_carried_transac
     book.add(book.publication(1, txn(1), txn(2)))
     book.add(book.publication(2, txn(2), txn(3)))
     assert book.state.introduced == (txn(3),)
-    state = book.add(book.retracted())
+    state = book.add(book.rolled_back())
     assert checkpoints(state) == ["1-1"]
     assert state.publication is not None
     assert state.publication.number == 2
     assert state.pending_commits == (txn(2),), "1 was seen ended, and its id may be in use again"
-    refused(book, book.retracted(), "may be committed")
+    refused(book, book.rolled_back(), "may be committed")
     assert book.add(book.settled()).settled
 
 
@@ -176,7 +176,7 @@ def test_publications_are_rolled_back_one_by_one_until_none_is_left(book: Book) 
     book.add(book.publication(3, txn(1), txn(2)))
     book.claim()
     for left in (["1-1", "1-2"], ["1-1"], []):
-        assert checkpoints(book.add(book.retracted())) == left
+        assert checkpoints(book.add(book.rolled_back())) == left
     assert book.state.publication is None
     assert book.state.pending_commits == ()
     assert checkpoints(book.add(book.publication(1, txn(4)))) == ["5-1"]
@@ -186,23 +186,23 @@ def test_settled_publication_is_never_rolled_back(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.settled())
-    refused(book, book.retracted(), "decided before")
+    refused(book, book.rolled_back(), "decided before")
     book.add(book.publication(2, txn(2)))
-    state = book.add(book.retracted())
+    state = book.add(book.rolled_back())
     assert state.settled
     assert state.pending_commits == ()
-    refused(book, book.retracted(), "decided before")
+    refused(book, book.rolled_back(), "decided before")
 
 
 def test_rollback_to_a_publication_with_an_accepted_loss_finds_it_settled(book: Book) -> None:
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.lost(txn(1)))
-    refused(book, book.retracted(), "decided before")
+    refused(book, book.rolled_back(), "decided before")
     book.add(LossAccepted(**book.header(), lost=book.state.number, submission_id="s2"))
     book.claim("s2")
     book.add(book.publication(1, txn(2)))
-    state = book.add(book.retracted())
+    state = book.add(book.rolled_back())
     assert (state.pending_commits, state.lost, state.settled) == ((), None, True)
 
 
@@ -212,8 +212,8 @@ def test_rollback_is_refused_unless_of_the_last_publication_by_the_newest_attemp
     book.claim()
     book.add(book.publication(1, txn(1)))
     book.add(book.publication(2, txn(2)))
-    refused(book, book.retracted(publication=JournalNumber(2)), "names entry 2, not 3")
-    late = book.retracted()
+    refused(book, book.rolled_back(publication=JournalNumber(2)), "names entry 2, not 3")
+    late = book.rolled_back()
     book.claim()
     late = msgspec.structs.replace(late, **book.header())
     refused(book, late, "of attempt 1, but the newest claim is 4")
@@ -225,8 +225,8 @@ def test_number_of_publications_that_can_be_rolled_back_is_limited(book: Book) -
         book.add(book.publication(counter, *map(txn, range(counter))))
     assert len(book.state.rollback_targets) == ROLLBACK_TARGETS_MAX
     for _ in range(ROLLBACK_TARGETS_MAX):
-        book.add(book.retracted())
-    refused(book, book.retracted(), "may be committed")
+        book.add(book.rolled_back())
+    refused(book, book.rolled_back(), "may be committed")
 
 
 def test_rollback_is_refused_after_a_journal_snapshot_of_a_version_without_rollback(
@@ -239,7 +239,7 @@ def test_rollback_is_refused_after_a_journal_snapshot_of_a_version_without_rollb
         del body[field]
     book.state = msgspec.json.decode(msgspec.json.encode(body), type=JournalState)
     assert book.state.pending_commits == (txn(1),)
-    refused(book, book.retracted(), "may be committed")
+    refused(book, book.rolled_back(), "may be committed")
 
 
 def test_only_a_claim_follows_a_close(book: Book) -> None:
@@ -337,7 +337,7 @@ def full_book() -> Book:
     book.add(book.publication(1, txn(1), txn(2)))
     book.add(book.settled())
     book.add(book.publication(2, txn(4)))
-    book.add(book.retracted())
+    book.add(book.rolled_back())
     book.add(book.publication(3, txn(3), final=True))
     lost = book.add(book.lost(txn(3)))
     book.add(LossAccepted(**book.header(), lost=lost.number, submission_id="s2"))

@@ -113,7 +113,7 @@ def test_consent_to_another_cluster_holds_again_if_its_publication_is_rolled_bac
     quiet.publish(moved, 1, *named)
     quiet.world._abort_by_bumping(quiet.world.broker[named[1].transactional_id])
     again = quiet.claim("s2")
-    assert quiet.recover(again).retracted == (CheckpointId(moved.attempt, 1),)
+    assert quiet.recover(again).rolled_back == (CheckpointId(moved.attempt, 1),)
     point = again.restore_point("latest")
     assert point is not None
     assert point.checkpoint == CheckpointId.parse("1-1")

@@ -13,7 +13,7 @@ from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.commit import effects
 from tidegate.commit.committer import commit
-from tidegate.commit.confirmation import REPEATED_S
+from tidegate.commit.confirmation import CONFIRMATION_S
 from tidegate.commit.effects import Effect
 from tidegate.commit.fencing import fence_zombies
 from tidegate.commit.journal.claimed import ClaimedJournal
@@ -205,7 +205,7 @@ def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
     with pytest.raises(SourceChangedError) as refused:
         quiet.run(publish(journal, with_topic_ids(journal, "id-0", "id-1"), ()), answer)
     assert quiet.kinds() == ["Claim"]
-    assert quiet.world.time_s - before_s >= REPEATED_S
+    assert quiet.world.time_s - before_s >= CONFIRMATION_S
     return str(refused.value)
 
 
@@ -387,7 +387,7 @@ def test_job_with_a_recorded_loss_can_be_closed_and_the_loss_remains(quiet: Quie
     assert quiet.kinds()[-2:] == ["Lost", "Closed"], "stated once"
     with pytest.raises(DataLossError):
         quiet.claim("s2")
-    assert quiet.claim("s2", accept_data_loss=True).before.accepted
+    assert quiet.claim("s2", accept_data_loss=True).state_before_claim.accepted
 
 
 def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:

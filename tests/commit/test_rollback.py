@@ -52,7 +52,7 @@ def test_recovery_rolls_back_a_publication_without_visible_output(quiet: Quiet) 
     quiet.asked.clear()
     recovered = quiet.recover(newer)
     assert recovered.fenced == (waiting,)
-    assert [str(checkpoint) for checkpoint in recovered.retracted] == ["1-2"]
+    assert [str(checkpoint) for checkpoint in recovered.rolled_back] == ["1-2"]
     assert recovered.ended == ()
     sent = [e for e in quiet.asked if isinstance(e, effects.EndTransaction)]
     assert [(e.transaction, e.commit) for e in sent] == [(named[1], False)]
@@ -121,7 +121,7 @@ def test_running_attempt_fails_and_the_next_attempt_rolls_back(quiet: Quiet) -> 
     with pytest.raises(TransactionError, match="takes the checkpoint back"):
         quiet.commit(journal)
     assert quiet.kinds()[-1] == "Publication"
-    assert quiet.recover(quiet.claim()).retracted != ()
+    assert quiet.recover(quiet.claim()).rolled_back != ()
 
 
 def test_loss_in_the_publication_before_is_found_after_the_last_one_is_rolled_back(
@@ -151,7 +151,7 @@ def test_abort_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> N
             else NotImplemented
         )
 
-    assert quiet.recover(quiet.claim(), without_effect).retracted != ()
+    assert quiet.recover(quiet.claim(), without_effect).rolled_back != ()
     assert state_of(quiet, named[1].transactional_id) is not TransactionState.ONGOING
 
 
@@ -167,7 +167,7 @@ def test_rollback_is_left_to_the_next_attempt_if_an_abort_does_not_succeed_in_ti
     with pytest.raises(KafkaUnavailableError, match=named[1].transactional_id):
         quiet.recover(quiet.claim(), useless)
     assert quiet.kinds()[-1] == "Claim"
-    assert quiet.recover(quiet.claim()).retracted != ()
+    assert quiet.recover(quiet.claim()).rolled_back != ()
 
 
 def test_next_attempt_rolls_back_after_a_crash_between_abort_and_journal_entry(
@@ -176,7 +176,7 @@ def test_next_attempt_rolls_back_after_a_crash_between_abort_and_journal_entry(
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     quiet.world.arrive(named[1], commit=False)
-    assert quiet.recover(quiet.claim()).retracted != ()
+    assert quiet.recover(quiet.claim()).rolled_back != ()
 
 
 def test_close_rolls_back_a_publication_whose_transactions_timed_out(quiet: Quiet) -> None:
@@ -200,7 +200,7 @@ def test_rollback_in_a_restored_submission_returns_to_the_restored_checkpoint(qu
     quiet.publish(by_hand, 1, *named)
     time_out(quiet, *named)
     again = quiet.claim("s2", restore="1-1")
-    assert len(quiet.recover(again).retracted) == 1
+    assert len(quiet.recover(again).rolled_back) == 1
     point = again.restore_point("1-1")
     assert point is not None
     assert str(point.checkpoint) == "1-1"

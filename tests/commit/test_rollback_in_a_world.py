@@ -29,7 +29,7 @@ pytestmark = pytest.mark.seeds
 aborting = partial(simulate, timeouts=4)
 intruded = partial(simulate, timeouts=1, intruders=2)
 
-Facts = Mapping[PreparedTransaction, TransactionDescription | None]
+Descriptions = Mapping[PreparedTransaction, TransactionDescription | None]
 
 
 def test_transaction_aborted_by_the_broker_is_replayed_or_its_loss_is_recorded() -> None:
@@ -54,7 +54,11 @@ def test_intruder_causes_a_replay_or_a_recorded_loss_and_never_duplicates() -> N
 
 
 def without_proof(
-    introduced: Sequence[PreparedTransaction], *, lost: bool, descriptions: Facts, **known: Any
+    introduced: Sequence[PreparedTransaction],
+    *,
+    lost: bool,
+    descriptions: Descriptions,
+    **known: Any,
 ) -> bool:
     """A mutant of `may_roll_back` that takes every transaction for aborted of which Kafka knows
     nothing any more.
@@ -67,7 +71,11 @@ def without_proof(
 
 def test_mutant_publication_is_rolled_back_after_a_commit(patch: Patch) -> None:
     def whatever(
-        introduced: Sequence[PreparedTransaction], *, lost: bool, descriptions: Facts, **known: Any
+        introduced: Sequence[PreparedTransaction],
+        *,
+        lost: bool,
+        descriptions: Descriptions,
+        **known: Any,
     ) -> bool:
         del introduced, descriptions
         return lost and not known["irrevocable"]

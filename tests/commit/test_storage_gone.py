@@ -16,7 +16,7 @@ from tidegate.checkpoint.coordinator_events import (
     Published,
     PublishFailed,
     StopRequested,
-    StorageSeen,
+    StorageStateChanged,
     TriggerBarriers,
     WakeAt,
 )
@@ -29,27 +29,29 @@ OUTAGE = msgspec.structs.replace(SETTINGS, tolerated_outage_s=180)
 class TestCoordinator:
     def test_no_checkpoint_begins_until_the_storage_is_back(self) -> None:
         coordinator = started(OUTAGE)
-        assert coordinator.handle(StorageSeen(gone="gone", now_s=105)) == [WakeAt(time_s=285)]
+        assert coordinator.handle(StorageStateChanged(gone="gone", now_s=105)) == [
+            WakeAt(time_s=285)
+        ]
         assert coordinator.handle(CheckpointTick(now_s=120)) == []
-        back = coordinator.handle(StorageSeen(gone="", now_s=130))
+        back = coordinator.handle(StorageStateChanged(gone="", now_s=130))
         assert back[0] == TriggerBarriers(checkpoint=cid(1), final=False)
 
     def test_pending_checkpoint_is_aborted_and_not_counted_if_the_storage_is_gone(self) -> None:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
-        gone = coordinator.handle(StorageSeen(gone="X is gone", now_s=111))
+        gone = coordinator.handle(StorageStateChanged(gone="X is gone", now_s=111))
         assert gone == [AbortCheckpoint(checkpoint=cid(1), reason="X is gone"), WakeAt(time_s=291)]
         assert coordinator.counts.failed_in_a_row == 0
         assert coordinator.phase is Phase.IDLE
         coordinator.validate()
         coordinator.handle(ack(1, A))  # late, and only remembered
-        assert coordinator.handle(StorageSeen(gone="", now_s=112)) == [WakeAt(time_s=120)]
+        assert coordinator.handle(StorageStateChanged(gone="", now_s=112)) == [WakeAt(time_s=120)]
 
     def test_failed_publication_is_not_counted_while_the_storage_is_gone(self) -> None:
         coordinator = started(msgspec.structs.replace(OUTAGE, tolerable_failed_checkpoints=0))
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
-        coordinator.handle(StorageSeen(gone="gone", now_s=111))
+        coordinator.handle(StorageStateChanged(gone="gone", now_s=111))
         failed = PublishFailed(checkpoint=cid(1), reason="gone", now_s=112)
         assert isinstance(coordinator.handle(failed)[0], AbortCheckpoint)
         assert coordinator.phase is Phase.IDLE
@@ -58,21 +60,21 @@ class TestCoordinator:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
-        coordinator.handle(StorageSeen(gone="gone", now_s=111))
+        coordinator.handle(StorageStateChanged(gone="gone", now_s=111))
         coordinator.handle(Published(checkpoint=cid(1), now_s=112))
         assert coordinator.counts.completed == 1
 
     def test_a_stop_waits_for_the_storage(self) -> None:
         coordinator = started(OUTAGE)
-        coordinator.handle(StorageSeen(gone="gone", now_s=105))
+        coordinator.handle(StorageStateChanged(gone="gone", now_s=105))
         assert coordinator.handle(StopRequested(now_s=106)) == []
-        back = coordinator.handle(StorageSeen(gone="", now_s=107))
+        back = coordinator.handle(StorageStateChanged(gone="", now_s=107))
         assert back[0] == TriggerBarriers(checkpoint=cid(1), final=True)
 
     def test_attempt_fails_if_the_storage_is_gone_for_the_tolerated_outage(self) -> None:
         coordinator = started(OUTAGE)
-        coordinator.handle(StorageSeen(gone="X is gone.", now_s=105))
-        coordinator.handle(StorageSeen(gone="X is another.", now_s=200))
+        coordinator.handle(StorageStateChanged(gone="X is gone.", now_s=105))
+        coordinator.handle(StorageStateChanged(gone="X is another.", now_s=200))
         assert coordinator.handle(CheckpointTick(now_s=284)) == []
         (given_up,) = coordinator.handle(CheckpointTick(now_s=285))
         assert isinstance(given_up, FailAttempt)
@@ -83,7 +85,9 @@ class TestCoordinator:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
-        assert coordinator.handle(StorageSeen(gone="X is gone.", now_s=111)) == [WakeAt(time_s=291)]
+        assert coordinator.handle(StorageStateChanged(gone="X is gone.", now_s=111)) == [
+            WakeAt(time_s=291)
+        ]
         assert coordinator.handle(CheckpointTick(now_s=290)) == []
         (given_up,) = coordinator.handle(CheckpointTick(now_s=291))
         assert isinstance(given_up, FailAttempt)
@@ -96,8 +100,8 @@ class TestCoordinator:
         coordinator = started(OUTAGE)
         coordinator.handle(CheckpointTick(now_s=110))
         complete(coordinator, 1)
-        coordinator.handle(StorageSeen(gone="X is gone.", now_s=111))
-        coordinator.handle(StorageSeen(gone="", now_s=112))
+        coordinator.handle(StorageStateChanged(gone="X is gone.", now_s=111))
+        coordinator.handle(StorageStateChanged(gone="", now_s=112))
         assert coordinator.handle(CheckpointTick(now_s=291)) == []
         coordinator.handle(Published(checkpoint=cid(1), now_s=292))
         assert coordinator.counts.completed == 1

@@ -265,7 +265,7 @@ def test_claim_at_a_truncated_number_is_made_again_at_the_end(quiet: Quiet) -> N
 
     newer = quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), held_up)
     assert newer.attempt == 21
-    assert newer.before == journal.state
+    assert newer.state_before_claim == journal.state
 
 
 def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(quiet: Quiet) -> None:

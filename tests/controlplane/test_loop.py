@@ -188,25 +188,25 @@ class TestQuestion:
         replies: list[object] = []
 
         def rpc_thread() -> None:
-            replies.append(loop.ask(lambda question: question, ListJobs()))
+            replies.append(loop.ask(lambda pending_request: pending_request, ListJobs()))
             loop.stop()
 
         thread = threading.Thread(target=rpc_thread)
         thread.start()
-        loop.run(lambda question: question.reply(Acknowledge()))
+        loop.run(lambda pending_request: pending_request.reply(Acknowledge()))
         thread.join()
         assert replies == [Acknowledge()]
 
     def test_may_fail(self) -> None:
-        question = PendingRequest(ListJobs(), SystemThreads().queue())
-        question.fail(StorageError("full"))
+        pending_request = PendingRequest(ListJobs(), SystemThreads().queue())
+        pending_request.fail(StorageError("full"))
         with pytest.raises(StorageError, match="full"):
-            question.wait(1)
+            pending_request.wait(1)
 
     def test_that_nobody_answers_ends(self) -> None:
-        question = PendingRequest(ListJobs(), SystemThreads().queue())
+        pending_request = PendingRequest(ListJobs(), SystemThreads().queue())
         with pytest.raises(RpcError, match="ListJobs was not answered"):
-            question.wait(0.01)
+            pending_request.wait(0.01)
 
 
 def test_threads_end_with_the_loop() -> None:

@@ -252,8 +252,8 @@ class _Maker:
         leaders = inspector.partitions(topic)
         open_on = inspector.open_transactions(leaders, progress=no_progress).producers
         stable = {
-            topic_partition.partition: ends.stable
-            for topic_partition, ends in inspector.ends(leaders).items()
+            topic_partition.partition: end_offsets.stable
+            for topic_partition, end_offsets in inspector.end_offsets(leaders).items()
         }
         found: list[tuple[int, StoredMessage]] = []
         for message in read_all(self._bootstrap, topic, isolation="read_uncommitted"):

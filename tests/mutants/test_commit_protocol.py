@@ -15,7 +15,7 @@ from tests.commit import test_procedures as procedure_tests
 from tests.commit.masters import JobMaster, Tasks
 from tests.mutants.finders import aborting_world, once, quiet, simulator, world
 from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
-from tidegate.checkpoint.source_changes import changed_log
+from tidegate.checkpoint.source_changes import find_log_change
 from tidegate.commit.claim import claim
 from tidegate.commit.confirmation import Confirmation
 from tidegate.commit.decisions import may_fence
@@ -70,8 +70,10 @@ CLAIM_AFTER_READ = (
 )
 NO_SWEEP = Edit(
     fence_zombies,
-    "fenced = _fenceable(journal, listed, fenced_before=journal.attempt, include_own=False)",
-    "fenced = []",
+    "    fenced = _fenceable(\n"
+    "        journal, listed, fenced_before=journal.attempt, include_current_attempt=False\n"
+    "    )",
+    "    fenced = []",
 )
 ONLY_ONGOING = Edit(
     may_fence,
@@ -129,10 +131,12 @@ NO_LOOK = (
     ),
 )
 NO_TOPIC_IDS = (
-    Edit(changed_log, "differs(old.topic_id, offsets.topic_id)", "differs('', offsets.topic_id)"),
+    Edit(
+        find_log_change, "differs(old.topic_id, offsets.topic_id)", "differs('', offsets.topic_id)"
+    ),
 )
-NO_LEADER_EPOCHS = (Edit(changed_log, "end is not None and end < old.offset", "False"),)
-NO_ENDS = (Edit(changed_log, "offsets.latest < old.offset", "offsets.latest < 0"),)
+NO_LEADER_EPOCHS = (Edit(find_log_change, "end is not None and end < old.offset", "False"),)
+NO_ENDS = (Edit(find_log_change, "offsets.latest < old.offset", "offsets.latest < 0"),)
 NO_TOPIC_IDS_BEFORE_PUBLICATION = (
     Edit(
         _check_prepared,
@@ -140,7 +144,7 @@ NO_TOPIC_IDS_BEFORE_PUBLICATION = (
         "    descriptions.pop()\n",
     ),
 )
-NO_CONFIRMATION = (Edit(Confirmation.heard, ">= self._repeated_s", ">= 0.0"),)
+NO_CONFIRMATION = (Edit(Confirmation.observe, ">= self._repeated_s", ">= 0.0"),)
 
 MUTANTS = [
     Mutant("an attempt does not claim", NO_CLAIM, world, 100, 1, "no claim"),

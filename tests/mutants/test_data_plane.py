@@ -92,8 +92,8 @@ LATE_OFFSET = (
     Edit(
         SourceTask._inject,
         "    splits = ",
-        "    if self._started and not (self._ended or self._final):\n"
-        "        self._read(0.0)\n"
+        "    if self._started and not (self._remove_pending or self._final):\n"
+        "        self._position_text(0.0)\n"
         "    splits = ",
     ),
 )

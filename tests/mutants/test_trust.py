@@ -55,12 +55,12 @@ NO_CLUSTER_CHECK = Edit(
 )
 TRANSACTIONS_LEFT_BEHIND = Edit(
     refuse_other_cluster,
-    "if foreign and not (fresh and accept_data_loss):",
+    "if foreign and not (first_claim and accept_data_loss):",
     "if False:",
 )
 CLUSTER_CHANGES = Edit(
     refuse_other_cluster,
-    'if not fresh and state.kafka_cluster not in {"", cluster}:',
+    'if not first_claim and state.kafka_cluster not in {"", cluster}:',
     "if False:",
 )
 NOT_CLOSED = Edit(
@@ -68,7 +68,7 @@ NOT_CLOSED = Edit(
     "return ended + self._close(JobState.FAILED)",
     "return ended + self._end(JobState.FAILED)",
 )
-NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < asked.claimed_attempt:", "if False:")
+NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < request.claimed_attempt:", "if False:")
 NO_STORAGE_CHECK = Edit(
     _check_storage,
     "if isinstance(entry, Claim) and entry.nonce == deploy.claim_nonce:",
@@ -77,17 +77,19 @@ NO_STORAGE_CHECK = Edit(
 ANY_CLAIM = Edit(_check_storage, " and entry.nonce == deploy.claim_nonce:", ":")
 NO_CLUSTER_OF_SLOTS = Edit(check_view, "if cluster != deploy.kafka_cluster:", "if False:")
 OLD_JOURNAL = Edit(
-    _refuse, 'if tail is not None and not (fresh and asked.restore != "latest"):', "if False:"
+    _refuse,
+    'if tail is not None and not (first_claim and request.restore != "latest"):',
+    "if False:",
 )
 NO_IDS = Edit(find_lost_tail, "attempt = max(attempts, default=Attempt(0))", "attempt = Attempt(0)")
 NO_OFFSETS = Edit(find_lost_tail, "newest = _newest_committed(state, commits)", "newest = None")
 LOST_ATTEMPTS_OPEN = Edit(
-    fence_older_attempts, "    allowed += _of_lost_attempts(journal, listed)\n", ""
+    fence_older_attempts, "    to_fence += _ids_of_lost_attempts(journal, listed)\n", ""
 )
 
 NAME_IS_FREE = Edit(_refuse_used_name, "if others:", "if False:")
 NOT_BOUND = Edit(vars(JobStorage)["store"].func, "if self.identity:", "if False:")
-WAITS_FOR_EVER = Edit(StorageWatch._leave_if_hanging, "if call is not None:", "if False:")
+WAITS_FOR_EVER = Edit(StorageWatch._exit_if_hanging, "if call is not None:", "if False:")
 
 
 def found_where(name: str, edit: Edit, kind: str, seeds: int, found_min: int = 1) -> Mutant:

@@ -252,7 +252,7 @@ def test_late_slot_removes_only_its_own_local_state_folder(tmp_path: Path) -> No
         slot_of(allocation_id=allocation_id, working_folder=str(tmp_path))
         for allocation_id in (1, 2)
     )
-    theirs, its = (slot._local_folder("j1") for slot in (given_up, successor))
+    theirs, its = (slot._make_local_state_dir("j1") for slot in (given_up, successor))
     (its.path / "state").touch()
     assert theirs.path.exists()
     theirs.remove()
@@ -263,9 +263,9 @@ def test_late_slot_removes_only_its_own_local_state_folder(tmp_path: Path) -> No
 def test_slots_of_different_journals_have_separate_local_state_folders(tmp_path: Path) -> None:
     """Both are attempt 1 of a job of this name, in this folder."""
     first, second = (slot_of(allocation_id=1, working_folder=str(tmp_path)) for _ in range(2))
-    mine = first._local_folder("j1")
+    mine = first._make_local_state_dir("j1")
     (mine.path / "state").touch()
-    other = second._local_folder("j2")
+    other = second._make_local_state_dir("j2")
     other.remove_earlier()
     other.remove()
     assert (mine.path / "state").exists()
@@ -277,7 +277,7 @@ def test_failure_in_a_posted_action_or_io_thread_is_reported_with_its_subtask(wh
     """An example is a value that is not of its state's type, which is saved behind the barrier."""
     slot, subtask = slot_of(allocation_id=1), SubtaskId(VertexId("totals"), SubtaskIndex(2))
     sent: list[Any] = []
-    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+    cast("Any", slot._jobmaster_gateway).send = lambda message, then: sent.append(message)
 
     def fail() -> None:
         raise UserCodeError("it is no int")
@@ -297,7 +297,7 @@ def test_disk_error_in_an_io_thread_is_reported_as_system_call_error_with_restar
 ) -> None:
     slot = slot_of(allocation_id=1)
     sent: list[Any] = []
-    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+    cast("Any", slot._jobmaster_gateway).send = lambda message, then: sent.append(message)
     slot._engine.run_io((tmp_path / "not" / "there").rmdir, None)
     slot._mailbox.wait(10)
     slot._mailbox.run_posted()
@@ -309,7 +309,7 @@ def test_disk_error_in_an_io_thread_is_reported_as_system_call_error_with_restar
 def test_acknowledgement_carries_alignment_and_sync_time_of_the_subtask() -> None:
     slot = slot_of(allocation_id=1)
     sent: list[Any] = []
-    cast("Any", slot._control).send = sent.append
+    cast("Any", slot._jobmaster_gateway).send = sent.append
     snapshot = SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0))
     slot.acknowledge(CheckpointId(Attempt(1), 1), snapshot, alignment_ms=40, sync_ms=7)
     (message,) = sent
@@ -355,7 +355,7 @@ def test_slot_does_no_more_work_after_close_tasks() -> None:
     )
     slot._tasks = [task]
     sent: list[Any] = []
-    cast("Any", slot._control).send = lambda message, then: sent.append(message)
+    cast("Any", slot._jobmaster_gateway).send = lambda message, then: sent.append(message)
     completed = CheckpointCompleted(
         job=JobName("job"),
         attempt=Attempt(1),
@@ -367,7 +367,11 @@ def test_slot_does_no_more_work_after_close_tasks() -> None:
     def fails() -> None:
         raise InternalError("the reader is closed")
 
-    for action in (lambda: slot._obey(MESSAGE), lambda: slot._obey(completed), fails):
+    for action in (
+        lambda: slot._handle_command(MESSAGE),
+        lambda: slot._handle_command(completed),
+        fails,
+    ):
         slot._mailbox.post(partial(slot._engine.run_guarded, action, None))
     slot._loop()
     assert (story, sent) == (["close"], [])

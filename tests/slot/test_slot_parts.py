@@ -142,8 +142,8 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
     slot._engine = Engine(SystemThreads(), slot._fail)
     slot._mailbox = slot._engine.mailbox
     slot._tasks = slot._sources = [Idle()]
-    slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
-    slot._waited_s = slot._looked_s = 0.0
+    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
+    slot._waited_s = slot._measured_s = 0.0
     left = 5
 
     def go_on() -> None:
@@ -207,8 +207,8 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
     slot._engine = Engine(SystemThreads(), slot._fail)
     slot._mailbox = slot._engine.mailbox
     slot._tasks = slot._sources = [Silent()]
-    slot._exit_code, slot._failed, slot._lag, slot._fed = None, False, None, True
-    slot._waited_s = slot._looked_s = 0.0
+    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
+    slot._waited_s = slot._measured_s = 0.0
     slot._loop()
     assert waits[-2:] == [LONGEST_S, wait_s]
 
@@ -239,7 +239,7 @@ def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> No
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
     slot._mailbox, slot._counters = Mailbox(SystemThreads()), Counters()
     slot._sources, slot._failed = [Waiting(), Waiting()], False
-    slot._waited_s, slot._looked_s, slot._busy = 0.0, now_s, False
+    slot._waited_s, slot._measured_s, slot._busy = 0.0, now_s, False
 
     def told(waited_s: float, busy_s: float) -> bool:
         nonlocal now_s
@@ -303,17 +303,17 @@ def test_deployed_slot_collects_garbage_rarely_and_not_objects_loaded_by_open(
         _drivers=SimpleNamespace(process=OsProcess()),
         _required_exchange=lambda: None,
         _counters=None,
-        _local_folder=lambda _journal: LocalStateDir(tmp_path, 1, "0-1"),
+        _make_local_state_dir=lambda _journal: LocalStateDir(tmp_path, 1, "0-1"),
         _engine=None,
-        _lost_peer=None,
+        _peer_lost=None,
         _send=lambda message: sent.append((message, tracked())),
     )
     deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal="j1", peers=("a",))
     Slot._deploy(anything, deploy)
     assert sent == [(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=0), False)]
-    assert not anything._fed, "there is nobody who might send"
+    assert not anything._has_remote_inputs, "there is nobody who might send"
     anything._tasks, deploy.peers = [], ("a", "b")
     Slot._deploy(anything, deploy)
-    assert anything._fed
+    assert anything._has_remote_inputs
     assert gc.get_threshold() == (200_000, 50, 50)
     assert gc.isenabled()

@@ -263,7 +263,7 @@ class Backfill:
         recovered = self._journal.recover(plan, lambda _: None)
         if recovered.finished:
             return True
-        refuse_unread_sources(plan.graph, recovered.restoration.begins)
+        refuse_unread_sources(plan.graph, recovered.restore_plan.sources_without_position)
         tasks = self._tasks(plan, recovered)
         self._slowest = None
         reports = self._executor.run(tasks)
@@ -292,13 +292,13 @@ class Backfill:
                 offsets_left=sum(
                     offsets_left(split) for part in complete.snapshots for split in part.splits
                 ),
-                hidden_offsets=recovered.restoration.hidden_offsets,
+                hidden_offsets=recovered.restore_plan.hidden_offsets,
             )
         )
         return complete.final
 
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
-        splits = [split for part in recovered.restoration.splits for split in part]
+        splits = [split for part in recovered.restore_plan.splits for split in part]
         cut = {_split_key(split): split for split in self._cut(splits)}
         self._transaction_timeout_ms = self._longest_timeout_ms(recovered)
 
@@ -353,7 +353,7 @@ class Backfill:
         snapshots = with_ends(
             [snapshot for report in reports for snapshot in report.snapshots],
             tasks.deploys,
-            [split for part in recovered.restoration.splits for split in part],
+            [split for part in recovered.restore_plan.splits for split in part],
         )
         found = [SubtaskId(part.vertex, part.index) for part in snapshots]
         check(

@@ -46,12 +46,12 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
             )
 
 
-def refuse_unread_sources(graph: StreamGraph, begins: Collection[str]) -> None:
-    """Raise RefusedError for a source that begins at the end of its topic. `begins` has the sources
-    that have no position in a checkpoint.
+def refuse_unread_sources(graph: StreamGraph, sources_without_position: Collection[str]) -> None:
+    """Raise RefusedError for a source that begins at the end of its topic.
+    `sources_without_position` has the sources that have no position in a checkpoint.
     """
     for node in graph:
-        if node.kind != "source" or node.id not in begins:
+        if node.kind != "source" or node.id not in sources_without_position:
             continue
         source = cast("KafkaSource[object]", node.declaration)
         if source.starting_offsets == "latest":

@@ -136,7 +136,7 @@ class Alignment:
         """
         if self._newest is None or checkpoint > self._newest:
             self._newest = checkpoint
-        return self._give_up(through=checkpoint)
+        return self._drop_alignments(through=checkpoint)
 
     def validate(self) -> None:
         """Check the invariants of this object between two calls; for tests and the simulator."""
@@ -160,7 +160,7 @@ class Alignment:
         checkpoint = barrier.checkpoint
         if self._newest is None or checkpoint > self._newest:
             # Only one checkpoint is pending at a time, so an older one cannot complete any more.
-            instructions += self._give_up(through=checkpoint)
+            instructions += self._drop_alignments(through=checkpoint)
             self._newest = checkpoint
             self._received[checkpoint] = set()
         received = self._received.get(checkpoint)
@@ -190,12 +190,12 @@ class Alignment:
         received.add(channel)
         if len(received) < self._channels:
             return []
-        self._give_up(through=checkpoint)
+        self._drop_alignments(through=checkpoint)
         return [TakeSnapshot(barrier=barrier)]
 
     # --- both -----------------------------------------------------------------------------------
 
-    def _give_up(self, through: CheckpointId) -> list[AlignmentInstruction]:
+    def _drop_alignments(self, through: CheckpointId) -> list[AlignmentInstruction]:
         channels: set[int] = set()
         for checkpoint in [known for known in self._received if known <= through]:
             channels |= self._received.pop(checkpoint)

@@ -20,8 +20,8 @@ shorter interval starts at once. Successive failures are counted, each checkpoin
 publication resets the count. The attempt fails when the count exceeds
 `tolerable_failed_checkpoints`.
 
-While the checkpoint storage is gone (`StorageSeen`), no checkpoint starts, and no failure counts
-towards `tolerable_failed_checkpoints`. A checkpoint that still waits for acknowledgements is
+While the checkpoint storage is gone (`StorageStateChanged`), no checkpoint starts, and no failure
+counts towards `tolerable_failed_checkpoints`. A checkpoint that still waits for acknowledgements is
 aborted. The attempt continues for `tolerated_outage`, a time that the transaction timeout includes,
 and then fails. So no transaction times out under a running job. A publication that has no result
 yet does not delay this: the next recovery waits for the result, as after any other failure.
@@ -64,9 +64,9 @@ from tidegate.checkpoint.coordinator_events import (
     Published,
     PublishFailed,
     StopRequested,
-    StorageSeen,
+    StorageStateChanged,
     TaskEnded,
-    TransactionsEnded,
+    TransactionsCommitted,
     TriggerBarriers,
     WakeAt,
 )
@@ -82,7 +82,7 @@ from tidegate.errors import CheckpointError, InternalError, StorageGoneError, ch
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
 from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
-STORY_LENGTH: Final = 50
+EVENT_LOG_LENGTH: Final = 50
 """The number of events kept for the message of an illegal event: a few checkpoints' worth at common
 parallelisms.
 """
@@ -140,51 +140,51 @@ class CheckpointCoordinator:
         (Phase.CREATED, CheckpointTick): "_nothing",
         (Phase.CREATED, StopRequested): "_stop_later",
         (Phase.CREATED, BacklogChanged): "_note_backlog",
-        (Phase.CREATED, StorageSeen): "_note_storage",
+        (Phase.CREATED, StorageStateChanged): "_note_storage",
         (Phase.CREATED, TaskEnded): "_end_task",
         (Phase.IDLE, CheckpointTick): "_trigger_if_due",
         (Phase.IDLE, Acknowledged): "_acknowledge_late",
         (Phase.IDLE, Declined): "_nothing",
-        (Phase.IDLE, TransactionsEnded): "_drop_committed",
+        (Phase.IDLE, TransactionsCommitted): "_drop_committed",
         (Phase.IDLE, StopRequested): "_stop_now",
         (Phase.IDLE, BacklogChanged): "_reschedule",
-        (Phase.IDLE, StorageSeen): "_note_storage",
+        (Phase.IDLE, StorageStateChanged): "_note_storage",
         (Phase.IDLE, TaskEnded): "_end_task",
         (Phase.PENDING, CheckpointTick): "_expire_if_due",
         (Phase.PENDING, Acknowledged): "_acknowledge",
         (Phase.PENDING, Declined): "_decline",
-        (Phase.PENDING, TransactionsEnded): "_drop_committed",
+        (Phase.PENDING, TransactionsCommitted): "_drop_committed",
         (Phase.PENDING, StopRequested): "_stop_later",
         (Phase.PENDING, BacklogChanged): "_note_backlog",
-        (Phase.PENDING, StorageSeen): "_abort_without_storage",
+        (Phase.PENDING, StorageStateChanged): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
         (Phase.PUBLISHING, CheckpointTick): "_fail_publication_without_storage",
         (Phase.PUBLISHING, Acknowledged): "_acknowledge_late",
         (Phase.PUBLISHING, Declined): "_nothing",
         (Phase.PUBLISHING, Published): "_complete",
         (Phase.PUBLISHING, PublishFailed): "_fail_publication",
-        (Phase.PUBLISHING, TransactionsEnded): "_drop_committed",
+        (Phase.PUBLISHING, TransactionsCommitted): "_drop_committed",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
         (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
-        (Phase.PUBLISHING, StorageSeen): "_note_storage",
+        (Phase.PUBLISHING, StorageStateChanged): "_note_storage",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
         (Phase.FINISHED, CheckpointTick): "_nothing",
         (Phase.FINISHED, Acknowledged): "_acknowledge_late",
         (Phase.FINISHED, Declined): "_nothing",
-        (Phase.FINISHED, TransactionsEnded): "_drop_committed",
+        (Phase.FINISHED, TransactionsCommitted): "_drop_committed",
         (Phase.FINISHED, StopRequested): "_nothing",
         (Phase.FINISHED, BacklogChanged): "_nothing",
-        (Phase.FINISHED, StorageSeen): "_nothing",
+        (Phase.FINISHED, StorageStateChanged): "_nothing",
         (Phase.FINISHED, TaskEnded): "_end_task",
         (Phase.FAILED, CheckpointTick): "_nothing",
         (Phase.FAILED, Acknowledged): "_acknowledge_late",
         (Phase.FAILED, Declined): "_nothing",
         (Phase.FAILED, Published): "_nothing",
         (Phase.FAILED, PublishFailed): "_nothing",
-        (Phase.FAILED, TransactionsEnded): "_drop_committed",
+        (Phase.FAILED, TransactionsCommitted): "_drop_committed",
         (Phase.FAILED, StopRequested): "_nothing",
         (Phase.FAILED, BacklogChanged): "_nothing",
-        (Phase.FAILED, StorageSeen): "_nothing",
+        (Phase.FAILED, StorageStateChanged): "_nothing",
         (Phase.FAILED, TaskEnded): "_end_task",
     }
     """The method for each phase and event. A pair that is not listed is illegal."""
@@ -205,18 +205,18 @@ class CheckpointCoordinator:
         #: The time at which the next ordinary checkpoint is due by the interval alone.
         self._due_s = math.inf
         self._triggered_s = -math.inf
-        self._behind = False
-        self._gone = ""
+        self._is_processing_backlog = False
+        self._gone_reason = ""
         self._gone_since_s = -math.inf
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
         #: Per subtask: the transactions of its newest acknowledgement that are not known to be
         #: committed.
         self._pending_transactions: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
-        self._carried_since: dict[SubtaskId, CheckpointId] = {}
+        self._acknowledged: dict[SubtaskId, CheckpointId] = {}
         #: The newest snapshot of each subtask; used for subtasks that have finished.
         self._latest_snapshot: dict[SubtaskId, SubtaskSnapshot] = {}
-        self._story: deque[str] = deque(maxlen=STORY_LENGTH)
+        self._event_log: deque[str] = deque(maxlen=EVENT_LOG_LENGTH)
         self.counts = CheckpointCounts()
 
     @property
@@ -243,7 +243,7 @@ class CheckpointCoordinator:
         """Handle one event and return the instructions that follow from it. InternalError, with the
         recent events, if the event is illegal in this phase.
         """
-        self._story.append(f"{self._phase.value}: {_brief(event)}")
+        self._event_log.append(f"{self._phase.value}: {_brief(event)}")
         method = self.TRANSITIONS.get((self._phase, type(event)))
         if method is None:
             raise InternalError(self._describe(f"{type(event).__name__} is illegal"))
@@ -283,7 +283,7 @@ class CheckpointCoordinator:
         return self._trigger_next(event.now_s) if self._stopping else []
 
     def _trigger_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
-        if self._gone and event.now_s >= self._outage_ends_s():
+        if self._gone_reason and event.now_s >= self._outage_ends_s():
             return self._fail_without_storage()
         if event.now_s < self._next_trigger_s():
             return []
@@ -313,28 +313,28 @@ class CheckpointCoordinator:
         return []
 
     def _note_backlog(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
-        self._behind = event.behind
+        self._is_processing_backlog = event.behind
         return []
 
     def _reschedule(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
-        self._behind = event.behind
+        self._is_processing_backlog = event.behind
         return self._trigger_next(event.now_s)
 
     # --- a storage that is gone -----------------------------------------------------------------
 
-    def _note_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
-        if event.gone and not self._gone:
+    def _note_storage(self, event: StorageStateChanged) -> list[CoordinatorInstruction]:
+        if event.gone and not self._gone_reason:
             self._gone_since_s = event.now_s
-        self._gone = event.gone
+        self._gone_reason = event.gone
         return self._trigger_next(event.now_s) if self._phase is Phase.IDLE else []
 
-    def _abort_without_storage(self, event: StorageSeen) -> list[CoordinatorInstruction]:
+    def _abort_without_storage(self, event: StorageStateChanged) -> list[CoordinatorInstruction]:
         """Abort the pending checkpoint, which cannot complete without the storage. The abort does
         not count as a failure: the job continues without a restart if the storage returns in time.
         """
         if not event.gone:
             return self._note_storage(event)
-        pending = self._ended(self._under_way().id)
+        pending = self._remove_pending(self._required_pending().id)
         self._move(Phase.IDLE)
         self.counts.last_failure = f"checkpoint {pending.id} was aborted: {event.gone}"
         return [
@@ -345,10 +345,10 @@ class CheckpointCoordinator:
     def _fail_publication_without_storage(
         self, event: CheckpointTick
     ) -> list[CoordinatorInstruction]:
-        if not self._gone or event.now_s < self._outage_ends_s():
+        if not self._gone_reason or event.now_s < self._outage_ends_s():
             return []
-        pending = self._ended(self._under_way().id)
-        self.counts.last_failure = f"checkpoint {pending.id} has no result: {self._gone}"
+        pending = self._remove_pending(self._required_pending().id)
+        self.counts.last_failure = f"checkpoint {pending.id} has no result: {self._gone_reason}"
         return self._fail_without_storage()
 
     def _fail_without_storage(self) -> list[CoordinatorInstruction]:
@@ -358,7 +358,7 @@ class CheckpointCoordinator:
         self._move(Phase.FAILED)
         error = StorageGoneError(
             f"The checkpoint storage was gone for {self._settings.tolerated_outage_s:g} s "
-            f"(checkpoint.tolerated_outage). {self._gone}"
+            f"(checkpoint.tolerated_outage). {self._gone_reason}"
         )
         return [FailAttempt(error=error)]
 
@@ -368,7 +368,7 @@ class CheckpointCoordinator:
     # --- acknowledgements -----------------------------------------------------------------------
 
     def _acknowledge(self, event: Acknowledged) -> list[CoordinatorInstruction]:
-        pending = self._under_way()
+        pending = self._required_pending()
         if event.checkpoint != pending.id:
             return self._acknowledge_late(event)
         result = pending.acknowledge(
@@ -413,12 +413,12 @@ class CheckpointCoordinator:
         has prepared and that it does not know to be committed.
         """
         subtask = _subtask(event)
-        if subtask in self._carried_since and event.checkpoint < self._carried_since[subtask]:
+        if subtask in self._acknowledged and event.checkpoint < self._acknowledged[subtask]:
             return
-        self._carried_since[subtask] = event.checkpoint
+        self._acknowledged[subtask] = event.checkpoint
         self._pending_transactions[subtask] = event.snapshot.transactions
 
-    def _drop_committed(self, event: TransactionsEnded) -> list[CoordinatorInstruction]:
+    def _drop_committed(self, event: TransactionsCommitted) -> list[CoordinatorInstruction]:
         ended = frozenset(event.transactions)
         for subtask, carried in self._pending_transactions.items():
             self._pending_transactions[subtask] = tuple(txn for txn in carried if txn not in ended)
@@ -439,7 +439,7 @@ class CheckpointCoordinator:
     # --- ends -----------------------------------------------------------------------------------
 
     def _complete(self, event: Published) -> list[CoordinatorInstruction]:
-        pending = self._ended(event.checkpoint)
+        pending = self._remove_pending(event.checkpoint)
         self._last_completion_s = event.now_s
         self.counts.completed += 1
         self.counts.failed_in_a_row = 0
@@ -460,13 +460,13 @@ class CheckpointCoordinator:
         return self._fail(event.checkpoint, reason, event.now_s)
 
     def _decline(self, event: Declined) -> list[CoordinatorInstruction]:
-        if event.checkpoint != self._under_way().id:
+        if event.checkpoint != self._required_pending().id:
             return []
         who = "a slot" if event.subtask is None else f"subtask {event.subtask}"
         return self._fail(event.checkpoint, f"declined by {who}: {event.reason}", event.now_s)
 
     def _expire_if_due(self, event: CheckpointTick) -> list[CoordinatorInstruction]:
-        pending = self._under_way()
+        pending = self._required_pending()
         if event.now_s < pending.started_s + self._settings.timeout_s:
             return []
         missing = ", ".join(str(subtask) for subtask in sorted(pending.missing)[:5])
@@ -483,12 +483,12 @@ class CheckpointCoordinator:
 
     def _end_task_while_pending(self, event: TaskEnded) -> list[CoordinatorInstruction]:
         self._end_task(event)
-        pending = self._under_way()
+        pending = self._required_pending()
         if event.subtask not in pending.missing:
             return []
         # No subtask is at fault, so this abort is not counted as a failure. The next checkpoint
         # does not wait for the finished subtask.
-        self._ended(pending.id)
+        self._remove_pending(pending.id)
         self._move(Phase.IDLE)
         abort = AbortCheckpoint(
             checkpoint=pending.id, reason=f"subtask {event.subtask} has finished"
@@ -498,9 +498,9 @@ class CheckpointCoordinator:
     def _fail(
         self, checkpoint: CheckpointId, reason: str, now_s: float
     ) -> list[CoordinatorInstruction]:
-        self._ended(checkpoint)
+        self._remove_pending(checkpoint)
         self.counts.failed += 1
-        self.counts.failed_in_a_row += not self._gone
+        self.counts.failed_in_a_row += not self._gone_reason
         self.counts.last_failure = f"checkpoint {checkpoint} {reason}"
         abort = AbortCheckpoint(checkpoint=checkpoint, reason=reason)
         if self.counts.failed_in_a_row <= self._settings.tolerable_failed_checkpoints:
@@ -529,32 +529,32 @@ class CheckpointCoordinator:
     # --- helpers --------------------------------------------------------------------------------
 
     def _next_trigger_s(self) -> float:
-        if self._gone:
+        if self._gone_reason:
             return math.inf
         if self._stopping:
             return self._retry_s
         settings = self._settings
         next_s = max(self._due_s, self._last_completion_s + settings.min_pause_s)
-        if self._behind:
+        if self._is_processing_backlog:
             return max(next_s, self._triggered_s + settings.interval_during_backlog_s)
         return next_s
 
     def _next_wake_s(self) -> float:
-        if self._gone and self._phase in {Phase.IDLE, Phase.PUBLISHING}:
+        if self._gone_reason and self._phase in {Phase.IDLE, Phase.PUBLISHING}:
             return self._outage_ends_s()
         if self._phase is Phase.IDLE:
             return self._next_trigger_s()
         if self._phase is Phase.PENDING:
-            return self._under_way().started_s + self._settings.timeout_s
+            return self._required_pending().started_s + self._settings.timeout_s
         return math.inf
 
-    def _under_way(self) -> PendingCheckpoint:
+    def _required_pending(self) -> PendingCheckpoint:
         if self._pending is None:
             raise InternalError(self._describe("no checkpoint is under way"))
         return self._pending
 
-    def _ended(self, checkpoint: CheckpointId) -> PendingCheckpoint:
-        pending = self._under_way()
+    def _remove_pending(self, checkpoint: CheckpointId) -> PendingCheckpoint:
+        pending = self._required_pending()
         self._check(pending.id == checkpoint, f"{checkpoint} is not under way")
         self._pending = None
         return pending
@@ -571,7 +571,7 @@ class CheckpointCoordinator:
             raise InternalError(self._describe(what))
 
     def _describe(self, what: str) -> str:
-        return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._story)}"
+        return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._event_log)}"
 
 
 def _subtask(event: Acknowledged) -> SubtaskId:

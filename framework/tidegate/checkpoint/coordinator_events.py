@@ -72,7 +72,7 @@ class PublishFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionsEnded:
+class TransactionsCommitted:
     """These transactions were seen CompleteCommit, so no later publication has to list them."""
 
     transactions: tuple[PreparedTransaction, ...]
@@ -94,7 +94,7 @@ class BacklogChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageSeen:
+class StorageStateChanged:
     """The checkpoint storage is gone, or is back."""
 
     gone: str
@@ -119,10 +119,10 @@ CoordinatorEvent = (
     | Declined
     | Published
     | PublishFailed
-    | TransactionsEnded
+    | TransactionsCommitted
     | StopRequested
     | BacklogChanged
-    | StorageSeen
+    | StorageStateChanged
     | TaskEnded
 )
 

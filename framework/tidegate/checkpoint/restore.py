@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
-from tidegate.checkpoint.source_changes import changed_log, gone_partition
+from tidegate.checkpoint.source_changes import find_log_change, missing_partition_error
 from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, refuse_changed_steps
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
@@ -41,7 +41,7 @@ class RestorePlan:
     """The number of offsets that a bounded run does not read, because open transactions hid them
     when its ends were chosen. 0 if the attempt continues with ends that were chosen before.
     """
-    begins: frozenset[Uid] = frozenset()
+    sources_without_position: frozenset[Uid] = frozenset()
     """The sources without a position in the checkpoint. They begin where their `starting_offsets=`
     says.
     """
@@ -76,7 +76,7 @@ def restore(
         hidden_offsets=0
         if manifest is not None and manifest.submission_id == submission_id
         else sum(offsets.hidden for offsets in partitions),
-        begins=frozenset(offsets.source for offsets in partitions)
+        sources_without_position=frozenset(offsets.source for offsets in partitions)
         - {split.source for split in (() if manifest is None else manifest.splits)},
     )
 
@@ -114,24 +114,27 @@ def _keyed(
                 snapshots.setdefault(keyed.uid, []).append(keyed)
     for uid, old in snapshots.items():
         old.sort(key=lambda keyed: keyed.first_key_group)
-        _check_whole(uid, old, plan.max_parallelism)
+        _check_key_group_coverage(uid, old, plan.max_parallelism)
     return tuple(
         {
-            uid: tuple(keyed for keyed in old if _overlaps(keyed, mine))
+            uid: tuple(keyed for keyed in old if _overlaps(keyed, slot_key_groups))
             for uid, old in sorted(snapshots.items())
         }
-        for mine in (
+        for slot_key_groups in (
             key_group_range(SubtaskIndex(ordinal), plan.parallelism, plan.max_parallelism)
             for ordinal in range(plan.parallelism)
         )
     )
 
 
-def _overlaps(keyed: KeyedSnapshot, mine: range) -> bool:
-    return keyed.first_key_group < mine.stop and mine.start <= keyed.last_key_group
+def _overlaps(keyed: KeyedSnapshot, slot_key_groups: range) -> bool:
+    return (
+        keyed.first_key_group < slot_key_groups.stop
+        and slot_key_groups.start <= keyed.last_key_group
+    )
 
 
-def _check_whole(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -> None:
+def _check_key_group_coverage(uid: Uid, old: Sequence[KeyedSnapshot], max_parallelism: int) -> None:
     """Check that the snapshots of a step cover all key groups, each once. Otherwise keys would be
     lost.
     """
@@ -175,7 +178,9 @@ def _resolve_splits(
             end = old.end_offset if same_run else offsets.end
             # A bounded run reads nothing more of a partition that it has read to its end.
             reads_on = not same_run or end is None or old.offset < end
-            change = changed_log(old, offsets, reads_on=reads_on, on_other_cluster=on_other_cluster)
+            change = find_log_change(
+                old, offsets, reads_on=reads_on, on_other_cluster=on_other_cluster
+            )
             if change is not None:
                 raise change
             if reads_on:
@@ -191,7 +196,7 @@ def _resolve_splits(
     gone = next(iter(known.values()), None)
     if gone is not None:
         topic_ids = {offsets.topic: offsets.topic_id for offsets in partitions}
-        raise gone_partition(gone, topic_ids.get(gone.topic, ""))
+        raise missing_partition_error(gone, topic_ids.get(gone.topic, ""))
     return splits, tuple(added)
 
 
@@ -245,7 +250,7 @@ def _refuse_start_outside(offsets: PartitionOffsets) -> None:
         )
         raise RefusedError(message)
     if not given:
-        change = changed_log(_split(offsets, offsets.start, None), offsets)
+        change = find_log_change(_split(offsets, offsets.start, None), offsets)
         if change is not None:
             raise change
     elif offsets.latest is not None and not offsets.earliest <= offsets.start <= offsets.latest:

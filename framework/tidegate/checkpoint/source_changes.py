@@ -25,7 +25,7 @@ REMEDY: Final = (
 )
 
 
-def changed_log(
+def find_log_change(
     old: SourceSplit,
     offsets: PartitionOffsets,
     *,
@@ -39,18 +39,18 @@ def changed_log(
     (`on_other_cluster`) neither topic ids nor leader epochs can be compared.
     """
     if not on_other_cluster and differs(old.topic_id, offsets.topic_id):
-        return _recreated(old, offsets)
+        return _recreated_error(old, offsets)
     if not reads_on:
         return None
     end = offsets.epoch_end
     if not on_other_cluster and end is not None and end < old.offset:
-        return _truncated(old, offsets, end)
+        return _truncated_error(old, offsets, end)
     if offsets.latest is not None and offsets.latest < old.offset:
-        return _beyond(old, offsets, offsets.latest)
+        return _beyond_end_error(old, offsets, offsets.latest)
     return None
 
 
-def changed_topic(
+def find_topic_change(
     splits: Sequence[SourceSplit], topic_ids: Mapping[str, str]
 ) -> SourceChangedError | None:
     """Return the error for publishing these positions, given the present ids of their topics; None
@@ -59,44 +59,43 @@ def changed_topic(
     for split in splits:
         now = topic_ids.get(split.topic)
         if now is None and split.topic_id:
-            return gone_topic(split)
+            return deleted_topic_error(split)
         if now is not None and differs(split.topic_id, now):
             message = (
-                f"{_read(split)}, and Kafka now has a topic of this name with id {now}: the topic "
-                "was deleted and created again while the job ran. The job cannot tell which "
-                "records it has read of which, so it did not publish the checkpoint and ends. "
-                f"{REMEDY}"
+                f"{_position_text(split)}, and Kafka now has a topic of this name with id {now}: "
+                "the topic was deleted and created again while the job ran. The job cannot tell "
+                "which records it has read of which, so it did not publish the checkpoint and "
+                f"ends. {REMEDY}"
             )
             return SourceChangedError(message, _finding("recreated", split, now))
     return None
 
 
-def gone_topic(split: SourceSplit) -> SourceChangedError:
+def deleted_topic_error(split: SourceSplit) -> SourceChangedError:
     """Return the error for a stored position whose topic does not exist."""
-    message = (
-        f"{_read(split)}, and Kafka has no topic of this name any more: it was deleted. {REMEDY}"
-    )
+    position = _position_text(split)
+    message = f"{position}, and Kafka has no topic of this name any more: it was deleted. {REMEDY}"
     return SourceChangedError(message, _finding("absent", split))
 
 
-def gone_partition(split: SourceSplit, topic_id: str) -> SourceChangedError:
+def missing_partition_error(split: SourceSplit, topic_id: str) -> SourceChangedError:
     """Return the error for a topic that has fewer partitions than the stored positions."""
     now = f" with id {topic_id}" if topic_id else ""
     message = (
-        f"{_read(split)}, and the topic of this name that Kafka has now{now} has no partition "
-        f"{split.partition}: the topic was deleted and created again with fewer partitions. "
-        f"{REMEDY}"
+        f"{_position_text(split)}, and the topic of this name that Kafka has now{now} has no "
+        f"partition {split.partition}: the topic was deleted and created again with fewer "
+        f"partitions. {REMEDY}"
     )
     return SourceChangedError(message, _finding("fewer partitions", split, topic_id))
 
 
-def beyond_log(offsets: PartitionOffsets, end: int) -> SourceChangedError:
+def end_beyond_log_error(offsets: PartitionOffsets, end: int) -> SourceChangedError:
     """Return the error for a bounded run whose chosen end is behind the end of the log."""
     where = f"partition {offsets.partition} of topic {offsets.topic!r}"
     message = (
         f"Source {offsets.source!r}: this run is to read {where} up to offset {end}, but the "
-        f"partition {_range(offsets)}: Kafka has lost the records between, or the topic is another "
-        "one. Wait until Kafka has the records again, or choose other ends."
+        f"partition {_log_range_text(offsets)}: Kafka has lost the records between, or the topic "
+        "is another one. Wait until Kafka has the records again, or choose other ends."
     )
     finding = f"end beyond the log: {offsets.source} {offsets.topic}-{offsets.partition}"
     return SourceChangedError(message, finding)
@@ -107,24 +106,24 @@ def differs(stored: str, now: str) -> bool:
     return bool(stored and now) and stored != now
 
 
-def _recreated(old: SourceSplit, offsets: PartitionOffsets) -> SourceChangedError:
+def _recreated_error(old: SourceSplit, offsets: PartitionOffsets) -> SourceChangedError:
     message = (
-        f"{_read(old)}. Kafka now has a topic of this name with id {offsets.topic_id}, in which "
-        f"partition {old.partition} {_range(offsets)}: the topic was deleted and created again, "
-        f"and its offsets are of other records. {REMEDY}"
+        f"{_position_text(old)}. Kafka now has a topic of this name with id {offsets.topic_id}, in "
+        f"which partition {old.partition} {_log_range_text(offsets)}: the topic was deleted and "
+        f"created again, and its offsets are of other records. {REMEDY}"
     )
     return SourceChangedError(message, _finding("recreated", old, offsets.topic_id))
 
 
-def _truncated(old: SourceSplit, offsets: PartitionOffsets, end: int) -> SourceChangedError:
+def _truncated_error(old: SourceSplit, offsets: PartitionOffsets, end: int) -> SourceChangedError:
     cut = (
         f"the log of that epoch ends at offset {end}"
         if end >= 0
         else "the partition's leader does not know that epoch"
     )
     message = (
-        f"{_read(old)}, in leader epoch {old.leader_epoch}, but {cut}, and the partition "
-        f"{_range(offsets)}. Kafka has lost records that the job has read (unclean leader "
+        f"{_position_text(old)}, in leader epoch {old.leader_epoch}, but {cut}, and the partition "
+        f"{_log_range_text(offsets)}. Kafka has lost records that the job has read (unclean leader "
         "election), and may have other records at their offsets. Restore an older checkpoint that "
         "was taken before the cut with --restore ID (tidegate checkpoints lists them): what it has "
         f"not read is then read again. {REMEDY}"
@@ -132,17 +131,19 @@ def _truncated(old: SourceSplit, offsets: PartitionOffsets, end: int) -> SourceC
     return SourceChangedError(message, _finding("truncated", old))
 
 
-def _beyond(old: SourceSplit, offsets: PartitionOffsets, latest: int) -> SourceChangedError:
+def _beyond_end_error(
+    old: SourceSplit, offsets: PartitionOffsets, latest: int
+) -> SourceChangedError:
     message = (
-        f"{_read(old)}, but the partition {_range(offsets)}, {old.offset - latest} offsets before "
-        "the position: Kafka has lost these records, or the topic is another one. Restore an older "
-        "checkpoint with --restore ID (tidegate checkpoints lists them), or wait until Kafka has "
-        f"the records again. {REMEDY}"
+        f"{_position_text(old)}, but the partition {_log_range_text(offsets)}, "
+        f"{old.offset - latest} offsets before the position: Kafka has lost these records, or the "
+        "topic is another one. Restore an older checkpoint with --restore ID (tidegate checkpoints "
+        f"lists them), or wait until Kafka has the records again. {REMEDY}"
     )
     return SourceChangedError(message, _finding("beyond the end", old))
 
 
-def _read(split: SourceSplit) -> str:
+def _position_text(split: SourceSplit) -> str:
     with_id = f" (topic id {split.topic_id})" if split.topic_id else ""
     return (
         f"Source {split.source!r}: the job's position in partition {split.partition} of topic "
@@ -150,7 +151,7 @@ def _read(split: SourceSplit) -> str:
     )
 
 
-def _range(offsets: PartitionOffsets) -> str:
+def _log_range_text(offsets: PartitionOffsets) -> str:
     if offsets.latest is None:
         return f"begins at offset {offsets.earliest}"
     return f"begins at offset {offsets.earliest} and ends at offset {offsets.latest}"

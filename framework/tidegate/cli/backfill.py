@@ -106,7 +106,7 @@ def backfill(
         ),
     }
     params = o.parameters(settings, EXAMPLE)
-    from tidegate.cli.backfilling import Asked, execute
+    from tidegate.cli.backfilling import BackfillOptions, execute
     from tidegate.controlplane.client.preflight import RunOptions
 
     options = RunOptions(
@@ -117,5 +117,7 @@ def backfill(
         take_over=take_over,
         restore_to_other_cluster=restore_to_other_cluster,
     )
-    asked = Asked(to=to, dry_run=dry_run, new=new, job_is_stopped=job_is_stopped, verbose=verbose)
+    asked = BackfillOptions(
+        to=to, dry_run=dry_run, new=new, job_is_stopped=job_is_stopped, verbose=verbose
+    )
     raise typer.Exit(execute(pipeline, Path.cwd(), command_line, options, asked, as_json=as_json))

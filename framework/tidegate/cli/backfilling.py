@@ -28,7 +28,7 @@ from tidegate.backfill.plan import Planner, refuse_passed_ends
 from tidegate.backfill.record import BackfillRecords, continued
 from tidegate.bootstrap import WAVE_TASK, task_host
 from tidegate.cli.backfill_output import BackfillJson, BackfillText
-from tidegate.cli.display import print_status, say_left_out
+from tidegate.cli.display import print_left_out, print_status
 from tidegate.cli.local_run import DONE, FAILED, INTERRUPTED, STOPPED
 from tidegate.config import BackfillSettings, Config
 from tidegate.config_load import load
@@ -59,7 +59,7 @@ Progress = Callable[[], tuple[int, int] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class BackfillOptions:
     """The options of the command that concern the backfill itself, not the job."""
 
     to: str
@@ -74,7 +74,7 @@ def execute(
     folder: Path,
     command_line: dict[str, Any],
     options: RunOptions,
-    asked: Asked,
+    asked: BackfillOptions,
     *,
     as_json: bool,
 ) -> int:
@@ -119,9 +119,9 @@ def execute(
             # Another client may have submitted the job while Spark started.
             seen = records.find(has_lock=not is_url(url), job_is_stopped=asked.job_is_stopped)
             if (seen and seen.submission.id) != (found and found.submission.id):
-                raise RefusedError(_overtaken(submission.job))
+                raise RefusedError(_overtaken_message(submission.job))
             if recorded is None:
-                say_left_out(submission.job, archive)
+                print_left_out(submission.job, archive)
                 submission = records.begin(submission, archive, submission.ends, asked.to)
             backfill = Backfill(
                 submission,
@@ -165,7 +165,7 @@ def _run(
     return DONE
 
 
-def _overtaken(job: str) -> str:
+def _overtaken_message(job: str) -> str:
     return (
         f"Job {job!r} was submitted again while this command started. Check which cluster or"
         " command runs the job, then run this command again."
@@ -262,7 +262,7 @@ class _Signals:
 
     def __init__(self, output: BackfillText) -> None:
         self._output = output
-        self._asked = False
+        self._stop_requested = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -276,11 +276,11 @@ class _Signals:
 
     def asked(self) -> bool:
         """Return whether the backfill must end after the present wave."""
-        return self._asked
+        return self._stop_requested
 
     def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._asked:
+        if self._stop_requested:
             self._output.abandoning()
             raise KeyboardInterrupt
-        self._asked = True
+        self._stop_requested = True
         self._output.stopping()

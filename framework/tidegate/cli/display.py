@@ -28,7 +28,7 @@ from tidegate.protocol.reports import JobReport
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""
 
-TOLD_AT_END: Final = frozenset({JobState.CLOSING, JobState.FAILED})
+ERROR_SHOWN_AT_END: Final = frozenset({JobState.CLOSING, JobState.FAILED})
 """States in which no line names the failure, because `end` and `failed` print it."""
 
 LEFT_OUT_SHOWN: Final = 10
@@ -73,7 +73,7 @@ class Display:
 
     def end(self, report: JobReport) -> None:
         """Report how the job ended."""
-        self._tell_notes(report)
+        self._print_notes(report)
         print_status(
             f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
             f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
@@ -94,7 +94,7 @@ class Display:
                 print_status(report.error.traceback.rstrip())
             print_status(f"tidegate: {report.error.message}")
 
-    def _tell_notes(self, report: JobReport) -> None:
+    def _print_notes(self, report: JobReport) -> None:
         for note in report.notes if report.notes != self._noted else ():
             print_status(f"{self.job}: {note}")
         self._noted = report.notes
@@ -116,11 +116,11 @@ class LineDisplay(Display):
 
     def __init__(self, submission: Submission, config: Config) -> None:
         super().__init__(submission, config)
-        self._told: list[ErrorReport] = []
+        self._errors_shown: list[ErrorReport] = []
         """Failures that a line has already named."""
 
     def show(self, report: JobReport) -> None:
-        self._tell_notes(report)
+        self._print_notes(report)
         before = self._before
         if (
             before is not None
@@ -130,11 +130,11 @@ class LineDisplay(Display):
         ):
             return
         # A failure is not printed twice in a row.
-        error = None if report.state in TOLD_AT_END else report.error
+        error = None if report.state in ERROR_SHOWN_AT_END else report.error
         why = ""
-        if error is not None and error not in self._told[-1:]:
+        if error is not None and error not in self._errors_shown[-1:]:
             why = f", last failure: {error.message}"
-            self._told.append(error)
+            self._errors_shown.append(error)
         print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")
         self._before = report
 
@@ -145,9 +145,9 @@ class LineDisplay(Display):
         """
         last = report.error if report.state is JobState.FAILED else None
         for failed in report.failed_attempts:
-            if failed.error not in (last, *self._told):
+            if failed.error not in (last, *self._errors_shown):
                 print_status(f"{self.job}: earlier failure: {failed.error.message}")
-                self._told.append(failed.error)
+                self._errors_shown.append(failed.error)
         super().end(report)
 
 
@@ -163,16 +163,18 @@ class JsonLines(Display):
         """Print nothing: scripts see the change of state in a report."""
 
     def jobmanager_restarted(self, status: int) -> None:
-        self._say({"event": "jobmanager_exited", "pid": self.jobmanager_pid(), "status": status})
+        self._print_event(
+            {"event": "jobmanager_exited", "pid": self.jobmanager_pid(), "status": status}
+        )
 
     def end(self, report: JobReport) -> None:
         self._print("end", report)
 
     def _print(self, event: str, report: JobReport) -> None:
         pid = self.jobmanager_pid()
-        self._say({"event": event, "jobmanager_pid": pid, **report_json(report)})
+        self._print_event({"event": event, "jobmanager_pid": pid, **report_json(report)})
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _print_event(self, event: dict[str, Any]) -> None:
         # One write, because the thread that notices the JobManager's exit prints too.
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
@@ -243,7 +245,7 @@ def ended(report: JobReport) -> str:
             return "stopped with a final checkpoint (the next run continues from it)"
 
 
-def say_left_out(job: str, archive: CodeArchive) -> None:
+def print_left_out(job: str, archive: CodeArchive) -> None:
     """Print which files are not stored with the job.
 
     Python's caches are not listed, because Python creates them itself.

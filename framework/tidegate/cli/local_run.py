@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli.display import Display, open_display, print_status, say_left_out
+from tidegate.cli.display import Display, open_display, print_left_out, print_status
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import RunLock
@@ -78,7 +78,7 @@ def execute(
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     with RunLock(folder, config.checkpoint.dir, submission.job):
         check_environment(graph, config, folder, SystemDrivers())
-        say_left_out(submission.job, archive)
+        print_left_out(submission.job, archive)
         display = open_display(submission, config, as_json=as_json)
         cluster = local_cluster(
             config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
@@ -166,8 +166,8 @@ class _Stop:
     ) -> None:
         self._client, self._job, self._display = client, job, display
         self._restarts = restarts
-        self._asked = False
-        self._told: int | None = None
+        self._stop_requested = False
+        self._restarts_at_stop: int | None = None
         """Number of JobManager restarts when the stop was last delivered; None if it never was."""
         self._before: dict[signal.Signals, Any] = {}
 
@@ -189,18 +189,20 @@ class _Stop:
         """Show a report. Send a requested stop to a JobManager that does not have it yet."""
         self._display.show(report)
         restarts = self._restarts()
-        if not self._asked or self._told == restarts or report.state in ENDED:
+        if not self._stop_requested or self._restarts_at_stop == restarts or report.state in ENDED:
             return
         try:
             self._client.stop(self._job)
-            self._told = restarts
+            self._restarts_at_stop = restarts
         except RefusedError:
-            self._told = restarts  # the job has ended meanwhile, and the next report says so
+            self._restarts_at_stop = (
+                restarts  # the job has ended meanwhile, and the next report says so
+            )
         except RpcError as error:
             print_status(f"{self._job}: the stop could not be delivered yet: {error}")
 
     def _interrupted(self, _signal: int, _frame: object) -> None:
-        if self._asked:
+        if self._stop_requested:
             raise _SecondInterruptError
-        self._asked = True
+        self._stop_requested = True
         self._display.stopping()

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, print_status, report_json, say_left_out
+from tidegate.cli.display import describe, print_left_out, print_status, report_json
 from tidegate.cli.local_run import finished_code
 from tidegate.cli.options import job_name
 from tidegate.config import Config
@@ -86,7 +86,7 @@ def submit_job(
         check_kafka(graph, config, SystemDrivers())
     except ExternalError as error:  # no job runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
-    say_left_out(submission.job, archive)
+    print_left_out(submission.job, archive)
     with _client(config) as client:
         _wait_until_up(client, config)
         client.submit(submission, archive.data)

@@ -82,12 +82,12 @@ def list_(
 
     Example: tidegate txn list --kafka localhost:9092 --prefix order-service- --older-than 5min
     """
-    from tidegate.cli.txn_session import Session, duration_ms, place
+    from tidegate.cli.txn_session import Session, duration_ms, topic_selector
 
     with Session(kafka, config) as session:
         if hanging:
             complete = session.list_hanging(
-                place=place(topic),
+                topic_selector=topic_selector(topic),
                 broker=broker,
                 max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
                 as_json=as_json,
@@ -97,7 +97,7 @@ def list_(
                 prefix=prefix,
                 job=job,
                 older_than_ms=duration_ms(older_than, "--older-than"),
-                place=place(topic),
+                topic_selector=topic_selector(topic),
                 broker=broker,
                 everything=everything,
                 as_json=as_json,
@@ -198,11 +198,11 @@ def why_stuck(
 
     Example: tidegate txn why-stuck orders:3 --kafka localhost:9092
     """
-    from tidegate.cli.txn_session import Session, duration_ms, place
+    from tidegate.cli.txn_session import Session, duration_ms, topic_selector
 
     with Session(kafka, config) as session:
         complete = session.why_stuck(
-            place(topic),
+            topic_selector(topic),
             max_timeout_ms=duration_ms(max_transaction_timeout, "--max-transaction-timeout"),
             as_json=as_json,
         )

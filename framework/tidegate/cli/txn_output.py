@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from tidegate.cli import txn_text as words
+from tidegate.cli import txn_text as texts
 from tidegate.commit.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.ports.inspection import PartitionEndOffsets, Transaction
@@ -93,13 +93,13 @@ def row(each: Transaction, now_ms: int) -> list[str]:
     return [
         each.transactional_id,
         each.state.value,
-        (words.age(now_ms - each.start_ms) + (" (overdue)" if late else "")) if running else "-",
-        words.age(each.timeout_ms),
-        words.at(each.start_ms),
+        (texts.age(now_ms - each.start_ms) + (" (overdue)" if late else "")) if running else "-",
+        texts.age(each.timeout_ms),
+        texts.at(each.start_ms),
         f"broker {each.coordinator}",
         f"{each.producer_id}/{each.epoch}",
-        words.owner(each.transactional_id),
-        words.places(each.partitions),
+        texts.owner(each.transactional_id),
+        texts.list_partitions(each.partitions),
     ]
 
 
@@ -109,8 +109,8 @@ def hanging_row(each: OpenTransaction) -> list[str]:
         f"{each.topic_partition.topic}-{each.topic_partition.partition}",
         str(each.producer.start_offset),
         f"{each.producer.producer_id}/{each.producer.epoch}",
-        words.at(each.producer.last_ms),
-        words.age(each.age_ms),
+        texts.at(each.producer.last_ms),
+        texts.age(each.age_ms),
         "-" if each.transaction is None else each.transaction.transactional_id,
     ]
 
@@ -118,13 +118,13 @@ def hanging_row(each: OpenTransaction) -> list[str]:
 def details(
     each: Transaction,
     addresses: Mapping[int, str],
-    ends: Mapping[TopicPartition, PartitionEndOffsets] | None,
+    end_offsets: Mapping[TopicPartition, PartitionEndOffsets] | None,
     journal_status: JournalStatus,
     now_ms: int,
 ) -> list[str]:
     """Return everything that is known about one transaction, as lines.
 
-    `ends` is None if the partition leaders were not asked.
+    `end_offsets` is None if the partition leaders were not asked.
     """
     address = addresses.get(each.coordinator)
     lines = [
@@ -132,21 +132,21 @@ def details(
         f"state             {each.state.value}",
         f"coordinator       broker {each.coordinator}{f' at {address}' if address else ''}",
         f"producer          {each.producer_id}, epoch {each.epoch}",
-        f"timeout           {words.age(each.timeout_ms)}",
-        f"began             {words.at(each.start_ms)}",
+        f"timeout           {texts.age(each.timeout_ms)}",
+        f"began             {texts.at(each.start_ms)}",
     ]
     if each.state in OPEN and each.start_ms >= 0:
-        lines.append(f"open for          {words.age(now_ms - each.start_ms)}")
-    lines.append(f"job               {words.owner(each.transactional_id)}")
-    lines.append(f"journal           {words.journal(journal_status)}")
+        lines.append(f"open for          {texts.age(now_ms - each.start_ms)}")
+    lines.append(f"job               {texts.owner(each.transactional_id)}")
+    lines.append(f"journal           {texts.journal(journal_status)}")
     for topic_partition in each.partitions:
         where = f"partition         {topic_partition.topic}-{topic_partition.partition}"
-        if ends is None:
+        if end_offsets is None:
             lines.append(where)
             continue
-        if topic_partition in ends:
-            stable, end = ends[topic_partition].stable, ends[topic_partition].end
-            waiting = words.count(max(0, end - stable), "offset")
+        if topic_partition in end_offsets:
+            stable, end = end_offsets[topic_partition].stable, end_offsets[topic_partition].end
+            waiting = texts.count(max(0, end - stable), "offset")
             where += f": readable to {stable}, written to {end}, {waiting} waiting"
         else:
             where += ": its leader did not answer"
@@ -200,7 +200,7 @@ def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
         "cause": each.cause.value,
         "age_ms": each.age_ms,
         "transaction": None if known is None else as_json(known, now_ms),
-        "advice": words.advice(each),
+        "advice": texts.advice(each),
     }
 
 
@@ -209,9 +209,9 @@ def partition_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
     return {
         **place_json(each.topic_partition),
         "leader": each.leader if each.leader >= 0 else None,
-        "last_stable_offset": None if each.ends is None else each.ends.stable,
-        "high_watermark": None if each.ends is None else each.ends.end,
-        "unreadable_offsets": None if each.ends is None else each.waiting,
+        "last_stable_offset": None if each.end_offsets is None else each.end_offsets.stable,
+        "high_watermark": None if each.end_offsets is None else each.end_offsets.end,
+        "unreadable_offsets": None if each.end_offsets is None else each.waiting,
         "blocked_by": open_transaction_json(each.open_transactions[0], now_ms)
         if each.open_transactions
         else None,

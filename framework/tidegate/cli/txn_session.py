@@ -16,15 +16,21 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from tidegate.cli import txn_output as output
-from tidegate.cli import txn_text as words
+from tidegate.cli import txn_text as texts
 from tidegate.cli.options import parse_pairs
-from tidegate.commit.diagnosis import OPEN, AbortOutcome, JournalStatus, journal_status, selected
+from tidegate.commit.diagnosis import (
+    OPEN,
+    AbortOutcome,
+    JournalStatus,
+    journal_status,
+    select_transactions,
+)
 from tidegate.commit.journal.reading import read_journal
 from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.config import DurationMs
 from tidegate.config_load import load
-from tidegate.controlplane.client import transactions as ask
+from tidegate.controlplane.client import transactions as txn_client
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
@@ -47,21 +53,21 @@ from tidegate.stream_elements import TopicPartition
 EXAMPLE = "Example: tidegate txn list -c kafka.properties.security.protocol=SSL"
 
 
-class Place(NamedTuple):
+class TopicSelector(NamedTuple):
     """A topic or one of its partitions. Without a topic it means all partitions of the cluster."""
 
     topic: str | None
     partition: int | None
 
 
-def place(text: str | None) -> Place:
+def topic_selector(text: str | None) -> TopicSelector:
     """Parse TOPIC or TOPIC:PARTITION. Raise ConfigError for a text of another form."""
     if text is None:
-        return Place(None, None)
+        return TopicSelector(None, None)
     topic, colon, number = text.partition(":")
     if not topic or (colon and not number.isdecimal()):
         raise ConfigError(f"{text!r} is not TOPIC or TOPIC:PARTITION. Example: orders:3")
-    return Place(topic, int(number) if colon else None)
+    return TopicSelector(topic, int(number) if colon else None)
 
 
 def duration_ms(text: str, option: str) -> int:
@@ -116,15 +122,17 @@ class Session:
         prefix: str,
         job: str | None,
         older_than_ms: int,
-        place: Place,
+        topic_selector: TopicSelector,
         broker: int | None,
         everything: bool,
         as_json: bool,
     ) -> bool:
         """Print the selected transactions. Return whether every coordinator answered."""
         topic_partitions = None
-        if place.topic is not None:
-            topic_partitions = ask.leaders_of(self._inspector, place.topic, place.partition).keys()
+        if topic_selector.topic is not None:
+            topic_partitions = txn_client.leaders_of(
+                self._inspector, topic_selector.topic, topic_selector.partition
+            ).keys()
         self._require_broker(broker)
         find_transactions = self._inspector.find_transactions(
             prefix=prefix, states=() if everything else OPEN, progress=self._progress
@@ -132,7 +140,7 @@ class Session:
         now_ms = self._clock.now_ms()
         found = [
             each
-            for each in selected(
+            for each in select_transactions(
                 find_transactions.transactions,
                 job=job,
                 topic_partitions=topic_partitions,
@@ -153,16 +161,23 @@ class Session:
         return not find_transactions.unreachable
 
     def list_hanging(
-        self, *, place: Place, broker: int | None, max_timeout_ms: int, as_json: bool
+        self,
+        *,
+        topic_selector: TopicSelector,
+        broker: int | None,
+        max_timeout_ms: int,
+        as_json: bool,
     ) -> bool:
         """Print the hanging transactions. Return whether all brokers answered."""
         self._require_broker(broker)
-        leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
+        leaders = txn_client.leaders_of(
+            self._inspector, topic_selector.topic, topic_selector.partition
+        )
         if broker is not None:
             leaders = {
                 topic_partition: id_ for topic_partition, id_ in leaders.items() if id_ == broker
             }
-        found, unreachable = ask.hanging(
+        found, unreachable = txn_client.hanging(
             self._inspector,
             leaders,
             self._clock,
@@ -176,7 +191,7 @@ class Session:
         elif found:
             output.print_table(output.HANGING_COLUMNS, [output.hanging_row(each) for each in found])
         else:
-            seen = words.count(len(leaders), "partition")
+            seen = texts.count(len(leaders), "partition")
             print(f"tidegate: no hanging transaction on {seen}.", file=sys.stderr)
         output.print_unreachable(unreachable)
         return not unreachable
@@ -191,26 +206,32 @@ class Session:
         leaders: dict[TopicPartition, int] = {}
         for topic in sorted({topic_partition.topic for topic_partition in found.partitions}):
             leaders |= self._inspector.partitions(topic)
-        ends = self._inspector.ends({o: leaders[o] for o in found.partitions if o in leaders})
+        end_offsets = self._inspector.end_offsets(
+            {o: leaders[o] for o in found.partitions if o in leaders}
+        )
         now_ms = self._clock.now_ms()
         if as_json:
             body = output.as_json(found, now_ms)
             for row, topic_partition in zip(body["partitions"], found.partitions, strict=True):
                 row["last_stable_offset"] = (
-                    ends[topic_partition].stable if topic_partition in ends else None
+                    end_offsets[topic_partition].stable if topic_partition in end_offsets else None
                 )
                 row["high_watermark"] = (
-                    ends[topic_partition].end if topic_partition in ends else None
+                    end_offsets[topic_partition].end if topic_partition in end_offsets else None
                 )
             self._print_json({"transaction": body, "journal": how.value}, (), now_ms)
             return
-        for line in output.details(found, self._inspector.brokers(), ends, how, now_ms):
+        for line in output.details(found, self._inspector.brokers(), end_offsets, how, now_ms):
             print(line)
 
-    def why_stuck(self, place: Place, *, max_timeout_ms: int, as_json: bool) -> bool:
+    def why_stuck(
+        self, topic_selector: TopicSelector, *, max_timeout_ms: int, as_json: bool
+    ) -> bool:
         """Print the transactions that hold readers back. Return whether all brokers answered."""
-        leaders = ask.leaders_of(self._inspector, place.topic, place.partition)
-        report = ask.why_stuck(
+        leaders = txn_client.leaders_of(
+            self._inspector, topic_selector.topic, topic_selector.partition
+        )
+        report = txn_client.why_stuck(
             self._inspector,
             leaders,
             self._clock,
@@ -223,7 +244,7 @@ class Session:
             self._print_json({"partitions": rows}, report.unreachable, now_ms)
         else:
             for each in report.partitions:
-                print("\n".join(words.stuck(each)))
+                print("\n".join(texts.describe_partition(each)))
         output.print_unreachable(report.unreachable)
         return not report.unreachable
 
@@ -237,9 +258,9 @@ class Session:
         """
         found = self._described(transactional_id)
         if found.state is not TransactionState.ONGOING:
-            raise RefusedError(words.nothing_to_abort(found))
+            raise RefusedError(texts.nothing_to_abort(found))
         how = journal_status(found.transactional_id, self._journal(found.transactional_id))
-        refusal = words.decision(how, found)
+        refusal = texts.abort_refusal(how, found)
         if refusal is not None and not accept_data_loss:
             raise RefusedError(refusal)
         now_ms = self._clock.now_ms()
@@ -248,12 +269,12 @@ class Session:
                 print(line, file=sys.stderr)
         lost = " and lose what a checkpoint promises" if how is JournalStatus.PENDING_COMMIT else ""
         _confirm(f"Abort transaction {transactional_id}{lost}, and lock its producer out?", yes=yes)
-        outcome, after = ask.abort(self._inspector, found, self._clock)
+        outcome, after = txn_client.abort(self._inspector, found, self._clock)
         if as_json:
             body = None if after is None else output.as_json(after, now_ms)
             self._print_json({"outcome": outcome.value, "transaction": body}, (), now_ms)
         else:
-            print(words.outcome(outcome, found, after))
+            print(texts.outcome(outcome, found, after))
         if outcome is not AbortOutcome.ABORTED:
             raise typer.Exit(1)
 
@@ -272,7 +293,7 @@ class Session:
         Raise RefusedError if it may be part of a committed one and `accept_data_loss` is not set,
         or if the user does not confirm. Raise KafkaError if it is still open after the marker.
         """
-        found = ask.find_hanging(
+        found = txn_client.find_hanging(
             self._inspector,
             topic_partition,
             start_offset,
@@ -280,15 +301,15 @@ class Session:
             max_timeout_ms=max_timeout_ms,
         )
         if found.committed and not accept_data_loss:
-            raise RefusedError(words.perhaps_committed(found))
+            raise RefusedError(texts.perhaps_committed(found))
         where = f"{topic_partition.topic}-{topic_partition.partition}"
         _confirm(
             f"End the transaction of producer {found.producer.producer_id} at offset "
-            f"{start_offset} of {where}, last record {words.age(found.age_ms)} ago, by an abort "
+            f"{start_offset} of {where}, last record {texts.age(found.age_ms)} ago, by an abort "
             "marker? No coordinator that you may see knows it.",
             yes=yes,
         )
-        if not ask.end_hanging(self._inspector, found, self._clock):
+        if not txn_client.end_hanging(self._inspector, found, self._clock):
             raise KafkaError(
                 f"The leader of {where} took the abort marker, and the transaction at offset "
                 f"{start_offset} is open still. Ask again: tidegate txn why-stuck "

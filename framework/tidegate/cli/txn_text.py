@@ -56,7 +56,7 @@ def owner(transactional_id: TransactionalId) -> str:
     return f"{parts.job} (sink {parts.sink}, attempt {parts.attempt}, subtask {parts.subtask})"
 
 
-def places(topic_partitions: Sequence[TopicPartition]) -> str:
+def list_partitions(topic_partitions: Sequence[TopicPartition]) -> str:
     """Return a list of partitions as text, with only the first few by name."""
     shown = ", ".join(
         f"{each.topic}-{each.partition}" for each in topic_partitions[:PARTITIONS_SHOWN]
@@ -70,17 +70,18 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def stuck(found: PartitionStatus) -> list[str]:
+def describe_partition(found: PartitionStatus) -> list[str]:
     """Return lines about a partition: what is held back, by what, since when, and what to do."""
     where = f"{found.topic_partition.topic}-{found.topic_partition.partition}"
-    if found.ends is None:
+    if found.end_offsets is None:
         leader = "it has no leader"
         if found.leader >= 0:
             leader = f"its leader, broker {found.leader}, did not answer"
         return [f"{where}: not asked, {leader}. What to do: bring it back, then ask again."]
     if not found.open_transactions:
         if not found.waiting:
-            return [f"{where}: not held back, readers see all of it up to offset {found.ends.end}."]
+            end = found.end_offsets.end
+            return [f"{where}: not held back, readers see all of it up to offset {end}."]
         return [
             (
                 f"{where}: {count(found.waiting, 'offset')} not readable yet, but no transaction "
@@ -100,26 +101,30 @@ def stuck(found: PartitionStatus) -> list[str]:
     ]
 
 
-def advice(held: OpenTransaction) -> str:
+def advice(open_transaction: OpenTransaction) -> str:
     """Return what to do about a transaction that holds readers back."""
-    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.POSSIBLY_HANGING}:
-        return _advice_without_coordinator(held)
-    transaction = held.transaction
+    if open_transaction.transaction is None or open_transaction.cause in {
+        OpenReason.HANGING,
+        OpenReason.POSSIBLY_HANGING,
+    }:
+        return _advice_without_coordinator(open_transaction)
+    transaction = open_transaction.transaction
     name = transaction.transactional_id
-    if held.cause is OpenReason.ENDING:
+    if open_transaction.cause is OpenReason.ENDING:
         decided = "commit" if transaction.state is TransactionState.PREPARE_COMMIT else "abort"
         return (
             f"nothing can change its end any more ({decided} is decided). Broker "
-            f"{transaction.coordinator} has yet to write it into {places(transaction.partitions)}: "
-            "it does as soon as their leaders answer, so check that those brokers run."
+            f"{transaction.coordinator} has yet to write it into "
+            f"{list_partitions(transaction.partitions)}: it does as soon as their leaders answer, "
+            "so check that those brokers run."
         )
-    if held.cause is OpenReason.OVERDUE:
+    if open_transaction.cause is OpenReason.OVERDUE:
         return (
             f"broker {transaction.coordinator} should have aborted it "
-            f"{age(held.age_ms - transaction.timeout_ms)} ago; its log may say why it did not. "
-            f"Then: tidegate txn abort {name}"
+            f"{age(open_transaction.age_ms - transaction.timeout_ms)} ago; its log may say why it "
+            f"did not. Then: tidegate txn abort {name}"
         )
-    left = age(transaction.timeout_ms - held.age_ms)
+    left = age(transaction.timeout_ms - open_transaction.age_ms)
     parts = parse_transactional_id(name)
     if parts is not None:
         return (
@@ -133,14 +138,18 @@ def advice(held: OpenTransaction) -> str:
     )
 
 
-def perhaps_committed(held: OpenTransaction) -> str:
+def perhaps_committed(open_transaction: OpenTransaction) -> str:
     """Return why a hanging transaction that may be committed needs `--accept-data-loss` to be
     aborted.
     """
-    name = "" if held.transaction is None else held.transaction.transactional_id
+    name = (
+        ""
+        if open_transaction.transaction is None
+        else open_transaction.transaction.transactional_id
+    )
     return (
         f"Nothing was aborted: the last transaction of {name}, the producer's id, was committed, "
-        f"and this may be a part of it. What to do: {advice(held)}"
+        f"and this may be a part of it. What to do: {advice(open_transaction)}"
     )
 
 
@@ -150,13 +159,13 @@ def nothing_to_abort(transaction: Transaction) -> str:
     if transaction.state in ENDING:
         return (
             f"Nothing was aborted: the end of {name} is decided already ({state}), its markers are "
-            f"still to be written into {places(transaction.partitions)}. They are as soon as the "
-            "leaders of these partitions answer."
+            f"still to be written into {list_partitions(transaction.partitions)}. They are as soon "
+            "as the leaders of these partitions answer."
         )
     return f"Nothing was aborted: {name} has nothing open, it is {state}."
 
 
-def decision(journal_status: JournalStatus, transaction: Transaction) -> str | None:
+def abort_refusal(journal_status: JournalStatus, transaction: Transaction) -> str | None:
     """Return why the abort of an id needs `--accept-data-loss`; None if it does not."""
     name = transaction.transactional_id
     parts = parse_transactional_id(name)
@@ -208,8 +217,9 @@ def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None)
         case AbortOutcome.ABORTING:
             left = () if after is None else after.partitions
             return (
-                f"{name}: the abort is decided, but its marker is still missing in {places(left)}. "
-                "It is written as soon as the leaders of these partitions answer."
+                f"{name}: the abort is decided, but its marker is still missing in "
+                f"{list_partitions(left)}. It is written as soon as the leaders of these "
+                "partitions answer."
             )
         case AbortOutcome.COMMITTED:
             return f"{name}: not aborted, its producer had committed it."
@@ -221,44 +231,49 @@ def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None)
             )
 
 
-def _holder(held: OpenTransaction) -> str:
-    producer = held.producer
+def _holder(open_transaction: OpenTransaction) -> str:
+    producer = open_transaction.producer
     who = f"producer {producer.producer_id}, epoch {producer.epoch}"
-    if held.transaction is None or held.cause in {OpenReason.HANGING, OpenReason.POSSIBLY_HANGING}:
+    if open_transaction.transaction is None or open_transaction.cause in {
+        OpenReason.HANGING,
+        OpenReason.POSSIBLY_HANGING,
+    }:
         nobody = "no coordinator lists it"
-        if held.cause is OpenReason.UNKNOWN:
+        if open_transaction.cause is OpenReason.UNKNOWN:
             nobody = "no coordinator that answered lists it"
-        elif held.transaction is not None:
-            nobody = f"its id {held.transaction.transactional_id} has continued without it"
-        last = f"last record {age(held.age_ms)} ago, {at(producer.last_ms)}"
+        elif open_transaction.transaction is not None:
+            nobody = (
+                f"its id {open_transaction.transaction.transactional_id} has continued without it"
+            )
+        last = f"last record {age(open_transaction.age_ms)} ago, {at(producer.last_ms)}"
         return f"An open transaction of {who}; {last}; {nobody}."
-    transaction = held.transaction
+    transaction = open_transaction.transaction
     job = owner(transaction.transactional_id)
     whose = "" if job == "-" else f", job {job}"
     return (
         f"Transaction {transaction.transactional_id}{whose}: {transaction.state.value} for "
-        f"{age(held.age_ms)}, since {at(transaction.start_ms)}; timeout "
+        f"{age(open_transaction.age_ms)}, since {at(transaction.start_ms)}; timeout "
         f"{age(transaction.timeout_ms)}; {who}; coordinator: broker {transaction.coordinator}."
     )
 
 
-def _advice_without_coordinator(held: OpenTransaction) -> str:
-    topic_partition = held.topic_partition
-    if held.cause is OpenReason.UNKNOWN:
+def _advice_without_coordinator(open_transaction: OpenTransaction) -> str:
+    topic_partition = open_transaction.topic_partition
+    if open_transaction.cause is OpenReason.UNKNOWN:
         return (
             "bring back the brokers that did not answer: its coordinator may be one of them. Then "
             "ask again."
         )
     command = (
         f"tidegate txn abort --topic {topic_partition.topic} --partition "
-        f"{topic_partition.partition} --start-offset {held.producer.start_offset}"
+        f"{topic_partition.partition} --start-offset {open_transaction.producer.start_offset}"
     )
-    if held.cause is OpenReason.POSSIBLY_HANGING:
+    if open_transaction.cause is OpenReason.POSSIBLY_HANGING:
         return (
             f"ask again in some seconds. If it is still there after {age(MAX_TIMEOUT_MS)}, it "
             f"hangs: {command}"
         )
-    if held.committed:
+    if open_transaction.committed:
         return (
             "it hangs, and it may be a commit whose marker is missing here (brokers of Kafka 4 "
             "forget it where a partition has no leader, KAFKA-20734): aborting it would lose its "

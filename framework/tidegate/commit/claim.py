@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tidegate.checkpoint.manifest import manifest_folder
-from tidegate.commit.cluster_check import manifest_if_whole, refuse_other_cluster
+from tidegate.commit.cluster_check import load_manifest_if_readable, refuse_other_cluster
 from tidegate.commit.effects import (
     Procedure,
     cluster_id,
@@ -94,7 +94,7 @@ def claim(
     `repeated`: this process, `process_id`, has claimed before. FencedError if the newest claim is
     not its own, because another process has replaced it.
     """
-    asked = _Asked(
+    request = _ClaimRequest(
         job=job,
         submission_id=submission_id,
         restore=restore,
@@ -105,14 +105,14 @@ def claim(
         repeated=repeated,
         claimed_attempt=claimed_attempt,
         cluster=(yield from retry_kafka(cluster_id, FENCE_RETRY)),
-        listed=(yield from _listed(job)) if restores and not repeated else (),
+        listed=(yield from _list_transactional_ids(job)) if restores and not repeated else (),
         commits=commits,
         restores=restores,
     )
     state = yield from read_journal(job)
     for _ in range(COMPETITIONS_MAX):
-        yield from _refuse(asked, state)
-        entry = yield from _next_entry(asked, state)
+        yield from _refuse(request, state)
+        entry = yield from _next_entry(request, state)
         found = yield from write_entry(job, entry, retry_policy)
         if found is None or found.nonce != entry.nonce:
             state = yield from read_journal(job)  # other processes were faster
@@ -123,7 +123,7 @@ def claim(
                 job=job,
                 submission_id=submission_id,
                 attempt=Attempt(found.number),
-                before=state,
+                state_before_claim=state,
                 claim_nonce=found.nonce,
                 state=state.after(found),
                 snapshot_interval=snapshot_interval,
@@ -168,7 +168,7 @@ def claim_to_close(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _ClaimRequest:
     """The arguments of `claim`, and the Kafka cluster on which the attempt would run."""
 
     job: JobName
@@ -194,66 +194,68 @@ class _Asked:
             return None
         return find_lost_tail(self.job, state, self.listed, self.commits)
 
-    def is_fresh(self, state: JournalState) -> bool:
+    def is_first_claim(self, state: JournalState) -> bool:
         """Return whether the claim is the first of its submission. Consents count only then."""
         return state.submission_id != self.submission_id
 
 
-def _next_entry(asked: _Asked, state: JournalState) -> Procedure[Claim | LossAccepted]:
+def _next_entry(request: _ClaimRequest, state: JournalState) -> Procedure[Claim | LossAccepted]:
     """Return the entry to write next: the claim, or before it the acceptance of a loss."""
     header = yield from header_after(state)
     if state.lost is not None and not state.accepted:
-        return LossAccepted(**header, lost=state.lost.number, submission_id=asked.submission_id)
+        return LossAccepted(**header, lost=state.lost.number, submission_id=request.submission_id)
     if not state.number:
         header["journal_id"] = yield from nonce()
-    tail = asked.lost_tail(state)
+    tail = request.lost_tail(state)
     return Claim(
         **header,
-        submission_id=asked.submission_id,
-        restore=asked.restore,
-        fences_other_journals=asked.take_over and not state.number,
-        process_id=asked.process_id,
-        kafka_cluster=asked.cluster,
-        restore_to_other_cluster=asked.restore_to_other_cluster and asked.is_fresh(state),
+        submission_id=request.submission_id,
+        restore=request.restore,
+        fences_other_journals=request.take_over and not state.number,
+        process_id=request.process_id,
+        kafka_cluster=request.cluster,
+        restore_to_other_cluster=request.restore_to_other_cluster and request.is_first_claim(state),
         lost_attempt=0 if tail is None else tail.attempt,
     )
 
 
-def _refuse(asked: _Asked, state: JournalState) -> Procedure[None]:
+def _refuse(request: _ClaimRequest, state: JournalState) -> Procedure[None]:
     """Refuse every claim that must not be made."""
-    job, fresh = asked.job, asked.is_fresh(state)
-    if state.attempt < asked.claimed_attempt:
-        raise JournalLostError(_lost_journal(job, state, asked.claimed_attempt))
-    if asked.repeated and state.process_id != asked.process_id:
+    job, first_claim = request.job, request.is_first_claim(state)
+    if state.attempt < request.claimed_attempt:
+        raise JournalLostError(_lost_journal(job, state, request.claimed_attempt))
+    if request.repeated and state.process_id != request.process_id:
         raise FencedError(
             f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
             "exits and claims nothing any more"
         )
-    _refuse_ended(asked, state)
-    point = restore_point(state, asked.submission_id, asked.restore) if asked.restores else None
-    yield from _refuse_deleted(asked, state, point)
+    _refuse_ended(request, state)
+    point = (
+        restore_point(state, request.submission_id, request.restore) if request.restores else None
+    )
+    yield from _refuse_deleted(request, state, point)
     yield from refuse_other_cluster(
         job,
         state,
         point,
-        asked.cluster,
-        fresh=fresh,
-        consent=asked.restore_to_other_cluster,
-        accept_data_loss=asked.accept_data_loss,
+        request.cluster,
+        first_claim=first_claim,
+        consent=request.restore_to_other_cluster,
+        accept_data_loss=request.accept_data_loss,
     )
-    if not state.number and not asked.take_over:
-        _refuse_used_name(job, asked.listed)
-    tail = asked.lost_tail(state)
-    if tail is not None and not (fresh and asked.restore != "latest"):
-        restored = None if point is None else (yield from manifest_if_whole(point))
+    if not state.number and not request.take_over:
+        _refuse_used_name(job, request.listed)
+    tail = request.lost_tail(state)
+    if tail is not None and not (first_claim and request.restore != "latest"):
+        restored = None if point is None else (yield from load_manifest_if_readable(point))
         repeated = read_again(
-            state.journal_id, () if restored is None else restored.splits, (), asked.commits
+            state.journal_id, () if restored is None else restored.splits, (), request.commits
         )
-        message = _lost_tail(job, state, tail, repeated)
-        raise RefusedError(message) if fresh else JournalLostError(message)
+        message = _lost_tail_message(job, state, tail, repeated)
+        raise RefusedError(message) if first_claim else JournalLostError(message)
 
 
-def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
+def _list_transactional_ids(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
     """Return the ids under the job's prefix; to be called before the journal is read. An attempt
     whose claim is written in between would otherwise look like one of another journal, or like one
     whose entries are lost.
@@ -261,7 +263,7 @@ def _listed(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
     return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
 
 
-def _lost_tail(job: JobName, state: JournalState, tail: LostTail, repeated: str) -> str:
+def _lost_tail_message(job: JobName, state: JournalState, tail: LostTail, repeated: str) -> str:
     last = state.publication
     ends = "has no checkpoint" if last is None else f"ends with checkpoint {last.checkpoint}"
     found = "" if tail.checkpoint is None else f", and offsets of checkpoint {tail.checkpoint}"
@@ -287,32 +289,36 @@ def _lost_journal(job: JobName, state: JournalState, claimed_attempt: int) -> st
     )
 
 
-def _refuse_ended(asked: _Asked, state: JournalState) -> None:
-    fresh = asked.is_fresh(state)
-    if state.closed is not None and not fresh:
+def _refuse_ended(request: _ClaimRequest, state: JournalState) -> None:
+    first_claim = request.is_first_claim(state)
+    if state.closed is not None and not first_claim:
         message = (
-            f"job {asked.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
+            f"job {request.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
             "only a new submit may begin it again"
         )
         raise JobClosedError(message, state.closed.outcome, state.closed.stopped)
-    if state.lost is not None and not state.accepted and not (fresh and asked.accept_data_loss):
+    if (
+        state.lost is not None
+        and not state.accepted
+        and not (first_claim and request.accept_data_loss)
+    ):
         raise DataLossError(state.lost.statement)
 
 
 def _refuse_deleted(
-    asked: _Asked, state: JournalState, point: PublicationRef | None
+    request: _ClaimRequest, state: JournalState, point: PublicationRef | None
 ) -> Procedure[None]:
     """Refuse a checkpoint that was requested by its id and that the journal lists, but whose
     manifest is deleted.
     """
-    if point is None or str(point.checkpoint) != asked.restore:
+    if point is None or str(point.checkpoint) != request.restore:
         return
-    there = set((yield from list_objects(manifest_folder(asked.job))))
+    there = set((yield from list_objects(manifest_folder(request.job))))
     if point.manifest in there:
         return
     kept = [str(ref.checkpoint) for ref in state.recent_checkpoints if ref.manifest in there]
     raise RefusedError(
-        f"the files of checkpoint {asked.restore!r} are not in the checkpoint storage any more; "
+        f"the files of checkpoint {request.restore!r} are not in the checkpoint storage any more; "
         f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
         "checkpoint.num_retained if more are to be kept"
     )

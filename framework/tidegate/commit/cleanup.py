@@ -82,7 +82,7 @@ def clean_up(
         unneeded |= expired_files(journal.job, cleaning.manifests[number], needed)
     candidates = cleaning.orphan_candidates
     if not cleaning.manifest_unreadable and cleaning.calls % LIST_EVERY == 0:
-        own, left = yield from _list_strays(journal, needed)
+        own, left = yield from _list_orphans(journal, needed)
         unneeded |= left | (own & candidates)
         candidates = own - unneeded
     in_order = manifests_first(unneeded)
@@ -103,7 +103,7 @@ def _remember(cleaning: CheckpointCleanup, ref: PublicationRef) -> Procedure[Non
         cleaning.manifest_unreadable = True
 
 
-def _list_strays(
+def _list_orphans(
     journal: ClaimedJournal, needed: frozenset[str]
 ) -> Procedure[tuple[frozenset[str], frozenset[str]]]:
     """Return the files to which no retained manifest refers: those of this attempt, and those of

@@ -13,7 +13,7 @@ The module has three findings, from the most to the least surprising:
   can commit them, so they are neither forgotten nor called lost. RefusedError: the remedy is to
   start the job on that cluster once and to stop it. If that cluster no longer exists,
   `accept_data_loss` of a new submission abandons the transactions, and the journal records it
-  (`give_up_foreign`).
+  (`abandon_foreign_transactions`).
 - The manifest is of another cluster. RefusedError, unless the operator consents
   (`restore_to_other_cluster`): a mirror has the same offsets in every topic. The claim stores the
   consent. It holds for the cluster on which it was given, until a publication of that cluster
@@ -44,29 +44,29 @@ def refuse_other_cluster(
     point: PublicationRef | None,
     cluster: str,
     *,
-    fresh: bool,
+    first_claim: bool,
     consent: bool,
     accept_data_loss: bool,
 ) -> Procedure[None]:
     """Check the Kafka cluster before a claim, so that a refused start changes nothing.
 
     `point` is the publication that the job would restore, and `cluster` the Kafka cluster on which
-    it would run. `fresh` tells that the claim is the first of its submission; `consent` and
+    it would run. `first_claim` tells that the claim is the first of its submission; `consent` and
     `accept_data_loss` count only then.
     """
-    if not fresh and state.kafka_cluster not in {"", cluster}:
+    if not first_claim and state.kafka_cluster not in {"", cluster}:
         raise ClusterMismatchError(
             f"Job {job!r} was submitted on Kafka cluster {state.kafka_cluster}, but "
             f"kafka.bootstrap_servers now leads to Kafka cluster {cluster}. Make the addresses "
             "lead to the first one again; or stop the job and submit it again to move it."
         )
     if point is not None:
-        manifest = yield from manifest_if_whole(point)
+        manifest = yield from load_manifest_if_readable(point)
         if manifest is not None:
-            refuse_manifest(manifest, state, cluster, consent=fresh and consent)
+            refuse_manifest(manifest, state, cluster, consent=first_claim and consent)
     foreign = foreign_transactions(state, cluster)
-    if foreign and not (fresh and accept_data_loss):
-        raise RefusedError(_unsettled(job, state, foreign, cluster))
+    if foreign and not (first_claim and accept_data_loss):
+        raise RefusedError(_unsettled_message(job, state, foreign, cluster))
 
 
 def refuse_manifest(
@@ -101,7 +101,7 @@ def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTra
     return tuple(txn for txn in state.pending_commits if txn.cluster_id != cluster)
 
 
-def give_up_foreign(
+def abandon_foreign_transactions(
     journal: ClaimedJournal, *, storing: RetryPolicy = STORAGE_RETRY
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
     """Record that transactions of another cluster are abandoned, and that this loss is accepted.
@@ -123,7 +123,7 @@ def give_up_foreign(
         publication=last.number,
         transactions=given_up,
         statement=(
-            f"Job {journal.job!r} has abandoned {_listed(given_up)}, of checkpoint "
+            f"Job {journal.job!r} has abandoned {_describe_transactions(given_up)}, of checkpoint "
             f"{last.checkpoint}, which was published {age_s:.0f} s before. The job continued on "
             f"Kafka cluster {journal.state.kafka_cluster} with --accept-data-loss. The records of "
             "these transactions do not appear."
@@ -136,7 +136,7 @@ def give_up_foreign(
     return given_up
 
 
-def manifest_if_whole(point: PublicationRef) -> Procedure[Manifest | None]:
+def load_manifest_if_readable(point: PublicationRef) -> Procedure[Manifest | None]:
     """Return the manifest of a publication; None if it cannot be read.
 
     The restore reads it again and reports the error, after the listed transactions are committed.
@@ -147,21 +147,22 @@ def manifest_if_whole(point: PublicationRef) -> Procedure[Manifest | None]:
         return None
 
 
-def _unsettled(
+def _unsettled_message(
     job: JobName, state: JournalState, foreign: tuple[PreparedTransaction, ...], cluster: str
 ) -> str:
     checkpoint = state.publication and state.publication.checkpoint
     where = foreign[0].cluster_id
     return (
-        f"Checkpoint {checkpoint} of job {job!r} is published, but {_listed(foreign)} may not be "
-        f"committed yet, and kafka.bootstrap_servers leads to Kafka cluster {cluster}. To commit "
-        f"them, start the job once with kafka.bootstrap_servers at brokers of {where}, and stop "
-        f"it. If {where} no longer exists, add --accept-data-loss: the records of these "
-        "transactions are then lost; --restore ID of an older checkpoint writes them again."
+        f"Checkpoint {checkpoint} of job {job!r} is published, but "
+        f"{_describe_transactions(foreign)} may not be committed yet, and kafka.bootstrap_servers "
+        f"leads to Kafka cluster {cluster}. To commit them, start the job once with "
+        f"kafka.bootstrap_servers at brokers of {where}, and stop it. If {where} no longer exists, "
+        "add --accept-data-loss: the records of these transactions are then lost; --restore ID of "
+        "an older checkpoint writes them again."
     )
 
 
-def _listed(transactions: tuple[PreparedTransaction, ...]) -> str:
+def _describe_transactions(transactions: tuple[PreparedTransaction, ...]) -> str:
     ids = ", ".join(txn.transactional_id for txn in transactions)
     return (
         f"{len(transactions)} of its transactions on Kafka cluster "

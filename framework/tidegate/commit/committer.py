@@ -29,7 +29,7 @@ from tidegate.errors import KafkaError, KafkaUnavailableError
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
-Facts = dict[PreparedTransaction, TransactionDescription | None]
+Descriptions = dict[PreparedTransaction, TransactionDescription | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def commit(
 
 def describe_all(
     transactions: Sequence[PreparedTransaction], retry_policy: RetryPolicy
-) -> Procedure[Facts]:
+) -> Procedure[Descriptions]:
     """Return what the broker knows of each transaction. A request that fails is repeated within
     `retry_policy`.
     """
@@ -83,16 +83,16 @@ def end_transactions(
     lost: list[PreparedTransaction] = []
     waiting = RetryLoop(retry_policy)
     while remaining:
-        trouble = yield from send_end_txn(to_end)
+        failure = yield from send_end_txn(to_end)
         if to_end:
             yield from pause(retry_policy.pause_s)
         description = yield from gather(
             [_describe_or_error(transaction) for transaction in remaining]
         )
-        descriptions: Facts = {}
+        descriptions: Descriptions = {}
         for transaction, seen in zip(remaining, description, strict=True):
             if isinstance(seen, KafkaError):  # not decided before its coordinator answers
-                trouble = seen
+                failure = seen
             else:
                 descriptions[transaction] = seen
         asked = [transaction for transaction in remaining if transaction in descriptions]
@@ -104,7 +104,7 @@ def end_transactions(
         remaining = tuple(txn for txn in remaining if txn not in gone)
         to_end = tuple(txn for txn in remaining if txn not in descriptions or txn in decision.end)
         if remaining and not (yield from waiting.wait()):
-            raise trouble or KafkaUnavailableError(_stuck(remaining, retry_policy))
+            raise failure or KafkaUnavailableError(_incomplete_message(remaining, retry_policy))
     in_order = tuple(txn for txn in transactions if txn in set(ended))
     return CommitResult(ended=in_order, lost=tuple(lost))
 
@@ -115,11 +115,15 @@ def send_end_txn(
     """Send one EndTxn for each transaction. Return the error of the last one that
     failed, or None.
     """
-    troubles = yield from gather([_sent_end(transaction, commit=commit) for transaction in to_end])
-    return next((trouble for trouble in reversed(troubles) if trouble is not None), None)
+    failures = yield from gather(
+        [_send_end_or_error(transaction, commit=commit) for transaction in to_end]
+    )
+    return next((failure for failure in reversed(failures) if failure is not None), None)
 
 
-def _sent_end(transaction: PreparedTransaction, *, commit: bool) -> Procedure[KafkaError | None]:
+def _send_end_or_error(
+    transaction: PreparedTransaction, *, commit: bool
+) -> Procedure[KafkaError | None]:
     try:
         outcome = yield from end_transaction(transaction, commit=commit)
     except KafkaError as error:
@@ -142,7 +146,7 @@ def _describe_or_error(
         return error
 
 
-def _stuck(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:
+def _incomplete_message(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
         f"{len(remaining)} published transactions were not completed by Kafka in "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-REPEATED_S: Final = 10.0
+CONFIRMATION_S: Final = 10.0
 """The time in seconds for which a finding must be repeated. It is longer than a broker needs to
 learn of a new leader or topic (its session timeout is 9 s).
 """
@@ -23,12 +23,12 @@ class Confirmation:
 
     __slots__ = ("_finding", "_repeated_s", "_since_s")
 
-    def __init__(self, repeated_s: float = REPEATED_S) -> None:
+    def __init__(self, repeated_s: float = CONFIRMATION_S) -> None:
         self._repeated_s = repeated_s
         self._finding = ""
         self._since_s = 0.0
 
-    def heard(self, finding: str, now_s: float) -> bool:
+    def observe(self, finding: str, now_s: float) -> bool:
         """Record the finding of one answer and return whether it is final. An empty finding means
         that the answer found nothing wrong.
         """

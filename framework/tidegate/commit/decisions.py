@@ -154,20 +154,20 @@ def may_fence(
     attempt: Attempt,
     pending: Collection[TransactionalId],
     fenced_before: Attempt,
-    include_own: bool = False,
+    include_current_attempt: bool = False,
 ) -> bool:
     """Return whether an attempt may fence a listed transactional id (`parts` is None if the id did
     not parse).
 
     Only ids of this job and this journal may be fenced, and only ids of strictly older attempts.
-    With `include_own`, at the job's end, ids of this attempt may be fenced too. An id in `pending`,
-    which an unsettled publication lists, is never fenced. Ids of attempts older than
+    With `include_current_attempt`, at the job's end, ids of this attempt may be fenced too. An id
+    in `pending`, which an unsettled publication lists, is never fenced. Ids of attempts older than
     `fenced_before` were fenced once in any state. They are fenced again only if they are open,
     because the broker could otherwise never expire them.
     """
     if parts is None or parts.job != job or parts.journal != journal:
         return False
-    if parts.attempt > attempt or (parts.attempt == attempt and not include_own):
+    if parts.attempt > attempt or (parts.attempt == attempt and not include_current_attempt):
         return False
     if str(parts) in pending:
         return False

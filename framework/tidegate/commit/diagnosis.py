@@ -122,7 +122,7 @@ class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
     topic_partition: TopicPartition
     leader: int
     """The broker id of the partition's leader; -1 if there is no leader."""
-    ends: PartitionEndOffsets | None
+    end_offsets: PartitionEndOffsets | None
     """The end offsets of the partition; None if the leader did not answer."""
     open_transactions: tuple[OpenTransaction, ...]
     """The open transactions. The first one holds back the last stable offset; the others are open
@@ -134,7 +134,11 @@ class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
         """The number of offsets that are written but not readable: records, and transaction
         markers.
         """
-        return 0 if self.ends is None else max(0, self.ends.end - self.ends.stable)
+        return (
+            0
+            if self.end_offsets is None
+            else max(0, self.end_offsets.end - self.end_offsets.stable)
+        )
 
 
 class AbortOutcome(enum.Enum):
@@ -203,7 +207,7 @@ def journal_status(
     return JournalStatus.UNREFERENCED
 
 
-def aborted(before: Transaction, after: Transaction | None) -> AbortOutcome:
+def abort_outcome(before: Transaction, after: Transaction | None) -> AbortOutcome:
     """Return the outcome of the abort of `before`, from the present description of its id.
 
     A transaction is identified by producer id and start time. An abort may raise the epoch, but it
@@ -226,7 +230,7 @@ def aborted(before: Transaction, after: Transaction | None) -> AbortOutcome:
             return AbortOutcome.CHANGED
 
 
-def selected(
+def select_transactions(
     transactions: Sequence[Transaction],
     *,
     job: str | None,

@@ -25,30 +25,38 @@ from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.ids import Attempt, TransactionalId
 from tidegate.ports.kafka import TransactionState
 
-Listed = dict[TransactionalId, TransactionState]
+TransactionStates = dict[TransactionalId, TransactionState]
 
 
 def fence_older_attempts(
-    journal: ClaimedJournal, *, retry_policy: RetryPolicy = FENCE_RETRY, include_own: bool = False
+    journal: ClaimedJournal,
+    *,
+    retry_policy: RetryPolicy = FENCE_RETRY,
+    include_current_attempt: bool = False,
 ) -> Procedure[tuple[TransactionalId, ...]]:
     """Fence every id of older attempts except the complete ones, before the sources start. Return
     the fenced ids.
 
-    With `include_own`, at the job's end, ids of this attempt are fenced too. A request that fails
-    is repeated until the time of `retry_policy` is over.
+    With `include_current_attempt`, at the job's end, ids of this attempt are fenced too. A request
+    that fails is repeated until the time of `retry_policy` is over.
     """
     state = journal.state
     taken_over = state.fences_other_journals and state.publication is None
-    strange = taken_over or state.lost_attempt > 0
-    listed = yield from _listed(journal, retry_policy, unfinished=not strange)
-    allowed = _fenceable(
-        journal, listed, fenced_before=journal.fenced_before(), include_own=include_own
+    lists_complete_ids = taken_over or state.lost_attempt > 0
+    listed = yield from _list_transactional_ids(
+        journal, retry_policy, unfinished=not lists_complete_ids
+    )
+    to_fence = _fenceable(
+        journal,
+        listed,
+        fenced_before=journal.fenced_before(),
+        include_current_attempt=include_current_attempt,
     )
     if taken_over:
-        allowed += _of_other_journals(journal, listed)
-    allowed += _of_lost_attempts(journal, listed)
-    yield from _fence_all(allowed, retry_policy)
-    return tuple(allowed)
+        to_fence += _ids_of_other_journals(journal, listed)
+    to_fence += _ids_of_lost_attempts(journal, listed)
+    yield from _fence_all(to_fence, retry_policy)
+    return tuple(to_fence)
 
 
 def fence_zombies(
@@ -60,15 +68,17 @@ def fence_zombies(
     To be repeated as long as the attempt lives, because a zombie may open an id that was not known
     before. It cannot commit anything.
     """
-    listed = yield from _listed(journal, retry_policy, unfinished=True)
-    fenced = _fenceable(journal, listed, fenced_before=journal.attempt, include_own=False)
+    listed = yield from _list_transactional_ids(journal, retry_policy, unfinished=True)
+    fenced = _fenceable(
+        journal, listed, fenced_before=journal.attempt, include_current_attempt=False
+    )
     yield from _fence_all(fenced, retry_policy)
     return tuple(fenced)
 
 
-def _listed(
+def _list_transactional_ids(
     journal: ClaimedJournal, retry_policy: RetryPolicy, *, unfinished: bool
-) -> Procedure[Listed]:
+) -> Procedure[TransactionStates]:
     prefix = job_prefix(journal.job)
     asked = partial(list_transactions, prefix, unfinished=unfinished)
     return (yield from retry_kafka(asked, retry_policy))
@@ -79,7 +89,11 @@ def _fence_all(ids: Sequence[TransactionalId], retry_policy: RetryPolicy) -> Pro
 
 
 def _fenceable(
-    journal: ClaimedJournal, listed: Listed, *, fenced_before: Attempt, include_own: bool
+    journal: ClaimedJournal,
+    listed: TransactionStates,
+    *,
+    fenced_before: Attempt,
+    include_current_attempt: bool,
 ) -> list[TransactionalId]:
     return [
         transactional_id
@@ -92,12 +106,14 @@ def _fenceable(
             attempt=journal.attempt,
             pending=journal.pending_ids(),
             fenced_before=fenced_before,
-            include_own=include_own,
+            include_current_attempt=include_current_attempt,
         )
     ]
 
 
-def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
+def _ids_of_lost_attempts(
+    journal: ClaimedJournal, listed: TransactionStates
+) -> list[TransactionalId]:
     """Return the ids of attempts whose entries the journal has lost. The journal will use their
     attempt numbers again, and may have used one for this attempt, which has not opened an id yet.
     """
@@ -114,7 +130,9 @@ def _of_lost_attempts(journal: ClaimedJournal, listed: Listed) -> list[Transacti
     return found
 
 
-def _of_other_journals(journal: ClaimedJournal, listed: Listed) -> list[TransactionalId]:
+def _ids_of_other_journals(
+    journal: ClaimedJournal, listed: TransactionStates
+) -> list[TransactionalId]:
     """Return the ids of other journals under the job's name, which the operator has taken over.
     They are fenced until the first publication.
     """

@@ -19,7 +19,7 @@ import msgspec
 
 from tidegate.checkpoint.envelope import decode_file, encode_file
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
-from tidegate.checkpoint.source_changes import changed_log, gone_partition
+from tidegate.checkpoint.source_changes import find_log_change, missing_partition_error
 from tidegate.commit.effects import Procedure, create_entry, read_object
 from tidegate.commit.retry import STORAGE_RETRY, RetryLoop, RetryPolicy
 from tidegate.errors import CorruptCheckpointError, SourceChangedError, StorageError
@@ -28,7 +28,7 @@ from tidegate.ports.blobs import CreateResult
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
-class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+class InitialPartitionOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """The offsets of one partition, as Kafka first reported them."""
 
     source: Uid
@@ -58,7 +58,7 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a submission's file."""
 
-    partitions: tuple[Beginning, ...]
+    partitions: tuple[InitialPartitionOffsets, ...]
 
 
 def initial_offsets_path(job: JobName, submission_id: str) -> str:
@@ -85,26 +85,24 @@ def record_initial_offsets(
     path = initial_offsets_path(job, submission_id)
     data = yield from read_object(path)
     if data is None:
-        data = yield from _written(path, _first_look(found), retry_policy)
-    first = _decoded(data, path)
-    for change in _changes(found, {k: v for k, v in first.items() if k not in checkpointed}):
+        data = yield from _create_or_read(path, _encode_initial_offsets(found), retry_policy)
+    recorded = _decoded(data, path)
+    for change in _changes(found, {k: v for k, v in recorded.items() if k not in checkpointed}):
         raise change
-    return tuple(_as_first_found(descriptions, first) for descriptions in found)
+    return tuple(_apply_recorded(offsets, recorded) for offsets in found)
 
 
 def _changes(
-    found: Sequence[PartitionOffsets], first: Mapping[tuple[Uid, str, int], Beginning]
+    found: Sequence[PartitionOffsets],
+    recorded: Mapping[tuple[Uid, str, int], InitialPartitionOffsets],
 ) -> Iterator[SourceChangedError]:
     """Return the errors for topics that were created again since the offsets were recorded."""
-    now = {
-        (descriptions.source, descriptions.topic, descriptions.partition): descriptions
-        for descriptions in found
-    }
-    topic_ids = {descriptions.topic: descriptions.topic_id for descriptions in found}
-    for key, known in first.items():
+    now = {(offsets.source, offsets.topic, offsets.partition): offsets for offsets in found}
+    topic_ids = {offsets.topic: offsets.topic_id for offsets in found}
+    for key, known in recorded.items():
         if key not in now:
-            yield gone_partition(known.split, topic_ids.get(known.topic, ""))
-        elif (change := changed_log(known.split, now[key], reads_on=False)) is not None:
+            yield missing_partition_error(known.split, topic_ids.get(known.topic, ""))
+        elif (change := find_log_change(known.split, now[key], reads_on=False)) is not None:
             yield change
 
 
@@ -114,31 +112,31 @@ def read_initial_offsets(job: JobName, submission_id: str) -> Procedure[tuple[So
     """
     path = initial_offsets_path(job, submission_id)
     data = yield from read_object(path)
-    first = {} if data is None else _decoded(data, path)
-    return tuple(known.split for known in first.values())
+    recorded = {} if data is None else _decoded(data, path)
+    return tuple(known.split for known in recorded.values())
 
 
-def _first_look(found: Sequence[PartitionOffsets]) -> bytes:
+def _encode_initial_offsets(found: Sequence[PartitionOffsets]) -> bytes:
     return encode_file(
         InitialOffsets(
             partitions=tuple(
-                Beginning(
-                    source=descriptions.source,
-                    topic=descriptions.topic,
-                    partition=descriptions.partition,
-                    start=descriptions.start,
-                    end=descriptions.end,
-                    start_kind=descriptions.start_kind,
-                    topic_id=descriptions.topic_id,
-                    hidden=descriptions.hidden,
+                InitialPartitionOffsets(
+                    source=offsets.source,
+                    topic=offsets.topic,
+                    partition=offsets.partition,
+                    start=offsets.start,
+                    end=offsets.end,
+                    start_kind=offsets.start_kind,
+                    topic_id=offsets.topic_id,
+                    hidden=offsets.hidden,
                 )
-                for descriptions in found
+                for offsets in found
             )
         )
     )
 
 
-def _written(path: str, data: bytes, retry_policy: RetryPolicy) -> Procedure[bytes]:
+def _create_or_read(path: str, data: bytes, retry_policy: RetryPolicy) -> Procedure[bytes]:
     """Create the file and return its content: this one, or that of another JobMaster that was
     first.
     """
@@ -155,7 +153,7 @@ def _written(path: str, data: bytes, retry_policy: RetryPolicy) -> Procedure[byt
     return stands
 
 
-def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
+def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], InitialPartitionOffsets]:
     what = f"checkpoint file {path}"
     remedy = "Remove it to let the job look again: it holds only where the job began"
     try:
@@ -168,21 +166,19 @@ def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], Beginning]:
     return {(one.source, one.topic, one.partition): one for one in body.partitions}
 
 
-def _as_first_found(
-    descriptions: PartitionOffsets, first: dict[tuple[Uid, str, int], Beginning]
+def _apply_recorded(
+    offsets: PartitionOffsets, recorded: dict[tuple[Uid, str, int], InitialPartitionOffsets]
 ) -> PartitionOffsets:
-    """Return `descriptions` with the recorded start and end.
+    """Return `offsets` with the recorded start and end.
 
     A partition that is not in the file was added to the topic after the submit. A source with start
     "latest" reads such a partition completely. A recorded start does not move when retention passes
     it, and the restore then refuses it. Only "earliest" follows the log.
     """
-    known = first.get((descriptions.source, descriptions.topic, descriptions.partition))
+    known = recorded.get((offsets.source, offsets.topic, offsets.partition))
     if known is None:
-        added_to_latest = descriptions.start_kind == "latest"
-        return (
-            replace(descriptions, start=descriptions.earliest) if added_to_latest else descriptions
-        )
-    kind = known.start_kind or descriptions.start_kind
-    start = max(known.start, descriptions.earliest) if kind == "earliest" else known.start
-    return replace(descriptions, start=start, end=known.end, start_kind=kind, hidden=known.hidden)
+        added_to_latest = offsets.start_kind == "latest"
+        return replace(offsets, start=offsets.earliest) if added_to_latest else offsets
+    kind = known.start_kind or offsets.start_kind
+    start = max(known.start, offsets.earliest) if kind == "earliest" else known.start
+    return replace(offsets, start=start, end=known.end, start_kind=kind, hidden=known.hidden)

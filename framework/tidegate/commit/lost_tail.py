@@ -27,10 +27,10 @@ from tidegate.protocol.subtask_snapshot import SourceSplit
 SHOWN_MAX: Final = 20
 """The most partitions that a report names."""
 
-Place = tuple[Uid, str, int]
+SplitKey = tuple[Uid, str, int]
 """A source, a topic and a partition."""
 
-GroupCommits = Mapping[Place, GroupCommit]
+GroupCommits = Mapping[SplitKey, GroupCommit]
 """The commits that the consumer groups of a job's sources hold."""
 
 
@@ -107,12 +107,14 @@ def read_again(
 
     Only group offsets that the journal's own attempts have committed count.
     """
-    parsed = {place: parse_commit_metadata(each.metadata) for place, each in commits.items()}
-    own = {place for place, found in parsed.items() if found and found[0] == journal}
-    ends: dict[Place, int] = {place: commits[place].offset for place in own}
+    parsed = {
+        split_key: parse_commit_metadata(each.metadata) for split_key, each in commits.items()
+    }
+    own = {split_key for split_key, found in parsed.items() if found and found[0] == journal}
+    ends: dict[SplitKey, int] = {split_key: commits[split_key].offset for split_key in own}
     for split in reached:
-        place = split.source, split.topic, split.partition
-        ends[place] = max(split.offset, ends.get(place, 0))
+        split_key = split.source, split.topic, split.partition
+        ends[split_key] = max(split.offset, ends.get(split_key, 0))
     ranges = [
         f"{split.topic}-{split.partition} offsets {split.offset} to {end - 1}"
         for split in restored

@@ -46,7 +46,7 @@ from tidegate.commit.retry import (
     DESCRIBE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
-    never,
+    never_given_up,
     retry_kafka,
 )
 from tidegate.commit.topic_check import ask_topic_ids, check_topics
@@ -77,7 +77,7 @@ def publish(
     stopped: bool = False,
     checking: RetryPolicy = DESCRIBE_RETRY,
     storing: RetryPolicy = STORAGE_RETRY,
-    given_up: Callable[[], bool] = never,
+    given_up: Callable[[], bool] = never_given_up,
 ) -> Procedure[PublishedCheckpoint]:
     """Publish a checkpoint. `transactions` are all transactions that subtasks have prepared and
     that were not reported to them as committed. `stopped` tells that a user's stop asked for this

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.commit.cluster_check import give_up_foreign
+from tidegate.commit.cluster_check import abandon_foreign_transactions
 from tidegate.commit.committer import CommitResult, describe_all, end_transactions
 from tidegate.commit.decisions import decide, is_complete
 from tidegate.commit.effects import Procedure
@@ -42,7 +42,7 @@ class Recovered:
 
     ended: tuple[PreparedTransaction, ...]
     fenced: tuple[TransactionalId, ...]
-    retracted: tuple[CheckpointId, ...]
+    rolled_back: tuple[CheckpointId, ...]
     """The checkpoints that were rolled back, newest first: their records are written again."""
     given_up: tuple[PreparedTransaction, ...] = ()
     """The transactions of another Kafka cluster that were abandoned with the operator's consent."""
@@ -62,16 +62,16 @@ def recover(
     DataLossError if the broker has aborted a listed transaction, KafkaError if it does not answer
     in time.
     """
-    given_up = yield from give_up_foreign(journal, storing=storing)
+    given_up = yield from abandon_foreign_transactions(journal, storing=storing)
     try:
-        ended, retracted = yield from _settle_last(journal, ending, storing)
+        ended, rolled_back = yield from _settle_last(journal, ending, storing)
     except DataLossError:
         # The job stays failed, perhaps for a long time. Readers must not wait behind open
         # transactions of dead attempts.
         yield from fence_older_attempts(journal, retry_policy=fencing)
         raise
     fenced = yield from fence_older_attempts(journal, retry_policy=fencing)
-    return Recovered(ended=ended, fenced=fenced, retracted=retracted, given_up=given_up)
+    return Recovered(ended=ended, fenced=fenced, rolled_back=rolled_back, given_up=given_up)
 
 
 def close(
@@ -98,10 +98,10 @@ def close(
             "again before it can be closed"
         )
         raise OutcomeUnknownError(message)
-    yield from give_up_foreign(journal, storing=storing)
+    yield from abandon_foreign_transactions(journal, storing=storing)
     if journal.state.lost is None:
         yield from _settle_last(journal, ending, storing)
-    yield from fence_older_attempts(journal, retry_policy=fencing, include_own=True)
+    yield from fence_older_attempts(journal, retry_policy=fencing, include_current_attempt=True)
     header = yield from header_after(journal.state)
     entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
     yield from append_entry(journal, entry, storing)
@@ -113,7 +113,7 @@ def _settle_last(
     """Settle the last publication. Return the committed transactions and the checkpoints that were
     rolled back. DataLossError if a transaction is lost.
     """
-    retracted: tuple[CheckpointId, ...] = ()
+    rolled_back: tuple[CheckpointId, ...] = ()
     while True:
         result = yield from _end_pending(journal, ending)
         mark_committed(journal, result.ended)
@@ -122,9 +122,9 @@ def _settle_last(
         taken_back = yield from roll_back(journal, ending=ending, storing=storing)
         if not taken_back:
             yield from state_loss(journal, result.lost, ending=ending, storing=storing)
-        retracted += taken_back
+        rolled_back += taken_back
     yield from settle(journal, result, ending=ending, storing=storing)
-    return result.ended, retracted
+    return result.ended, rolled_back
 
 
 def _end_pending(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[CommitResult]:

@@ -66,7 +66,7 @@ class RetryLoop:
         return True
 
 
-def never() -> bool:
+def never_given_up() -> bool:
     """Return False: the answer is still needed."""
     return False
 
@@ -74,7 +74,7 @@ def never() -> bool:
 def retry_kafka(
     call: Callable[[], Procedure[T]],
     retry_policy: RetryPolicy,
-    given_up: Callable[[], bool] = never,
+    given_up: Callable[[], bool] = never_given_up,
 ) -> Procedure[T]:
     """Repeat a call after any Kafka error and return its result. The last error is raised when the
     time of `retry_policy` is over, or when `given_up` returns True because the answer is no longer

@@ -18,7 +18,7 @@ caller guarantees this.
 
 from __future__ import annotations
 
-from tidegate.commit.committer import Facts, describe_all, send_end_txn
+from tidegate.commit.committer import Descriptions, describe_all, send_end_txn
 from tidegate.commit.decisions import decide, is_as_prepared, may_roll_back
 from tidegate.commit.effects import Procedure
 from tidegate.commit.journal.claimed import (
@@ -41,9 +41,9 @@ def roll_back(
     KafkaError if a coordinator does not answer in time. FencedError, StorageError and
     OutcomeUnknownError as for any procedure that writes to the journal.
     """
-    retracted: list[CheckpointId] = []
+    rolled_back: list[CheckpointId] = []
     while (last := journal.state.publication) is not None:
-        if not (yield from _abort_own(journal, ending)):
+        if not (yield from _abort_introduced(journal, ending)):
             break
         header = yield from header_after(journal.state)
         entry = RolledBack(
@@ -53,8 +53,8 @@ def roll_back(
             aborted=journal.state.introduced,
         )
         yield from append_entry(journal, entry, storing)
-        retracted.append(last.checkpoint)
-    return tuple(retracted)
+        rolled_back.append(last.checkpoint)
+    return tuple(rolled_back)
 
 
 def can_still_roll_back(journal: ClaimedJournal) -> bool:
@@ -65,7 +65,7 @@ def can_still_roll_back(journal: ClaimedJournal) -> bool:
     return not state.irrevocable and not any(txn in journal.ended for txn in state.introduced)
 
 
-def _abort_own(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[bool]:
+def _abort_introduced(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[bool]:
     """Abort the transactions that the last publication was the first to list.
 
     Return False if the publication stays: no transaction is lost, or not all of these transactions
@@ -74,22 +74,22 @@ def _abort_own(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Procedure[
     introduced, waiting = journal.state.introduced, RetryLoop(retry_policy)
     while True:
         descriptions = yield from describe_all(journal.state.pending_commits, retry_policy)
-        if not _may_retract(journal, descriptions):
+        if not _is_rollback_allowed(journal, descriptions):
             return False
         open_ = [txn for txn in introduced if is_as_prepared(txn, descriptions[txn])]
         if not open_:
             return True
-        trouble = yield from send_end_txn(open_, commit=False)
+        failure = yield from send_end_txn(open_, commit=False)
         if not (yield from waiting.wait()):
             message = (
                 f"{len(open_)} transactions of a checkpoint that is to be rolled back were not "
                 f"aborted by Kafka in {retry_policy.timeout_s:g} s, among them "
                 f"{open_[0].transactional_id}; the job restarts and tries again"
             )
-            raise trouble or KafkaUnavailableError(message)
+            raise failure or KafkaUnavailableError(message)
 
 
-def _may_retract(journal: ClaimedJournal, descriptions: Facts) -> bool:
+def _is_rollback_allowed(journal: ClaimedJournal, descriptions: Descriptions) -> bool:
     state = journal.state
     decision = decide(state.pending_commits, settled=state.settled, descriptions=descriptions)
     return may_roll_back(

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from tidegate.checkpoint.source_changes import changed_topic
+from tidegate.checkpoint.source_changes import find_topic_change
 from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import Procedure, now, pause, topic_ids
-from tidegate.commit.retry import RetryPolicy, never, retry_kafka
+from tidegate.commit.retry import RetryPolicy, never_given_up, retry_kafka
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
 def ask_topic_ids(
-    splits: Sequence[SourceSplit], retry_policy: RetryPolicy, given_up: Callable[[], bool] = never
+    splits: Sequence[SourceSplit],
+    retry_policy: RetryPolicy,
+    given_up: Callable[[], bool] = never_given_up,
 ) -> Procedure[dict[str, str]]:
     """Return the present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
@@ -33,9 +35,9 @@ def check_topics(
     repeat for ten seconds.
     """
     confirmation = Confirmation()
-    while (change := changed_topic(splits, now_have)) is not None:
+    while (change := find_topic_change(splits, now_have)) is not None:
         now_s = yield from now()
-        if confirmation.heard(change.finding, now_s):
+        if confirmation.observe(change.finding, now_s):
             raise change
         yield from pause(RENEW_CLIENT_S)
         now_have = yield from ask_topic_ids(splits, retry_policy)

@@ -130,13 +130,13 @@ class EventLoop(Generic[E]):
             self._pool.submit(lambda: self._work(work, done, failed))
 
     def ask(self, make: Callable[[PendingRequest], E], message: Message) -> Message:
-        """Post `make(question)` and return the reply. This is the body of an RPC handler.
+        """Post `make(pending_request)` and return the reply. This is the body of an RPC handler.
 
-        `question` is a PendingRequest with the message.
+        `pending_request` is a PendingRequest with the message.
         """
-        question = PendingRequest(message, self._threads.queue())
-        self.post(make(question))
-        return question.wait(REPLY_TIMEOUT_S)
+        pending_request = PendingRequest(message, self._threads.queue())
+        self.post(make(pending_request))
+        return pending_request.wait(REPLY_TIMEOUT_S)
 
     def run(self, handle: Callable[[E], None]) -> None:
         """Handle events until `stop`. Raise exceptions of `handle` and bugs of submitted work."""

@@ -135,7 +135,7 @@ class TransactionInspector(Protocol):
         """Ask the leaders of these partitions for their open transactions."""
         ...
 
-    def ends(
+    def end_offsets(
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
         """Return the end offsets of the partitions whose leaders answer. Leave the others out."""

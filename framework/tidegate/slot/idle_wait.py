@@ -39,7 +39,7 @@ class IdleWait:
         """Start at `now_s`. `interval_s` is the checkpoint interval in seconds."""
         self._longest_s = max(UNNOTICEABLE_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))
         self._batches, self._since_s = 0, now_s
-        self._stirred_s = -math.inf
+        self._woken_s = -math.inf
 
     def record_turn(self, now_s: float, batches: int, *, woken: bool) -> None:
         """Record one turn of the loop, with or without a wait after it.
@@ -51,7 +51,7 @@ class IdleWait:
         if batches != self._batches:
             self._batches, self._since_s = batches, now_s
         if woken:
-            self._stirred_s = now_s
+            self._woken_s = now_s
 
     def wait_s(self, now_s: float, *, has_remote_inputs: bool) -> float:
         """Return the time to wait now, in seconds. `has_remote_inputs` says whether other slots may
@@ -60,6 +60,6 @@ class IdleWait:
         share = SHARE_OF_SILENCE if has_remote_inputs else 1.0
         return min(
             self._longest_s,
-            max(UNNOTICEABLE_S, now_s - self._stirred_s),
+            max(UNNOTICEABLE_S, now_s - self._woken_s),
             max(SHORTEST_S, share * (now_s - self._since_s)),
         )

@@ -41,7 +41,7 @@ class JobMasterGateway:
         on_lost: Callable[[str], None],
     ) -> None:
         self._client, self._clock, self._threads = client, clock, threads
-        self._abandon = on_lost
+        self._on_lost = on_lost
         self._interval_s = config.cluster.heartbeat_interval / 1000
         self._quiet_s = config.cluster.quiet_interval / 1000
         self._timeout_s = config.cluster.heartbeat_timeout / 1000
@@ -65,7 +65,7 @@ class JobMasterGateway:
             try:
                 beat_on()
             except Exception as error:  # noqa: BLE001  # without heartbeats the slot counts as lost
-                self._abandon(f"SlotHeartbeat cannot be sent: {type(error).__name__}: {error}")
+                self._on_lost(f"SlotHeartbeat cannot be sent: {type(error).__name__}: {error}")
 
         def beat_on() -> None:
             pause = self._threads.event()
@@ -87,7 +87,7 @@ class JobMasterGateway:
                     then()
             except Exception as error:  # noqa: BLE001  # without this thread nothing is sent
                 described = f"{type(error).__name__}: {error}"
-                self._abandon(f"{type(message).__name__} cannot be sent: {described}")
+                self._on_lost(f"{type(message).__name__} cannot be sent: {described}")
 
     def _deliver(self, message: Message) -> bool:
         """Send a message until the JobMaster answers. Return False if the JobMaster refused the
@@ -99,15 +99,15 @@ class JobMasterGateway:
                 reply = self._client.call(message, timeout_s=self._timeout_s / 3)
             except RpcError as error:
                 if self._clock.monotonic() >= give_up:
-                    self._abandon(f"the JobMaster does not answer: {error}")
+                    self._on_lost(f"the JobMaster does not answer: {error}")
                     return False
                 self._clock.sleep(_RETRY_PAUSE_S)
                 continue
             except TidegateError as error:
                 # A repeated message would fail there again. Without this thread nothing is sent.
-                self._abandon(f"the JobMaster cannot take {type(message).__name__}: {error}")
+                self._on_lost(f"the JobMaster cannot take {type(message).__name__}: {error}")
                 return False
             if isinstance(reply, Refused):
-                self._abandon(f"the JobMaster refused {type(message).__name__}: {reply.reason}")
+                self._on_lost(f"the JobMaster refused {type(message).__name__}: {reply.reason}")
                 return False
             return True

@@ -59,10 +59,12 @@ FLUSH_INTERVAL_S: Final = 0.01
 """The longest time, in seconds, for which a busy slot holds back half-full frames. It keeps records
 moving in a channel that carries few records."""
 
-SATURATED: Final = 0.5
-LOOK_S: Final = 0.05
-"""A slot counts as saturated if it waited for records for less than `SATURATED` of the time between
-two measurements. The time between two measurements is at least `LOOK_S`, in seconds."""
+BUSY_WAIT_SHARE_MAX: Final = 0.5
+MEASURE_INTERVAL_S: Final = 0.05
+"""A slot counts as saturated if it waited for records for less than `BUSY_WAIT_SHARE_MAX` of the
+time between two measurements. The time between two measurements is at least `MEASURE_INTERVAL_S`,
+in seconds.
+"""
 
 LAG_INTERVAL_S: Final = 0.5
 """The time between two updates of the lag that a heartbeat reports, in seconds. The mailbox thread
@@ -102,26 +104,26 @@ class Slot:
         self._mailbox = self._engine.mailbox
         self._tasks: list[Task] = []
         self._sources: list[SourceTask] = []
-        self._fed = False
+        self._has_remote_inputs = False
         """Whether records may come from other slots."""
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
         self._source_error = ""
         self._busy = False
-        self._waited_s, self._looked_s = 0.0, -math.inf
+        self._waited_s, self._measured_s = 0.0, -math.inf
         """The seconds that the slot has waited for records since the last measurement, and the
         monotonic time of that measurement."""
         self._local: LocalStateDir | None = None
         self._completed = False
         """Whether this attempt has completed a checkpoint."""
         self._exchange: Exchange | None = None
-        self._control = JobMasterGateway(
+        self._jobmaster_gateway = JobMasterGateway(
             client=drivers.rpc.connect(start.jobmaster_address),
             clock=drivers.clock,
             threads=drivers.threads,
             config=self._config,
-            on_lost=self._abandon,
+            on_lost=self._on_jobmaster_lost,
         )
 
     def run(self) -> int:
@@ -131,7 +133,7 @@ class Slot:
         exchange = self._exchange = self._drivers.exchange(
             job=start.job, attempt=start.attempt, ordinal=start.ordinal
         )
-        self._control.send(
+        self._jobmaster_gateway.send(
             RegisterSlot(
                 job=start.job,
                 attempt=start.attempt,
@@ -146,7 +148,9 @@ class Slot:
                 python_version=PYTHON,
             )
         )
-        self._control.start_heartbeat(start.job, start.attempt, start.ordinal, self._metrics)
+        self._jobmaster_gateway.start_heartbeat(
+            start.job, start.attempt, start.ordinal, self._metrics
+        )
         try:
             self._loop()
         finally:
@@ -182,7 +186,7 @@ class Slot:
             idling.record_turn(now, self._counters.batches, woken=stirred or worked)
             # A snapshot that is being saved posts its next piece, so the loop does not wait.
             if not worked and not self._mailbox.has_posts():
-                self._wait(idling.wait_s(now, has_remote_inputs=self._fed))
+                self._wait(idling.wait_s(now, has_remote_inputs=self._has_remote_inputs))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:
@@ -219,10 +223,10 @@ class Slot:
             if 0 < message.sequence <= self._last_sequence:
                 return Acknowledge()  # a repeated try: its answer was lost, or it arrives late
             self._last_sequence = max(self._last_sequence, message.sequence)
-            self._mailbox.post(lambda: self._obey(message))
+            self._mailbox.post(lambda: self._handle_command(message))
         return Acknowledge()
 
-    def _obey(self, message: Message) -> None:  # noqa: C901 - one arm for each message
+    def _handle_command(self, message: Message) -> None:  # noqa: C901 - one arm for each message
         if self._exit_code is not None or (self._failed and not isinstance(message, CloseTasks)):
             return
         match message:
@@ -256,7 +260,7 @@ class Slot:
     def _deploy(self, deploy: Deploy) -> None:
         if self._tasks:
             return  # repeated delivery
-        local = self._local = self._local_folder(deploy.journal)
+        local = self._local = self._make_local_state_dir(deploy.journal)
         assembly = TaskBuilder(
             deploy,
             SlotContext(
@@ -280,17 +284,17 @@ class Slot:
         channels.connect(
             deploy.peers,
             post=lambda action: self._engine.post(action, None),
-            on_lost=lambda _, error: self._lost_peer(error),
+            on_lost=lambda _, error: self._peer_lost(error),
         )
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
-        self._fed = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
+        self._has_remote_inputs = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
         for task in self._tasks:
             log_generated_code(task)
             task.chain.open()
         self._drivers.process.freeze_gc()  # after the user's modules and their data are loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
-    def _local_folder(self, journal: str) -> LocalStateDir:
+    def _make_local_state_dir(self, journal: str) -> LocalStateDir:
         """Make and return the folder for the slot's local state. The folder is empty."""
         start = self._start
         root = Path(start.working_folder, self._config.state.local_dir, start.job, journal)
@@ -350,10 +354,10 @@ class Slot:
 
     # --- failures and the end -------------------------------------------------------------------
 
-    def _lost_peer(self, error: ExchangeError) -> None:
-        self._engine.run_io(lambda: self._tell_lost_peer(error), None)
+    def _peer_lost(self, error: ExchangeError) -> None:
+        self._engine.run_io(lambda: self._report_lost_peer(error), None)
 
-    def _tell_lost_peer(self, error: ExchangeError) -> None:
+    def _report_lost_peer(self, error: ExchangeError) -> None:
         self._drivers.clock.sleep(LOST_PEER_GRACE_S)
         self._engine.post_failure(error, None)
 
@@ -366,9 +370,10 @@ class Slot:
         self._failed = True
         report = ErrorReport.of(error)
         _log.error(
-            "the attempt failed in this slot", extra={"subtask": str(subtask), **_story(report)}
+            "the attempt failed in this slot",
+            extra={"subtask": str(subtask), **_error_fields(report)},
         )
-        self._control.send(
+        self._jobmaster_gateway.send(
             TaskFailed(
                 job=self._start.job, attempt=self._start.attempt, subtask=subtask, error=report
             ),
@@ -386,7 +391,7 @@ class Slot:
                 )
         self._exit_code = code
 
-    def _abandon(self, reason: str) -> None:
+    def _on_jobmaster_lost(self, reason: str) -> None:
         """End the process at once, because this slot cannot report to its JobMaster any more. The
         gateway's threads call this.
         """
@@ -396,7 +401,7 @@ class Slot:
     # --- helpers --------------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        self._control.send(message)
+        self._jobmaster_gateway.send(message)
 
     def _metrics(self) -> SlotMetrics:
         """Return the current metrics. Any thread may call this."""
@@ -419,10 +424,10 @@ class Slot:
         errors = [error for source in self._sources if (error := source.connection_error())]
         self._source_error = " ".join(errors)
         now = self._drivers.clock.monotonic()
-        elapsed_s = now - self._looked_s
-        if elapsed_s >= LOOK_S:
-            self._busy = self._waited_s < SATURATED * elapsed_s
-            self._waited_s, self._looked_s = 0.0, now
+        elapsed_s = now - self._measured_s
+        if elapsed_s >= MEASURE_INTERVAL_S:
+            self._busy = self._waited_s < BUSY_WAIT_SHARE_MAX * elapsed_s
+            self._waited_s, self._measured_s = 0.0, now
 
     def _required_exchange(self) -> Exchange:
         if self._exchange is None:
@@ -440,5 +445,5 @@ def log_generated_code(task: Task) -> None:
             _log.debug("%s", line, extra={"subtask": str(task.subtask), "fused": number})
 
 
-def _story(report: ErrorReport) -> dict[str, str]:
+def _error_fields(report: ErrorReport) -> dict[str, str]:
     return {"error": report.kind, "why": report.message, "traceback": report.traceback}

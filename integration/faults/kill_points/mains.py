@@ -95,7 +95,7 @@ def run_slot(
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """Run a JobMaster that may end at a `jobmaster.` or `recovery.` point."""
-    service.SWEEP_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
+    service.ZOMBIE_FENCING_AFTER_S = SWEEP_S, SWEEP_S  # type: ignore[misc]
     often = partial(claim, snapshot_interval=SNAPSHOT_INTERVAL)
     job_journal.claim = often  # type: ignore[attr-defined]
     traps = _traps()

@@ -61,12 +61,12 @@ class Tables:
         self,
         *looks: Mapping[TopicPartition, Collection[ProducerState]],
         known: Collection[Transaction] = (),
-        ends: Mapping[TopicPartition, PartitionEndOffsets] | None = None,
+        end_offsets: Mapping[TopicPartition, PartitionEndOffsets] | None = None,
         unreachable: tuple[str, ...] = (),
         described: Collection[Transaction | None] = (),
     ) -> None:
         self.looks, self.known = list(looks), known
-        self.table, self.silent = dict(ends or {}), unreachable
+        self.table, self.silent = dict(end_offsets or {}), unreachable
         self.described = list(described)
         self.asked: list[str] = []
 
@@ -109,13 +109,13 @@ class Tables:
         silent = tuple(f"{each.topic}-{each.partition}" for each in leaders.keys() - look.keys())
         return OpenTransactions(producers=found, unreachable=silent)
 
-    def ends(
+    def end_offsets(
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
         self.asked.append("ends")
         return {
-            topic_partition: ends
-            for topic_partition, ends in self.table.items()
+            topic_partition: end_offsets
+            for topic_partition, end_offsets in self.table.items()
             if topic_partition in leaders
         }
 
@@ -208,14 +208,14 @@ def test_hanging_ones_come_by_partition_and_offset() -> None:
 
 
 class TestWhyStuck:
-    def report(self, tables: Tables) -> tool.Report:
+    def report(self, tables: Tables) -> tool.StuckReport:
         return tool.why_stuck(tables, {HERE: 1, THERE: 2}, StillClock(), progress=no_progress)
 
     def test_names_the_first_open_transaction_and_those_behind_it(self) -> None:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
-            ends={
+            end_offsets={
                 HERE: PartitionEndOffsets(stable=4, end=20),
                 THERE: PartitionEndOffsets(stable=3, end=3),
             },
@@ -230,7 +230,7 @@ class TestWhyStuck:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
-            ends={
+            end_offsets={
                 HERE: PartitionEndOffsets(stable=6, end=20),
                 THERE: PartitionEndOffsets(stable=3, end=3),
             },
@@ -239,10 +239,10 @@ class TestWhyStuck:
         assert [each.producer.producer_id for each in here.open_transactions] == [8]
 
     def test_says_which_partition_could_not_be_asked(self) -> None:
-        tables = Tables({HERE: []}, ends={HERE: PartitionEndOffsets(stable=3, end=3)})
+        tables = Tables({HERE: []}, end_offsets={HERE: PartitionEndOffsets(stable=3, end=3)})
         report = self.report(tables)
         assert report.unreachable == ("orders-1",)
-        assert [each.ends for each in report.partitions] == [
+        assert [each.end_offsets for each in report.partitions] == [
             PartitionEndOffsets(stable=3, end=3),
             None,
         ]

@@ -296,7 +296,7 @@ class TestStop:
         running.started(101)
         assert running.event(j.DispatcherTick()) == [forward(2, 101)]
         assert running.event(j.DispatcherTick()) == []
-        running.event(j.StopNotTaken(job=A, start=2))  # it was only starting
+        running.event(j.StopNotAccepted(job=A, start=2))  # it was only starting
         assert running.event(j.DispatcherTick()) == [forward(2, 101)]
 
     def test_waits_for_a_jobmaster(self, shell: Shell) -> None:
@@ -395,7 +395,7 @@ class Adversary:
             case j.KillJobMaster(pid=pid):
                 self.exit(pid - 1000)
             case j.ForwardStop(start=start) if not good:
-                shell.event(j.StopNotTaken(job=A, start=start))
+                shell.event(j.StopNotAccepted(job=A, start=start))
             case _:
                 pass
 

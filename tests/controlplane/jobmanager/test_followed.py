@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tidegate.controlplane.jobmanager.leadership import LOOK_INTERVAL_MS, Leadership
+from tidegate.controlplane.jobmanager.leadership import CHECK_INTERVAL_MS, Leadership
 from tidegate.errors import StorageError
 from tidegate.ids import LeaderEpoch
 
@@ -88,7 +88,7 @@ def test_a_local_one_never_looks() -> None:
     store, loop, writes = Store(), Loop(), list[str]()
     leadership = of(store, loop, alone=True)
     leadership.run_if_leader(lambda: writes.append("x"), "stored", str)
-    leadership.check_periodically(LOOK_INTERVAL_MS)
+    leadership.check_periodically(CHECK_INTERVAL_MS)
     assert (writes, loop.posted, store.looks) == (["x"], ["stored"], 0)
 
 
@@ -104,12 +104,12 @@ def test_a_write_that_fails_is_told() -> None:
 def test_it_looks_now_and_then() -> None:
     store, loop = Store(True, False), Loop()
     leadership = of(store, loop)
-    leadership.check_periodically(LOOK_INTERVAL_MS - 1)
+    leadership.check_periodically(CHECK_INTERVAL_MS - 1)
     assert store.looks == 0
-    leadership.check_periodically(LOOK_INTERVAL_MS)
-    leadership.check_periodically(LOOK_INTERVAL_MS + 1)
+    leadership.check_periodically(CHECK_INTERVAL_MS)
+    leadership.check_periodically(CHECK_INTERVAL_MS + 1)
     assert (store.looks, loop.stopped) == (1, False)
-    leadership.check_periodically(2 * LOOK_INTERVAL_MS)
+    leadership.check_periodically(2 * CHECK_INTERVAL_MS)
     assert (store.looks, loop.stopped) == (2, True)
 
 

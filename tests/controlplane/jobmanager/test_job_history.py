@@ -26,8 +26,8 @@ def test_counters_are_those_of_all_jobmasters_and_each_death_is_a_restart(
     history = JobHistory()
     *died, present = lives
     for counts in died:
-        history.jobmaster_died(report(**dict(zip(COUNTERS, counts, strict=True))), DIED, 0)
-    shown = history.over(report(**dict(zip(COUNTERS, present, strict=True))))
+        history.record_jobmaster_death(report(**dict(zip(COUNTERS, counts, strict=True))), DIED, 0)
+    shown = history.add_sums(report(**dict(zip(COUNTERS, present, strict=True))))
     for index, name in enumerate(COUNTERS):
         deaths = len(died) if name == "restarts" else 0
         assert getattr(shown, name) == sum(life[index] for life in lives) + deaths
@@ -36,14 +36,14 @@ def test_counters_are_those_of_all_jobmasters_and_each_death_is_a_restart(
 
 def test_the_last_checkpoint_is_shown_until_the_next_jobmaster_has_completed_one() -> None:
     history = JobHistory()
-    history.jobmaster_died(report(last_checkpoint=LAST), DIED, 0)
-    assert history.over(report()).last_checkpoint == LAST
+    history.record_jobmaster_death(report(last_checkpoint=LAST), DIED, 0)
+    assert history.add_sums(report()).last_checkpoint == LAST
     newer = CheckpointReport(id="4-1", completed_ms=2, duration_ms=1, size=1, transactions=1)
-    assert history.over(report(last_checkpoint=newer)).last_checkpoint == newer
+    assert history.add_sums(report(last_checkpoint=newer)).last_checkpoint == newer
 
 
 def test_a_job_that_has_ended_counts_from_zero() -> None:
     history = JobHistory()
-    history.jobmaster_died(report(records_in=5), DIED, 0)
+    history.record_jobmaster_death(report(records_in=5), DIED, 0)
     history.clear()
-    assert history.over(report(records_in=1)).records_in == 1
+    assert history.add_sums(report(records_in=1)).records_in == 1

@@ -8,7 +8,11 @@ import pytest
 from tests.controlplane.jobmanager.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
 from tidegate.controlplane.jobmanager import dispatcher_events as j
-from tidegate.controlplane.jobmanager.dispatcher import FAILED_STARTS_MAX, HELD_UP_MS, START_MS_MAX
+from tidegate.controlplane.jobmanager.dispatcher import (
+    FAILED_STARTS_MAX,
+    SHOW_START_WAIT_AFTER_MS,
+    START_MS_MAX,
+)
 from tidegate.controlplane.jobmanager.job_record import Phase
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
@@ -93,7 +97,7 @@ def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
     """A session cluster starts no JobMaster before the storage confirms who leads."""
     shell.ask(SubmitJob(submission=submission()))
     shell.event(j.SubmissionStored(job=A))
-    shell.now_ms += HELD_UP_MS
+    shell.now_ms += SHOW_START_WAIT_AFTER_MS
     shell.event(j.DispatcherTick())
     assert shell.shown().start_refused == "", "a start may take a moment"
     shell.now_ms += 1
@@ -105,7 +109,7 @@ def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
     shell.event(j.DispatcherTick())
     assert shell.shown().waiting_since_ms == shown.waiting_since_ms
     shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=101))
-    shell.now_ms += HELD_UP_MS + 1
+    shell.now_ms += SHOW_START_WAIT_AFTER_MS + 1
     assert shell.event(j.DispatcherTick()) == [], "it imports"
     shell.register(101)
     assert shell.shown().start_refused == ""

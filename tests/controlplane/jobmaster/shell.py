@@ -123,7 +123,7 @@ class Shell:
             attempt=Attempt(attempt),
             finished=False,
             read_again="",
-            restoration=SimpleNamespace(hidden_offsets=0),
+            restore_plan=SimpleNamespace(hidden_offsets=0),
             stopped=False,
             deploy=lambda ordinal, peers: order,
         )

@@ -85,7 +85,7 @@ def test_a_sweep_that_the_system_fails_is_told_and_repeated(
     swept = queue.SimpleQueue[str]()
     once(made, ListTransactions, error)
     made.fence_zombies()
-    made._sweeper.submit(lambda: swept.put("the first one"))
+    made._zombie_fencing_pool.submit(lambda: swept.put("the first one"))
     assert swept.get(timeout=10) == "the first one"
     assert "the sweep failed and is repeated" in caplog.text
 

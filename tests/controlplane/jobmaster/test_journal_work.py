@@ -75,7 +75,7 @@ def work(
     )
     store = open_store("memory:///")
     made.journal.storage = cast(
-        "Any", SimpleNamespace(wait_until_there=lambda _: None, identity="s", calls=None)
+        "Any", SimpleNamespace(wait_until_available=lambda _: None, identity="s", calls=None)
     )
     made.journal._effects = EffectRunner(
         store,
@@ -259,7 +259,7 @@ def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
         made.fence_zombies()
     assert begun.get(timeout=10) == 1
     answers.put({})
-    made._sweeper.submit(lambda: begun.put(0))
+    made._zombie_fencing_pool.submit(lambda: begun.put(0))
     assert begun.get(timeout=10) == 0, "nothing has waited in between"
     made.fence_zombies()
     assert begun.get(timeout=10) == 2, "the next one is made"
@@ -364,7 +364,7 @@ def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.Monke
     older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")
     made.journal._runner().run(publish(journal, older, ()))
     with pytest.raises(RefusedError, match=r"belongs to Kafka cluster c0, but .* cluster c1"):
-        made.journal._restoration(journal)
+        made.journal._make_restore_plan(journal)
 
     seen: list[bool] = []
 
@@ -375,9 +375,9 @@ def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.Monke
     monkeypatch.setattr(restoring_module, "restore", restoring)
     consented = JournalNumber(journal.state.number + 1)
     journal.state = msgspec.structs.replace(journal.state, moved=consented)
-    made.journal._restoration(journal)
+    made.journal._make_restore_plan(journal)
     made.journal._runner().run(publish(journal, manifest(journal, 2), ()))
-    made.journal._restoration(journal)
+    made.journal._make_restore_plan(journal)
     assert seen == [True, False]
 
 
@@ -427,7 +427,9 @@ def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
     submission.restore = "latest"
     assert again.journal._read_again(journal) == ""
     submission.restore = "1-1"
-    journal.before = msgspec.structs.replace(journal.before, submission_id="s2")
+    journal.state_before_claim = msgspec.structs.replace(
+        journal.state_before_claim, submission_id="s2"
+    )
     assert again.journal._read_again(journal) == "", "it was told with the first attempt"
 
 

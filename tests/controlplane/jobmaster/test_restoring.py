@@ -14,10 +14,10 @@ from tests.drivers.kafka.clocks import SleepingClock
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata
-from tidegate.commit.confirmation import REPEATED_S
+from tidegate.commit.confirmation import CONFIRMATION_S
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner
-from tidegate.controlplane.jobmaster.restoring import Restoring
+from tidegate.controlplane.jobmaster.restoring import RestoreResolver
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import (
@@ -75,7 +75,7 @@ class World:
         plan = SimpleNamespace(graph=build(Copies), state_metadata=PLAN)
         drivers = SimpleNamespace(kafka_admin=self._admin, clock=self.clock)
         submission = SimpleNamespace(job=JobName("copies"), id="s1", bounded=bounded, ends=ends)
-        self.restoring = Restoring(
+        self.restoring = RestoreResolver(
             cast("Any", submission),
             cast("Any", plan),
             Config(),
@@ -140,7 +140,7 @@ class World:
             subtasks=(part,),
         )
 
-    def refusal(self, manifest: Manifest | None, repeated_s: float = REPEATED_S) -> str:
+    def refusal(self, manifest: Manifest | None, repeated_s: float = CONFIRMATION_S) -> str:
         """The text of the refusal after Kafka has repeated its answer for so long."""
         before_s = self.clock.monotonic()
         with pytest.raises(RefusedError) as refused:
@@ -246,7 +246,7 @@ def test_rights_that_are_given_back_within_the_outage_fail_nothing(
         patched.setattr("tidegate.controlplane.jobmaster.restoring.enumerate_partitions", deny)
         assert world.offset(checkpoint) == 40
     assert world.heard == [denied] * 100
-    assert REPEATED_S < world.waited_s() < OUTAGE_S
+    assert CONFIRMATION_S < world.waited_s() < OUTAGE_S
 
 
 def test_a_topic_that_was_created_again_before_the_first_checkpoint_is_refused() -> None:
@@ -271,7 +271,7 @@ def test_a_broker_that_is_behind_for_a_moment_refuses_nothing() -> None:
     world.while_asked[15] = catch_up
     assert world.offset(checkpoint) == 100
     assert len(world.heard) == 15
-    assert world.waited_s() < REPEATED_S
+    assert world.waited_s() < CONFIRMATION_S
 
 
 def test_a_start_stays_where_the_first_attempt_found_it() -> None:
@@ -311,9 +311,9 @@ def script(world: World, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[fl
 
     After the last time, the fake Kafka answers by itself.
     """
-    resolve_once = Restoring._resolve_once
+    resolve_once = RestoreResolver._resolve_once
 
-    def scripted(self: Restoring, *arguments: Any, **named: Any) -> Any:
+    def scripted(self: RestoreResolver, *arguments: Any, **named: Any) -> Any:
         answer = next((each for until_s, each in answers if world.waited_s() < until_s), "")
         if answer == "denied":
             raise NotAllowedError("Grant the job's principal the right.")
@@ -321,7 +321,7 @@ def script(world: World, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[fl
             raise SourceChangedError("topic t seems to be gone", finding=answer)
         return resolve_once(self, *arguments, **named)
 
-    monkeypatch.setattr(Restoring, "_resolve_once", scripted)
+    monkeypatch.setattr(RestoreResolver, "_resolve_once", scripted)
 
 
 def test_a_finding_is_not_repeated_by_refusals_between_two_answers(

@@ -151,7 +151,7 @@ def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed()
     shell = running()
     shell.master._fail(Attempt(1), DataLossError("output is lost"))
     assert shell.state() is JobState.CLOSING
-    shell.master._is_retried(StorageError("the storage does not answer"))
+    shell.master._on_retry(StorageError("the storage does not answer"))
     shell.master.decide(e.JobClosed())
     assert shell.reports[-1].state == "FAILED"
     assert shell.reported_error() == "output is lost"
@@ -367,7 +367,7 @@ def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
 ) -> None:
     shell = running()
     live, looks = shell.master._required_live(), list[Callable[[], None]]()
-    storage = SimpleNamespace(gone="", trouble="", look_then=looks.append)
+    storage = SimpleNamespace(gone="", trouble="", check_storage_then=looks.append)
     cast("Any", shell.master)._storage = storage
     tolerable = shell.master._config.checkpoint.tolerable_failed_checkpoints
     for counter in range(1, tolerable + 2):

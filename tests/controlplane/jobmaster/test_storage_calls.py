@@ -64,7 +64,7 @@ def test_a_jobmaster_whose_call_hangs_leaves_with_a_status_of_its_own() -> None:
     clock, left = Clock(), list[int]()
     storage = SimpleNamespace(
         store=SimpleNamespace(confirm=lambda: None),
-        where="/mnt/x",
+        location="/mnt/x",
         calls=StorageCalls(cast("Any", clock)),
         timeout_s=120.0,
     )
@@ -74,10 +74,10 @@ def test_a_jobmaster_whose_call_hangs_leaves_with_a_status_of_its_own() -> None:
     watch = StorageWatch(cast("Any", storage), cast("Any", drivers), lambda _: None)
     with storage.calls.during("CreateEntry job/journal/2"):
         clock.now_s = 119.0
-        watch.look()
+        watch.check_storage()
         assert left == []
         clock.now_s = 121.0
-        watch.look()
+        watch.check_storage()
     assert left == [STORAGE_HANGS]
 
 

@@ -45,7 +45,7 @@ class Watched:
                 "Any",
                 SimpleNamespace(
                     store=self.store,
-                    where="/mnt/x",
+                    location="/mnt/x",
                     calls=self.calls,
                     timeout_s=120.0,
                 ),
@@ -54,8 +54,8 @@ class Watched:
             self.posted.put,
         )
 
-    def look(self, answer: Exception | None) -> None:
-        self.watch.look()
+    def check_storage(self, answer: Exception | None) -> None:
+        self.watch.check_storage()
         self.store.answers.put(answer)
         self.posted.get(timeout=30)()
 
@@ -63,11 +63,11 @@ class Watched:
 def test_a_loss_and_a_return_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     for answer in (None, StorageGoneError("X is gone."), StorageGoneError("X is gone.")):
-        watched.look(answer)
+        watched.check_storage(answer)
     assert watched.watch.trouble == "X is gone."
-    watched.look(StorageError("a hiccup says nothing"))
+    watched.check_storage(StorageError("a hiccup says nothing"))
     assert watched.watch.gone == "X is gone."
-    watched.look(None)
+    watched.check_storage(None)
     assert watched.watch.trouble == ""
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
@@ -75,12 +75,12 @@ def test_a_loss_and_a_return_are_told_once(caplog: pytest.LogCaptureFixture) -> 
 def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     watched = Watched()
-    watched.watch.look()
+    watched.watch.check_storage()
     watched.clock.now_s = SLOW_S - 0.1
     assert watched.watch.trouble == ""
     watched.clock.now_s = SLOW_S
     for _ in range(3):
-        watched.watch.look()
+        watched.watch.check_storage()
     assert "/mnt/x has not answered for 10 s" in watched.watch.trouble
     assert len(caplog.records) == 1
     watched.store.answers.put(None)
@@ -90,8 +90,8 @@ def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -
 
 def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
     watched, judged = Watched(), list[str]()
-    watched.watch.look()  # it may have seen the storage before the failure
-    watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+    watched.watch.check_storage()  # it may have seen the storage before the failure
+    watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
     watched.store.answers.put(None)
     watched.posted.get(timeout=30)()
     assert judged == []
@@ -104,18 +104,18 @@ def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
 def test_a_look_that_fails_in_any_way_ends_and_others_follow(error: Exception) -> None:
     """A failed checkpoint waits for a look, so that one without an end would stop all others."""
     watched, judged = Watched(), list[str]()
-    watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+    watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
     watched.store.answers.put(error)
     watched.posted.get(timeout=10)()
     assert judged == [""]
-    watched.look(StorageGoneError("X is gone."))
+    watched.check_storage(StorageGoneError("X is gone."))
     assert watched.watch.trouble == "X is gone."
 
 
 def test_a_failure_without_a_look_under_way_begins_one() -> None:
     watched, judged = Watched(), list[str]()
     for _ in range(2):
-        watched.watch.look_then(lambda: judged.append(watched.watch.gone))
+        watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
     for _ in range(2):
         watched.store.answers.put(None)
         watched.posted.get(timeout=30)()
@@ -124,7 +124,7 @@ def test_a_failure_without_a_look_under_way_begins_one() -> None:
 
 def test_a_look_that_hangs_is_a_call_that_is_watched() -> None:
     watched = Watched()
-    watched.watch.look()
+    watched.watch.check_storage()
     assert watched.store.asked.get(timeout=30)
     call = watched.calls.hanging(-1.0)
     assert call is not None

@@ -180,7 +180,7 @@ class TestEnd:
         assert isinstance(end, t.ExitProcess)
 
     def test_without_its_fork_server(self, machine: t.TaskManagerMachine) -> None:
-        (end,) = machine.handle(t.ForkServerGone(status=-9), 0)
+        (end,) = machine.handle(t.ForkServerExited(status=-9), 0)
         assert isinstance(end, t.ExitProcess)
         assert "-9" in end.reason
 

@@ -343,7 +343,7 @@ def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() 
         return SimpleNamespace(topics=[SimpleNamespace(name="orders", partitions=[part, moved])])
 
     cluster = Cluster({ListOffsetsRequest: answer})
-    found = inspector_of(cluster).ends({A: 1, B: 1, C: 2, TopicPartition("totals", 1): -1})
+    found = inspector_of(cluster).end_offsets({A: 1, B: 1, C: 2, TopicPartition("totals", 1): -1})
     assert found == {A: PartitionEndOffsets(stable=12, end=40)}
     levels = [request.isolation_level for node, request in cluster.sent if node == 1]
     assert levels == [1, 0], "the end is asked last: it never lies before the stable one"

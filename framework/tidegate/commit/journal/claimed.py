@@ -59,7 +59,7 @@ class ClaimedJournal:
     job: JobName
     submission_id: str
     attempt: Attempt
-    before: JournalState
+    state_before_claim: JournalState
     """The state after the entries before the claim."""
     claim_nonce: str = ""
     """The nonce of the claim. By it, slots recognise the journal when they read the storage
@@ -89,7 +89,7 @@ class ClaimedJournal:
     @property
     def is_first_claim(self) -> bool:
         """Whether this claim is the first of its submission."""
-        return self.before.submission_id != self.submission_id
+        return self.state_before_claim.submission_id != self.submission_id
 
     @property
     def final_checkpoint_published(self) -> bool:
@@ -186,7 +186,7 @@ def append_entry(
     certain that nothing was written. OutcomeUnknownError if the outcome was not known in time: the
     attempt must end, and must not touch its transactions.
     """
-    yield from _see_predecessor(journal)
+    yield from _check_predecessor(journal)
     try:
         found = yield from write_entry(journal.job, entry, retry_policy)
     except StorageError:
@@ -212,7 +212,7 @@ def append_entry(
         yield from _write_snapshot(journal)
 
 
-def _see_predecessor(journal: ClaimedJournal) -> Procedure[None]:
+def _check_predecessor(journal: ClaimedJournal) -> Procedure[None]:
     number = journal.state.number
     found = yield from read_entry(journal.job, number)
     if found is not None and found.nonce == journal.state.nonce:

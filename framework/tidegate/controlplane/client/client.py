@@ -136,10 +136,10 @@ class Client:
         if the cluster does not know the job, or if the job had already ended. Raise RpcError if no
         JobManager has answered for `answer_timeout_s`.
         """
-        told = self._retry(lambda: self.report(job).epoch)
+        stop_sent_epoch = self._retry(lambda: self.report(job).epoch)
         unanswered = False
 
-        def tell() -> None:
+        def send_stop() -> None:
             nonlocal unanswered
             try:
                 self.stop(job, final_checkpoint=final_checkpoint)
@@ -151,11 +151,11 @@ class Client:
                 if not unanswered:
                     raise
 
-        self._retry(tell)
+        self._retry(send_stop)
 
-        def tell_again(report: JobReport) -> None:
-            nonlocal told
-            if report.epoch == told or report.state in ENDED:
+        def resend_stop(report: JobReport) -> None:
+            nonlocal stop_sent_epoch
+            if report.epoch == stop_sent_epoch or report.state in ENDED:
                 return
             try:
                 self.stop(job, final_checkpoint=final_checkpoint)
@@ -163,9 +163,9 @@ class Client:
                 pass  # the job has ended meanwhile, as the next report will say
             except RpcError:
                 return  # sent again after the next report
-            told = report.epoch
+            stop_sent_epoch = report.epoch
 
-        return self.wait(job, tell_again, until=_RefusedStarts(self._clock).too_long)
+        return self.wait(job, resend_stop, until=_RefusedStarts(self._clock).too_long)
 
     def wait(
         self,
@@ -181,17 +181,17 @@ class Client:
         `answer_timeout_s`, or after `timeout_s` in total.
         """
         clock = self._clock
-        began = heard = clock.monotonic()
+        began = last_answer_s = clock.monotonic()
         pause_s = POLL_S
         before: JobReport | None = None
         while True:
             try:
                 report = self.report(job)
             except RpcError:
-                if clock.monotonic() - heard > self._answer_timeout_s:
+                if clock.monotonic() - last_answer_s > self._answer_timeout_s:
                     raise
             else:
-                heard = clock.monotonic()
+                last_answer_s = clock.monotonic()
                 if on_report is not None:
                     on_report(report)
                 if report.state in ENDED or (until is not None and until(report)):

@@ -70,7 +70,7 @@ class LocalCluster:
         self._refused_since_s: float | None = None
         self._refusal = ""
         self._closing = False
-        self._gone = threads.event()
+        self._processes_exited = threads.event()
         self._start()
 
     @property
@@ -99,7 +99,7 @@ class LocalCluster:
         """
         with self._changed:
             up = self._changed.wait_for(
-                lambda: self._address is not None or self._given_up(), START_TIMEOUT_S
+                lambda: self._address is not None or self._has_failed(), START_TIMEOUT_S
             )
             if self._address is not None:
                 return self._address
@@ -128,9 +128,9 @@ class LocalCluster:
             child = self._child
         if child is not None:
             child.terminate()
-            if not self._gone.wait(CLOSE_TIMEOUT_S):
+            if not self._processes_exited.wait(CLOSE_TIMEOUT_S):
                 child.kill()
-                self._gone.wait(CLOSE_TIMEOUT_S)
+                self._processes_exited.wait(CLOSE_TIMEOUT_S)
         if self._on_closed is not None:
             self._on_closed()
 
@@ -146,7 +146,7 @@ class LocalCluster:
         """
         with self._changed:
             if self._closing:
-                self._gone.set()
+                self._processes_exited.set()
                 return True
             try:
                 self._child = self._processes.spawn(
@@ -157,9 +157,9 @@ class LocalCluster:
                 refused = isinstance(error, ResourceExhaustedError)
                 self._count_failure(refused=refused)
                 self._refusal = str(error) if refused else ""
-                if not self._given_up():
+                if not self._has_failed():
                     return False
-                self._gone.set()
+                self._processes_exited.set()
                 self._changed.notify_all()
             return True
 
@@ -180,15 +180,15 @@ class LocalCluster:
             was_up = self._address is not None
             self._address = None
             if self._closing:
-                self._gone.set()
+                self._processes_exited.set()
                 return
             self._exits.append(status)
             if not was_up:
                 self._count_failure(refused=status == NO_RESOURCES)
                 self._refusal = "" if status != NO_RESOURCES else _NO_RESOURCES
-            given_up = self._given_up()
+            given_up = self._has_failed()
             if given_up:
-                self._gone.set()
+                self._processes_exited.set()
                 self._changed.notify_all()
         _log.warning("the JobManager ended with status %d", status)
         if self._on_restart is not None:
@@ -210,7 +210,7 @@ class LocalCluster:
         elif self._refused_since_s is None:
             self._refused_since_s = self._clock.monotonic()
 
-    def _given_up(self) -> bool:
+    def _has_failed(self) -> bool:
         since_s = self._refused_since_s
         refused_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
         return self._failed_starts >= FAILED_STARTS_MAX or refused_s >= REFUSED_S_MAX

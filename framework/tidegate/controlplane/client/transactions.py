@@ -20,7 +20,7 @@ from tidegate.commit.diagnosis import (
     OpenReason,
     OpenTransaction,
     PartitionStatus,
-    aborted,
+    abort_outcome,
     classify,
 )
 from tidegate.errors import RefusedError
@@ -44,7 +44,7 @@ _WITHOUT_COORDINATOR: Final = frozenset(
 )
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
+class OpenTransactionList(msgspec.Struct, frozen=True, kw_only=True):
     """The open transactions of each partition, ordered by their first offsets."""
 
     open_transactions: dict[TopicPartition, tuple[OpenTransaction, ...]]
@@ -53,7 +53,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """Brokers and partitions that could not be queried, one phrase each."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class StuckReport(msgspec.Struct, frozen=True, kw_only=True):
     """The reasons why readers of some partitions wait."""
 
     partitions: tuple[PartitionStatus, ...]
@@ -86,7 +86,7 @@ def open_transactions(
     *,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
     progress: Progress,
-) -> Opened:
+) -> OpenTransactionList:
     """Return every transaction that is open on these partitions, with the reason."""
     seen = inspector.open_transactions(leaders, progress=progress)
     producer_ids = {each.producer_id for row in seen.producers.values() for each in row}
@@ -115,7 +115,7 @@ def open_transactions(
         )
         for topic_partition, row in seen.producers.items()
     }
-    return Opened(
+    return OpenTransactionList(
         open_transactions=_without_ended(inspector, leaders, open_transactions),
         unreachable=unreachable,
     )
@@ -153,7 +153,7 @@ def why_stuck(
     *,
     max_timeout_ms: int = MAX_TIMEOUT_MS,
     progress: Progress,
-) -> Report:
+) -> StuckReport:
     """Return the transactions that hold back the last stable offset of each partition.
 
     The offsets are queried last. A transaction that has ended before that holds back nothing.
@@ -161,22 +161,22 @@ def why_stuck(
     opened = open_transactions(
         inspector, leaders, clock, max_timeout_ms=max_timeout_ms, progress=progress
     )
-    ends = inspector.ends(leaders)
+    end_offsets = inspector.end_offsets(leaders)
     found = []
     for topic_partition in sorted(leaders):
-        stable = ends[topic_partition].stable if topic_partition in ends else 0
+        stable = end_offsets[topic_partition].stable if topic_partition in end_offsets else 0
         row = opened.open_transactions.get(topic_partition, ())
         found.append(
             PartitionStatus(
                 topic_partition=topic_partition,
                 leader=leaders[topic_partition],
-                ends=ends.get(topic_partition),
+                end_offsets=end_offsets.get(topic_partition),
                 open_transactions=tuple(
                     each for each in row if each.producer.start_offset >= stable
                 ),
             )
         )
-    return Report(partitions=tuple(found), unreachable=opened.unreachable)
+    return StuckReport(partitions=tuple(found), unreachable=opened.unreachable)
 
 
 def abort(
@@ -194,7 +194,7 @@ def abort(
         if after is None or after.state not in ENDING or clock.monotonic() > end_s:
             break
         clock.sleep(ABORT_PAUSE_S)
-    return aborted(transaction, after), after
+    return abort_outcome(transaction, after), after
 
 
 def find_hanging(

@@ -27,11 +27,11 @@ class Backoff:
     """A counter of failures in quick succession."""
 
     failures: int = 0
-    _lives_since_ms: int | None = None
+    _up_since_ms: int | None = None
 
     def record_start(self, now_ms: int) -> None:
         """Record that the process is up."""
-        self._lives_since_ms = now_ms
+        self._up_since_ms = now_ms
 
     def record_failure(self, now_ms: int, *, worked: bool) -> None:
         """Record that the process ended unasked. `worked` says whether it had done some work."""
@@ -39,12 +39,12 @@ class Backoff:
             self.failures = 0
         elif worked:
             self.failures = min(self.failures, LEFT_AFTER_WORK)
-        self._lives_since_ms = None
+        self._up_since_ms = None
         self.failures += 1
 
     def is_reset(self, now_ms: int) -> bool:
         """Return whether the process was up for so long that a failure now counts as the first."""
-        since_ms = self._lives_since_ms
+        since_ms = self._up_since_ms
         return since_ms is not None and now_ms - since_ms >= RESET_AFTER_MS
 
     def pause_ms(self) -> int:

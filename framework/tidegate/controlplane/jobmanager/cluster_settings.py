@@ -28,9 +28,9 @@ KEYS: Final = (("checkpoint", "dir"), ("state", "local_dir"))
 """Single keys that the cluster replaces."""
 
 
-def apply_cluster_settings(submission: Submission, own: Config) -> Submission:
+def apply_cluster_settings(submission: Submission, cluster_config: Config) -> Submission:
     """Return the submission with the cluster's own settings in place of the client's."""
-    ours = own.to_dict()
+    ours = cluster_config.to_dict()
     settings: dict[str, Any] = dict(submission.settings)
     settings |= {section: ours[section] for section in SECTIONS}
     for section, key in KEYS:
@@ -38,12 +38,12 @@ def apply_cluster_settings(submission: Submission, own: Config) -> Submission:
     return msgspec.structs.replace(submission, settings=settings)
 
 
-def missing_secret(submission: Submission, own: Config) -> str | None:
+def missing_secret(submission: Submission, cluster_config: Config) -> str | None:
     """Return why a submission is refused: it holds a secret that the cluster does not have.
 
     Return None if the cluster has every secret of the submission, with the same value.
     """
-    for key, value in flattened(without_secrets(submission.settings, own.to_dict())):
+    for key, value in flattened(without_secrets(submission.settings, cluster_config.to_dict())):
         if value and value != MASK and is_secret(key):
             return (
                 f"The setting {key} is a secret that the JobManager does not have, or has "

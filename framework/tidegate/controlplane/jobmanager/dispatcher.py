@@ -40,7 +40,7 @@ from tidegate.controlplane.jobmanager.dispatcher_events import (
     ScheduleStart,
     StartDelayElapsed,
     StartJobMaster,
-    StopNotTaken,
+    StopNotAccepted,
     StoreClaim,
     StoreResult,
     StoreSubmission,
@@ -81,7 +81,7 @@ START_MS_MAX = 120_000
 a plan of the job. After that it counts as hanging. Before it has a plan it imports the user's
 module, which may load anything, and sends no report during the import. Two minutes is longer than
 an import takes."""
-HELD_UP_MS = 10_000
+SHOW_START_WAIT_AFTER_MS = 10_000
 """Time in ms after which reports say what the start of a JobMaster waits for. The process starts
 within milliseconds after the storage has confirmed that this JobManager leads."""
 FAILED_STARTS_MAX = 5
@@ -160,7 +160,10 @@ class Dispatcher:
             reported = job.report is not None and job.report.state in ENDED
             check(ending == reported, f"{where}: ends exactly by a terminal report")
             check(ending or job.failed_starts < FAILED_STARTS_MAX, f"{where}: started too often")
-            check(not job.asks or job.phase in {Phase.STORING, Phase.ENDING}, f"{where}: asks")
+            check(
+                not job.pending_request_ids or job.phase in {Phase.STORING, Phase.ENDING},
+                f"{where}: asks",
+            )
         ended = [job for job in self._jobs.values() if job.phase is Phase.ENDED]
         check(len(ended) <= ENDED_MAX, "too many ended jobs are kept")
 
@@ -171,17 +174,17 @@ class Dispatcher:
     ) -> Iterator[Instruction]:
         match event:
             case RequestReceived(request_id=ask, message=message):
-                yield from self._asked(ask, message, now_ms)
+                yield from self._handle_request(ask, message, now_ms)
             case SubmissionStored(job=name, code=code):
                 job = self._jobs[name]
                 job.submission = msgspec.structs.replace(job.submission, code=code)
-                yield from self._answer(job, Acknowledge())
+                yield from self._reply_all(job, Acknowledge())
                 yield from self._start(job, now_ms)
             case SubmissionNotStored(job=name, error=error):
-                yield from self._answer(self._jobs.pop(name), Failed(error=error))
+                yield from self._reply_all(self._jobs.pop(name), Failed(error=error))
             case ResultStored(job=name):
                 job = self._jobs[name]
-                yield from self._answer(job, Acknowledge())
+                yield from self._reply_all(job, Acknowledge())
                 self._become(job, Phase.ENDED, now_ms)
                 self._forget_oldest()
             case ClaimNotStored(job=name):
@@ -199,10 +202,10 @@ class Dispatcher:
                 started = self._find_by_launch(name, start)
                 if started is not None:
                     started.pid, started.since_ms = pid, now_ms
-            case StopNotTaken(job=name, start=start):
+            case StopNotAccepted(job=name, start=start):
                 unheard = self._find_by_launch(name, start)
                 if unheard is not None:
-                    unheard.stop_told = False
+                    unheard.stop_sent = False
             case JobMasterExited(job=name, start=start):
                 exited = self._find_by_launch(name, start)
                 if exited is not None:
@@ -210,7 +213,7 @@ class Dispatcher:
             case DispatcherTick():
                 yield from self._tick(now_ms, wall_ms)
 
-    def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+    def _handle_request(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
         match message:
             case SubmitJob(submission=submission, code=code):
                 yield from self._submit(ask, submission, code, now_ms)
@@ -238,7 +241,7 @@ class Dispatcher:
         if known is not None and submission.id and submission.id == known.submission.id:
             # The client repeats a submit whose reply it missed. The reply waits for the storage.
             if known.phase is Phase.STORING:
-                known.asks.append(ask)
+                known.pending_request_ids.append(ask)
             else:
                 yield Reply(request_id=ask, message=Acknowledge())
             return
@@ -253,7 +256,9 @@ class Dispatcher:
             yield _kill(known, "its job was submitted again")
             yield ReleaseJobSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
-        self._jobs[name] = JobRecord(ours, Phase.STORING, since_ms=now_ms, asks=[ask])
+        self._jobs[name] = JobRecord(
+            ours, Phase.STORING, since_ms=now_ms, pending_request_ids=[ask]
+        )
         yield StoreSubmission(submission=ours, code=code)
 
     def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
@@ -266,14 +271,14 @@ class Dispatcher:
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel stays a cancel
                 job.stop = message
-            job.stop_told = False
+            job.stop_sent = False
             yield Reply(request_id=ask, message=Acknowledge())
-            yield from self._tell_stop(job)
+            yield from self._send_stop(job)
 
-    def _tell_stop(self, job: JobRecord) -> Iterator[Instruction]:
+    def _send_stop(self, job: JobRecord) -> Iterator[Instruction]:
         """Send the stop to the registered JobMaster, if any. Ticks repeat it until accepted."""
-        if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_told:
-            job.stop_told = True
+        if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_sent:
+            job.stop_sent = True
             yield ForwardStop(
                 job=job.submission.job, start=job.start, address=job.address, message=job.stop
             )
@@ -291,9 +296,9 @@ class Dispatcher:
             return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
-            job.stop_told = False
+            job.stop_sent = False
             job.backoff.record_start(now_ms)
-            _started_at_last(job)
+            _clear_postponed_start(job)
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
             yield Reply(request_id=ask, message=Refused(reason=reason))
@@ -311,9 +316,9 @@ class Dispatcher:
         if isinstance(job, Refused):
             yield Reply(request_id=ask, message=job)
         elif job.phase is Phase.ENDING:  # the terminal report, repeated
-            job.asks.append(ask)
+            job.pending_request_ids.append(ask)
         elif job.phase is Phase.RUNNING and report.state in ENDED:
-            job.asks.append(ask)
+            job.pending_request_ids.append(ask)
             yield from self._end(job, report, now_ms)
         else:
             if job.phase is Phase.RUNNING:
@@ -353,13 +358,13 @@ class Dispatcher:
                 f"The operating system refuses the JobMaster of {name} a resource: {how}. Give the "
                 "JobManager's host more memory, disk space, files or processes"
             )
-            yield from self._put_off(job, why, now_ms, wall_ms)
+            yield from self._postpone_start(job, why, now_ms, wall_ms)
             return
         if job.other_version:
             why = f"{job.other_version} Restart the JobManager, so that all versions are the same"
-            yield from self._put_off(job, why, now_ms, wall_ms)
+            yield from self._postpone_start(job, why, now_ms, wall_ms)
             return
-        job.put_off_since_ms = 0
+        job.postponed_since_ms = 0
         # A storage that hangs is not a failed start: it may answer the next JobMaster.
         job.failed_starts += not job.reported and status != STORAGE_HANGS
         job.backoff.record_failure(now_ms, worked=job.worked)
@@ -368,7 +373,7 @@ class Dispatcher:
         )
         between = self._note_end(job, error, wall_ms)
         if job.failed_starts >= FAILED_STARTS_MAX:
-            failure = _never_started(name, how, closing=job.close_only is not None)
+            failure = _start_failed_error(name, how, closing=job.close_only is not None)
             if job.close_only is not None:
                 failed = msgspec.structs.replace(between, state=JobState.FAILED, error=failure)
                 yield from self._end(job, failed, now_ms)
@@ -377,7 +382,7 @@ class Dispatcher:
         self._become(job, Phase.WAITING, now_ms)
         yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
 
-    def _put_off(
+    def _postpone_start(
         self, job: JobRecord, why: str, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         """Postpone the start while the host does not allow it.
@@ -398,7 +403,7 @@ class Dispatcher:
         that JobManager then checks which JobManager leads, and exits.
         """
         name = job.submission.job
-        yield from self._answer(job, Acknowledge())
+        yield from self._reply_all(job, Acknowledge())
         if job.pid:
             yield _kill(job, "it was fenced")
             yield ReleaseJobSlots(job=name)
@@ -421,7 +426,7 @@ class Dispatcher:
         Return the report that clients see until then.
         """
         last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
-        job.history.jobmaster_died(last, error, wall_ms)
+        job.history.record_jobmaster_death(last, error, wall_ms)
         job.report = JobReport(
             job=last.job,
             state=JobState.INITIALIZING,
@@ -435,13 +440,15 @@ class Dispatcher:
     def _tick(self, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         for job in self._jobs.values():
             in_phase_ms = now_ms - job.since_ms
-            yield from self._tell_stop(job)
+            yield from self._send_stop(job)
             match job.phase:
-                case Phase.RUNNING if now_ms - job.last_heartbeat_ms > self._silence_ms_max(job):
+                case Phase.RUNNING if now_ms - job.last_heartbeat_ms > self._heartbeat_timeout_ms(
+                    job
+                ):
                     yield _kill(job, f"silent for {(now_ms - job.last_heartbeat_ms) / 1000:.1f} s")
                 case Phase.STARTING if job.pid and in_phase_ms > START_MS_MAX:
                     yield _kill(job, "it has not registered")
-                case Phase.STARTING if not job.pid and in_phase_ms > HELD_UP_MS:
+                case Phase.STARTING if not job.pid and in_phase_ms > SHOW_START_WAIT_AFTER_MS:
                     _show_refused_start(job, _UNCONFIRMED, wall_ms)
                 case Phase.ENDED if job.pid and in_phase_ms > EXIT_TIMEOUT_MS:
                     yield _kill(job, "its job has ended")
@@ -450,7 +457,7 @@ class Dispatcher:
                 case _:
                     pass
 
-    def _silence_ms_max(self, job: JobRecord) -> int:
+    def _heartbeat_timeout_ms(self, job: JobRecord) -> int:
         imports = not job.reported or (job.report is not None and not job.report.planned)
         return (
             max(START_MS_MAX, self.heartbeat_timeout_ms) if imports else self.heartbeat_timeout_ms
@@ -473,7 +480,7 @@ class Dispatcher:
         yield StartJobMaster(job=job.submission.job, start=job.start)
 
     def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
-        job.report = job.history.over(report)
+        job.report = job.history.add_sums(report)
         job.history.clear()
         self._become(job, Phase.ENDING, now_ms)  # the JobMaster releases its slots itself
         yield self._store_result(job)
@@ -483,10 +490,10 @@ class Dispatcher:
         report = report_of(job)
         return StoreResult(report=report, fenced=report.state == JobState.FENCED)
 
-    def _answer(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
-        for ask in job.asks:
+    def _reply_all(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
+        for ask in job.pending_request_ids:
             yield Reply(request_id=ask, message=message)
-        job.asks.clear()
+        job.pending_request_ids.clear()
 
     def _forget_oldest(self) -> None:
         ended = [name for name, job in self._jobs.items() if job.phase is Phase.ENDED]
@@ -517,26 +524,26 @@ _UNCONFIRMED: Final = (
 
 def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
     """Show in the job's report why no JobMaster runs. `why` has no full stop at its end."""
-    job.put_off_since_ms = job.put_off_since_ms or wall_ms
+    job.postponed_since_ms = job.postponed_since_ms or wall_ms
     job.report = msgspec.structs.replace(
         job.report or JobReport(job=job.submission.job, state=JobState.CREATED),
         waiting_for=f"{why}; the start is tried again until it succeeds",
-        waiting_since_ms=job.put_off_since_ms,
+        waiting_since_ms=job.postponed_since_ms,
         start_refused=f"{why}.",
         reported_ms=wall_ms,
     )
 
 
-def _started_at_last(job: JobRecord) -> None:
+def _clear_postponed_start(job: JobRecord) -> None:
     """Remove the reason for a postponed start, after the JobMaster has registered."""
-    if job.put_off_since_ms and job.report is not None:
+    if job.postponed_since_ms and job.report is not None:
         job.report = msgspec.structs.replace(
             job.report, waiting_for="", waiting_since_ms=0, start_refused=""
         )
-    job.put_off_since_ms = 0
+    job.postponed_since_ms = 0
 
 
-def _never_started(name: JobName, how: str, *, closing: bool) -> ErrorReport:
+def _start_failed_error(name: JobName, how: str, *, closing: bool) -> ErrorReport:
     """Return the error of a job whose JobMasters die before they report a plan."""
     message = (
         f"The JobMaster of {name} ended {FAILED_STARTS_MAX} times in a row before it reported "

@@ -104,7 +104,7 @@ class JobMasterExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopNotTaken:
+class StopNotAccepted:
     """The JobMaster refused a StopJob because it is still starting, or it did not answer."""
 
     job: JobName
@@ -127,7 +127,7 @@ Event = (
     | StartDelayElapsed
     | JobMasterStarted
     | JobMasterExited
-    | StopNotTaken
+    | StopNotAccepted
     | DispatcherTick
 )
 

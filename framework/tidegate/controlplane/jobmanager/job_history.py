@@ -39,7 +39,7 @@ class JobHistory:
     """Counters, last completed checkpoint and hidden offsets; None before the first death."""
     attempts: tuple[AttemptReport, ...] = ()
 
-    def over(self, report: JobReport) -> JobReport:
+    def add_sums(self, report: JobReport) -> JobReport:
         """Return a report of the current JobMaster with the sums added."""
         attempts = (*self.attempts, *report.failed_attempts)[-HISTORY_MAX:]
         if self.before is None:
@@ -51,10 +51,10 @@ class JobHistory:
             report, failed_attempts=attempts, last_checkpoint=last, hidden_offsets=hidden, **sums
         )
 
-    def jobmaster_died(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:
+    def record_jobmaster_death(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:
         """Add the counters of the JobMaster. Count its death as a restart and keep the reason."""
         died = AttemptReport(attempt=report.attempt, ended_ms=wall_ms, error=error)
-        summed = self.over(report)
+        summed = self.add_sums(report)
         self.attempts = (*summed.failed_attempts, died)[-HISTORY_MAX:]
         self.before = msgspec.structs.replace(
             summed, restarts=summed.restarts + 1, failed_attempts=()

@@ -67,17 +67,17 @@ class JobRecord:
     report: JobReport | None = None
     stop: StopJob | None = None
     """Stop request of a client. It is sent to every JobMaster until the job ends."""
-    stop_told: bool = False
+    stop_sent: bool = False
     """Whether the stop was sent to the current JobMaster, or is being sent."""
     failed_starts: int = 0
-    put_off_since_ms: int = 0
+    postponed_since_ms: int = 0
     """Wall-clock time in ms of the first start in a row that was postponed; 0 if none was."""
     other_version: str = ""
     """Reason why the current JobMaster was refused, if its tidegate or Python version differs."""
     close_only: ErrorReport | None = None
     """Error by which the job has failed. Its next JobMasters only close the job."""
     backoff: Backoff = field(default_factory=Backoff)
-    asks: list[int] = field(default_factory=list)
+    pending_request_ids: list[int] = field(default_factory=list)
     """Requests that wait: SubmitJob in STORING, the terminal ReportJob in ENDING."""
     history: JobHistory = field(default_factory=JobHistory)
     """Sums of the JobMasters that died."""
@@ -101,4 +101,4 @@ def report_of(job: JobRecord) -> JobReport:
     """Return the last report, with the sums of earlier JobMasters added."""
     if job.report is None:
         return JobReport(job=job.submission.job, state=JobState.CREATED, jobmaster_pid=job.pid)
-    return msgspec.structs.replace(job.history.over(job.report), jobmaster_pid=job.pid)
+    return msgspec.structs.replace(job.history.add_sums(job.report), jobmaster_pid=job.pid)

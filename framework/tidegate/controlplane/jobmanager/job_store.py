@@ -86,7 +86,7 @@ class JobStore:
         """`settings` are the cluster's own settings. A secret that is in them is not written."""
         self._blobs = blobs
         self._cluster = cluster
-        self._own = settings
+        self._cluster_settings = settings
         self._folder = f"_cluster/{cluster}"
         #: Epoch that `claim_epoch` has returned.
         self._epoch = _OLD
@@ -119,7 +119,7 @@ class JobStore:
         job = submission.job
         kept = msgspec.structs.replace(
             submission,
-            settings=without_secrets(submission.settings, self._own),
+            settings=without_secrets(submission.settings, self._cluster_settings),
             epoch=self._epoch,
         )
         self._blobs.put(f"{self._folder}/jobs/{job}", b"")
@@ -157,7 +157,7 @@ class JobStore:
         If a later JobMaster of the submission finds no journal, it must not begin a new one.
         """
         number = self._number(job)
-        self._blobs.put(_claimed(job, number), msgspec.json.encode(attempt))
+        self._blobs.put(_claim_path(job, number), msgspec.json.encode(attempt))
 
     def has_moved(self, job: JobName) -> bool:
         """Return whether the job now belongs to another cluster, or to no cluster."""
@@ -197,11 +197,11 @@ class JobStore:
             if newest is None or newest[1].cluster != self._cluster:
                 continue
             number, kept = newest
-            path_of_claim = _claimed(kept.job, number)
+            path_of_claim = _claim_path(kept.job, number)
             claim = self._blobs.get(path_of_claim)
             submission = msgspec.structs.replace(
                 kept,
-                settings=with_secrets(kept.settings, self._own),
+                settings=with_secrets(kept.settings, self._cluster_settings),
                 claimed_attempt=0 if claim is None else _decode(claim, int, path_of_claim),
             )
             self._numbers[submission.job] = number
@@ -346,7 +346,7 @@ def _numbers(paths: Iterable[str], folder: str) -> list[int]:
     return sorted({_number(path, folder) for path in paths} - {0}, reverse=True)
 
 
-def _claimed(job: JobName, number: int) -> str:
+def _claim_path(job: JobName, number: int) -> str:
     return f"{_folder(job, number)}/claimed.json"
 
 
@@ -355,22 +355,28 @@ def _newest(paths: Iterable[str], folder: str) -> int:
     return max(_numbers(paths, folder), default=0)
 
 
-def without_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the mask in place of every secret that is the same in `own`."""
+def without_secrets(
+    settings: Mapping[str, Any], cluster_settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings with the mask in place of every secret that is the same in
+    `cluster_settings`.
+    """
     return {
-        key: without_secrets(value, _table(own, key))
+        key: without_secrets(value, _table(cluster_settings, key))
         if isinstance(value, Mapping)
-        else (MASK if value and is_secret(key) and own.get(key) == value else value)
+        else (MASK if value and is_secret(key) and cluster_settings.get(key) == value else value)
         for key, value in settings.items()
     }
 
 
-def with_secrets(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the secrets of `own` in place of the masks."""
+def with_secrets(
+    settings: Mapping[str, Any], cluster_settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings with the secrets of `cluster_settings` in place of the masks."""
     return {
-        key: with_secrets(value, _table(own, key))
+        key: with_secrets(value, _table(cluster_settings, key))
         if isinstance(value, Mapping)
-        else (own.get(key, value) if value == MASK else value)
+        else (cluster_settings.get(key, value) if value == MASK else value)
         for key, value in settings.items()
     }
 

@@ -24,7 +24,7 @@ from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import TidegateError
 from tidegate.ids import LeaderEpoch
 
-LOOK_INTERVAL_MS: Final = 10_000
+CHECK_INTERVAL_MS: Final = 10_000
 """Milliseconds between two periodic checks for a newer JobManager."""
 
 CONFIRM_PAUSE_S: Final = 0.5
@@ -53,9 +53,9 @@ class Leadership:
     ) -> None:
         """`loop` must call the events that are functions."""
         self._store, self._cluster, self._epoch = store, cluster, epoch
-        self._loop, self._alone = loop, local
-        self._looking = False
-        self._looked_ms = 0
+        self._loop, self._local = loop, local
+        self._checking = False
+        self._last_check_ms = 0
         self.replaced = False
         """Whether a newer JobManager leads the cluster, so that this one exits."""
 
@@ -86,7 +86,7 @@ class Leadership:
         def written() -> None:
             self._confirm(done, accept)
 
-        after = done if accept is None and (write is None or self._alone) else written
+        after = done if accept is None and (write is None or self._local) else written
         self._loop.submit(write_if_leading, lambda leads: after if leads else self._end, failed)
 
     def _confirm(self, done: Any, accept: Callable[[], bool] | None) -> None:
@@ -108,25 +108,25 @@ class Leadership:
 
     def _leads(self) -> bool:
         """Ask the storage whether this JobManager leads. This runs in a worker thread."""
-        return self._alone or self._store.is_leader(self._epoch)
+        return self._local or self._store.is_leader(self._epoch)
 
     def check_periodically(self, now_ms: int) -> None:
         """Check for a newer JobManager, ten seconds after the last check began.
 
         Only one check runs at a time.
         """
-        if self._alone or self._looking or now_ms - self._looked_ms < LOOK_INTERVAL_MS:
+        if self._local or self._checking or now_ms - self._last_check_ms < CHECK_INTERVAL_MS:
             return
-        self._looking, self._looked_ms = True, now_ms
+        self._checking, self._last_check_ms = True, now_ms
 
         def not_known(error: TidegateError) -> Action:
             _log.warning("it is not known whether this JobManager leads: %s", error)
-            return self._looked
+            return self._check_done
 
-        self.run_if_leader(None, self._looked, not_known)
+        self.run_if_leader(None, self._check_done, not_known)
 
-    def _looked(self) -> None:
-        self._looking = False
+    def _check_done(self) -> None:
+        self._checking = False
 
     def _end(self) -> None:
         self.replaced = True

@@ -110,14 +110,14 @@ class _SlotAllocation(NamedTuple):
 class _Slot:
     id: SlotId
     phase: SlotPhase = SlotPhase.FREE
-    use: _SlotAllocation | None = None
+    allocation: _SlotAllocation | None = None
     stop_under_way: bool = False
 
     def become(self, phase: SlotPhase) -> None:
         check((self.phase, phase) in TRANSITIONS, f"{self.id} goes from {self.phase} to {phase}.")
         self.phase = phase
         if phase is SlotPhase.FREE:
-            self.use = None
+            self.allocation = None
             self.stop_under_way = False
 
 
@@ -180,7 +180,7 @@ class ResourceManager:
         """Return the instructions for an event at the monotonic time `now_ms`."""
         return [
             *self._handle(event, now_ms),
-            *self._tell_released(),
+            *self._notify_released(),
             *self._serve_requests(),
             *self._replace_local(now_ms),
         ]
@@ -196,9 +196,9 @@ class ResourceManager:
     def allocations(self, job: JobName) -> dict[int, SlotId]:
         """Return the live slots of a job by ordinal."""
         return {
-            slot.use.ordinal: slot.id
+            slot.allocation.ordinal: slot.id
             for slot in self._slots()
-            if slot.use is not None and slot.use.job == job and slot.phase in _LIVE
+            if slot.allocation is not None and slot.allocation.job == job and slot.phase in _LIVE
         }
 
     def validate(self) -> None:
@@ -210,16 +210,22 @@ class ResourceManager:
         taken: set[tuple[JobName, int]] = set()
         for slot in self._slots():
             free = slot.phase is SlotPhase.FREE
-            check(free == (slot.use is None), f"{slot.id}: used exactly if not free")
-            if slot.use is None or slot.phase not in _LIVE:
+            check(free == (slot.allocation is None), f"{slot.id}: used exactly if not free")
+            if slot.allocation is None or slot.phase not in _LIVE:
                 continue
-            request = self._requests.get(slot.use.job)
+            request = self._requests.get(slot.allocation.job)
             check(request is not None, f"{slot.id}: used by a job that asked for nothing")
             if request is not None:
-                check(slot.use.attempt == request.attempt, f"{slot.id}: used by an older attempt")
-                check(slot.use.ordinal < request.count, f"{slot.id}: an ordinal too many")
-            check((slot.use.job, slot.use.ordinal) not in taken, f"{slot.id}: an ordinal twice")
-            taken.add((slot.use.job, slot.use.ordinal))
+                check(
+                    slot.allocation.attempt == request.attempt,
+                    f"{slot.id}: used by an older attempt",
+                )
+                check(slot.allocation.ordinal < request.count, f"{slot.id}: an ordinal too many")
+            check(
+                (slot.allocation.job, slot.allocation.ordinal) not in taken,
+                f"{slot.id}: an ordinal twice",
+            )
+            taken.add((slot.allocation.job, slot.allocation.ordinal))
         for id_, tm in self._task_managers.items():
             check(id_ not in self._starting, f"{id_}: registered and starting")
             check(all(slot.id.task_manager == id_ for slot in tm.slots), f"{id_}: slots of others")
@@ -231,7 +237,7 @@ class ResourceManager:
     ) -> Iterator[Instruction]:
         match event:
             case ResourceRequestReceived(ask=ask, message=message):
-                yield from self._asked(ask, message, now_ms)
+                yield from self._handle_request(ask, message, now_ms)
             case SlotStarted(slot=id_, allocation_id=allocation_id):
                 self._slot_started(id_, allocation_id)
             case SlotNotStarted(slot=id_, allocation_id=allocation_id, reason=reason):
@@ -249,7 +255,7 @@ class ResourceManager:
                     del self._starting[id_]
                     self._refused = status == NO_RESOURCES
                     if not self._refused:
-                        self._local_died(id_, now_ms, worked=False)
+                        self._record_local_failure(id_, now_ms, worked=False)
                 yield from self._task_manager_lost(
                     id_, f"its process ended with status {status}", now_ms
                 )
@@ -260,7 +266,7 @@ class ResourceManager:
             case ResourceManagerTick():
                 yield from self._tick(now_ms)
 
-    def _asked(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+    def _handle_request(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
         epoch = None
         if isinstance(message, LeaderMessage | RegisterTaskManager):
             epoch = message.epoch
@@ -273,10 +279,10 @@ class ResourceManager:
                 yield from self._replaced_by(message, now_ms)
                 reply = self._register(message, now_ms)
             case TaskManagerHeartbeat(id=id_):
-                reply = self._heard(id_, now_ms)
+                reply = self._record_heartbeat(id_, now_ms)
             case SlotExited():
                 yield from self._slot_exited(message)
-                reply = self._heard(message.id, now_ms)
+                reply = self._record_heartbeat(message.id, now_ms)
             case RequestSlots():
                 yield from self._stop_slots(message.job, message.attempt)
                 reply = self._request(message)
@@ -324,7 +330,7 @@ class ResourceManager:
                     id_, f"{message.id} has taken its address", now_ms
                 )
 
-    def _heard(self, id_: TaskManagerId, now_ms: int) -> Message:
+    def _record_heartbeat(self, id_: TaskManagerId, now_ms: int) -> Message:
         tm = self._task_managers.get(id_)
         if tm is None:
             return Refused(reason=f"{id_} is not registered: it was lost, and its slots too")
@@ -356,10 +362,13 @@ class ResourceManager:
                 del self._requests[job]
         yield from self._stop_slots(job, Attempt(attempt + 1))
 
-    def _tell_released(self) -> Iterator[Instruction]:
+    def _notify_released(self) -> Iterator[Instruction]:
         for job, release in list(self._releases.items()):
-            uses = [slot.use for slot in self._slots() if slot.use is not None]
-            if not any(use.job == job and use.attempt <= release.attempt for use in uses):
+            uses = [slot.allocation for slot in self._slots() if slot.allocation is not None]
+            if not any(
+                allocation.job == job and allocation.attempt <= release.attempt
+                for allocation in uses
+            ):
                 del self._releases[job]
                 message = SlotsReleased(job=job, attempt=release.attempt)
                 yield NotifyJobMaster(address=release.jobmaster_address, message=message)
@@ -377,7 +386,7 @@ class ResourceManager:
         slot = self._find(id_, allocation_id)
         if slot is not None:
             if slot.phase is SlotPhase.PENDING:
-                yield from self._tell_lost(slot, f"it could not be started: {reason}")
+                yield from self._notify_lost(slot, f"it could not be started: {reason}")
             yield from self._stop(slot)
 
     def _slot_exited(self, message: SlotExited) -> Iterator[Instruction]:
@@ -385,7 +394,7 @@ class ResourceManager:
         if slot is not None:
             if slot.phase in _LIVE:
                 reason = f"its process {message.pid} ended with status {message.status}"
-                yield from self._tell_lost(slot, reason)
+                yield from self._notify_lost(slot, reason)
             slot.become(SlotPhase.FREE)
 
     def _tick(self, now_ms: int) -> Iterator[Instruction]:
@@ -412,19 +421,22 @@ class ResourceManager:
         if tm is None:
             return
         if self._is_local(id_):
-            self._local_died(id_, now_ms, worked=tm.worked)
+            self._record_local_failure(id_, now_ms, worked=tm.worked)
         for slot in tm.slots:
             if slot.phase in _LIVE:
-                yield from self._tell_lost(slot, f"TaskManager {id_} is lost: {reason}")
+                yield from self._notify_lost(slot, f"TaskManager {id_} is lost: {reason}")
         yield DisconnectTaskManager(id=id_, reason=reason)
 
-    def _tell_lost(self, slot: _Slot, reason: str) -> Iterator[Instruction]:
-        if slot.use is not None and (request := self._requests.get(slot.use.job)) is not None:
+    def _notify_lost(self, slot: _Slot, reason: str) -> Iterator[Instruction]:
+        if (
+            slot.allocation is not None
+            and (request := self._requests.get(slot.allocation.job)) is not None
+        ):
             message = SlotLost(
-                job=slot.use.job,
-                attempt=slot.use.attempt,
+                job=slot.allocation.job,
+                attempt=slot.allocation.attempt,
                 slot=slot.id,
-                allocation_id=slot.use.allocation_id,
+                allocation_id=slot.allocation.allocation_id,
                 reason=reason,
             )
             yield NotifyJobMaster(address=request.jobmaster_address, message=message)
@@ -432,9 +444,9 @@ class ResourceManager:
     def _stop_slots(self, job: JobName, before: Attempt | None) -> Iterator[Instruction]:
         """Stop the job's slots of attempts before `before`, or of all attempts if that is None."""
         for slot in self._slots():
-            if slot.use is None or slot.use.job != job:
+            if slot.allocation is None or slot.allocation.job != job:
                 continue
-            if before is None or slot.use.attempt < before:
+            if before is None or slot.allocation.attempt < before:
                 yield from self._stop(slot)
 
     def _stop(self, slot: _Slot) -> Iterator[Instruction]:
@@ -443,15 +455,15 @@ class ResourceManager:
             yield self._stop_message(slot)
 
     def _stop_message(self, slot: _Slot) -> Instruction:
-        check(slot.use is not None, f"{slot.id} is stopped but not used.")
-        use: _SlotAllocation = slot.use  # type: ignore[assignment]  # checked above
+        check(slot.allocation is not None, f"{slot.id} is stopped but not used.")
+        allocation: _SlotAllocation = slot.allocation  # type: ignore[assignment]  # checked above
         slot.stop_under_way = True
         return StopSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
             slot=slot.id,
-            allocation_id=use.allocation_id,
-            job=use.job,
-            attempt=use.attempt,
+            allocation_id=allocation.allocation_id,
+            job=allocation.job,
+            attempt=allocation.attempt,
         )
 
     def _serve_requests(self) -> Iterator[Instruction]:
@@ -468,7 +480,7 @@ class ResourceManager:
         slot = self._select_slot(job)
         self._last_allocation_id += 1
         slot.become(SlotPhase.PENDING)
-        slot.use = _SlotAllocation(job, request.attempt, ordinal, self._last_allocation_id)
+        slot.allocation = _SlotAllocation(job, request.attempt, ordinal, self._last_allocation_id)
         return StartSlotAt(
             address=self._task_managers[slot.id.task_manager].address,
             slot=slot.id,
@@ -487,7 +499,11 @@ class ResourceManager:
 
         def load(slot: _Slot) -> tuple[int, int, SlotId]:
             beside = self._task_managers[slot.id.task_manager].slots
-            of_job = sum(1 for other in beside if other.use is not None and other.use.job == job)
+            of_job = sum(
+                1
+                for other in beside
+                if other.allocation is not None and other.allocation.job == job
+            )
             used = sum(1 for other in beside if other.phase is not SlotPhase.FREE)
             return (of_job, used, slot.id)
 
@@ -504,7 +520,7 @@ class ResourceManager:
                 pause_ms = max(pause_ms, REFUSED_START_PAUSE_MS)
             yield StartTaskManager(id=id_, after_ms=pause_ms)
 
-    def _local_died(self, id_: TaskManagerId, now_ms: int, *, worked: bool) -> None:
+    def _record_local_failure(self, id_: TaskManagerId, now_ms: int, *, worked: bool) -> None:
         """Count the failure of a local TaskManager.
 
         An event that ends several at once (a host that was paused) is one failure, not one for
@@ -535,4 +551,8 @@ class ResourceManager:
         if tm is None or not 0 <= id_.index < len(tm.slots):
             return None
         slot = tm.slots[id_.index]
-        return slot if slot.use is not None and slot.use.allocation_id == allocation_id else None
+        return (
+            slot
+            if slot.allocation is not None and slot.allocation.allocation_id == allocation_id
+            else None
+        )

@@ -125,7 +125,7 @@ def run_jobmanager(
     # because that would end the JobManager that uses the port.
     with closing(
         drivers.rpc.serve(
-            lambda message: loop.ask(lambda question: question, message),
+            lambda message: loop.ask(lambda pending_request: pending_request, message),
             config.jobmanager.port if session_cluster else 0,
         )
     ) as server:
@@ -232,7 +232,7 @@ class JobManager:
             return
         match event:
             case PendingRequest():
-                self._asked(event)
+                self._handle_request(event)
             case jobs.DispatcherTick() | slots.ResourceManagerTick():
                 self._tick()
             case (
@@ -246,7 +246,7 @@ class JobManager:
             ):
                 self._feed_resource_manager(event)
             case jobs.JobMasterExited(start=start, status=status):
-                self._ended("jobmaster", self._children.pop(start, None), status)
+                self._child_exited("jobmaster", self._children.pop(start, None), status)
                 self._feed_dispatcher(event)
             case _:
                 self._feed_dispatcher(event)
@@ -262,10 +262,10 @@ class JobManager:
         self._feed_resource_manager(slots.ResourceManagerTick())
         self._leadership.check_periodically(self._now_ms())
 
-    def _asked(self, question: PendingRequest) -> None:
+    def _handle_request(self, pending_request: PendingRequest) -> None:
         ask = next(self._numbers)
-        self._pending_requests[ask] = question
-        message = question.message
+        self._pending_requests[ask] = pending_request
+        message = pending_request.message
         if isinstance(message, RequestSlots) and (
             self.dispatcher.runs_at(message.job) != message.jobmaster_address
         ):
@@ -419,7 +419,7 @@ class JobManager:
         self._feed_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
 
     def _forward_stop(self, stop: jobs.ForwardStop) -> None:
-        not_taken = jobs.StopNotTaken(job=stop.job, start=stop.start)
+        not_taken = jobs.StopNotAccepted(job=stop.job, start=stop.start)
 
         def done(reply: Message) -> _Event:
             return not_taken if isinstance(reply, Refused) else _nothing
@@ -430,7 +430,7 @@ class JobManager:
 
     def _feed_resource_manager(self, event: slots.Event) -> None:
         if isinstance(event, slots.TaskManagerExited):
-            self._ended("taskmanager", self._children.pop(event.id, None), event.status)
+            self._child_exited("taskmanager", self._children.pop(event.id, None), event.status)
             _log.warning("%s", event)
         for instruction in self.resources.handle(event, self._now_ms()):
             self._execute_resource_manager(instruction)
@@ -530,9 +530,9 @@ class JobManager:
         self.loop.submit(lambda: self.connections.call(address, message), done, failed)
 
     def _reply(self, ask: int, message: Message) -> None:
-        question = self._pending_requests.pop(ask, None)
-        check(question is not None, "A question was answered twice.")
-        if question is not None:
+        pending_request = self._pending_requests.pop(ask, None)
+        check(pending_request is not None, "A question was answered twice.")
+        if pending_request is not None:
             if isinstance(message, JobList):
                 message = msgspec.structs.replace(
                     message, task_managers=self.resources.task_managers()
@@ -541,9 +541,9 @@ class JobManager:
                 message = msgspec.structs.replace(
                     message, process_exits=tuple(self._exits), epoch=self.epoch
                 )
-            question.reply(message)
+            pending_request.reply(message)
 
-    def _ended(self, kind: str, child: Child | None, status: ExitStatus | None) -> None:
+    def _child_exited(self, kind: str, child: Child | None, status: ExitStatus | None) -> None:
         if child is not None and status is not None:
             self._note_exit(kind, child.pid, status)
 

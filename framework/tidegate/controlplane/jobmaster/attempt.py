@@ -29,8 +29,8 @@ from tidegate.checkpoint.coordinator_events import (
     Published,
     PublishFailed,
     StopRequested,
-    StorageSeen,
-    TransactionsEnded,
+    StorageStateChanged,
+    TransactionsCommitted,
     TriggerBarriers,
     WakeAt,
 )
@@ -65,8 +65,8 @@ class RegisteredSlot:
     """A slot that has registered."""
 
     registered: RegisterSlot
-    line: SlotGateway
-    heard_s: float
+    gateway: SlotGateway
+    last_heartbeat_s: float
     lost: bool = False
     """Whether the slot is known to be lost. It keeps its place until another slot takes the
     place."""
@@ -99,10 +99,10 @@ class LiveAttempt:
         attempt: Attempt,
         coordinator: CheckpointCoordinator,
         backlog: Backlog,
-        shell: AttemptCallbacks,
+        callbacks: AttemptCallbacks,
     ) -> None:
         self.job, self.attempt, self.coordinator = job, attempt, coordinator
-        self.backlog, self._shell = backlog, shell
+        self.backlog, self._callbacks = backlog, callbacks
         self.slots: dict[int, RegisteredSlot] = {}
         self.deployed = False
         """Whether the deployment has begun. From then on no other slot can take a slot's place."""
@@ -127,26 +127,26 @@ class LiveAttempt:
         sender = f"Slot {registered.slot} at {registered.address}"
         other = difference(sender, registered.tidegate_version, registered.python_version)
         if other is not None:
-            self._shell.fail(ExternalError(other))
+            self._callbacks.fail(ExternalError(other))
             return False
         if known is not None and (
             self.deployed or registered.allocation_id < known.registered.allocation_id
         ):
             _log.warning("duplicate slot registration", extra={"slot": str(registered.slot)})
-            self._reject(self._shell.connect_slot(registered))
+            self._reject(self._callbacks.connect_slot(registered))
             return False
         if known is not None:
-            self._reject(known.line)
+            self._reject(known.gateway)
         self.slots[registered.ordinal] = RegisteredSlot(
             registered=registered,
-            line=self._shell.connect_slot(registered),
-            heard_s=self._shell.clock.monotonic(),
+            gateway=self._callbacks.connect_slot(registered),
+            last_heartbeat_s=self._callbacks.clock.monotonic(),
         )
         return True
 
-    def _reject(self, line: SlotGateway) -> None:
-        line.send(CloseTasks(job=self.job, attempt=self.attempt))
-        line.close()
+    def _reject(self, gateway: SlotGateway) -> None:
+        gateway.send(CloseTasks(job=self.job, attempt=self.attempt))
+        gateway.close()
 
     def heartbeat(self, ordinal: int, metrics: SlotMetrics) -> None:
         """Handle a heartbeat of a slot and its metrics. Detect a processing backlog, and tell the
@@ -156,7 +156,7 @@ class LiveAttempt:
         if slot is None:
             return
         self._watch_deployment(slot, metrics)
-        slot.heard_s, slot.metrics = self._now(), metrics
+        slot.last_heartbeat_s, slot.metrics = self._now(), metrics
         each = [one.metrics for one in self.slots.values()]
         waiting = sum(one.lag or 0 for one in each if one.busy)
         before = self.backlog.is_processing_backlog
@@ -177,7 +177,7 @@ class LiveAttempt:
         if not (metrics.restoring and same):
             slot.progressed_s = self._now()
         elif self._now() - slot.progressed_s > self.coordinator.timeout_s and not self.ended:
-            self._shell.fail(
+            self._callbacks.fail(
                 ExternalError(
                     f"Slot {slot.registered.slot} made no progress for "
                     f"{self.coordinator.timeout_s:g} s (checkpoint.timeout) while it restored: the "
@@ -219,14 +219,14 @@ class LiveAttempt:
         """Return the slots that sent no heartbeat for `timeout_s` and are not yet marked as
         lost.
         """
-        before = self._shell.clock.monotonic() - timeout_s
+        before = self._callbacks.clock.monotonic() - timeout_s
         return [
             slot.registered
             for slot in self.slots.values()
-            if slot.heard_s < before and not slot.lost
+            if slot.last_heartbeat_s < before and not slot.lost
         ]
 
-    def give_up(self, slot: SlotId, allocation_id: int) -> None:
+    def mark_lost(self, slot: SlotId, allocation_id: int) -> None:
         """Mark this use of the slot as lost."""
         for attached in self.slots.values():
             if (attached.registered.slot, attached.registered.allocation_id) == (
@@ -237,12 +237,12 @@ class LiveAttempt:
 
     def send(self, ordinal: int, message: SlotCommand) -> None:
         """Send a message to one slot."""
-        self.slots[ordinal].line.send(message)
+        self.slots[ordinal].gateway.send(message)
 
     def send_all(self, message: SlotCommand) -> None:
         """Send a message to every slot. Each slot receives messages in the order of the calls."""
         for slot in self.slots.values():
-            slot.line.send(message)
+            slot.gateway.send(message)
 
     def reports(self) -> tuple[SlotReport, ...]:
         """Return the slots, for display."""
@@ -262,7 +262,7 @@ class LiveAttempt:
         """
         self.ended = True
         for slot in self.slots.values():
-            slot.line.close()
+            slot.gateway.close()
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -283,13 +283,13 @@ class LiveAttempt:
         """Notify the coordinator that a time that it asked for has come."""
         self.dispatch(CheckpointTick(now_s=self._now()))
 
-    def storage_seen(self, gone: str) -> None:
+    def update_storage_state(self, gone: str) -> None:
         """Notify the coordinator if the state of the checkpoint storage has changed. `gone` is the
         reason why the storage is gone, empty if it is there.
         """
         if gone != self._storage_gone:
             self._storage_gone = gone
-            self.dispatch(StorageSeen(gone=gone, now_s=self._now()))
+            self.dispatch(StorageStateChanged(gone=gone, now_s=self._now()))
 
     def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
         """Notify the coordinator that a subtask's part of a checkpoint is durable."""
@@ -332,7 +332,7 @@ class LiveAttempt:
         Kafka has reported CompleteCommit for all of `ended`. The journal no longer lists `freed`,
         and their ids may be used again.
         """
-        self.dispatch(TransactionsEnded(transactions=ended))
+        self.dispatch(TransactionsCommitted(transactions=ended))
         self.send_all(
             CheckpointCompleted(
                 job=self.job,
@@ -356,7 +356,7 @@ class LiveAttempt:
                         )
                     )
                 case PublishCheckpoint():
-                    self._shell.publish(instruction)
+                    self._callbacks.publish(instruction)
                 case AbortCheckpoint(checkpoint=checkpoint, reason=reason):
                     _log.warning(
                         "checkpoint aborted",
@@ -371,10 +371,10 @@ class LiveAttempt:
                         extra={"checkpoint": str(checkpoint), "result": result.value},
                     )
                 case WakeAt(time_s=time_s):
-                    self._shell.wake_at(time_s)
+                    self._callbacks.wake_at(time_s)
                 case FailAttempt(error=error):
                     _log.error("the attempt fails", extra={"reason": str(error)})
-                    self._shell.fail(error)
+                    self._callbacks.fail(error)
 
     def _now(self) -> float:
-        return self._shell.clock.monotonic()
+        return self._callbacks.clock.monotonic()

@@ -29,7 +29,7 @@ POLL_S: Final = 0.02
 _log = logging.getLogger(__name__)
 
 
-class SlotDeparture:
+class SlotShutdown:
     """The wait for the slots at the end of a job, and the slots that are known to be gone."""
 
     def __init__(self, loop: EventLoop[Any], clock: Clock) -> None:
@@ -48,7 +48,7 @@ class SlotDeparture:
         if attempt == self._released:
             self._released = None
 
-    def slot_left(self, slot: SlotId) -> None:
+    def slot_exited(self, slot: SlotId) -> None:
         """Record that the process of a slot has ended."""
         self._closing_functions.discard(slot)
 

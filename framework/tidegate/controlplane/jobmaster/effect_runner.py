@@ -49,7 +49,7 @@ from tidegate.ports.threads import Threads
 
 T = TypeVar("T")
 
-TOGETHER_MAX: Final = 4
+GATHER_MAX: Final = 4
 """The most procedures that the `Gather` effects of one runner run at a time. This is as much as the
 connection to the coordinators carries."""
 
@@ -86,12 +86,12 @@ class EffectRunner:
         """Create the runner. `on_retry` is called with every error after which the same effect may
         be tried again. Procedures retry for minutes, and their caller can then report the cause.
         """
-        self._trouble = on_retry
+        self._on_retry = on_retry
         self._calls = calls or StorageCalls(clock)
         self._transactions = transactions
         self._cluster_id: str | None = None
         self._threads = threads
-        self._side_by_side = threads.pool(TOGETHER_MAX, name="together")
+        self._gather_pool = threads.pool(GATHER_MAX, name="together")
         self._actions: dict[type, Callable[[Any], Any]] = {
             CreateEntry: lambda effect: store.create(effect.path, effect.data),
             ReadObject: lambda effect: store.get(effect.path),
@@ -111,12 +111,12 @@ class EffectRunner:
             MonotonicTime: lambda _: float(clock.monotonic()),
             WallClock: lambda _: clock.now_ms(),
             Nonce: lambda _: nonce(),
-            Gather: self._together,
+            Gather: self._gather,
         }
 
     def close(self) -> None:
         """Close the connections and end the threads. No procedure may run any more."""
-        self._side_by_side.shutdown(wait=False, cancel_futures=True)
+        self._gather_pool.shutdown(wait=False, cancel_futures=True)
         self._transactions.close()
 
     def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = run_to_end) -> T:
@@ -143,7 +143,7 @@ class EffectRunner:
                     answer = self.perform(effect)
             except TidegateError as error:
                 if error.retry is Retry.BACKOFF:
-                    self._trouble(error)
+                    self._on_retry(error)
                 failure = error
 
     def perform(self, effect: Effect) -> Any:
@@ -159,21 +159,21 @@ class EffectRunner:
         with self._calls.during(f"{type(effect).__name__} {target}"):
             return action(effect)
 
-    def _together(self, effect: Gather) -> list[Any]:
+    def _gather(self, effect: Gather) -> list[Any]:
         """Run procedures in parallel and return their results. If some fail, raise the error of the
         first of these, in the order of the procedures.
         """
-        ends = self._threads.queue()
+        outcomes = self._threads.queue()
 
         def run(location: int, procedure: Procedure[Any]) -> None:
             try:
-                ends.put((location, self.run(procedure), None))
+                outcomes.put((location, self.run(procedure), None))
             except BaseException as error:  # noqa: BLE001 - raised below, by who waits
-                ends.put((location, None, error))
+                outcomes.put((location, None, error))
 
         for location, procedure in enumerate(effect.procedures):
-            self._side_by_side.submit(partial(run, location, procedure))
-        ended = sorted((ends.get() for _ in effect.procedures), key=itemgetter(0))
+            self._gather_pool.submit(partial(run, location, procedure))
+        ended = sorted((outcomes.get() for _ in effect.procedures), key=itemgetter(0))
         for _, _, error in ended:
             if error is not None:
                 raise error

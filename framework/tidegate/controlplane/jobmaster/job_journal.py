@@ -23,13 +23,13 @@ from tidegate.commit.claim import claim, claim_to_close
 from tidegate.commit.cleanup import CheckpointCleanup, clean_up
 from tidegate.commit.cluster_check import (
     is_other_cluster,
-    manifest_if_whole,
+    load_manifest_if_readable,
     refuse_manifest,
 )
 from tidegate.commit.committer import commit
 from tidegate.commit.fencing import fence_zombies
 from tidegate.commit.journal.claimed import ClaimedJournal, check_ownership
-from tidegate.commit.lost_tail import Place, read_again
+from tidegate.commit.lost_tail import SplitKey, read_again
 from tidegate.commit.publish import load_manifest, publish
 from tidegate.commit.recover import close, recover
 from tidegate.commit.settle import settle
@@ -44,7 +44,7 @@ from tidegate.controlplane.jobmaster.job_plan import (
 )
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.restoring import Restoring
+from tidegate.controlplane.jobmaster.restoring import RestoreResolver
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
     ClusterMismatchError,
@@ -95,13 +95,13 @@ class JobJournal:
         of the checkpoint storage if it is known, else empty.
         """
         self._submission, self._config = submission, config
-        self._drivers, self._trouble = drivers, trouble
+        self._drivers, self._on_retry = drivers, trouble
         self._plan: JobPlan | None = None
         self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._effects: EffectRunner | None = None
         self.claimed: ClaimedJournal | None = None
         """The claim of the newest attempt. None before the claim."""
-        self._cleaning = CheckpointCleanup()
+        self._cleanup = CheckpointCleanup()
         #: The name of this process in its claims. It may claim again only if its own claim is the
         #: newest one.
         self._process_id = drivers.entropy.token_hex(8)
@@ -109,8 +109,8 @@ class JobJournal:
         #: The newest attempt that this process, or an earlier one, has claimed.
         self._claimed_attempt = submission.claimed_attempt
         #: The commits of the consumer groups before this process claimed.
-        self._commits: dict[Place, GroupCommit] = {}
-        self._wanted = wanted
+        self._commits: dict[SplitKey, GroupCommit] = {}
+        self._is_current = wanted
         #: The monotonic time until which no other process can have taken this process's place.
         self._sure_until_s = 0.0
 
@@ -140,7 +140,7 @@ class JobJournal:
         self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
     ) -> RecoveredJob:
         self.claimed = None
-        self.storage.wait_until_there(self._replaced)
+        self.storage.wait_until_available(self._replaced)
         # Set together with the claim, so that every later failure is handled in the same way.
         journal = self.claimed = self._claim_for(plan)
         _log.info("claimed", extra={"attempt": journal.attempt})
@@ -148,10 +148,10 @@ class JobJournal:
             claimed(journal.attempt)
         run = self._runner().run
         recovered = run(recover(journal))
-        for retracted in recovered.retracted:
+        for rolled_back in recovered.rolled_back:
             _log.warning(
                 "rolled back a checkpoint whose transactions Kafka aborted",
-                extra={"id": str(retracted)},
+                extra={"id": str(rolled_back)},
             )
         if recovered.given_up:
             ids = [txn.transactional_id for txn in recovered.given_up]
@@ -164,7 +164,7 @@ class JobJournal:
                 "fenced": len(recovered.fenced),
             },
         )
-        self._cleaning = CheckpointCleanup()
+        self._cleanup = CheckpointCleanup()
         if not isinstance(plan, TidegateError):
             self._plan = plan
         elif not journal.final_checkpoint_published:
@@ -178,7 +178,7 @@ class JobJournal:
             finished=journal.final_checkpoint_published,
             stopped=journal.stopped,
             submission=self._submission,
-            restoration=self._restoration(journal),
+            restore_plan=self._make_restore_plan(journal),
             transaction_timeout_ms=required_transaction_timeout_ms(checkpoint),
             producer_pool_size=producer_pool_size(checkpoint),
             transactional_ids_per_subtask=transactional_ids_per_subtask(checkpoint),
@@ -296,23 +296,23 @@ class JobJournal:
         if point is None or last is None:
             return ""
         run = self._runner().run
-        newest = run(manifest_if_whole(last))
+        newest = run(load_manifest_if_readable(last))
         reached = () if newest is None else newest.splits
         return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
 
-    def _restoration(self, journal: ClaimedJournal) -> RestorePlan:
+    def _make_restore_plan(self, journal: ClaimedJournal) -> RestorePlan:
         if journal.final_checkpoint_published:
             # All output is committed. A source topic that was deleted since then must not turn
             # this into a failed job.
             return RestorePlan(keyed=(), splits=(), new_partitions=())
         point = journal.restore_point(self._submission.restore)
-        restoring = Restoring(
+        restoring = RestoreResolver(
             self._submission,
             self._required_plan(),
             self._config,
             self._drivers,
             self._runner(),
-            self._trouble,
+            self._on_retry,
         )
         if point is None:
             return restoring.resolve(None)
@@ -382,7 +382,7 @@ class JobJournal:
             self._has_claimed, self._claimed_attempt = True, journal.attempt
         return journal
 
-    def _group_commits(self, plan: JobPlan) -> dict[Place, GroupCommit]:
+    def _group_commits(self, plan: JobPlan) -> dict[SplitKey, GroupCommit]:
         """Return the commits of the consumer groups; empty if they cannot be read. The right to
         read them is not needed to run a job, and the transactional ids that Kafka lists show most
         of the same.
@@ -409,7 +409,7 @@ class JobJournal:
         now_s = self._drivers.clock.monotonic()
         if now_s < self._sure_until_s:
             return False
-        if not self._wanted():
+        if not self._is_current():
             return True
         self._sure_until_s = now_s + self._config.cluster.heartbeat_interval / 1000
         return False
@@ -420,7 +420,7 @@ class JobJournal:
         journal = self._required_claim()
         retained = self._config.checkpoint.num_retained
         try:
-            self._runner().run(clean_up(journal, self._cleaning, retained=retained))
+            self._runner().run(clean_up(journal, self._cleanup, retained=retained))
             self._runner().run(truncate(journal))
         except StorageError as error:
             _log.warning("old files stay until the next checkpoint", extra={"error": str(error)})
@@ -452,7 +452,7 @@ class JobJournal:
                 self._drivers.clock,
                 self._drivers.threads,
                 nonce=lambda: self._drivers.entropy.token_hex(8),
-                on_retry=self._trouble,
+                on_retry=self._on_retry,
                 calls=self.storage.calls,
             )
         return self._effects

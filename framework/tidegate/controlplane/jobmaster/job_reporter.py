@@ -35,8 +35,8 @@ class JobReporter:
         self._before = SlotMetrics()
         self._completed = self._failed = 0
         self._notes: tuple[str, ...] = ()
-        self._told: JobReport | None = None
-        self._told_s = 0.0
+        self._last_sent: JobReport | None = None
+        self._last_sent_s = 0.0
         self._hidden = 0
         #: The start of the wait that was reported last, by the monotonic and by the wall clock.
         self._delay: tuple[float, int] | None = None
@@ -55,7 +55,7 @@ class JobReporter:
         """Record what ended an attempt, with the traceback of the process where it happened."""
         self._last_error = report
 
-    def hidden(self, offsets: int) -> None:
+    def set_hidden_offsets(self, offsets: int) -> None:
         """Record the number of offsets that open transactions hide from a bounded run. The value 0
         keeps the earlier number.
         """
@@ -95,18 +95,20 @@ class JobReporter:
 
     def report_sent(self, report: JobReport) -> None:
         """Record the last report that was sent."""
-        self._told, self._told_s = report, self._clock.monotonic()
+        self._last_sent, self._last_sent_s = report, self._clock.monotonic()
 
     def is_recent(self, interval_s: float) -> bool:
         """Return whether a report was sent in the last `interval_s`."""
-        return self._told is not None and self._clock.monotonic() - self._told_s < interval_s
+        return (
+            self._last_sent is not None and self._clock.monotonic() - self._last_sent_s < interval_s
+        )
 
     def is_due(self, report: JobReport, quiet_ms: int) -> bool:
         """Return whether the report must be sent. It must if its content is new, or if the last
         report was sent at least `quiet_ms` ago.
         """
-        long_ago = self._clock.monotonic() - self._told_s >= quiet_ms / 1000
-        return long_ago or report.differs_from(self._told)
+        long_ago = self._clock.monotonic() - self._last_sent_s >= quiet_ms / 1000
+        return long_ago or report.differs_from(self._last_sent)
 
     def report(
         self,

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 class JobStorage:
     """The checkpoint storage of one job. `identity` is empty if the JobManager did not give the
-    storage's id. Then `wait_until_there` reads the id at its first call.
+    storage's id. Then `wait_until_available` reads the id at its first call.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class JobStorage:
         self._url, self._working_folder, self._drivers = settings.dir, working_folder, drivers
 
     @cached_property
-    def where(self) -> str:
+    def location(self) -> str:
         """The absolute path or the URL of the storage."""
         return locate(self._url, self._working_folder)
 
@@ -53,7 +53,7 @@ class JobStorage:
         """The store, bound to the storage's id if this is known. A bound store refuses another
         storage behind the same path.
         """
-        store = self._drivers.blob_store(self.where)
+        store = self._drivers.blob_store(self.location)
         if self.identity:
             store.bind(self.identity)
         return store
@@ -63,11 +63,11 @@ class JobStorage:
     ) -> Path | TidegateError | None:
         """Wait until the storage is there, and return the folder of the submission's code on this
         host. Return None for a submission without an archive. Return the error if there is no such
-        folder, including ProcedureStopped from `wait_until_there`.
+        folder, including ProcedureStopped from `wait_until_available`.
         """
         while True:
             try:
-                self.wait_until_there(replaced)
+                self.wait_until_available(replaced)
                 with self.calls.during("the code of the job"):
                     return installed_code(submission, config, self.store)
             except StorageGoneError:
@@ -75,7 +75,7 @@ class JobStorage:
             except Exception as error:  # noqa: BLE001 - whatever it is, the journal is settled
                 return from_foreign(error)
 
-    def wait_until_there(self, replaced: Callable[[], bool]) -> None:
+    def wait_until_available(self, replaced: Callable[[], bool]) -> None:
         """Return when the storage is there. The restart strategy does not count the wait, because
         nothing could be settled or fenced if it failed the job. ProcedureStopped if the storage is
         gone and `replaced` returns that another JobMaster has the job.

@@ -56,7 +56,7 @@ class JobManagerGateway:
         self.epoch = epoch
         self.storage = ""
         """The id of the checkpoint storage, from the JobManager's answer to the registration."""
-        self._unwanted = on_replaced
+        self._on_replaced = on_replaced
         self._client, self._clock, self._threads = client, clock, threads
         self._job = job
         self._waiting: deque[Message] = deque()
@@ -74,7 +74,7 @@ class JobManagerGateway:
             tidegate_version=TIDEGATE,
             python_version=PYTHON,
         )
-        accepted = self._ask()
+        accepted = self._send_registration()
         if accepted is not None:
             self._threads.start(self._send_all, name="to-jobmanager")
         return accepted
@@ -86,22 +86,22 @@ class JobManagerGateway:
         The request is a repeated registration. It changes nothing for a registered JobMaster.
         """
         end_s = self._clock.monotonic() + ANSWER_TIMEOUT_S
-        wanted = None
-        while wanted is None:
+        current = None
+        while current is None:
             try:
-                wanted = self._ask() is not None
+                current = self._send_registration() is not None
             except RpcError as error:
                 if self._clock.monotonic() >= end_s:
                     _log.warning("no JobManager answers", extra={"error": str(error)})
-                    wanted = False
+                    current = False
                 else:
                     _log.debug("the JobManager does not answer", extra={"error": str(error)})
                     self._clock.sleep(RETRY_PAUSE_S)
-        if not wanted:
-            self._unwanted()
-        return wanted
+        if not current:
+            self._on_replaced()
+        return current
 
-    def _ask(self) -> JobMasterAccepted | None:
+    def _send_registration(self) -> JobMasterAccepted | None:
         reply = self._client.call(self._registration)
         if isinstance(reply, JobMasterAccepted):
             self.storage = reply.storage
@@ -169,5 +169,5 @@ class JobManagerGateway:
                     extra={"kind": type(message).__name__, "reason": reply.reason},
                 )
                 if isinstance(message, ReportJob):
-                    self._unwanted()
+                    self._on_replaced()
             return

@@ -83,8 +83,8 @@ class JournalWorker:
             trouble=lambda error: post(lambda: trouble(error)),
         )
         self._thread = drivers.threads.pool(1, name="journal")
-        self._sweeper = drivers.threads.pool(1, name="sweep")
-        self._sweeping = False
+        self._zombie_fencing_pool = drivers.threads.pool(1, name="sweep")
+        self._is_fencing_zombies = False
         #: The number of attempts that have ended. A publication that was requested at a lower
         #: number does not begin any more.
         self._generation = 0
@@ -176,9 +176,9 @@ class JournalWorker:
         the next one tries again. Do nothing while a sweep is running. Without a broker each sweep
         takes longer than the time to the next one, so they would pile up.
         """
-        if self.journal.claimed is None or self._sweeping:
+        if self.journal.claimed is None or self._is_fencing_zombies:
             return
-        self._sweeping = True
+        self._is_fencing_zombies = True
 
         def work() -> None:
             try:
@@ -189,11 +189,11 @@ class JournalWorker:
                 _log.warning("the sweep failed and is repeated", extra={"error": str(error)})
                 return
             finally:
-                self._sweeping = False
+                self._is_fencing_zombies = False
             if fenced:
                 _log.warning("fenced transactions of older attempts", extra={"ids": list(fenced)})
 
-        self._sweeper.submit(self._report_errors(work))
+        self._zombie_fencing_pool.submit(self._report_errors(work))
 
     def close(
         self, outcome: str, stopped: str, done: Callable[[TidegateError | None], None]

@@ -124,7 +124,7 @@ class JobMachine:
         self.stopped = ""
         """The `StopEnd` of a finished job. Empty if no stop ended it."""
         self._stop: StopRequested | None = None
-        self._backing_off = False
+        self._restart_delayed = False
 
     @property
     def subtasks(self) -> frozenset[SubtaskId]:
@@ -169,13 +169,13 @@ class JobMachine:
                 waits = self.state is JobState.WAITING_FOR_SLOTS
                 return self._deploy_when_complete() if waits else []
             case SlotDisappeared():
-                return self._slot_gone(event)
+                return self._slot_disappeared(event)
             case SlotReady():
                 return self._slot_ready(event)
             case SlotRequestTimedOut():
-                return self._slots_overdue()
+                return self._slot_request_timed_out()
             case RestartDelayElapsed():
-                return self._backed_off()
+                return self._restart_delay_elapsed()
             case AttemptFailed():
                 return self._failed(event.error)
             case SlotInputEnded():
@@ -223,7 +223,7 @@ class JobMachine:
         if isinstance(event, RestartDelayElapsed):
             # If the recovery took longer than the wait of an earlier restart, the end of that wait
             # does not end a later one.
-            return not self._backing_off or event.restart != self.restarts
+            return not self._restart_delayed or event.restart != self.restarts
         return isinstance(event, AttemptEvent) and event.attempt != self.attempt
 
     def _recovered(self, event: JobRecovered) -> list[Instruction]:
@@ -233,12 +233,12 @@ class JobMachine:
             return self._finish(StopEnd.WITH_CHECKPOINT if event.stopped else "")
         if self._stop is not None:
             return self._finish(StopEnd.WITHOUT_CHECKPOINT)
-        if self._backing_off:
+        if self._restart_delayed:
             return self._move(JobState.RESTARTING)
         return self._deploy_when_complete()
 
-    def _backed_off(self) -> list[Instruction]:
-        self._backing_off = False
+    def _restart_delay_elapsed(self) -> list[Instruction]:
+        self._restart_delayed = False
         if self.state is not JobState.RESTARTING:
             return []  # the recovery takes longer than the wait
         if self.attempt is None:
@@ -261,7 +261,7 @@ class JobMachine:
             return []
         return self._move(JobState.RUNNING, StartAttempt(attempt=event.attempt))
 
-    def _slot_gone(self, event: SlotDisappeared) -> list[Instruction]:
+    def _slot_disappeared(self, event: SlotDisappeared) -> list[Instruction]:
         gone = (event.slot, event.allocation_id)
         ordinal = next((o for o, use in self._slots.items() if use == gone), None)
         if ordinal is None:
@@ -277,7 +277,7 @@ class JobMachine:
             return self._failed(ExternalError(f"Slot {event.slot} was lost: {event.reason}."))
         return []
 
-    def _slots_overdue(self) -> list[Instruction]:
+    def _slot_request_timed_out(self) -> list[Instruction]:
         if self.state is not JobState.WAITING_FOR_SLOTS:
             return []
         have = len(self._slots)
@@ -335,7 +335,7 @@ class JobMachine:
             # repeat that forever.
             return ended + self._stopped_without_checkpoint(self._stop)
         self.restarts += 1
-        self._backing_off = True
+        self._restart_delayed = True
         back_off = ScheduleRestart(delay_s=delay_s, restart=self.restarts)
         if in_recovery:  # the recovery failed: the next one begins after the wait
             return ended + self._move(JobState.RESTARTING, back_off)

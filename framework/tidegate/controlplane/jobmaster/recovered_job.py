@@ -28,7 +28,7 @@ class RecoveredJob:
     input.
     """
     submission: Submission
-    restoration: RestorePlan
+    restore_plan: RestorePlan
     """The restore plan. Empty if the job is finished."""
     transaction_timeout_ms: int
     producer_pool_size: int
@@ -52,10 +52,10 @@ class RecoveredJob:
             kafka_cluster=self.kafka_cluster,
             submission=self.submission,
             peers=peers,
-            splits=self.restoration.splits[ordinal],
+            splits=self.restore_plan.splits[ordinal],
             restored={
                 uid: RestoredState(snapshots=snapshots)
-                for uid, snapshots in self.restoration.keyed[ordinal].items()
+                for uid, snapshots in self.restore_plan.keyed[ordinal].items()
             },
             transaction_timeout_ms=self.transaction_timeout_ms,
             producer_pool_size=self.producer_pool_size,

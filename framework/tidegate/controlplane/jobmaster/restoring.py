@@ -22,7 +22,7 @@ from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import RestorePlan, restore
-from tidegate.checkpoint.source_changes import gone_topic
+from tidegate.checkpoint.source_changes import deleted_topic_error
 from tidegate.checkpoint.state_changes import SchemaRules
 from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import epoch_end_offsets, topic_ids
@@ -50,7 +50,7 @@ from tidegate.protocol.subtask_snapshot import SourceSplit
 _log = logging.getLogger(__name__)
 
 
-class Restoring:
+class RestoreResolver:
     """The restore of one attempt. `trouble` is called with each error after which Kafka is asked
     again.
     """
@@ -65,7 +65,7 @@ class Restoring:
         trouble: Callable[[TidegateError], None],
     ) -> None:
         self._submission, self._plan, self._config = submission, plan, config
-        self._drivers, self._runner, self._trouble = drivers, runner, trouble
+        self._drivers, self._runner, self._on_retry = drivers, runner, trouble
 
     def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> RestorePlan:
         """Return the state that each slot restores. RefusedError if code, topics and checkpoint do
@@ -84,19 +84,21 @@ class Restoring:
                 try:
                     return self._resolve_once(manifest, admin, on_other_cluster=on_other_cluster)
                 except SourceChangedError as error:
-                    refusals.heard("", clock.monotonic())  # an answer ends a series of refusals
-                    if confirmation.heard(error.finding, clock.monotonic()):
+                    refusals.observe("", clock.monotonic())  # an answer ends a series of refusals
+                    if confirmation.observe(error.finding, clock.monotonic()):
                         raise RefusedError(str(error)) from error
                     asked_again: TidegateError = error
                 except (KafkaNotAuthorisedError, NotAllowedError, TopicAbsentError) as error:
-                    confirmation.heard("", clock.monotonic())  # a refusal ends a series of findings
-                    if refusals.heard("refused", clock.monotonic()):
+                    confirmation.observe(
+                        "", clock.monotonic()
+                    )  # a refusal ends a series of findings
+                    if refusals.observe("refused", clock.monotonic()):
                         raise _repeated(error, tolerated_s) from error
                     asked_again = error
                 if str(asked_again) != told:
                     told = str(asked_again)
                     _log.warning("asks Kafka again", extra={"error": told})
-                self._trouble(asked_again)
+                self._on_retry(asked_again)
                 clock.sleep(RENEW_CLIENT_S)
         finally:
             admin.close()
@@ -117,7 +119,7 @@ class Restoring:
                 checkpointed={(split.source, split.topic, split.partition) for split in stored},
             )
             partitions = run(fixed)
-        restoration = restore(
+        restore_plan = restore(
             manifest,
             self._plan.state_metadata,
             partitions,
@@ -125,9 +127,9 @@ class Restoring:
             schemas=SchemaRules(conflict=state_conflict, same_keys=same_key_type),
             on_other_cluster=on_other_cluster,
         )
-        for added in restoration.new_partitions:
+        for added in restore_plan.new_partitions:
             _log.info("new partition", extra={"topic": added.topic, "partition": added.partition})
-        return restoration
+        return restore_plan
 
     def _partitions(
         self, manifest: Manifest | None, admin: KafkaAdmin
@@ -139,7 +141,7 @@ class Restoring:
         if topics - ids.keys():
             for split in self._stored(manifest):
                 if split.topic in topics - ids.keys():
-                    raise TopicAbsentError(str(gone_topic(split)))
+                    raise TopicAbsentError(str(deleted_topic_error(split)))
         try:
             found = enumerate_partitions(
                 graph,

@@ -26,7 +26,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
-from tidegate.controlplane.jobmaster.departure import SlotDeparture
+from tidegate.controlplane.jobmaster.departure import SlotShutdown
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
@@ -69,7 +69,7 @@ from tidegate.protocol.subtask_snapshot import PreparedTransaction
 Action = Callable[[], None]
 
 REPORT_INTERVAL_S: Final = 0.5
-SWEEP_AFTER_S: Final = (1.0, 10.0)
+ZOMBIE_FENCING_AFTER_S: Final = (1.0, 10.0)
 """The time in seconds from the start of an attempt to the first sweep, and the longest time between
 two sweeps. The time doubles after each sweep. A transaction coordinator that was just elected lists
 no transactions yet, so a recovery can miss some. Consumers cannot read past these."""
@@ -144,17 +144,17 @@ class JobMaster:
             config,
             drivers,
             loop.post,
-            trouble=self._is_retried,
+            trouble=self._on_retry,
             storage=manager.storage,
             wanted=manager.is_current,
         )
         self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
-        self._reporting = JobReporter(self._job, drivers.process.pid, drivers.clock)
+        self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock)
         self._delays = DelayMonitor()
-        self._departure = SlotDeparture(loop, drivers.clock)
-        self._leaving = False
+        self._slot_shutdown = SlotShutdown(loop, drivers.clock)
+        self._exiting = False
         self._slot_requests = SlotRequests(
             submission, manager, drivers.clock, address, config.cluster.slot_request_timeout / 1000
         )
@@ -178,7 +178,7 @@ class JobMaster:
         elif isinstance(message, SlotLost):
             self._slot_lost(message)
         elif isinstance(message, SlotsReleased):
-            self._departure.slots_released(message.attempt)
+            self._slot_shutdown.slots_released(message.attempt)
         elif not isinstance(message, AttemptMessage):
             _log.warning("unexpected message", extra={"kind": type(message).__name__})
         elif live is not None and message.attempt == live.attempt:  # else the attempt has ended
@@ -198,7 +198,7 @@ class JobMaster:
                     self.decide(e.SlotInputEnded(attempt=live.attempt, subtask=message.subtask))
                 case TaskFailed():
                     error = message.error.exception()
-                    self._reporting.set_last_error(message.error)
+                    self._reporter.set_last_error(message.error)
                     self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
                 case _:
                     _log.warning("unexpected message", extra={"kind": type(message).__name__})
@@ -223,12 +223,12 @@ class JobMaster:
             case e.Recover():
                 self._recover()
             case e.AcquireSlots(attempt=attempt):
-                self._slot_requests.ask(attempt)
+                self._slot_requests.send_request(attempt)
             case e.DeploySlots():
                 self._deploy()
             case e.StartAttempt():
                 self._required_live().start()
-                self._sweep_later(instruction.attempt, SWEEP_AFTER_S[0])
+                self._schedule_zombie_fencing(instruction.attempt, ZOMBIE_FENCING_AFTER_S[0])
             case e.TakeFinalCheckpoint():
                 self._required_live().stop()
             case e.EndAttempt(attempt=attempt):
@@ -239,7 +239,7 @@ class JobMaster:
             case e.Close():
                 self._close(instruction)
             case e.ExitProcess():
-                self._leave()
+                self._exit_process()
 
     # --- attempts -------------------------------------------------------------------------------
 
@@ -284,7 +284,7 @@ class JobMaster:
             Backlog(self._config.checkpoint.backlog_window / 1000),
             AttemptCallbacks(
                 clock=self._drivers.clock,
-                connect_slot=lambda registered: self._open_line(attempt, registered),
+                connect_slot=lambda registered: self._connect_slot(attempt, registered),
                 wake_at=lambda time_s: self._wake_at(attempt, time_s),
                 publish=lambda complete: self._publish(attempt, complete),
                 fail=lambda error: self._fail(attempt, error),
@@ -298,17 +298,17 @@ class JobMaster:
             self._recovery_failed(outcome)
             return
         self._recovered = outcome
-        self._reporting.hidden(outcome.restoration.hidden_offsets)
+        self._reporter.set_hidden_offsets(outcome.restore_plan.hidden_offsets)
         if outcome.read_again:
             _log.warning("offsets are read again", extra={"offsets": outcome.read_again})
-            self._reporting.read_again(outcome.read_again)
+            self._reporter.read_again(outcome.read_again)
         event = e.JobRecovered(
             attempt=outcome.attempt, final=outcome.finished, stopped=outcome.stopped
         )
         self.decide(event)
 
     def _recovery_failed(self, error: TidegateError) -> None:
-        self._reporting.set_last_error(ErrorReport.of(error))
+        self._reporter.set_last_error(ErrorReport.of(error))
         self.decide(e.RecoveryFailed(error=error))
 
     def _register(self, live: LiveAttempt, message: RegisterSlot) -> None:
@@ -328,7 +328,7 @@ class JobMaster:
             allocation_id=message.allocation_id,
             reason=message.reason,
         )
-        self._slot_gone(event)
+        self._slot_disappeared(event)
 
     def _slot_silent(self, attempt: Attempt, registered: RegisterSlot, reason: str) -> None:
         event = e.SlotDisappeared(
@@ -338,16 +338,16 @@ class JobMaster:
             reason=reason,
             silent=True,
         )
-        self._slot_gone(event)
+        self._slot_disappeared(event)
 
-    def _slot_gone(self, event: e.SlotDisappeared) -> None:
-        self._departure.slot_left(event.slot)
+    def _slot_disappeared(self, event: e.SlotDisappeared) -> None:
+        self._slot_shutdown.slot_exited(event.slot)
         live = self._live
         if live is None or live.attempt != event.attempt or self._machine.state is JobState.CLOSING:
             return
-        live.give_up(event.slot, event.allocation_id)
+        live.mark_lost(event.slot, event.allocation_id)
         error = ExternalError(f"Slot {event.slot} was lost: {event.reason}.")
-        self._reporting.set_last_error(ErrorReport.of(error))
+        self._reporter.set_last_error(ErrorReport.of(error))
         self.decide(event)
 
     def _deploy(self) -> None:
@@ -370,7 +370,7 @@ class JobMaster:
 
         self._journal.check_ownership(confirmed)
 
-    def _open_line(self, attempt: Attempt, registered: RegisterSlot) -> SlotGateway:
+    def _connect_slot(self, attempt: Attempt, registered: RegisterSlot) -> SlotGateway:
         def lost(reason: str) -> None:
             self._loop.post(lambda: self._slot_silent(attempt, registered, reason))
 
@@ -385,21 +385,21 @@ class JobMaster:
 
     def _end_attempt(self, attempt: Attempt) -> None:
         if self._live is not None and self._live.attempt == attempt:
-            self._reporting.attempt_ended(self._live)
+            self._reporter.attempt_ended(self._live)
             self._live.end()
             self._live = None
         self._recovered = None
         self._journal.abandon()
         self._release(attempt)
 
-    def _is_retried(self, error: TidegateError) -> None:
+    def _on_retry(self, error: TidegateError) -> None:
         """Record the error of work in the journal thread that is repeated."""
         if self._machine.state is not JobState.CLOSING:  # else the reason for the end is shown
-            self._reporting.set_last_error(ErrorReport.of(error))
+            self._reporter.set_last_error(ErrorReport.of(error))
         self._delays.failed(self._drivers.clock.monotonic(), str(error))
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
-        self._reporting.set_last_error(ErrorReport.of(error))
+        self._reporter.set_last_error(ErrorReport.of(error))
         self.decide(e.AttemptFailed(attempt=attempt, error=error))
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -441,10 +441,10 @@ class JobMaster:
 
         def judge() -> None:
             if self._live is live:
-                live.storage_seen(self._storage.gone)
+                live.update_storage_state(self._storage.gone)
                 failed()
 
-        self._storage.look_then(judge)
+        self._storage.check_storage_then(judge)
 
     def _committed(
         self,
@@ -456,17 +456,17 @@ class JobMaster:
         live.committed(complete.checkpoint, ended, freed)
         last = live.coordinator.counts.last
         if last is not None:
-            self._reporting.completed(last)
-        if not self._reporting.is_recent(REPORT_INTERVAL_S):  # otherwise `poll` reports it
+            self._reporter.completed(last)
+        if not self._reporter.is_recent(REPORT_INTERVAL_S):  # otherwise `poll` reports it
             self._report()
         if complete.final:
             self.decide(e.FinalCheckpointCommitted(attempt=live.attempt))
 
-    def _sweep_later(self, attempt: Attempt, after_s: float) -> None:
+    def _schedule_zombie_fencing(self, attempt: Attempt, after_s: float) -> None:
         def sweep() -> None:
             if self._live is not None and self._live.attempt == attempt:
                 self._journal.fence_zombies()
-                self._sweep_later(attempt, min(2 * after_s, SWEEP_AFTER_S[1]))
+                self._schedule_zombie_fencing(attempt, min(2 * after_s, ZOMBIE_FENCING_AFTER_S[1]))
 
         self._loop.call_later(after_s, sweep)
 
@@ -477,23 +477,23 @@ class JobMaster:
         loop calls this twice a second.
         """
         waiting = self._machine.attempt if self._machine.waits_for_slots else None
-        if self._slot_requests.keep_asking(waiting) and waiting is not None:
+        if self._slot_requests.repeat_request(waiting) and waiting is not None:
             self.decide(e.SlotRequestTimedOut(attempt=waiting))
-        self._storage.look()
+        self._storage.check_storage()
         live = self._live
         if live is not None:
-            live.storage_seen(self._storage.gone)
+            live.update_storage_state(self._storage.gone)
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
                 self._slot_silent(live.attempt, registered, reason)
         report = self._report_now()
-        if self._reporting.is_due(report, self._config.cluster.quiet_interval):
+        if self._reporter.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
         self._loop.call_later(REPORT_INTERVAL_S, self.poll)
 
     def _observe_delay(self) -> None:
         now_s = self._drivers.clock.monotonic()
-        self._delays.observe(now_s, waits_for(self._machine, self._live, self._departure))
+        self._delays.observe(now_s, waits_for(self._machine, self._live, self._slot_shutdown))
         delay = self._delays.to_log(now_s)
         if delay is not None:
             _log.warning(
@@ -508,7 +508,7 @@ class JobMaster:
     def _report_now(self) -> JobReport:
         self._observe_delay()
         delay = self._delays.delay(self._drivers.clock.monotonic())
-        return self._reporting.report(
+        return self._reporter.report(
             self._machine,
             self._live,
             delay,
@@ -520,8 +520,8 @@ class JobMaster:
         self._send(self._report_now())
 
     def _send(self, report: JobReport) -> None:
-        if not self._leaving:
-            self._reporting.report_sent(report)
+        if not self._exiting:
+            self._reporter.report_sent(report)
             self._manager.report(report)
 
     # --- the end --------------------------------------------------------------------------------
@@ -535,19 +535,19 @@ class JobMaster:
 
         def done(error: TidegateError | None) -> None:
             if error is not None and how.outcome is not JobState.FAILED:
-                self._reporting.set_last_error(ErrorReport.of(error))
+                self._reporter.set_last_error(ErrorReport.of(error))
             event = e.JobClosed() if error is None else e.CloseFailed(error=error)
             self.decide(event)
 
         def close() -> None:
             self._journal.close(how.outcome.outcome, how.stopped, done)
 
-        self._departure.begin(slots, release=self._request_release, then=close)
+        self._slot_shutdown.begin(slots, release=self._request_release, then=close)
 
-    def _leave(self) -> None:
+    def _exit_process(self) -> None:
         """Report how the job ended, release its slots, and end the process."""
         self._report()
-        self._leaving = True
+        self._exiting = True
         if self._live is not None:
             self._live.end()
         _log.info("the job has ended", extra={"state": self._machine.state.shown})
@@ -565,7 +565,7 @@ class JobMaster:
             self._release(attempt)
 
     def _release(self, attempt: Attempt) -> None:
-        self._departure.releasing(attempt)
+        self._slot_shutdown.releasing(attempt)
         self._manager.send(ReleaseSlots(job=self._job, epoch=self._manager.epoch, attempt=attempt))
 
     def _required_live(self) -> LiveAttempt:

@@ -32,15 +32,15 @@ class SlotRequests:
         """Start without an attempt. `timeout_s` is `cluster.slot_request_timeout` in seconds."""
         self._submission, self._manager, self._clock = submission, manager, clock
         self._address, self._timeout_s = address, timeout_s
-        self._asked_s = self._waiting_since_s = clock.monotonic()
+        self._requested_s = self._waiting_since_s = clock.monotonic()
 
     def begin(self) -> None:
         """Start the timeout, because an attempt begins."""
         self._waiting_since_s = self._clock.monotonic()
 
-    def ask(self, attempt: Attempt) -> None:
+    def send_request(self, attempt: Attempt) -> None:
         """Request all slots of the attempt. A repeated request does not bring additional slots."""
-        self._asked_s = self._clock.monotonic()
+        self._requested_s = self._clock.monotonic()
         self._manager.send(
             RequestSlots(
                 job=self._submission.job,
@@ -51,7 +51,7 @@ class SlotRequests:
             )
         )
 
-    def keep_asking(self, waiting: Attempt | None) -> bool:
+    def repeat_request(self, waiting: Attempt | None) -> bool:
         """Request the slots again if the last request is `SLOT_REQUEST_INTERVAL_S` old. Return True
         if the attempt has waited for longer than the timeout.
 
@@ -63,6 +63,6 @@ class SlotRequests:
             return False
         if now_s - self._waiting_since_s > self._timeout_s:
             return True
-        if now_s - self._asked_s >= SLOT_REQUEST_INTERVAL_S:
-            self.ask(waiting)
+        if now_s - self._requested_s >= SLOT_REQUEST_INTERVAL_S:
+            self.send_request(waiting)
         return False

@@ -18,8 +18,8 @@ from typing import cast
 from tidegate.api.kafka_names import consumer_group, topic_of
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.checkpoint.partition_offsets import PartitionOffsets, StartKind
-from tidegate.checkpoint.source_changes import beyond_log
-from tidegate.commit.lost_tail import Place
+from tidegate.checkpoint.source_changes import end_beyond_log_error
+from tidegate.commit.lost_tail import SplitKey
 from tidegate.config import Config
 from tidegate.errors import RefusedError
 from tidegate.graph.stream_graph import StreamGraph
@@ -116,11 +116,13 @@ def _ending_at(offsets: PartitionOffsets, end: int) -> PartitionOffsets:
     the run reads up to the present end of the log.
     """
     if offsets.latest is not None and offsets.latest < end:
-        raise beyond_log(offsets, end)
+        raise end_beyond_log_error(offsets, end)
     return replace(offsets, end=end, hidden=offsets.hidden if end == offsets.latest else 0)
 
 
-def group_commits(graph: StreamGraph, job: JobName, admin: KafkaAdmin) -> dict[Place, GroupCommit]:
+def group_commits(
+    graph: StreamGraph, job: JobName, admin: KafkaAdmin
+) -> dict[SplitKey, GroupCommit]:
     """Return the commits of the consumer groups of all sources."""
     return {
         (Uid(node.id), topic_partition.topic, topic_partition.partition): commit

@@ -8,9 +8,9 @@ error ends a check.
 
 When the storage is gone, the checkpoint coordinator suspends checkpoints (`StorageSeen`), and a
 recovery waits in `job_storage.py`. A failed checkpoint is judged after one more check
-(`look_then`). If the storage has vanished since the last check, the failure does not count. This
-module decides one thing: the JobMaster exits if a storage call hangs in any of its threads, so that
-another JobMaster can claim the journal.
+(`check_storage_then`). If the storage has vanished since the last check, the failure does not
+count. This module decides one thing: the JobMaster exits if a storage call hangs in any of its
+threads, so that another JobMaster can claim the journal.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class StorageWatch:
         post: Callable[[Callable[[], None]], None],
     ) -> None:
         self._storage, self._process = storage, drivers.process
-        self._store, self._where, self._calls = storage.store, storage.where, storage.calls
+        self._store, self._location, self._calls = storage.store, storage.location, storage.calls
         self._clock, self._post = drivers.clock, post
         self._pool = drivers.threads.pool(1, name="storage-watch")
-        self._looking_since_s: float | None = None
+        self._checking_since_s: float | None = None
         self._slow = False
         #: The actions to call after the running check, and those to call after the next check.
         self._after: list[Callable[[], None]] = []
@@ -58,34 +58,36 @@ class StorageWatch:
         """
         if self.gone:
             return self.gone
-        since_s = self._looking_since_s
+        since_s = self._checking_since_s
         waited_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
         if waited_s < SLOW_S:
             return ""
-        return f"The checkpoint storage {self._where} has not answered for {SLOW_S:g} s or longer."
+        return (
+            f"The checkpoint storage {self._location} has not answered for {SLOW_S:g} s or longer."
+        )
 
-    def look(self) -> None:
+    def check_storage(self) -> None:
         """Begin a check unless one is running. Exit the process if a storage call hangs."""
-        self._leave_if_hanging()
-        if self._looking_since_s is not None:
+        self._exit_if_hanging()
+        if self._checking_since_s is not None:
             if self.trouble and not self.gone and not self._slow:
                 self._slow = True
                 _log.warning("%s", self.trouble)
             return
         self._begin()
 
-    def look_then(self, then: Callable[[], None]) -> None:
+    def check_storage_then(self, then: Callable[[], None]) -> None:
         """Call `then` after a check that begins after this call."""
         self._after_next.append(then)
-        if self._looking_since_s is None:
+        if self._checking_since_s is None:
             self._begin()
 
     def _begin(self) -> None:
-        self._looking_since_s = self._clock.monotonic()
+        self._checking_since_s = self._clock.monotonic()
         self._after, self._after_next = self._after_next, []
         self._pool.submit(self._work)
 
-    def _leave_if_hanging(self) -> None:
+    def _exit_if_hanging(self) -> None:
         """Exit the process if a storage call lasts longer than `checkpoint.timeout`. Nothing is
         closed: the hanging call may or may not take effect, and only the next claim finds out.
         """
@@ -95,7 +97,7 @@ class StorageWatch:
             _log.error(
                 "The checkpoint storage %s did not answer %r within %g s (checkpoint.timeout). The "
                 "JobMaster exits with status %d and is started again.",
-                self._where,
+                self._location,
                 call.what,
                 limit_s,
                 STORAGE_HANGS,
@@ -114,18 +116,20 @@ class StorageWatch:
             described = f"{type(error).__name__}: {error}"
             _log.log(level, "the look at the storage failed", extra={"error": described})
             gone = None  # unknown: the storage may be there, and the next write finds out
-        self._post(lambda: self._looked(gone))
+        self._post(lambda: self._check_done(gone))
 
-    def _looked(self, gone: str | None) -> None:
-        self._looking_since_s, self._slow = None, False
+    def _check_done(self, gone: str | None) -> None:
+        self._checking_since_s, self._slow = None, False
         if gone is not None and gone != self.gone:
             if gone:
                 _log.error("%s The job publishes nothing until then.", gone)
             else:
-                _log.warning("The checkpoint storage %s is back; the job continues.", self._where)
+                _log.warning(
+                    "The checkpoint storage %s is back; the job continues.", self._location
+                )
             self.gone = gone
         after, self._after = self._after, []
         for action in after:
             action()
-        if self._after_next and self._looking_since_s is None:
+        if self._after_next and self._checking_since_s is None:
             self._begin()

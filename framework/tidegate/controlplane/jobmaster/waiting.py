@@ -6,12 +6,12 @@ This module decides nothing and has no deadlines. The waiting code has its own.
 from __future__ import annotations
 
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
-from tidegate.controlplane.jobmaster.departure import SlotDeparture
+from tidegate.controlplane.jobmaster.departure import SlotShutdown
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.protocol.job_state import JobState
 
 
-def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotDeparture) -> str:
+def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotShutdown) -> str:
     """Return a text that says what the job waits for. Empty if the job does not wait."""
     match machine.state:
         case JobState.CLOSING:

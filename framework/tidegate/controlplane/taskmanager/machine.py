@@ -98,7 +98,7 @@ class SlotProcessExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkServerGone:
+class ForkServerExited:
     """The fork server ended."""
 
     status: ExitStatus
@@ -129,7 +129,7 @@ Event = (
     | Forked
     | NotForked
     | SlotProcessExited
-    | ForkServerGone
+    | ForkServerExited
     | Replied
     | RequestFailed
     | HeartbeatDue
@@ -211,8 +211,8 @@ class TaskManagerMachine:
         self.id = id_
         self.epoch = epoch
         self._slots = [_Slot() for _ in range(slots)]
-        self._silence_ms_max = heartbeat_timeout_ms
-        self._heard_ms = now_ms
+        self._heartbeat_timeout_ms = heartbeat_timeout_ms
+        self._last_reply_ms = now_ms
         self._heartbeat_under_way = False
         self._ended = False
 
@@ -234,13 +234,13 @@ class TaskManagerMachine:
             case NotForked(index=index, reason=reason):
                 return self._not_forked(self._slots[index], reason)
             case SlotProcessExited(index=index, pid=pid, status=status):
-                return self._slot_ended(index, pid, status)
-            case ForkServerGone(status=status):
+                return self._slot_process_exited(index, pid, status)
+            case ForkServerExited(status=status):
                 return self._end(f"the fork server exited with status {status}")
             case Replied(message=message, reply=reply):
                 return self._replied(message, reply, now_ms)
             case RequestFailed(message=message):
-                return self._unanswered(message, now_ms)
+                return self._request_failed(message, now_ms)
             case HeartbeatDue():
                 return self._send_heartbeat(now_ms)
 
@@ -335,7 +335,7 @@ class TaskManagerMachine:
         slot.stopping.clear()
         return replies
 
-    def _slot_ended(self, index: int, pid: int, status: ExitStatus) -> list[Instruction]:
+    def _slot_process_exited(self, index: int, pid: int, status: ExitStatus) -> list[Instruction]:
         slot = self._slots[index]
         start = slot.start
         check(start is not None and slot.pid == pid, f"Slot {index} never ran process {pid}.")
@@ -365,10 +365,10 @@ class TaskManagerMachine:
             self._heartbeat_under_way = False
         if isinstance(reply, Refused):
             return self._end(f"the JobManager refuses this TaskManager: {reply.reason}")
-        self._heard_ms = now_ms
+        self._last_reply_ms = now_ms
         return []
 
-    def _unanswered(self, message: Message, now_ms: int) -> list[Instruction]:
+    def _request_failed(self, message: Message, now_ms: int) -> list[Instruction]:
         if isinstance(message, TaskManagerHeartbeat):
             self._heartbeat_under_way = False
             return self._end_if_silent(now_ms)  # not repeated: the next heartbeat follows anyway
@@ -382,8 +382,8 @@ class TaskManagerMachine:
         return [SendToJobManager(message=TaskManagerHeartbeat(id=self.id, epoch=self.epoch))]
 
     def _end_if_silent(self, now_ms: int) -> list[Instruction]:
-        silent_ms = now_ms - self._heard_ms
-        if silent_ms <= self._silence_ms_max:
+        silent_ms = now_ms - self._last_reply_ms
+        if silent_ms <= self._heartbeat_timeout_ms:
             return []
         return self._end(f"the JobManager has not answered for {silent_ms / 1000:.1f} s")
 

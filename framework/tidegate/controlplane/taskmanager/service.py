@@ -40,7 +40,7 @@ its fork server ended."""
 RETRY_PAUSE_S = 0.5
 """Seconds between two tries of a standalone TaskManager to register. A JobManager that died is
 replaced within seconds."""
-TELL_INTERVAL_S = 30.0
+LOG_INTERVAL_S = 30.0
 """Seconds between two log lines that say that the TaskManager still waits for the JobManager."""
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def run_taskmanager(
     jobmanager = drivers.rpc.connect(jobmanager_address)
     try:
         server = drivers.rpc.serve(
-            lambda message: loop.ask(lambda question: question, message), port
+            lambda message: loop.ask(lambda pending_request: pending_request, message), port
         )
         joins = RegisterTaskManager(
             id=id_,
@@ -166,7 +166,7 @@ def _register(
                 raise
             if now_s >= tell_s:
                 _log.warning("waiting for the JobManager: %s", error)
-                tell_s = now_s + TELL_INTERVAL_S
+                tell_s = now_s + LOG_INTERVAL_S
             clock.sleep(RETRY_PAUSE_S)
         else:
             return reply
@@ -203,7 +203,7 @@ class _Service:
                 self._decide(event)
 
     def _decide(self, event: m.Event) -> None:
-        if isinstance(event, m.Forked | m.NotForked | m.SlotProcessExited | m.ForkServerGone):
+        if isinstance(event, m.Forked | m.NotForked | m.SlotProcessExited | m.ForkServerExited):
             _log.info("%s", event)
         for instruction in self.machine.handle(event, _ms(self.drivers)):
             self._carry_out(instruction)
@@ -247,7 +247,7 @@ def _from_fork_server(event: ForkServerEvent) -> _Event:
         case SlotEnded(index=index, pid=pid, status=status):
             return m.SlotProcessExited(index=index, pid=pid, status=status)
         case ForkServerEnded(status=status):
-            return m.ForkServerGone(status=status)
+            return m.ForkServerExited(status=status)
 
 
 def _ms(drivers: Drivers) -> int:

@@ -194,7 +194,7 @@ class KafkaTransactionInspector:
             ),
         )
 
-    def ends(
+    def end_offsets(
         self, leaders: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, PartitionEndOffsets]:
         """Return the end offsets of the partitions whose leaders answer. The last stable offsets
@@ -206,14 +206,16 @@ class KafkaTransactionInspector:
                 continue
             try:
                 stable = self._list_end_offsets(leader, topic_partitions, wire.READ_COMMITTED)
-                ends = self._list_end_offsets(leader, topic_partitions, wire.READ_UNCOMMITTED)
+                end_offsets = self._list_end_offsets(
+                    leader, topic_partitions, wire.READ_UNCOMMITTED
+                )
             except RETRY:
                 continue
             except LIBRARY_ERRORS as error:
                 raise self._connection.translate_error("tell offsets", error) from None
-            for topic_partition in stable.keys() & ends.keys():
+            for topic_partition in stable.keys() & end_offsets.keys():
                 found[topic_partition] = PartitionEndOffsets(
-                    stable=stable[topic_partition], end=ends[topic_partition]
+                    stable=stable[topic_partition], end=end_offsets[topic_partition]
                 )
         return found
 
