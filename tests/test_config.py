@@ -41,7 +41,7 @@ def test_default_toml_is_a_valid_file(tmp_path: Path) -> None:
 
 
 class TestOrder:
-    def test_each_layer_wins_over_the_one_below(self, tmp_path: Path) -> None:
+    def test_each_layer_of_settings_wins_over_the_layer_below(self, tmp_path: Path) -> None:
         (tmp_path / "tidegate.toml").write_text('[checkpoint]\ninterval = "2 s"\ntimeout = "2 s"\n')
         config = load(
             folder=tmp_path,
@@ -54,7 +54,7 @@ class TestOrder:
         assert config.checkpoint.timeout == 3_000
         assert config.job.parallelism == 4
 
-    def test_the_nearest_file_upwards_counts(self, tmp_path: Path) -> None:
+    def test_nearest_toml_file_in_a_parent_folder_is_read(self, tmp_path: Path) -> None:
         below = tmp_path / "a" / "b"
         below.mkdir(parents=True)
         (tmp_path / "tidegate.toml").write_text("[taskmanager]\nslots = 2\n")
@@ -62,7 +62,7 @@ class TestOrder:
         (tmp_path / "a" / "tidegate.toml").write_text("[taskmanager]\nslots = 3\n")
         assert load(folder=below).taskmanager.slots == 3
 
-    def test_no_value_is_written_as_a_word(self) -> None:
+    def test_word_unlimited_in_the_environment_means_no_value(self) -> None:
         environment = {"TIDEGATE_RESTART__ATTEMPTS": "unlimited"}
         assert load(environment=environment, class_statement={"restart.attempts": 3}) == Config()
 
@@ -76,18 +76,18 @@ class TestProperties:
             '[kafka]\nproperties.sasl = {username = "me"}\n',
         ],
     )
-    def test_dots_may_be_tables(self, tmp_path: Path, text: str) -> None:
+    def test_dots_of_a_property_name_may_be_toml_tables(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "tidegate.toml").write_text(text)
         assert load(folder=tmp_path).kafka.properties == {"sasl.username": "me"}
 
-    def test_values_are_texts_as_librdkafka_takes_them(self, tmp_path: Path) -> None:
+    def test_toml_values_of_properties_become_texts_for_librdkafka(self, tmp_path: Path) -> None:
         (tmp_path / "tidegate.toml").write_text(
             "[sources.orders.properties]\nfetch.min.bytes = 5\ncheck.crcs = true\n"
         )
         orders = load(folder=tmp_path).sources["orders"]
         assert orders.properties == {"fetch.min.bytes": "5", "check.crcs": "true"}
 
-    def test_the_environment_reaches_them(self) -> None:
+    def test_environment_variables_set_properties_and_topics(self) -> None:
         config = load(
             environment={
                 "TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD": "s",
@@ -128,7 +128,7 @@ class TestMistakes:
             ),
         ],
     )
-    def test_name_the_variable_the_key_and_the_remedy(
+    def test_error_names_the_variable_the_key_and_the_remedy(
         self, environment: dict[str, str], words: tuple[str, ...]
     ) -> None:
         with pytest.raises(ConfigError) as error:
@@ -147,7 +147,7 @@ class TestMistakes:
             '[kafka]\nbootstrap_servers = ["a:1", "b:2"]\n',
         ],
     )
-    def test_name_the_file(self, tmp_path: Path, text: str) -> None:
+    def test_error_names_the_toml_file(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "tidegate.toml"
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"tidegate[.]toml"):
@@ -161,18 +161,20 @@ class TestMistakes:
             ('[sources]\norders = "x"\n', "sources.orders"),
         ],
     )
-    def test_of_a_value_where_a_table_is_due(self, tmp_path: Path, text: str, table: str) -> None:
+    def test_value_instead_of_a_table_is_refused_with_the_remedy(
+        self, tmp_path: Path, text: str, table: str
+    ) -> None:
         (tmp_path / "tidegate.toml").write_text(text)
         with pytest.raises(ConfigError) as error:
             load(folder=tmp_path)
         assert f"has settings of its own: write [{table}]." in str(error.value)
 
-    def test_of_two_that_do_not_fit_the_one_that_was_not_set_is_told_too(self) -> None:
+    def test_error_of_two_conflicting_settings_names_also_the_one_that_was_not_set(self) -> None:
         with pytest.raises(ConfigError) as error:
             load(environment={"TIDEGATE_CLUSTER__HEARTBEAT_INTERVAL": "10 s"})
         assert "cluster.heartbeat_timeout = 15000 in the configuration" in str(error.value)
 
-    def test_variables_of_tests_are_no_settings(self) -> None:
+    def test_environment_variables_of_tests_are_not_read_as_settings(self) -> None:
         assert load(environment={"TIDEGATE_TEST_KILL": "x", "PATH": "x"}) == Config()
 
 
@@ -180,7 +182,7 @@ class TestMistakes:
     ("interval", "timeout", "quiet"),
     [(1_000, 15_000, 3_000), (300, 4_000, 800), (1_000, 60_000, 3_000), (5_000, 60_000, 5_000)],
 )
-def test_a_heartbeat_without_news_is_rare_and_far_from_the_timeout(
+def test_quiet_heartbeat_interval_is_derived_from_the_interval_and_the_timeout(
     interval: int, timeout: int, quiet: int
 ) -> None:
     settings = ClusterSettings(heartbeat_interval=interval, heartbeat_timeout=timeout)
@@ -212,21 +214,19 @@ def test_a_secret_of_the_wrong_type_is_not_quoted(tmp_path: Path) -> None:
     assert "hush" not in str(error.value)
 
 
-def test_what_travels_with_a_submission_comes_back_the_same() -> None:
+def test_config_is_read_back_equal_from_the_dict_of_a_submission() -> None:
     config = load(command_line={"checkpoint.interval": "1 s", "sources.orders.topic": "o"})
     assert Config.from_dict(config.to_dict()) == config
 
 
-def test_none_is_a_value_where_it_is_a_choice_and_no_value_where_that_is_allowed() -> None:
+def test_word_none_is_a_choice_of_restart_strategy_and_means_no_job_name() -> None:
     given = {"restart.strategy": "none", "job.name": "none"}
     config = load(class_statement={"restart.attempts": 3, "job.name": "a"}, command_line=given)
     assert (config.restart.strategy, config.job.name) == ("none", None)
 
 
 @pytest.mark.parametrize(("key", "text"), NO_VALUE.items())
-def test_a_setting_with_its_own_text_for_no_value_takes_this_text_alone(
-    key: str, text: str
-) -> None:
+def test_setting_with_its_own_word_for_no_value_refuses_none(key: str, text: str) -> None:
     section, _, name = key.partition(".")
     given = {key: "3"}
     assert getattr(getattr(load(class_statement=given), section), name) is not None
@@ -321,7 +321,7 @@ class TestForeignFile:
             load(folder=below)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-    def test_in_the_working_folder_the_file_has_the_owner_of_the_folder(
+    def test_toml_file_in_the_working_folder_must_have_the_owner_of_the_folder(
         self, below: Path, foreign: Callable[[Path], None]
     ) -> None:
         folder = below.parent.parent
@@ -331,7 +331,7 @@ class TestForeignFile:
         foreign(folder)
         assert load(folder=folder).kafka.bootstrap_servers == "evil:9092"
 
-    def test_my_own_file_is_read(self, below: Path) -> None:
+    def test_toml_file_of_the_same_user_in_a_parent_folder_is_read(self, below: Path) -> None:
         assert load(folder=below).kafka.bootstrap_servers == "evil:9092"
 
 
@@ -340,7 +340,7 @@ def renamed() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("before", "now"), renamed())
-def test_a_stored_setting_of_an_earlier_name_has_its_value(before: str, now: str) -> None:
+def test_stored_setting_under_an_earlier_name_keeps_its_value(before: str, now: str) -> None:
     section, _, key = now.partition(".")
     settings = Config().to_dict()
     value = _other(settings[section].pop(key))
@@ -356,12 +356,12 @@ def _other(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("before", "now"), renamed())
-def test_a_user_who_writes_an_earlier_name_is_told_the_present_one(before: str, now: str) -> None:
+def test_earlier_name_of_a_setting_is_refused_with_the_present_name(before: str, now: str) -> None:
     with pytest.raises(ConfigError, match=f"{before} in the command line is called {now} now"):
         load(environment={}, command_line={before: "3"})
 
 
 @pytest.mark.parametrize(("before", "now"), renamed())
-def test_a_renamed_setting_has_one_name(before: str, now: str) -> None:
+def test_renamed_setting_is_known_only_by_its_present_name(before: str, now: str) -> None:
     assert now in known_keys()
     assert before not in known_keys()

@@ -42,7 +42,7 @@ CANNOT_START = RuntimeError("can't start new thread")
         SystemCallError("a disk"),
     ],
 )
-def test_a_restart_can_help_what_may_be_gone_next_time(error: TidegateError) -> None:
+def test_temporary_error_is_recoverable_by_a_restart(error: TidegateError) -> None:
     assert is_recoverable(error)
 
 
@@ -58,7 +58,7 @@ def test_a_restart_can_help_what_may_be_gone_next_time(error: TidegateError) -> 
         InternalError("bug"),
     ],
 )
-def test_a_restart_cannot_help_what_the_next_attempt_would_meet_again(error: TidegateError) -> None:
+def test_permanent_error_is_not_recoverable_by_a_restart(error: TidegateError) -> None:
     assert not is_recoverable(error)
 
 
@@ -74,7 +74,7 @@ def test_a_restart_cannot_help_what_the_next_attempt_would_meet_again(error: Tid
         (CANNOT_START, "refused a thread"),
     ],
 )
-def test_a_resource_that_the_system_refused_restarts_the_job(
+def test_resource_refused_by_the_system_is_a_recoverable_error(
     foreign: Exception, words: str
 ) -> None:
     report = ErrorReport.of(foreign)
@@ -101,7 +101,7 @@ def test_a_resource_that_the_system_refused_restarts_the_job(
     ],
     ids=repr,
 )
-def test_a_call_of_the_system_that_failed_restarts_the_job(foreign: OSError) -> None:
+def test_failed_system_call_is_a_recoverable_error(foreign: OSError) -> None:
     """A disk, a mount or a connection may be well again when the job restarts."""
     report = ErrorReport.of(foreign)
     assert (report.kind, report.domain) == ("SystemCallError", Domain.EXTERNAL)
@@ -115,14 +115,16 @@ def test_a_call_of_the_system_that_failed_restarts_the_job(foreign: OSError) -> 
 @pytest.mark.parametrize(
     "foreign", [KeyError("x"), RuntimeError("other"), AssertionError(), TypeError("x")], ids=repr
 )
-def test_any_other_untranslated_exception_is_a_bug_of_ours_and_final(foreign: Exception) -> None:
+def test_any_other_foreign_exception_is_an_internal_error_and_not_recoverable(
+    foreign: Exception,
+) -> None:
     report = ErrorReport.of(foreign)
     assert report.kind == "InternalError"
     assert type(foreign).__name__ in report.message
     assert not is_recoverable(report.exception())
 
 
-def test_an_error_of_the_tree_is_itself() -> None:
+def test_tidegate_error_is_not_translated() -> None:
     error = UserCodeError("x")
     assert from_foreign(error) is error
 

@@ -92,7 +92,9 @@ def test_of_all_librdkafka_keys_exactly_the_listed_secrets_are_masked(
 
 @pytest.mark.parametrize("word", ["passphrase", "password", "secret", "token", "key", "assertion"])
 @pytest.mark.parametrize("separator", ["_", ".", "-"])
-def test_each_listed_word_makes_a_secret_behind_each_separator(word: str, separator: str) -> None:
+def test_name_that_ends_with_a_secret_word_after_any_separator_is_a_secret(
+    word: str, separator: str
+) -> None:
     assert is_secret(f"client{separator}{word}")
     assert is_secret(f"CLIENT{separator}{word}".upper())
     assert not is_secret(f"client{separator}{word}{separator}location")
@@ -203,7 +205,7 @@ def test_the_command_line_masks_errors_and_tracebacks(
         assert "hush-hush is" not in told
 
 
-def test_a_value_without_a_name_is_not_quoted() -> None:
+def test_value_without_a_name_on_the_command_line_is_not_quoted() -> None:
     result = CliRunner().invoke(app, ["config", "-c", "=hush-hush"])
     assert isinstance(result.exception, ConfigError)
     assert "hush" not in str(result.exception)
@@ -220,7 +222,7 @@ def test_parameters_come_from_the_environment_and_the_command_line_wins(
     load(environment={PARAMETERS + "LIMIT": "5"})  # the parameter is not a setting
 
 
-def test_short_values_do_not_blank_out_words() -> None:
+def test_short_secret_values_do_not_mask_parts_of_words() -> None:
     load(command_line={"kafka.properties.sasl.password": "a"})
     assert masked_text("a task") == "a task"
 

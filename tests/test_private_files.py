@@ -56,7 +56,7 @@ def test_files_are_closed_to_others_from_their_first_moment(tmp_path: Path) -> N
     assert [mode(tmp_path / each) for each in ("written", "opened", "copied")] == [0o600] * 3
 
 
-def test_a_folder_of_an_older_version_is_closed(tmp_path: Path) -> None:
+def test_folder_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir(mode=0o755)
     close_to_others(tmp_path / "job")
     close_to_others(tmp_path / "absent")

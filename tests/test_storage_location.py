@@ -10,12 +10,12 @@ from tidegate.storage_location import is_url, locate
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/jobs", "file:///data/jobs", "memory://"])
-def test_a_url_stays_as_it_is(url: str) -> None:
+def test_url_of_a_storage_is_not_changed(url: str) -> None:
     assert is_url(url)
     assert locate(url, Path("/project")) == url
 
 
-def test_a_relative_path_starts_at_the_folder_and_an_absolute_path_does_not() -> None:
+def test_relative_storage_path_is_resolved_against_the_folder_of_the_caller() -> None:
     assert not is_url(".tidegate/checkpoints")
     assert locate(".tidegate/checkpoints", "/project") == "/project/.tidegate/checkpoints"
     assert locate("/mnt/shared", Path("/project")) == "/mnt/shared"

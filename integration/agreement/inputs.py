@@ -80,10 +80,10 @@ def events(prefix: str, *, bad: bool = False, tombstones: bool = False) -> Recor
     """
 
     def made() -> Iterator[Record]:
-        chance = random.Random(prefix)
+        rng = random.Random(prefix)
         for number in count():
-            key = f"{prefix}{chance.randrange(40):02d}"
-            event = {"name": f"{prefix}-{number}", "key": key, "amount": chance.randrange(100)}
+            key = f"{prefix}{rng.randrange(40):02d}"
+            event = {"name": f"{prefix}-{number}", "key": key, "amount": rng.randrange(100)}
             value: bytes | None = json.dumps(event).encode()
             if bad and number % 23 == 5:
                 value = b'{"name": "bad-%d", "key": 1}' % number
@@ -96,13 +96,13 @@ def events(prefix: str, *, bad: bool = False, tombstones: bool = False) -> Recor
 
 def orders() -> Iterator[Record]:
     """Yield the input of `pipelines.order_totals`."""
-    chance = random.Random("orders")
+    rng = random.Random("orders")
     for number in count():
-        customer = f"customer-{chance.randrange(60):02d}"
+        customer = f"customer-{rng.randrange(60):02d}"
         order = {
             "order_id": f"order-{number}",
             "customer_id": customer,
-            "amount": f"{chance.randrange(1, 50_000) / 100:.2f}",
+            "amount": f"{rng.randrange(1, 50_000) / 100:.2f}",
             "placed_at_ms": 1_700_000_000_000 + number,
         }
         yield Record(customer, customer.encode(), json.dumps(order).encode())
@@ -112,18 +112,18 @@ def clicks() -> Iterator[Record]:
     """Yield the input of `pipelines.click_dedup`. A third of the clicks repeats an earlier one, and
     some cannot be decoded.
     """
-    chance = random.Random("clicks")
+    rng = random.Random("clicks")
     sent: list[dict[str, Any]] = []
     for number in count():
         click = {
             "event_id": f"click-{number}",
-            "user": f"user-{chance.randrange(20):02d}",
-            "page": f"/{chance.randrange(4)}",
-            "kind": chance.choice(["view", "buy"]),
+            "user": f"user-{rng.randrange(20):02d}",
+            "page": f"/{rng.randrange(4)}",
+            "kind": rng.choice(["view", "buy"]),
             "at_ms": number,
         }
         if sent and number % 3 == 0:
-            click = chance.choice(sent[-60:])
+            click = rng.choice(sent[-60:])
         sent.append(click)
         user = str(click["user"])
         value = b"no click" if number % 50 == 9 else json.dumps(click).encode()
@@ -135,13 +135,13 @@ def payments() -> Iterator[Record]:
     these six has many payments.
     """
     write = _avro("payment")
-    chance = random.Random("payments")
+    rng = random.Random("payments")
     for number in count():
-        account = f"account-{35 if chance.random() < 0.6 else chance.randrange(36):02d}"
+        account = f"account-{35 if rng.random() < 0.6 else rng.randrange(36):02d}"
         payment = {
             "payment_id": f"payment-{number}",
             "account_id": account,
-            "amount": Decimal(chance.randrange(1, 9_999)) / 100,
+            "amount": Decimal(rng.randrange(1, 9_999)) / 100,
             "paid_at_ms": number,
         }
         yield Record(account, account.encode(), write(payment))

@@ -25,12 +25,12 @@ from typing import Any, Final
 
 from integration.bench import page
 from integration.bench.cost import SMALL, Rig, measure_cost, measure_intervals
-from integration.bench.cpu_breakdown import PIPELINES, measure_budget, measure_settings
+from integration.bench.cpu_breakdown import PIPELINES, measure_cpu, measure_settings
 from integration.bench.exchange_micro import measure_exchange
 from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
 from integration.bench.recovery import measure_recovery
-from integration.bench.startup_recovery import measure_moments
+from integration.bench.startup_recovery import measure_startup_recovery
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -138,10 +138,10 @@ def measured(  # noqa: C901 - one arm for each part
         for table in measure_latency(rig, 3.0, 2.0) if quick else measure_latency(rig, 30.0):
             yield table, True
     if "moments" in wanted:
-        yield measure_moments(rig, options.rounds, quick=quick), True
+        yield measure_startup_recovery(rig, options.rounds, quick=quick), True
     if "budget" in wanted:
         for workload in PIPELINES:
-            yield measure_budget(rig, workload, options.rounds), True
+            yield measure_cpu(rig, workload, options.rounds), True
     if "exchange" in wanted:
         yield measure_exchange(rig.count, options.rounds), True
     if "settings" in wanted:

@@ -60,7 +60,7 @@ SINK_SETTINGS: Final = [
 ]
 
 
-def measure_budget(rig: Rig, workload: str, rounds: int) -> Table:
+def measure_cpu(rig: Rig, workload: str, rounds: int) -> Table:
     """Measure the loop and the slot, part by part, in the cheapest round, and check the outputs."""
     from integration.bench.page import Table
     from integration.bench.workloads import CHECKED, WORKLOADS
@@ -270,7 +270,7 @@ class BareSlot:
         self, pipeline: str, bootstrap: str, sink: str, folder: Path, properties: dict[str, str]
     ) -> None:
         from integration.bench import pipelines
-        from tests.drivers.kafka.surroundings import Surroundings
+        from tests.drivers.kafka.surroundings import SubtaskHarness
         from tidegate.api.pipeline import build
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
         from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
@@ -296,7 +296,7 @@ class BareSlot:
         )
         drivers = SystemDrivers()
         self._transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
-        self._around = Surroundings(
+        self._around = SubtaskHarness(
             drivers, self._transactions, job=sink, config=config, warm=2, threads=True
         )
         context = self._around.context

@@ -43,18 +43,18 @@ class Click(msgspec.Struct, frozen=True, gc=False):
 
 def records(count: int, seed: int = 7) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and value of each record, in order."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     encode = msgspec.json.Encoder().encode
     for seq in range(count):
-        user = f"u{chance.randrange(USERS):06d}"
+        user = f"u{rng.randrange(USERS):06d}"
         value = Click(
             seq=seq,
             user=user,
-            amount=round(chance.uniform(0, 1000), 2),
+            amount=round(rng.uniform(0, 1000), 2),
             ts=1_700_000_000_000 + seq // 10,
-            sku=f"sku-{chance.randrange(10_000):05d}",
-            qty=chance.randrange(1, 10),
-            country=chance.choice(_COUNTRIES),
+            sku=f"sku-{rng.randrange(10_000):05d}",
+            qty=rng.randrange(1, 10),
+            country=rng.choice(_COUNTRIES),
             note="x" * 24,
         )
         yield user.encode(), encode(value)

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, TopicPartition
 from integration.bench.cost import Rig
 from integration.bench.data import PARTITIONS
 from integration.bench.page import Table
-from integration.bench.steady_producer import Feed, Left, number_of, produced_s
+from integration.bench.steady_producer import ModuleProcess, SteadyProducer, number_of, produced_s
 from integration.support.running import TidegateRun, runs_with_checkpoint
 
 RATE: Final = 20_000
@@ -138,7 +138,7 @@ def _of_tidegate(rig: Rig, promise: Promise, seconds: float, settle_s: float) ->
     name = f"integration.bench.pipelines:{promise.pipeline}"
     with TidegateRun(folder, rig.bootstrap, pipeline=name, options=TAKE_OVER, config=config) as run:
         run.wait_for("a checkpoint", runs_with_checkpoint, 90)
-        with Feed(rig.bootstrap, source, promise.rate) as feed:  # so there is no backlog
+        with SteadyProducer(rig.bootstrap, source, promise.rate) as feed:  # so there is no backlog
             return observe(rig.bootstrap, topic, feed, seconds, settle_s)
 
 
@@ -147,8 +147,8 @@ def _of_loop(rig: Rig, promise: Promise, seconds: float, settle_s: float) -> lis
     topic, _ = rig.fresh("latency")
     words = ["for-ever", rig.bootstrap, source, topic, str(promise.loop_commit_ms)]
     with (
-        Left("integration.bench.loop", *words),
-        Feed(rig.bootstrap, source, promise.rate) as feed,
+        ModuleProcess("integration.bench.loop", *words),
+        SteadyProducer(rig.bootstrap, source, promise.rate) as feed,
     ):
         return observe(rig.bootstrap, topic, feed, seconds, settle_s)
 
@@ -184,7 +184,9 @@ class Seen:
             )
 
 
-def observe(bootstrap: str, topic: str, feed: Feed, seconds: float, settle_s: float) -> list[float]:
+def observe(
+    bootstrap: str, topic: str, feed: SteadyProducer, seconds: float, settle_s: float
+) -> list[float]:
     """Return the latency, in milliseconds, of the records that become visible in `seconds`.
 
     Records of the first `settle_s` are not measured. At the end, this function ends the feed. It

@@ -37,7 +37,7 @@ from confluent_kafka.cimpl import NewTopic
 from integration.bench.data import PARTITIONS
 from integration.bench.page import Table
 from integration.bench.recovery_probes import GIVE_UP_S, Loop, Reader, phases
-from integration.bench.steady_producer import Feed
+from integration.bench.steady_producer import SteadyProducer
 from integration.faults.kill_matrix.cluster import NODES, Brokers
 from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 from tidegate.drivers.kafka.jars import VERSIONS
@@ -193,7 +193,7 @@ def _killed_runs(rig: Rig) -> Iterator[Row]:
     home = rig.home()
     reader = Reader(rig.brokers.bootstrap, "out")
     try:
-        with Feed(rig.brokers.bootstrap, "feed", FEED_PER_S):
+        with SteadyProducer(rig.brokers.bootstrap, "feed", FEED_PER_S):
             _run_once(rig, home, reader, "--take-over")
             took = [_run_once(rig, home, reader) for _ in range(STARTS)]
             yield _of_runs("`run`, killed with its whole process group and started again", took)
@@ -256,7 +256,7 @@ def _watched(rig: Rig) -> Iterator[Job]:
     loop = Loop(bootstrap, "probe")
     try:
         home = rig.home()
-        with Feed(bootstrap, "feed", FEED_PER_S), rig.run(home) as run:
+        with SteadyProducer(bootstrap, "feed", FEED_PER_S), rig.run(home) as run:
             yield Job(run, home, reader, probe)
     finally:
         loop.close()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.drivers.kafka.surroundings import Surroundings
+    from tests.drivers.kafka.surroundings import SubtaskHarness
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
     from tidegate.dataplane.sources.kafka import KafkaSourceReader
     from tidegate.stream_elements import RecordBatch
@@ -131,7 +131,7 @@ def run_loop(bootstrap: str, topic: str, out: str, records: int) -> tuple[float,
 
 
 def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[float, float]:
-    from tests.drivers.kafka.surroundings import Surroundings
+    from tests.drivers.kafka.surroundings import SubtaskHarness
     from tidegate.api.formats import Raw
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource
@@ -147,10 +147,10 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     tune_gc()
     config = Config(kafka=KafkaSettings(bootstrap_servers=bootstrap))
     transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
-    around = Surroundings(
+    harness = SubtaskHarness(
         SystemDrivers(), transactions, job=out, config=config, warm=2, threads=True
     )
-    context = around.context
+    context = harness.context
     reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), context, keep_keys=True)
     writer = KafkaSinkWriter(KafkaSink(out, value=Raw()), Uid("out"), context)
     waiting: list[int] = []
@@ -168,7 +168,7 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
         writer.prepare(CheckpointId(Attempt(1), number), prepared)
 
     writer.open()
-    around.until(lambda: transactions.list(f"tidegate.{out}"))
+    harness.until(lambda: transactions.list(f"tidegate.{out}"))
     splits = [
         SourceSplit(source=Uid("in"), topic=topic, partition=number, offset=0)
         for number in range(PARTITIONS)
@@ -176,24 +176,24 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     reader.open(splits)
     batches = reader.poll(30)
     started, cpu = time.perf_counter(), time.process_time()
-    copy(reader, writer, around, records, barrier, batches)
-    around.until(lambda: not waiting)
+    copy(reader, writer, harness, records, barrier, batches)
+    harness.until(lambda: not waiting)
     spent = time.process_time() - cpu, time.perf_counter() - started
-    around.close()
+    harness.close()
     return spent
 
 
 def copy(
     reader: KafkaSourceReader,
     writer: KafkaSinkWriter,
-    around: Surroundings,
+    harness: SubtaskHarness,
     records: int,
     barrier: Callable[[int], None],
     batches: list[RecordBatch],
 ) -> None:
     """Copy as a source task with a chained sink does, with a barrier every second."""
     done, checkpoint = 0, 0
-    mailbox = around.mailbox
+    mailbox = harness.mailbox
     barrier_at = time.monotonic() + COMMIT_S
     while True:
         for batch in batches:

@@ -26,7 +26,7 @@ from integration.bench.latency import SETTLE_S, TAKE_OVER
 from integration.bench.page import Table
 from integration.bench.pipelines import UserTotal
 from integration.bench.process_tree import proportional_bytes
-from integration.bench.steady_producer import Feed, produced_s
+from integration.bench.steady_producer import SteadyProducer, produced_s
 from integration.support.resource_usage import kind_of
 from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 
@@ -41,7 +41,7 @@ FEED_PER_S: Final = 1_000
 CLUSTER: Final = ("jobmanager", "jobmaster", "taskmanager", "zygote", "slot")
 
 
-def measure_moments(rig: Rig, rounds: int, *, quick: bool) -> Table:
+def measure_startup_recovery(rig: Rig, rounds: int, *, quick: bool) -> Table:
     """Measure one row for each figure. `quick` measures less, and for a shorter time."""
 
     def middle(once: Callable[[Rig], float]) -> str:
@@ -108,7 +108,7 @@ def recovery_s(rig: Rig) -> float:
     sink, folder = rig.fresh("recovery")
     config = _settings("copies", source, sink)
     with (
-        Feed(rig.bootstrap, source, FEED_PER_S),
+        SteadyProducer(rig.bootstrap, source, FEED_PER_S),
         TidegateRun(folder, rig.bootstrap, pipeline=COPY, options=TAKE_OVER, config=config) as run,
     ):
         report = run.wait_for("a checkpoint", runs_with_checkpoint, GIVE_UP_S)
@@ -141,7 +141,7 @@ def recovery_of_total_s(rig: Rig) -> float:
         folder, rig.bootstrap, pipeline=TOTALS, options=TAKE_OVER, config=config
     ) as run:
         report = run.wait_for("all users", _has_all_users, GIVE_UP_S)
-        with Feed(rig.bootstrap, source, FEED_PER_S, "clicks"):
+        with SteadyProducer(rig.bootstrap, source, FEED_PER_S, "clicks"):
             killed_s = 0.0
             _first(rig.bootstrap, sink, is_new)  # after this, a checkpoint has all users
             ends = _ends(rig.bootstrap, sink)

@@ -81,9 +81,9 @@ def _beside_a_full_checkpoint() -> tuple[float, float, float]:
 
 
 def _batches() -> list[list[str]]:
-    chance = random.Random(7)
+    rng = random.Random(7)
     return [
-        [f"customer-{chance.randrange(KEYS)}" for _ in range(BATCH)]
+        [f"customer-{rng.randrange(KEYS)}" for _ in range(BATCH)]
         for _ in range(INTERVAL * INTERVALS // BATCH)
     ]
 

@@ -37,7 +37,7 @@ NUMBER: Final = 12
 ENDS_IN_S: Final = 30.0
 
 
-class Left:
+class ModuleProcess:
     """A module that runs in its own process. The process is killed at the end of the block."""
 
     def __init__(self, *words: str, pipe: bool = False) -> None:
@@ -60,7 +60,7 @@ class Left:
             self._process.stdout.close()
 
 
-class Feed(Left):
+class SteadyProducer(ModuleProcess):
     """A process that produces at a steady rate until the block is left or `end` is called."""
 
     def __init__(self, bootstrap: str, topic: str, rate: int, kind: Kind = "bytes") -> None:

@@ -50,7 +50,7 @@ def until(done: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_dry_run_says_what_is_to_be_done_and_changes_nothing(job: Job) -> None:
+def test_dry_run_of_a_backfill_prints_the_plan_and_changes_nothing(job: Job) -> None:
     hider = Producer({"bootstrap.servers": job.bootstrap, "transactional.id": unique("hider")})
     hider.init_transactions()
     hider.begin_transaction()
@@ -74,7 +74,7 @@ def test_a_dry_run_says_what_is_to_be_done_and_changes_nothing(job: Job) -> None
         hider.abort_transaction()
 
 
-def test_the_same_command_continues_after_kills_and_then_says_that_it_is_done(job: Job) -> None:
+def test_killed_backfill_is_continued_by_the_same_command_until_it_reports_done(job: Job) -> None:
     """SIGKILL ends the command once after a wave, and once in the middle of a later wave. The waves
     are small, so that many are left after the second kill.
     """
@@ -100,7 +100,9 @@ def test_the_same_command_continues_after_kills_and_then_says_that_it_is_done(jo
     job.assert_exact()
 
 
-def test_ctrl_c_ends_it_after_the_wave_and_twice_abandons_the_wave(job: Job) -> None:
+def test_ctrl_c_stops_a_backfill_after_the_wave_and_a_second_ctrl_c_abandons_the_wave(
+    job: Job,
+) -> None:
     with job.start("--json", "-p", "2") as process:
         read_event(process, "plan")
         time.sleep(0.5)
@@ -132,7 +134,9 @@ def test_ctrl_c_ends_it_after_the_wave_and_twice_abandons_the_wave(job: Job) -> 
     job.assert_exact()
 
 
-def test_a_live_job_goes_on_where_it_ended_and_it_goes_on_where_a_live_job_ended(job: Job) -> None:
+def test_live_job_continues_after_a_backfill_and_backfill_continues_after_a_live_job(
+    job: Job,
+) -> None:
     assert job.run("-p", "3")[0] == DONE
     job.write()
     assert job.run("--bounded", "-p", "2", action="run")[0] == DONE
@@ -145,7 +149,9 @@ def test_a_live_job_goes_on_where_it_ended_and_it_goes_on_where_a_live_job_ended
     job.assert_exact()
 
 
-def test_a_backfill_of_a_live_job_is_refused_and_a_killed_one_is_taken_over(job: Job) -> None:
+def test_backfill_is_refused_while_its_job_runs_and_continues_after_the_job_was_killed(
+    job: Job,
+) -> None:
     with job.start("--json", "-p", "2", action="run") as live:
         until(Path(job.storage, f"{job.name}.lock").exists, "the job runs")
         read_event(live, "report")
@@ -170,7 +176,7 @@ def test_a_backfill_with_other_arguments_is_refused(job: Job) -> None:
     job.assert_exact()
 
 
-def test_a_second_version_is_backfilled_under_its_own_name_while_the_first_runs(
+def test_second_version_of_a_job_is_backfilled_under_its_own_name_while_the_first_runs(
     job: Job, topic_factory: TopicFactory
 ) -> None:
     second_sink = topic_factory("totals-2")
@@ -188,7 +194,7 @@ def test_a_second_version_is_backfilled_under_its_own_name_while_the_first_runs(
     job.assert_exact(second_sink)
 
 
-def test_a_second_driver_fences_the_first(
+def test_second_backfill_driver_fences_the_first(
     job: Job, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A storage URL and two working folders simulate two machines, which share no lock."""
@@ -211,7 +217,7 @@ def test_a_second_driver_fences_the_first(
     job.assert_exact()
 
 
-def test_ends_are_offsets_or_a_time(job: Job) -> None:
+def test_backfill_ends_at_given_offsets_or_at_a_given_time(job: Job) -> None:
     code, (plan,) = job.run("--dry-run")
     ends = {each["partition"]: each["end"] // 2 for each in plan["partitions"]}
     text = ",".join(f"{job.source}/{partition}={end}" for partition, end in ends.items())

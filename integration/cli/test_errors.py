@@ -107,7 +107,9 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_refused_before_anything_starts(kafka: EmbeddedKafka, tmp_path: Path, name: str) -> None:
+def test_user_mistake_is_refused_before_any_process_starts(
+    kafka: EmbeddedKafka, tmp_path: Path, name: str
+) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     outcome = REFUSALS[name](folder)
     assert outcome.code == 2, outcome.err
@@ -116,7 +118,7 @@ def test_refused_before_anything_starts(kafka: EmbeddedKafka, tmp_path: Path, na
     assert not folder.journal()
 
 
-def test_brokers_that_do_not_answer(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_run_is_refused_when_no_broker_answers(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     outcome = folder.run("--kafka", "127.0.0.1:1", kafka=False)
     assert outcome.code == 2, outcome.err
@@ -125,7 +127,9 @@ def test_brokers_that_do_not_answer(kafka: EmbeddedKafka, tmp_path: Path) -> Non
     assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
 
 
-def test_a_second_run_is_refused_while_one_lives(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_second_run_of_a_job_is_refused_while_the_first_run_lives(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(30)
     with folder.started(bounded=False) as run:
@@ -139,7 +143,9 @@ def test_a_second_run_is_refused_while_one_lives(kafka: EmbeddedKafka, tmp_path:
     folder.assert_exact(60)
 
 
-def test_a_definition_that_is_not_deterministic(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_pipeline_whose_define_is_not_deterministic_is_refused(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.edit("job.py", 'uid="running"', 'uid=f"running-{os.getpid()}"')
     folder.edit("job.py", "import msgspec", "import os\n\nimport msgspec")
@@ -204,7 +210,9 @@ CHANGES: dict[str, Callable[[Folder], Outcome]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_does_not_fit_the_stored_state(finished: tuple[Folder, str], name: str) -> None:
+def test_change_that_does_not_fit_the_stored_state_is_refused(
+    finished: tuple[Folder, str], name: str
+) -> None:
     folder, text = finished
     folder.write("job.py", text)
     before, published = folder.journal(), folder.published()
@@ -218,7 +226,7 @@ def test_what_does_not_fit_the_stored_state(finished: tuple[Folder, str], name: 
     assert set(claims) <= {"claim", "closed"}, "it has published something"
 
 
-def test_a_name_that_is_taken_over_goes_on_in_another_storage(
+def test_take_over_of_a_job_name_starts_the_job_in_another_checkpoint_storage(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -235,7 +243,7 @@ def test_a_name_that_is_taken_over_goes_on_in_another_storage(
 # --- what only shows while a job runs -----------------------------------------------------------
 
 
-def test_a_record_that_is_too_large_for_its_topic_is_not_tried_again(
+def test_record_too_large_for_its_topic_fails_the_job_without_a_restart(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)

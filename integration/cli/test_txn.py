@@ -66,7 +66,7 @@ def txn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Txn:
     return in_folder(monkeypatch, tmp_path)
 
 
-def test_an_open_transaction_is_listed_shown_explained_and_aborted(
+def test_txn_lists_shows_explains_and_aborts_an_open_transaction(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
     bootstrap = any_kafka.bootstrap
@@ -117,7 +117,7 @@ def test_an_open_transaction_is_listed_shown_explained_and_aborted(
     assert_golden("txn-abort-nothing-open", normalised(again.err.rstrip("\n"), bootstrap))
 
 
-def test_a_killed_producer_that_holds_readers_back_is_found_and_freed(
+def test_txn_finds_and_aborts_the_transaction_of_a_killed_producer_that_blocks_readers(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
     bootstrap = any_kafka.bootstrap
@@ -158,7 +158,7 @@ def lenient(
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known-producer", "unknown-producer"])
-def test_a_hanging_transaction_is_found_and_ended(
+def test_txn_finds_and_aborts_a_hanging_transaction(
     lenient: EmbeddedKafka, txn: Txn, known: bool
 ) -> None:
     bootstrap = lenient.bootstrap
@@ -193,7 +193,7 @@ def test_a_hanging_transaction_is_found_and_ended(
     )
 
 
-def test_a_transaction_that_its_coordinator_knows_is_not_taken_to_hang(
+def test_txn_does_not_abort_as_hanging_a_transaction_that_its_coordinator_knows(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
     bootstrap = any_kafka.bootstrap
@@ -211,7 +211,7 @@ def test_a_transaction_that_its_coordinator_knows_is_not_taken_to_hang(
     assert len(read_all(bootstrap, topic)) == 1
 
 
-def test_brokers_that_do_not_answer(txn: Txn) -> None:
+def test_txn_fails_when_no_broker_answers(txn: Txn) -> None:
     (ports,) = choose_ports(1)
     bootstrap = f"127.0.0.1:{ports.client}"
     answer = txn("list", kafka=bootstrap)
@@ -219,7 +219,7 @@ def test_brokers_that_do_not_answer(txn: Txn) -> None:
     assert_golden("txn-unreachable", normalised(answer.err.rstrip("\n"), bootstrap))
 
 
-def test_with_a_broker_down_the_others_answer_and_nothing_is_concluded_from_its_silence(
+def test_txn_lists_transactions_of_live_brokers_and_reports_the_broker_that_is_down(
     txn: Txn, tmp_path: Path
 ) -> None:
     directory = tmp_path / "three"
@@ -258,7 +258,9 @@ def test_with_a_broker_down_the_others_answer_and_nothing_is_concluded_from_its_
             kafka.kill(node)
 
 
-def test_names_that_are_not_there(kafka: EmbeddedKafka, txn: Txn) -> None:
+def test_txn_refuses_unknown_or_malformed_ids_topics_and_brokers(
+    kafka: EmbeddedKafka, txn: Txn
+) -> None:
     topic = unique("orders")
     create_topic(kafka.bootstrap, topic, partitions=2)
     for golden, words in {

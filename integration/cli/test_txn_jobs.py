@@ -67,7 +67,7 @@ class Journal:
         self.write(Claim(**self.header(), submission_id="s", restore="latest"))
 
 
-def test_what_a_checkpoint_promises_is_not_aborted(
+def test_txn_abort_refuses_a_transaction_that_the_journal_may_need(
     any_kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
     bootstrap = any_kafka.bootstrap
@@ -127,7 +127,7 @@ def test_what_a_checkpoint_promises_is_not_aborted(
     del producer
 
 
-def test_with_the_stronger_flag_also_a_promise_is_broken(
+def test_txn_abort_with_accept_data_loss_aborts_the_transaction_of_a_job(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
     bootstrap = any_kafka.bootstrap
@@ -140,7 +140,7 @@ def test_with_the_stronger_flag_also_a_promise_is_broken(
     del producer
 
 
-def test_a_running_job_s_transactions_are_its_own(
+def test_txn_abort_refuses_transactions_of_a_running_job(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)

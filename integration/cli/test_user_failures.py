@@ -71,7 +71,7 @@ def last_words(folder: Folder, outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_user_reads_where_their_code_failed_and_on_which_record(
+def test_error_of_user_code_names_the_step_and_the_record(
     kafka: EmbeddedKafka, tmp_path: Path, step: str
 ) -> None:
     folder = make(kafka, tmp_path, *STEPS[step])
@@ -115,7 +115,9 @@ def test_a_key_function_that_raises_stop_iteration_loses_no_record(
     assert len(folder.read("totals")) == 10
 
 
-def test_so_many_restarts_and_then_the_job_fails(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_job_fails_after_the_configured_number_of_restarts(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(kafka, tmp_path, *STEPS["process"])
     config = {
         "restart.strategy": "fixed_delay",
@@ -131,7 +133,9 @@ def test_so_many_restarts_and_then_the_job_fails(kafka: EmbeddedKafka, tmp_path:
     assert len(folder.read("totals")) == 11
 
 
-def test_the_record_is_named_beyond_an_exchange(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_error_of_user_code_after_an_exchange_names_the_source_record(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(kafka, tmp_path, *STEPS["process"], partitions=3)
     partition, offset = place_of_the_bad_one(folder)
     outcome = folder.run("-p", "2", config={"restart.strategy": "none"})
@@ -186,7 +190,7 @@ class Running(KeyedProcess[str, Order, Total]):
     ],
     ids=["connection", "memory", "thread"],
 )
-def test_an_open_that_raises_twice_restarts_the_job_and_then_it_runs(
+def test_job_runs_after_an_open_that_raises_has_restarted_it_twice(
     kafka: EmbeddedKafka, tmp_path: Path, raised: str, said: str
 ) -> None:
     """A service that is down for a second must not fail a job permanently."""

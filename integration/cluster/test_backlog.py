@@ -65,7 +65,7 @@ def stretches(run: Run) -> list[tuple[float, int]]:
     return found
 
 
-def test_checkpoints_are_rare_until_a_job_has_caught_up(
+def test_checkpoint_interval_is_longer_until_the_job_has_caught_up(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = slow(tmp_path, kafka.bootstrap)
@@ -90,7 +90,9 @@ def test_checkpoints_are_rare_until_a_job_has_caught_up(
     folder.assert_exact(ORDERS)
 
 
-def test_without_a_longer_interval_nothing_is_watched(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_no_backlog_is_reported_if_interval_during_backlog_is_zero(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = slow(tmp_path, kafka.bootstrap)
     config = {**CONFIG, "checkpoint.interval_during_backlog": "0 ms"}
     with folder.started("--json", bounded=False, config=config) as run:

@@ -136,7 +136,7 @@ def jobmasters(run: Run) -> list[int]:
     return [each.pid for each in below if each.cmdline()[-1:] == ["jobmaster"]]
 
 
-def test_files_that_are_edited_while_a_job_runs_change_it_at_the_next_run_only(
+def test_edits_of_pipeline_files_change_a_running_job_only_at_the_next_run(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(tmp_path, kafka.bootstrap)
@@ -166,7 +166,7 @@ def test_files_that_are_edited_while_a_job_runs_change_it_at_the_next_run_only(
     folder.assert_exact(150)
 
 
-def test_what_is_not_stored_is_listed_and_the_working_folder_is_not_imported_from(
+def test_files_left_out_of_the_code_archive_are_listed_and_not_imported(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(tmp_path, kafka.bootstrap)
@@ -206,7 +206,7 @@ def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
     )
 
 
-def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster(
+def test_code_archive_has_modules_that_only_a_slot_imports(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """The submit does not import the helper. A slot imports it late, in an attempt after an
@@ -241,7 +241,7 @@ def test_a_helper_beside_a_package_that_is_imported_late_is_there_on_the_cluster
 
 
 @pytest.mark.slow
-def test_a_session_cluster_runs_the_code_of_the_submit_without_a_folder_of_the_user(
+def test_session_cluster_runs_the_submitted_code_without_the_users_folder(
     tmp_path: Path,
 ) -> None:
     """The servers run in another folder, and the user's folder lacks a module at the restart."""

@@ -46,7 +46,7 @@ def test_the_composed_cluster_is_exact_when_its_containers_are_killed(composed: 
         assert JOB in cluster.run("client", "status", JOB)
 
 
-def test_a_cluster_of_brokers_keeps_its_records_and_address_over_a_kill(
+def test_three_brokers_keep_records_and_address_when_one_is_killed(
     either_backend: KafkaStarter,
 ) -> None:
     kafka = either_backend(nodes=3)

@@ -48,7 +48,7 @@ def test_a_half_open_control_connection_is_replaced() -> None:
         assert proxy.accepted == 2
 
 
-def test_an_idle_connection_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_control_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**dict(channel.CLIENT_OPTIONS), "grpc.keepalive_time_ms": ASKED_MS}
     monkeypatch.setattr(channel, "CLIENT_OPTIONS", list(options.items()))
     with connected() as (proxy, client):

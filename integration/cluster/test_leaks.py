@@ -36,10 +36,10 @@ Counts = dict[tuple[str, int], dict[str, int]]
         pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
 )
-def test_nothing_is_left_of_attempts_with_real_clients(
+def test_attempts_with_real_clients_leak_no_thread_file_or_connection(
     kafka: EmbeddedKafka, tmp_path: Path, restarts: int
 ) -> None:
-    chance = random.Random(restarts)
+    rng = random.Random(restarts)
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
     config = {"restart.strategy": "fixed_delay", "restart.delay": "0 ms"}
     before: Counts = {}
@@ -50,7 +50,7 @@ def test_nothing_is_left_of_attempts_with_real_clients(
             if restart == INITIALISED:
                 before = counts(run)
             begun = len(job.claims())  # before the kill, as the next attempt follows at once
-            chance.choice(run.processes()["slot"]).kill()
+            rng.choice(run.processes()["slot"]).kill()
             run.until(partial(claimed, job, begun + 1), "a new attempt")
         job.write(50, seed=restarts)
         run.until(lambda: commits(run), "the last commit")

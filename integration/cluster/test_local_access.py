@@ -67,7 +67,7 @@ def sockets(pid: int) -> set[Path]:
     return {path for path in paths if path.exists()}
 
 
-def test_a_local_run_listens_on_sockets_that_only_its_owner_reaches(
+def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "Totals")
@@ -110,7 +110,7 @@ def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, tmp_pat
     ("role", "more"),
     [("jobmanager", ()), ("taskmanager", ("--jobmanager", "127.0.0.1:1"))],
 )
-def test_a_server_on_the_network_is_refused_without_consent(
+def test_server_on_a_network_address_is_refused_without_insecure(
     role: str, more: tuple[str, ...], tmp_path: Path
 ) -> None:
     refused = tidegate(role, "-c", f"{role}.bind_host=0.0.0.0", *more, folder=tmp_path)

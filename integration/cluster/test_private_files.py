@@ -34,7 +34,7 @@ def modes(root: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_what_a_run_writes_can_be_read_by_its_owner_only(
+def test_files_of_a_run_are_readable_by_the_owner_only(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -51,7 +51,9 @@ def test_what_a_run_writes_can_be_read_by_its_owner_only(
         assert any(kind in path for path in found), f"no {kind} was looked at"
 
 
-def test_a_library_is_loaded_into_no_process(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_kafka_property_that_loads_a_library_is_refused(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     for key in (
         "kafka.properties.plugin.library.paths",

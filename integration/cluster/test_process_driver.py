@@ -20,7 +20,7 @@ import pytest
 
 from integration.support.process_mains import OsStarter
 from tests.contracts.processes import ProcessesContract
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
 from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent
@@ -33,7 +33,7 @@ class OsWorld:
     """A world of the contract that starts real processes and ends them."""
 
     def __init__(self, folder: Path, *, early: bool = False) -> None:
-        self.around = Surroundings()
+        self.environment = ContractEnvironment()
         self._starter = OsStarter(folder, early=early)
         self._children: list[Child] = []
         self._fork_servers: list[ForkServer] = []
@@ -71,7 +71,7 @@ class OsWorld:
         for child in self._children:
             child.kill()
         own = [child.pid for child in mine if child.pid not in self._others]
-        self.around.until(lambda: not any(map(self.alive, own)))
+        self.environment.until(lambda: not any(map(self.alive, own)))
 
 
 class TestOsProcesses(ProcessesContract):
@@ -81,7 +81,7 @@ class TestOsProcesses(ProcessesContract):
         yield world
         world.close()
 
-    def test_a_process_that_cannot_be_started_is_an_error_that_says_why(
+    def test_error_of_a_process_that_cannot_be_started_gives_the_reason(
         self, world: OsWorld, tmp_path: Path
     ) -> None:
         (tmp_path / "logs").write_text("no folder")
@@ -98,15 +98,17 @@ class TestPrestartedProcesses(ProcessesContract):
         yield world
         world.close()
 
-    def test_what_they_write_stands_in_their_log(self, world: OsWorld, tmp_path: Path) -> None:
+    def test_prestarted_process_writes_its_error_to_its_log(
+        self, world: OsWorld, tmp_path: Path
+    ) -> None:
         exits: list[ExitStatus] = []
         world.spawn("raise", exits.append)
-        world.around.until(lambda: bool(exits))
+        world.environment.until(lambda: bool(exits))
         assert "the jobmaster process failed" in (tmp_path / "logs" / "children.log").read_text()
 
 
 @pytest.mark.parametrize("role", ["jobmanager", "taskmanager", "zygote", "jobmaster"])
-def test_a_prestarted_process_opens_nothing_and_has_one_thread(role: str) -> None:
+def test_prestarted_process_has_one_thread_and_no_open_file_or_connection(role: str) -> None:
     with Prestarted(role) as early:
         process = psutil.Process(early.pid)
         until_it_waits(process)
@@ -136,17 +138,17 @@ time.sleep(60)
 
 def test_a_prestarted_process_that_died_is_started_again(tmp_path: Path) -> None:
     starter = OsStarter(tmp_path, early=True)
-    around = Surroundings()
+    environment = ContractEnvironment()
     exits: list[ExitStatus] = []
     others = set(psutil.Process().children())  # brokers too; process ids are not ordered by age
     started = starter.processes("jobmaster")
     (early,) = set(psutil.Process().children()) - others
     early.kill()
-    around.until(lambda: early.status() == psutil.STATUS_ZOMBIE)
+    environment.until(lambda: early.status() == psutil.STATUS_ZOMBIE)
     arguments = {"job": "exit 7", "jobmanager_address": str(tmp_path), "epoch": 1}
     child = started.spawn("jobmaster", arguments, log="children.log", on_exit=exits.append)
     assert child.pid != early.pid
-    around.until(lambda: bool(exits))
+    environment.until(lambda: bool(exits))
     assert exits == [7]
 
 

@@ -62,7 +62,7 @@ def eventually(holds: Callable[[], bool]) -> bool:
     return False
 
 
-def test_a_slot_that_is_killed_is_noticed_at_once_and_replaced(running: Running) -> None:
+def test_killed_slot_is_reported_with_its_exit_status_and_replaced(running: Running) -> None:
     job = running.submit()
     before = running.complete(job)
     os.kill(before.slots[1].pid, signal.SIGKILL)
@@ -74,7 +74,7 @@ def test_a_slot_that_is_killed_is_noticed_at_once_and_replaced(running: Running)
     assert left_of([psutil.Process(slot.pid) for slot in after.slots], 0.0)
 
 
-def test_a_task_manager_that_is_killed_takes_its_fork_server_and_slots_with_it(
+def test_killed_task_manager_ends_its_fork_server_and_slots_and_is_replaced(
     running: Running,
 ) -> None:
     job = running.submit()
@@ -97,7 +97,7 @@ def test_a_task_manager_that_is_killed_takes_its_fork_server_and_slots_with_it(
     assert killed.pid not in managers
 
 
-def test_a_fork_server_that_is_killed_takes_slots_and_task_manager_with_it(
+def test_killed_fork_server_ends_its_slots_and_its_task_manager(
     running: Running,
 ) -> None:
     job = running.submit()
@@ -112,7 +112,7 @@ def test_a_fork_server_that_is_killed_takes_slots_and_task_manager_with_it(
     assert any("the fork server exited with status -9" in running.log(name) for name in names)
 
 
-def test_a_jobmaster_that_is_killed_is_replaced_and_its_slots_too(running: Running) -> None:
+def test_killed_jobmaster_is_replaced_together_with_its_slots(running: Running) -> None:
     job = running.submit()
     before = running.complete(job)
     os.kill(before.jobmaster_pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_jobmaster_that_is_killed_is_replaced_and_its_slots_too(running: Runni
     )
 
 
-def test_a_jobmanager_that_is_killed_takes_all_with_it_and_its_jobs_come_back(
+def test_killed_jobmanager_ends_all_processes_and_its_jobs_are_recovered(
     running: Running,
 ) -> None:
     job = running.submit()
@@ -146,7 +146,7 @@ def test_a_jobmanager_that_is_killed_takes_all_with_it_and_its_jobs_come_back(
         running.submit()
 
 
-def test_an_owner_that_is_killed_takes_all_with_it(tmp_path: Path) -> None:
+def test_killed_owner_of_a_cluster_ends_all_its_processes(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-m", "integration.support.stub_cluster", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -160,7 +160,7 @@ def test_an_owner_that_is_killed_takes_all_with_it(tmp_path: Path) -> None:
     assert left_of(below) == []
 
 
-def test_a_stopped_job_ends_once_and_for_all(running: Running) -> None:
+def test_stopped_job_stays_finished_after_a_jobmanager_kill(running: Running) -> None:
     job = running.submit(parallelism=2)
     report = running.complete(job)
     running.client.stop(job)
@@ -175,7 +175,7 @@ def test_a_stopped_job_ends_once_and_for_all(running: Running) -> None:
     assert running.complete(job).state == "RUNNING"
 
 
-def test_two_jobs_share_the_slots_and_one_waits(running: Running) -> None:
+def test_second_job_waits_for_slots_until_the_first_job_ends(running: Running) -> None:
     first = running.submit("first", 3)
     running.complete(first)  # the first job gets its slots before the second job requests any
     second = running.submit("second", 2)
@@ -197,7 +197,7 @@ def test_a_slot_that_fails_leaves_its_reason_in_its_log(running: Running) -> Non
     assert eventually(lambda: "status=70" in running.log("jobmanager.log"))
 
 
-def test_slots_are_clean_forks(running: Running) -> None:
+def test_slots_inherit_no_thread_connection_or_file_of_the_fork_server(running: Running) -> None:
     job = running.submit()
     report = running.complete(job)
     fork_servers = {psutil.Process(slot.pid).ppid() for slot in report.slots}
@@ -219,7 +219,7 @@ def test_slots_are_clean_forks(running: Running) -> None:
         assert inherited == []
 
 
-def test_ctrl_c_is_for_the_owner_alone(running: Running) -> None:
+def test_ctrl_c_does_not_end_the_processes_of_a_cluster(running: Running) -> None:
     job = running.submit()
     before = running.complete(job)
     for process in psutil.Process(running.cluster.pid).children(recursive=True):
@@ -242,7 +242,7 @@ def test_logs_and_arguments_show_no_secret(running: Running) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_nothing_leaks_over_many_attempts(running: Running) -> None:
+def test_many_attempts_leak_no_file_or_child_process(running: Running) -> None:
     job = running.submit(parallelism=2)
     report = running.complete(job)
     watched = [

@@ -80,7 +80,7 @@ def process_of(run: Run, role: str) -> psutil.Process:
 
 
 @pytest.mark.parametrize("role", ["slot", "taskmanager", "jobmaster", "jobmanager"])
-def test_what_cannot_be_started_again_is_waited_for(
+def test_job_waits_and_recovers_when_the_os_refuses_to_start_a_process(
     kafka: EmbeddedKafka, tmp_path: Path, process_ids: ProcessIds, role: str
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)

@@ -127,7 +127,7 @@ def everything_in(folder: Folder) -> str:
     return "\n".join(path.read_text(errors="replace") for path in files)
 
 
-def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
+def test_run_names_each_missing_acl_until_the_job_has_all_it_needs(
     secured: Secured, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, secured.plain)
@@ -168,9 +168,7 @@ def test_each_missing_right_is_named_until_the_job_has_what_it_needs(
     assert_golden("transaction-timeout-refused", folder.normalised(paragraph(late.err)))
 
 
-def test_rights_that_are_taken_away_for_a_while_are_waited_for(
-    secured: Secured, tmp_path: Path
-) -> None:
+def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, secured.plain)
     orders, totals = folder.topics["orders"], folder.topics["totals"]
     topic, ids = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
@@ -210,7 +208,9 @@ def kill_slots(run: Run) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_wrong_password(secured: Secured, tmp_path: Path) -> None:
+def test_run_with_a_wrong_password_is_refused_without_showing_it(
+    secured: Secured, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, secured.plain)
     refused = run(folder, secured, WRONG)
     assert refused.code == 2, refused.err
@@ -219,7 +219,9 @@ def test_a_wrong_password(secured: Secured, tmp_path: Path) -> None:
     assert WRONG not in everything_in(folder)
 
 
-def test_a_setting_that_only_one_of_the_two_clients_knows(secured: Secured, tmp_path: Path) -> None:
+def test_security_setting_that_only_one_kafka_client_knows_is_refused(
+    secured: Secured, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, secured.plain)
     only = {"kafka.properties.sasl.oauthbearer.config": PASSWORD}
     refused = folder.run(config=only)
@@ -240,7 +242,7 @@ def as_user(secured: Secured, password: str = PASSWORD) -> list[str]:
     ]
 
 
-def test_each_right_that_txn_lacks_is_named(
+def test_txn_names_each_missing_acl(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     topic, name = unique("orders"), unique("order-service")
@@ -277,7 +279,7 @@ def test_each_right_that_txn_lacks_is_named(
     del producer
 
 
-def test_a_wrong_password_of_txn(
+def test_txn_with_a_wrong_password_fails_without_showing_it(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run_txn = in_folder(monkeypatch, tmp_path)

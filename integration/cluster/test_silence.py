@@ -39,7 +39,7 @@ def waits(run: Run) -> list[tuple[str, str]]:
     return [(each["state"], each["waiting_for"]) for each in reports(run) if each["waiting_for"]]
 
 
-def test_brokers_that_are_away_are_named_while_a_job_runs_and_while_it_stops(
+def test_status_says_that_brokers_are_away_while_a_job_runs_and_stops(
     tmp_path: Path,
 ) -> None:
     directory = tmp_path / "kafka"
@@ -70,7 +70,7 @@ def test_brokers_that_are_away_are_named_while_a_job_runs_and_while_it_stops(
         job.assert_exact()
 
 
-def test_missing_slots_are_named_and_a_replaced_jobmanager_says_so(
+def test_status_names_missing_slots_and_a_replaced_jobmanager_exits_as_replaced(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "Totals")
@@ -129,7 +129,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         time.sleep(0.2)
 
 
-def test_a_bounded_run_says_how_much_an_open_transaction_hides(
+def test_bounded_run_reports_offsets_hidden_by_an_open_transaction(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "LargeOrders")

@@ -110,7 +110,7 @@ def assert_letters(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("form", BAD)
-def test_fail_names_the_record_and_does_not_restart(
+def test_bad_record_with_policy_fail_is_named_and_fails_the_job_without_a_restart(
     kafka: EmbeddedKafka, tmp_path: Path, form: str
 ) -> None:
     folder = make(kafka, tmp_path, "fail", form)
@@ -124,7 +124,7 @@ def test_fail_names_the_record_and_does_not_restart(
 
 @pytest.mark.parametrize("form", BAD)
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
-def test_the_job_goes_on_without_them(
+def test_job_continues_without_bad_records_under_skip_and_dead_letter(
     kafka: EmbeddedKafka, tmp_path: Path, policy: str, form: str
 ) -> None:
     folder = make(kafka, tmp_path, policy, form)
@@ -140,7 +140,9 @@ def test_the_job_goes_on_without_them(
         assert_letters(folder)
 
 
-def test_those_that_were_skipped_are_told_of(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_number_of_skipped_bad_records_is_in_the_last_line_of_a_run(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(kafka, tmp_path, "skip", "Json")
     send(folder, "Json", range(3), BAD["Json"])
     outcome = folder.run(config=ONE_CHECKPOINT)
@@ -161,7 +163,7 @@ def publishing(folder: Folder, after: int) -> int:
     return attempt if attempt > after else 0
 
 
-def test_letters_are_exact_over_the_death_of_a_slot(
+def test_dead_letters_of_bad_records_are_exact_when_slots_are_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(any_kafka, tmp_path, "dead_letter", "Json", partitions=2)
@@ -205,7 +207,7 @@ format.
 """
 
 
-def test_a_record_as_large_as_the_topic_takes_is_written_and_so_is_its_dead_letter(
+def test_record_of_the_largest_size_of_its_topic_and_its_dead_letter_are_written(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     topics = ("orders", "totals", "dead")

@@ -51,7 +51,9 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]
 
 
 @pytest.mark.parametrize("node", range(NODES))
-def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> None:
+def test_requests_do_not_wait_for_a_dead_broker_after_failover(
+    brokers: EmbeddedKafka, node: int
+) -> None:
     """These are the requests of a recovery and of a submit. In an earlier version each of them took
     nine seconds, or failed the submit.
     """
@@ -70,7 +72,7 @@ def test_a_dead_broker_is_not_waited_for(brokers: EmbeddedKafka, node: int) -> N
         _wait_until(brokers, lambda part: len(part.isrs) == NODES)
 
 
-def test_transactions_are_listed_of_a_broker_that_came_back(brokers: EmbeddedKafka) -> None:
+def test_transactions_of_a_broker_that_came_back_are_listed(brokers: EmbeddedKafka) -> None:
     """A JobMaster starts while the broker is away, so its client does not know that broker.
 
     In an earlier version its next recovery, and each fencing of zombies, failed for five minutes.
@@ -90,7 +92,7 @@ def test_transactions_are_listed_of_a_broker_that_came_back(brokers: EmbeddedKaf
         log.close()
 
 
-def test_a_broker_that_says_nothing_leaves_time_for_the_others(
+def test_silent_broker_leaves_time_to_connect_to_other_brokers(
     brokers: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The silent broker is like a host that is gone. In an earlier version the first broker got all

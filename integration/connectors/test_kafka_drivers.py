@@ -128,7 +128,7 @@ def prepared(cluster: KafkaUnderTest, topic: str, value: bytes) -> Transactional
     return name
 
 
-def test_prepared_transactions_survive_the_broker_and_the_same_client_ends_them(
+def test_prepared_transactions_survive_a_broker_restart_and_the_same_client_commits_them(
     own: EmbeddedKafka, opened: Callable[[EmbeddedKafka], KafkaUnderTest]
 ) -> None:
     cluster = opened(own)
@@ -164,7 +164,7 @@ def test_a_reader_goes_on_after_its_broker_came_back(
     assert [message.value() for message in run.messages] == [b"b"]
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_an_error_for_readers(
+def test_reader_raises_when_its_topic_is_deleted(
     kafka: EmbeddedKafka,
     monkeypatch: pytest.MonkeyPatch,
     opened: Callable[[EmbeddedKafka], KafkaUnderTest],
@@ -187,14 +187,14 @@ class TestNoBrokerAnswers:
         assert "127.0.0.1:1,127.0.0.1:2" in str(error.value)
         assert "kafka.bootstrap_servers" in str(error.value)
 
-    def test_admin(self) -> None:
+    def test_cluster_admin_raises_soon_when_no_broker_answers(self) -> None:
         admin, started = KafkaClusterAdmin(self.SETTINGS), time.monotonic()
         with pytest.raises(KafkaUnavailableError) as error:
             admin.partitions("topic")
         self.assert_told_soon(started, error)
         assert "9 s" in str(error.value)
 
-    def test_transaction_log(self) -> None:
+    def test_transaction_admin_raises_soon_when_no_broker_answers(self) -> None:
         log, started = KafkaTransactionAdmin(self.SETTINGS), time.monotonic()
         with pytest.raises(KafkaUnavailableError) as error:
             log.cluster_id()
@@ -313,7 +313,7 @@ class TestRights(RightsContract):
         yield made
         made.log.close()
 
-    def test_refused_credentials_are_told_without_the_password(
+    def test_error_of_refused_credentials_does_not_show_the_password(
         self, secured: tuple[str, str]
     ) -> None:
         given = self.settings(secured[1], "job", "wrong-password")

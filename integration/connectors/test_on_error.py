@@ -81,7 +81,7 @@ def assert_letters(folder: Folder, times: int) -> None:
 
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
-def test_the_job_goes_on_without_the_records_that_fail(
+def test_job_with_on_error_continues_without_failing_records(
     kafka: EmbeddedKafka, tmp_path: Path, policy: str, parallelism: str
 ) -> None:
     folder = make(kafka, tmp_path, policy, partitions=2)
@@ -98,7 +98,7 @@ def test_the_job_goes_on_without_the_records_that_fail(
     assert f"topic={folder.topics['orders']}" in folder.logs()
 
 
-def test_what_is_refused_is_exact_over_the_death_of_a_slot(
+def test_dead_letters_of_refused_records_are_exact_when_slots_are_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(any_kafka, tmp_path, "dead_letter", partitions=2)
@@ -123,7 +123,9 @@ def test_what_is_refused_is_exact_over_the_death_of_a_slot(
     assert_letters(folder, rounds)
 
 
-def test_without_a_policy_such_a_record_fails_the_job(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_failing_record_without_a_policy_fails_the_job(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(kafka, tmp_path, "fail")
     send(folder, 0)
     outcome = folder.run(config={"restart.strategy": "none"})

@@ -17,7 +17,7 @@ import pytest
 from integration.connectors.test_kafka_drivers import under_test
 from integration.support.sink_process import numbered
 from tests.contracts.kafka import KafkaUnderTest, eventually
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings
@@ -42,7 +42,7 @@ class SinkBench:
         warm = options.pop("warm", 1)
         self.job = options.pop("job", cluster.unique("sink"))
         bootstrap = cluster.settings["bootstrap.servers"]
-        self.around = Surroundings(
+        self.harness = SubtaskHarness(
             cluster.drivers,
             cluster.log,
             job=self.job,
@@ -54,7 +54,7 @@ class SinkBench:
             threads=True,
         )
         sink = KafkaSink(topic, value=Raw(), **options)
-        self.writer = KafkaSinkWriter(sink, Uid("out"), self.around.context)
+        self.writer = KafkaSinkWriter(sink, Uid("out"), self.harness.context)
         self.writer.open()
         self.acks: list[tuple[PreparedTransaction, ...]] = []
         self.barriers = 0
@@ -64,7 +64,7 @@ class SinkBench:
         self.writer.prepare(CheckpointId(Attempt(1), self.barriers), self.acks.append)
 
     def acknowledged(self) -> tuple[PreparedTransaction, ...]:
-        self.around.until(lambda: len(self.acks) == self.barriers)
+        self.harness.until(lambda: len(self.acks) == self.barriers)
         return self.acks[-1]
 
     def commit(self) -> None:
@@ -76,7 +76,7 @@ class SinkBench:
         self.writer.freed(names)
 
     def close(self) -> None:
-        self.around.close()
+        self.harness.close()
 
 
 @pytest.fixture
@@ -149,15 +149,13 @@ def killed_after_prepare(cluster: KafkaUnderTest, topic: str, *mistakes: str) ->
     return numbers(cluster, topic)
 
 
-def test_what_was_prepared_is_ended_by_another_process_exactly(
+def test_another_process_commits_the_prepared_transactions_of_a_killed_writer_exactly(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
     assert killed_after_prepare(cluster, topic) == list(range(160))
 
 
-def test_control_a_reused_producer_is_seen_as_duplication(
-    cluster: KafkaUnderTest, topic: str
-) -> None:
+def test_control_reused_producer_causes_duplicates(cluster: KafkaUnderTest, topic: str) -> None:
     """The records of the half interval are in the transaction of the acknowledgement."""
     found = killed_after_prepare(cluster, topic, "reuse")
     assert found != list(range(80))
@@ -171,7 +169,7 @@ def test_order_holds_across_a_barrier_while_the_flush_is_slow(
     slow = {"batch.num.messages": 100}
     bench = SinkBench(cluster, topic, properties=slow, warm=2)
     eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)
-    bench.around.mailbox.run_posted()
+    bench.harness.mailbox.run_posted()
     for start in range(0, 40_000, 1000):
         bench.writer.write(numbered(start, 1000))
     bench.prepare()
@@ -199,7 +197,7 @@ def test_order_holds_across_barriers_while_the_broker_stalls(tmp_path: Path) -> 
                     bench.writer.write(numbered(total, 1000))
                     total += 1000
                 bench.prepare()
-                bench.around.mailbox.run_posted()
+                bench.harness.mailbox.run_posted()
             os.kill(broker.pids[0], signal.SIGCONT)
             bench.acknowledged()
             bench.commit()
@@ -227,7 +225,7 @@ def test_a_fenced_writer_cannot_prepare(bench: SinkBench) -> None:
     bench.writer.write(numbered(0, 10))
     prefix = f"tidegate.{bench.job}."
     log = bench.cluster.log
-    bench.around.until(lambda: TransactionState.ONGOING in log.list(prefix).values())
+    bench.harness.until(lambda: TransactionState.ONGOING in log.list(prefix).values())
     for name in log.list(prefix):
         log.fence(name)
     bench.prepare()
@@ -237,9 +235,9 @@ def test_a_fenced_writer_cannot_prepare(bench: SinkBench) -> None:
     assert numbers(bench.cluster, bench.topic) == []
 
 
-def test_slots_go_round_and_their_ids_stay_few(bench: SinkBench) -> None:
+def test_transactional_ids_are_reused_across_checkpoint_intervals(bench: SinkBench) -> None:
     for interval in range(10):
-        bench.around.until(bench.writer.writable)
+        bench.harness.until(bench.writer.writable)
         bench.writer.write(numbered(interval * 10, 10))
         bench.prepare()
         assert len(bench.acknowledged()) == 1
@@ -248,7 +246,9 @@ def test_slots_go_round_and_their_ids_stay_few(bench: SinkBench) -> None:
     assert len(bench.cluster.log.list(f"tidegate.{bench.job}.")) <= 4
 
 
-def test_without_ends_the_same_transactions_are_named_again(bench: SinkBench) -> None:
+def test_uncommitted_transactions_are_listed_again_in_each_acknowledgement(
+    bench: SinkBench,
+) -> None:
     for interval in range(3):
         bench.writer.write(numbered(interval * 10, 10))
         bench.prepare()
@@ -260,7 +260,7 @@ def test_without_ends_the_same_transactions_are_named_again(bench: SinkBench) ->
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
-def test_weaker_guarantees_are_visible_without_an_end(
+def test_records_of_weaker_guarantees_are_visible_without_a_commit(
     cluster: KafkaUnderTest, topic: str, guarantee: str
 ) -> None:
     bench = SinkBench(cluster, topic, guarantee=guarantee)

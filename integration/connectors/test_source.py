@@ -9,7 +9,7 @@ import pytest
 
 from integration.connectors.test_kafka_drivers import prepared, under_test
 from tests.contracts.kafka import TIMEOUT_S, KafkaUnderTest, eventually
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Json, Utf8
 from tidegate.api.kafka_records import ConsumerRecord
 from tidegate.api.kafka_source import KafkaSource
@@ -35,13 +35,13 @@ class SourceBench:
     def __init__(self, cluster: KafkaUnderTest, source: KafkaSource[Any], *splits: SourceSplit):
         bootstrap = cluster.settings["bootstrap.servers"]
         self.job = cluster.unique("job")
-        self.around = Surroundings(
+        self.harness = SubtaskHarness(
             cluster.drivers,
             cluster.log,
             job=self.job,
             config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         )
-        self.reader = KafkaSourceReader(source, Uid("src"), self.around.context)
+        self.reader = KafkaSourceReader(source, Uid("src"), self.harness.context)
         self.reader.open(splits)
         self.values: dict[int, list[Any]] = {}
 
@@ -78,7 +78,7 @@ def write(cluster: KafkaUnderTest, topic: str, *values: bytes | None) -> None:
     producer.flush(TIMEOUT_S)
 
 
-def test_it_ends_behind_markers_and_aborted_records(cluster: KafkaUnderTest) -> None:
+def test_bounded_source_ends_after_markers_and_aborted_records(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(1)
     write(cluster, topic, b"a")
     cluster.commit(prepared(cluster, topic, b"b"))
@@ -111,7 +111,7 @@ def test_a_source_without_an_end_passes_markers_and_aborted_records(
     bench.reader.close()
 
 
-def test_it_ends_where_an_open_transaction_begins(cluster: KafkaUnderTest) -> None:
+def test_bounded_source_ends_where_an_open_transaction_begins(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(1)
     write(cluster, topic, b"a")
     open_one = prepared(cluster, topic, b"open")
@@ -121,7 +121,7 @@ def test_it_ends_where_an_open_transaction_begins(cluster: KafkaUnderTest) -> No
     cluster.log.fence(open_one)
 
 
-def test_empty_partitions_are_at_their_end(cluster: KafkaUnderTest) -> None:
+def test_bounded_source_of_empty_partitions_is_finished_at_once(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(3)
     bench = SourceBench(cluster, KafkaSource(topic, value=Utf8()), *splits_of(cluster, topic, 3))
     assert bench.reader.finished()
@@ -152,7 +152,7 @@ def test_a_snapshot_continues_without_gap_or_repetition(cluster: KafkaUnderTest)
     assert all(some == sorted(some, key=int) for some in found.values())
 
 
-def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
+def test_source_gives_whole_records_lag_and_committed_offsets(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(1)
     producer = cluster.producer(None)
     producer.send_one(topic, b"7", b"k", [("h", b"x")], 5_000)
@@ -177,7 +177,7 @@ def test_whole_records_and_lag_and_progress(cluster: KafkaUnderTest) -> None:
     bench.reader.close()
 
 
-def test_an_offset_that_retention_took_is_an_error_not_a_jump(cluster: KafkaUnderTest) -> None:
+def test_offset_that_is_not_in_the_log_raises_kafka_error(cluster: KafkaUnderTest) -> None:
     topic = cluster.make_topic(1)
     write(cluster, topic, b"a")
     split = SourceSplit(source=Uid("src"), topic=topic, partition=0, offset=50)

@@ -72,7 +72,7 @@ WRITES_TEXT = f"""{TEXT}        if order.amount == 7:
 """
 
 
-def test_a_value_that_no_checkpoint_can_store_ends_the_job_once_with_its_key(
+def test_unstorable_state_value_fails_the_job_without_a_restart_and_names_its_key(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, TOTALS.replace(TEXT, WRITES_TEXT))
@@ -90,7 +90,7 @@ def test_a_value_that_no_checkpoint_can_store_ends_the_job_once_with_its_key(
     assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [7]
 
 
-def test_under_a_policy_the_record_is_refused_that_made_the_value(
+def test_policy_refuses_the_record_that_made_an_unstorable_state_value(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     text = TOTALS.replace(TEXT, WRITES_TEXT).replace(

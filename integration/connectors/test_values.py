@@ -60,7 +60,7 @@ class Branches(Pipeline, name="{job}"):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_branches_do_not_share_records(
+def test_branches_do_not_see_each_others_changes_of_records(
     kafka: EmbeddedKafka, tmp_path: Path, parallelism: int
 ) -> None:
     topics = ("orders", "doubles", "plain", "added")
@@ -130,7 +130,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_wrong_result_is_refused_and_nothing_of_it_is_written(
+def test_result_of_a_wrong_type_is_refused_and_not_written(
     kafka: EmbeddedKafka, tmp_path: Path, mistake: str, parallelism: int
 ) -> None:
     topics = ("orders", "written")
@@ -187,7 +187,7 @@ class Shares(Pipeline, name="{job}"):
 
 
 @pytest.mark.parametrize("validate", ["sample", "all"])
-def test_a_wrong_field_ends_the_job_with_its_name(
+def test_error_names_the_wrong_field_that_fails_the_job(
     kafka: EmbeddedKafka, tmp_path: Path, validate: str
 ) -> None:
     text = FIELDS

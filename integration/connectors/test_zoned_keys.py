@@ -57,7 +57,7 @@ INSTANTS = ["2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"]
 """Two instants with the same local time in Berlin, 2:30."""
 
 
-def test_two_instants_of_one_clock_time_have_a_total_each(
+def test_datetime_keys_of_a_repeated_hour_have_separate_totals(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, SUMS, topics=("readings", "totals"))

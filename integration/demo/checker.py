@@ -141,7 +141,7 @@ def joined(topics: Sequence[Iterable[Record]]) -> Iterator[Record]:
             yield record._replace(partition=record.partition * len(topics) + number)
 
 
-def taken_back(seen: Iterable[Record], final: Iterable[Record]) -> int:
+def vanished_records(seen: Iterable[Record], final: Iterable[Record]) -> int:
     """Count the committed records that a reader saw during the run and that changed or disappeared.
 
     A reader acts on the records that it sees, so a visible record may never change.

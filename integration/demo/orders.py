@@ -26,10 +26,10 @@ FLUSH_S = 60.0
 
 def orders(seed: int, count: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and the value of each order; about 100 bytes."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for number in range(count):
-        customer = f"customer-{chance.randrange(CUSTOMERS):05d}"
-        cents = 1 + chance.randrange(CENTS_MAX)
+        customer = f"customer-{rng.randrange(CUSTOMERS):05d}"
+        cents = 1 + rng.randrange(CENTS_MAX)
         value = (
             f'{{"order_id":"{seed}-{number:09d}","customer_id":"{customer}",'
             f'"amount":"{cents // 100}.{cents % 100:02d}",'

@@ -153,8 +153,8 @@ def producer(
 
 
 TARGETS: dict[str, Callable[[Report, random.Random], int]] = {
-    "slot process": lambda report, chance: int(chance.choice(report["slots"])["pid"]),
-    "TaskManager": lambda report, chance: int(chance.choice(report["slots"])["task_manager_pid"]),
+    "slot process": lambda report, rng: int(rng.choice(report["slots"])["pid"]),
+    "TaskManager": lambda report, rng: int(rng.choice(report["slots"])["task_manager_pid"]),
     "JobMaster": lambda report, _: int(report["jobmaster_pid"]),
     "JobManager": lambda report, _: int(report["jobmanager_pid"]),
 }
@@ -163,14 +163,14 @@ process id in a report.
 """
 
 
-def kill(kind: str, run: TidegateRun, output: CommittedOutput, chance: random.Random) -> Kill:
+def kill(kind: str, run: TidegateRun, output: CommittedOutput, rng: random.Random) -> Kill:
     """Kill one process after a checkpoint of the live attempt, and wait for the next one's output.
 
     Raises GaveUpError if the job does not recover in time, or if processes outlive the one that
     started them.
     """
     before = run.wait_for(f"checkpoint before the {kind} is killed", runs_with_checkpoint)
-    pid = TARGETS[kind](before, chance)
+    pid = TARGETS[kind](before, rng)
     below = _below(kind, pid, before)
     killed_ms = time.time() * 1000
     os.kill(pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ def drain(run: TidegateRun, since_ms: float) -> None:
 
 def _story(place: Setting, given: argparse.Namespace) -> int:
     kills: list[Kill] = []
-    chance = random.Random(given.seed)
+    rng = random.Random(given.seed)
     extra = ["--take-over"] if given.take_over else []
     with (
         start_job(place, *extra) as run,
@@ -241,7 +241,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
                 time.sleep(max(0.0, due - time.monotonic()))
                 if orders.poll() is not None:
                     raise GaveUpError(f"the orders ended before the {kind} could be killed")
-                kills.append(kill(kind, run, output, chance))
+                kills.append(kill(kind, run, output, rng))
                 last = kills[-1]
                 say(
                     f"{_clock(begun)}  {kind} {last.pid} killed (status {last.status}), "

@@ -68,7 +68,9 @@ def bare(tmp_path: Path) -> dict[str, str]:
     return kept | {"HOME": str(home), "PATH": str(tools), "PIP_FIND_LINKS": useless}
 
 
-def test_one_make_target_does_all_the_set_up(clone: Path, bare: dict[str, str]) -> None:
+def test_make_ready_sets_up_a_bare_machine_and_a_second_make_reuses_it(
+    clone: Path, bare: dict[str, str]
+) -> None:
     for name in ("java", "mvn", "docker"):
         assert shutil.which(name, path=bare["PATH"]) is None
     began = time.monotonic()

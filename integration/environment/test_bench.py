@@ -16,7 +16,7 @@ BENCH = [sys.executable, "-m", "integration.bench", "--rounds", "1", "--no-page"
 
 
 @pytest.mark.timeout(180)
-def test_a_small_bench_measures_loop_and_job_and_writes_no_page() -> None:
+def test_small_bench_measures_loop_and_job_and_does_not_change_the_page() -> None:
     before = PAGE.read_bytes()
     words = ["--records", "5000", "--only", "total"]
     done = subprocess.run(
@@ -31,7 +31,7 @@ def test_a_small_bench_measures_loop_and_job_and_writes_no_page() -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_small_budget_has_the_parts_of_a_slot_and_checks_the_outputs() -> None:
+def test_small_budget_bench_lists_the_costs_of_a_slot() -> None:
     words = ["--records", "5000", "--only", "budget"]
     done = subprocess.run(
         [*BENCH, *words], check=False, capture_output=True, text=True, cwd=ROOT, timeout=170

@@ -45,7 +45,9 @@ def in_transaction(
         producer.abort_transaction(30)
 
 
-def test_only_committed_totals_count(kafka: EmbeddedKafka, topic_factory: TopicFactory) -> None:
+def test_checker_counts_only_committed_totals(
+    kafka: EmbeddedKafka, topic_factory: TopicFactory
+) -> None:
     orders, totals = topic_factory("orders"), topic_factory("totals")
     produce(kafka.bootstrap, orders, written(ORDERS, "amount"))
     in_transaction(kafka.bootstrap, totals, TOTALS, commit=False)
@@ -61,7 +63,7 @@ def test_only_committed_totals_count(kafka: EmbeddedKafka, topic_factory: TopicF
     assert (verdict.exact, verdict.doubled) == (False, 1)
 
 
-def test_the_command_says_it_by_its_exit_code(
+def test_checker_command_exits_with_1_if_the_output_is_not_exact(
     kafka: EmbeddedKafka, topic_factory: TopicFactory
 ) -> None:
     orders, totals = topic_factory("orders"), topic_factory("totals")

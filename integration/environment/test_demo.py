@@ -32,7 +32,7 @@ def processes_in(folder: Path) -> list[int]:
 
 
 @pytest.mark.timeout(420)
-def test_the_demo_survives_its_kills_exactly(tmp_path: Path) -> None:
+def test_demo_output_is_exact_after_its_kills(tmp_path: Path) -> None:
     # The orders last two minutes. Even on a busy machine the last kill comes before their end.
     words = ["--rate", "5000", "--records", "600000", "--directory", str(tmp_path)]
     done = subprocess.run([*DEMO, *words], check=False, capture_output=True, text=True)

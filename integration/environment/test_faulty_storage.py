@@ -38,7 +38,7 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rules:
     return made
 
 
-def test_without_a_rule_and_without_a_folder_it_is_the_real_store(
+def test_failing_store_without_rules_behaves_like_the_real_store(
     real: LocalStore, rules: Rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = failing(real, "slot")
@@ -55,7 +55,7 @@ def test_without_a_rule_and_without_a_folder_it_is_the_real_store(
 
 
 @pytest.mark.parametrize(("does", "there"), [("silent", None), ("unheard", b"1")])
-def test_what_became_of_a_create_is_not_said(
+def test_failing_store_hides_the_result_of_a_create(
     real: LocalStore, rules: Rules, does: Does, there: bytes | None
 ) -> None:
     store = FailingStore(real, "jobmaster")
@@ -69,7 +69,7 @@ def test_what_became_of_a_create_is_not_said(
     ]
 
 
-def test_a_call_fails_before_anything_is_done_and_only_while_its_rule_stands(
+def test_failing_store_fails_a_put_before_it_writes_and_only_while_its_rule_is_set(
     real: LocalStore, rules: Rules
 ) -> None:
     store = FailingStore(real, "slot")
@@ -83,7 +83,9 @@ def test_a_call_fails_before_anything_is_done_and_only_while_its_rule_stands(
     assert (real.get("job/a"), real.get("job/b"), rules.met()) == (b"1", b"2", [])
 
 
-def test_so_many_times_counts_for_all_processes_together(real: LocalStore, rules: Rules) -> None:
+def test_times_limit_of_a_rule_counts_for_all_stores_together(
+    real: LocalStore, rules: Rules
+) -> None:
     first, second = FailingStore(real, "slot"), FailingStore(real, "slot")
     rules.set(Rule(does="fail", call="get", times=2))
     for store in (first, second):

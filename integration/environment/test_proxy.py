@@ -79,7 +79,9 @@ def answer(connection: socket.socket) -> bytes:
     return found
 
 
-def test_flowing_it_passes_everything_both_ways_and_ends_with_either_side(proxy: Proxy) -> None:
+def test_flowing_proxy_passes_data_in_both_directions_and_ends_with_either_side(
+    proxy: Proxy,
+) -> None:
     with connect(proxy) as first, connect(proxy) as second:
         assert ask(first, b"one\n") == b"ONE\n"
         assert ask(second, b"two\n") == b"TWO\n"
@@ -89,14 +91,16 @@ def test_flowing_it_passes_everything_both_ways_and_ends_with_either_side(proxy:
     assert proxy.accepted == 2
 
 
-def test_a_large_message_arrives_whole(proxy: Proxy) -> None:
+def test_proxy_passes_a_large_message_complete(proxy: Proxy) -> None:
     line = b"x" * 1_000_000 + b"\n"
     with connect(proxy) as connection:
         threading.Thread(target=connection.sendall, args=(line,), daemon=True).start()
         assert answer(connection) == line.upper()
 
 
-def test_cut_it_resets_what_is_connected_and_refuses_until_it_flows(proxy: Proxy) -> None:
+def test_cut_proxy_resets_connections_and_refuses_new_connections_until_it_flows(
+    proxy: Proxy,
+) -> None:
     with connect(proxy) as connection:
         assert ask(connection, b"one\n") == b"ONE\n"
         proxy.set(CUT)
@@ -111,7 +115,7 @@ def test_cut_it_resets_what_is_connected_and_refuses_until_it_flows(proxy: Proxy
         assert ask(connection, b"two\n") == b"TWO\n"
 
 
-def test_made_during_a_cut_it_has_a_port_that_refuses(server: str) -> None:
+def test_proxy_created_as_cut_refuses_connections_until_it_flows(server: str) -> None:
     with Network() as network:
         proxy = network.proxy(server, CUT)
         with pytest.raises(ConnectionRefusedError):
@@ -121,7 +125,9 @@ def test_made_during_a_cut_it_has_a_port_that_refuses(server: str) -> None:
             assert ask(connection, b"one\n") == b"ONE\n"
 
 
-def test_stalled_it_accepts_and_holds_and_delivers_late(proxy: Proxy, heard: list[bytes]) -> None:
+def test_stalled_proxy_accepts_connections_and_delivers_data_when_it_flows_again(
+    proxy: Proxy, heard: list[bytes]
+) -> None:
     with connect(proxy) as old:
         assert ask(old, b"one\n") == b"ONE\n"
         proxy.set(STALLED)
@@ -135,7 +141,7 @@ def test_stalled_it_accepts_and_holds_and_delivers_late(proxy: Proxy, heard: lis
             assert answer(new) == b"THREE\n"
 
 
-def test_muted_it_delivers_and_loses_the_answer_with_its_connection(
+def test_muted_proxy_delivers_requests_and_drops_the_answer_with_its_connection(
     proxy: Proxy, heard: list[bytes]
 ) -> None:
     with connect(proxy) as connection, connect(proxy) as idle:
@@ -156,7 +162,7 @@ def test_muted_it_delivers_and_loses_the_answer_with_its_connection(
         assert ask(idle, b"three\n") == b"THREE\n", "one that lost nothing goes on"
 
 
-def test_slow_it_delivers_late_and_little_at_a_time(proxy: Proxy) -> None:
+def test_slow_proxy_delays_and_throttles_data(proxy: Proxy) -> None:
     proxy.set(slow(latency_s=0.1, bytes_per_s=20_000))
     with connect(proxy) as connection:
         begun_s = time.monotonic()
@@ -165,7 +171,7 @@ def test_slow_it_delivers_late_and_little_at_a_time(proxy: Proxy) -> None:
         assert time.monotonic() - begun_s >= 2 * (0.1 + 4_000 / 20_000)
 
 
-def test_forgotten_the_client_hears_nothing_the_server_sees_the_end_and_new_ones_flow(
+def test_forgotten_connection_is_silent_for_the_client_and_new_connections_flow(
     proxy: Proxy, heard: list[bytes]
 ) -> None:
     with connect(proxy) as old:
@@ -186,7 +192,7 @@ def test_forgotten_the_client_hears_nothing_the_server_sees_the_end_and_new_ones
             answer(old)
 
 
-def test_a_target_that_refuses_ends_the_connection(proxy: Proxy) -> None:
+def test_proxy_resets_a_connection_if_its_target_refuses(proxy: Proxy) -> None:
     with socket.socket() as nobody:
         nobody.bind((HOST, 0))
         proxy.target = f"{HOST}:{nobody.getsockname()[1]}"

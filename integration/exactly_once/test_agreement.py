@@ -101,14 +101,14 @@ def test_every_pipeline_has_a_case_and_every_case_is_run() -> None:
 
 
 @pytest.mark.parametrize("combination", QUICK, ids=str)
-def test_live_with_kills_bounded_and_backfill_agree(
+def test_live_run_with_kills_bounded_run_and_backfill_have_the_same_output(
     prepare: Prepare, combination: Combination
 ) -> None:
     prepared = prepare(combination.case, combination.log)
     assert_agreement(prepared, combination)
 
 
-def test_the_matrix_of_one_case_agrees(prepare: Prepare) -> None:
+def test_backfills_of_one_case_agree_over_the_whole_matrix(prepare: Prepare) -> None:
     """The test runs both backends, parallelisms and sizes of waves, over topics with gaps. One
     bounded and one live run are enough, because the state of both backends is compared in one form.
     """
@@ -124,7 +124,9 @@ def test_the_matrix_of_one_case_agrees(prepare: Prepare) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_the_whole_matrix_agrees(prepare: Prepare, name: str, log: Log, backend: str) -> None:
+def test_runs_and_backfills_of_all_cases_agree_over_the_whole_matrix(
+    prepare: Prepare, name: str, log: Log, backend: str
+) -> None:
     combination = Combination(name, log, backend, (1, *PARALLELISMS), WAVES)
     assert_agreement(prepare(name, log), combination, whole=True)
 

@@ -90,7 +90,7 @@ def driver(job: BackfillJob, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int
 
 
 @pytest.mark.parametrize("trap", KILLED_AT, ids=lambda trap: trap.point)
-def test_a_driver_that_is_killed_is_followed_by_one_that_continues(
+def test_next_backfill_driver_continues_after_the_first_was_killed(
     job: BackfillJob, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = Plan.of(tmp_path / "traps", [trap])

@@ -104,7 +104,7 @@ def given(kafka: EmbeddedKafka, tmp_path: Path) -> Input:
     return Input(Folder.make(tmp_path, kafka.bootstrap, topics=topics), {})
 
 
-class Meddling:
+class InterferingExecutor:
     """An executor that calls a function before or after the tasks of one wave run."""
 
     def __init__(
@@ -169,7 +169,7 @@ def test_dead_letters_are_written_once_in_the_waves_of_their_records(given: Inpu
 
 
 @pytest.mark.parametrize(("strategy", "tries"), [("none", 1), ("fixed_delay", 3)])
-def test_a_function_that_raises_fails_the_backfill_as_the_job_says_and_names_the_record(
+def test_user_error_fails_the_backfill_after_the_configured_restarts_and_names_the_record(
     given: Input, strategy: str, tries: int
 ) -> None:
     given.settings |= {"restart.strategy": strategy, "restart.attempts": "2"}
@@ -257,7 +257,7 @@ def test_a_wave_that_outlives_its_transactions_is_halved_and_run_again(
         while given.open_transactions() and time.monotonic() < end_s:
             time.sleep(0.2)
 
-    executor = Meddling(wave=1, after=outlived)
+    executor = InterferingExecutor(wave=1, after=outlived)
     driver, waves = given.job().driver(wave_offsets=60, executor=executor)
     assert driver.run()
     assert len(waves) >= 2, "half as much at a time"
@@ -297,7 +297,7 @@ def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and
 ) -> None:
     """The wave fails and runs again. The second run is refused."""
     given.folder.orders(60)
-    meddling = Meddling(wave=2, before=lambda: delete_before(given.folder, 35))
+    meddling = InterferingExecutor(wave=2, before=lambda: delete_before(given.folder, 35))
     driver, waves = given.job().driver(wave_offsets=20, executor=meddling)
     with pytest.raises(RefusedError, match=r"up to offset 20.*deleted everything before 35"):
         driver.run()
@@ -305,12 +305,12 @@ def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and
     given.assert_stopped_at(20)
 
 
-def test_the_earliest_offset_follows_the_log_until_something_is_published_and_the_log_says_so(
+def test_unpublished_backfill_restarts_from_the_new_earliest_offset_after_retention(
     given: Input, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A live job behaves in the same way. The deleted records were never read or counted."""
     given.folder.orders(60)
-    meddling = Meddling(wave=1, before=lambda: delete_before(given.folder, 30))
+    meddling = InterferingExecutor(wave=1, before=lambda: delete_before(given.folder, 30))
     driver, waves = given.job().driver(wave_offsets=20, executor=meddling)
     assert driver.run()
     assert sum(wave.records_in for wave in waves) == 30
@@ -319,7 +319,7 @@ def test_the_earliest_offset_follows_the_log_until_something_is_published_and_th
     given.folder.assert_exact(30)
 
 
-def test_what_retention_deletes_behind_a_wave_is_no_loss(given: Input) -> None:
+def test_retention_of_records_that_a_wave_has_read_loses_nothing(given: Input) -> None:
     given.folder.orders(60)
     driver, waves = given.job().driver(wave_offsets=20)
     assert not driver.run(stop=lambda: bool(waves))
@@ -341,14 +341,16 @@ def test_a_topic_that_is_created_again_between_two_waves_is_refused(given: Input
     given.assert_stopped_at(20)
 
 
-def test_a_topic_that_is_created_again_while_a_wave_runs_is_not_published(given: Input) -> None:
+def test_wave_is_not_published_if_its_topic_was_recreated_while_it_ran(given: Input) -> None:
     given.folder.orders(60)
 
     def recreated() -> None:
         create_again(given.folder)
         given.folder.orders(60)
 
-    driver, waves = given.job().driver(wave_offsets=20, executor=Meddling(wave=1, after=recreated))
+    driver, waves = given.job().driver(
+        wave_offsets=20, executor=InterferingExecutor(wave=1, after=recreated)
+    )
     with pytest.raises(SourceChangedError, match="deleted and created again while the job ran"):
         driver.run()
     assert waves == []

@@ -100,7 +100,7 @@ def test_an_upload_that_hangs_ends_the_wave_with_an_error_that_names_its_subtask
     given.folder.assert_exact(60)
 
 
-def test_an_upload_that_hangs_once_costs_one_try(given: Input) -> None:
+def test_wave_is_retried_after_one_hanging_upload(given: Input) -> None:
     release, hangs = threading.Event(), iter((True,))
 
     def once() -> None:
@@ -115,7 +115,7 @@ def test_an_upload_that_hangs_once_costs_one_try(given: Input) -> None:
     given.assert_closed_at(60)
 
 
-def test_files_that_come_one_after_the_other_may_take_longer_than_the_limit_together(
+def test_sequential_uploads_may_together_exceed_the_checkpoint_timeout(
     given: Input,
 ) -> None:
     """Each step has its own state, and one I/O thread stores the files of all states."""
@@ -132,7 +132,9 @@ def test_files_that_come_one_after_the_other_may_take_longer_than_the_limit_toge
     given.assert_closed_at(60)
 
 
-def test_lag_monitors_see_each_wave_in_the_groups_of_the_live_job(given: Input) -> None:
+def test_backfill_commits_the_offsets_of_each_wave_to_the_group_of_the_live_job(
+    given: Input,
+) -> None:
     admin = KafkaClusterAdmin({"bootstrap.servers": given.folder.bootstrap})
     group, topic = f"tidegate.{given.folder.job}.orders", given.folder.topics["orders"]
     driver, waves = given.job().driver(wave_offsets=20)
@@ -169,7 +171,7 @@ class Elsewhere(SystemDrivers):
         )
 
 
-def test_workers_that_do_not_reach_kafka_end_the_wave_with_the_error_of_their_client(
+def test_wave_fails_with_the_kafka_error_of_workers_that_cannot_reach_kafka(
     given: Input,
 ) -> None:
     given.settings |= {"restart.strategy": "none", "checkpoint.tolerated_outage": "5 s"}
@@ -184,7 +186,7 @@ def test_workers_that_do_not_reach_kafka_end_the_wave_with_the_error_of_their_cl
     given.assert_stopped_at(0)
 
 
-def test_workers_that_do_not_reach_the_storage_of_the_driver_end_the_wave(
+def test_wave_fails_if_its_workers_see_another_checkpoint_storage(
     given: Input, tmp_path: Path
 ) -> None:
     """The workers have another folder at the same address."""

@@ -38,7 +38,7 @@ def await_offsets(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("text", [TOTALS, AT_LEAST_ONCE], ids=["exactly_once", "at_least_once"])
-def test_an_older_copy_of_the_storage_is_not_continued_without_a_word(
+def test_run_is_refused_if_the_checkpoint_storage_is_an_older_copy(
     kafka: Kafka, tmp_path: Path, text: str
 ) -> None:
     """An earlier version read all records after the copy again, and exited with 0."""

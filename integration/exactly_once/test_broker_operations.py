@@ -149,7 +149,7 @@ def assert_throttled(job: Job) -> None:
     assert told, "the broker throttles nobody"
 
 
-def test_quotas_that_throttle_a_job_slow_it_and_nothing_else(tmp_path: Path) -> None:
+def test_output_is_exact_when_quotas_throttle_the_job(tmp_path: Path) -> None:
     folder = tmp_path / "kafka"
     with EmbeddedKafka.start(directory=folder, owned=True, properties=SHORT_WINDOW) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "TwoSinks")
@@ -204,7 +204,7 @@ def values(job: Job, topic: str) -> list[tuple[int, bytes, dict[str, object]]]:
     return [(each.partition, each.key or b"", checker._json(each)) for each in found]
 
 
-def test_a_topic_that_is_compacted_while_it_is_read_loses_nothing_that_it_keeps(
+def test_all_kept_records_of_a_topic_compacted_during_the_run_are_read(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "kafka"

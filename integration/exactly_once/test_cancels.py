@@ -67,7 +67,7 @@ def assert_committed_by_the_next(job: Job, *options: str) -> None:
     assert not [entry for entry in job.journal() if entry["kind"] in {"retracted", "lost"}]
 
 
-def test_left_by_a_second_interrupt_in_the_middle_of_a_commit_the_next_run_finishes_it(
+def test_next_run_finishes_a_commit_that_a_second_interrupt_left_half_done(
     kafka_39: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(kafka_39.bootstrap, tmp_path, "TwoSinks")
@@ -84,7 +84,7 @@ def test_left_by_a_second_interrupt_in_the_middle_of_a_commit_the_next_run_finis
 @pytest.mark.parametrize(
     "dies", [pytest.param(False, marks=pytest.mark.soak), True], ids=["lives", "dies"]
 )
-def test_a_cancel_in_the_middle_of_a_commit_finishes_it_first(
+def test_cancel_finishes_a_half_done_commit_first(
     kafka: EmbeddedKafka, tmp_path: Path, *, dies: bool
 ) -> None:
     """With `dies`, the JobMaster is killed after it received the cancel. The next JobMaster must

@@ -78,7 +78,7 @@ def finished(
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_named_and_nothing_is_overwritten(
+def test_run_names_a_damaged_checkpoint_file_and_overwrites_no_file(
     finished: tuple[Folder, Path], tmp_path: Path, name: str
 ) -> None:
     folder, stored = finished
@@ -136,7 +136,7 @@ FULL = {
 
 
 @pytest.mark.parametrize("setting", FULL)
-def test_a_full_disk_is_named_and_the_job_goes_on_when_there_is_room(
+def test_run_reports_a_full_disk_and_continues_when_there_is_space(
     kafka: EmbeddedKafka, tmp_path: Path, setting: str
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -176,7 +176,9 @@ RESTARTED_SOON = {
 }
 
 
-def test_a_slot_that_cannot_make_its_folder_says_so(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_slot_that_cannot_make_its_local_state_folder_reports_it_and_the_job_recovers(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     with folder.started(bounded=False, config=RESTARTED_SOON) as run:
         folder.orders(30)
@@ -193,7 +195,7 @@ def test_a_slot_that_cannot_make_its_folder_says_so(kafka: EmbeddedKafka, tmp_pa
     folder.assert_exact(60)
 
 
-def test_a_job_goes_on_where_what_it_left_itself_fills_the_disk(
+def test_job_recovers_when_local_files_of_a_killed_slot_fill_the_disk(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """The killed slot's files use all inodes. No folder can be made next to them, and no other

@@ -153,7 +153,7 @@ def test_a_job_that_fails_while_it_runs_leaves_no_transaction_of_its_own_attempt
 SLOW = "        self.total.value +="
 
 
-def test_a_bounded_run_that_is_terminated_says_so_and_the_next_one_continues_exactly(
+def test_terminated_bounded_run_exits_as_stopped_and_the_next_run_continues_exactly(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -178,7 +178,7 @@ def test_a_bounded_run_that_is_terminated_says_so_and_the_next_one_continues_exa
     folder.assert_exact(2_000)
 
 
-def test_a_run_that_is_stopped_between_two_attempts_has_no_final_checkpoint_and_says_so(
+def test_run_stopped_between_two_attempts_reports_that_it_has_no_final_checkpoint(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
     """The next run processes the records after the last checkpoint again, with exact output."""

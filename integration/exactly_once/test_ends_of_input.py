@@ -39,24 +39,24 @@ KILLS = 4
         pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )
-def test_killed_while_one_source_has_ended_and_the_other_has_not_it_is_exact(
+def test_output_is_exact_when_slots_are_killed_after_one_of_two_sources_has_ended(
     kafka: EmbeddedKafka, tmp_path: Path, runs: int
 ) -> None:
-    chance = random.Random(runs)
+    rng = random.Random(runs)
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSources")
     struck = 0
     for number in range(runs):
         with past_the_end_of_one(job, number) as run:
             for _ in range(KILLS):
-                time.sleep(chance.uniform(0.0, 1.5))
-                struck += kill_a_slot(run, chance)
+                time.sleep(rng.uniform(0.0, 1.5))
+                struck += kill_a_slot(run, rng)
             assert run.wait() == 0, run.story()
         job.assert_exact()
     assert struck > runs  # otherwise too few kills hit the job
 
 
 @pytest.mark.timeout(300)
-def test_killed_when_both_have_ended_and_nothing_final_is_published_it_is_exact(
+def test_output_is_exact_when_a_slot_is_killed_before_the_final_checkpoint_is_published(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "TwoSources")
@@ -97,13 +97,13 @@ def one_has_ended(job: Job, before: Manifest | None) -> bool:
     return all(split.offset == split.end_offset for split in ended)
 
 
-def kill_a_slot(run: Run, chance: random.Random) -> bool:
+def kill_a_slot(run: Run, rng: random.Random) -> bool:
     """Kill a slot as soon as one exists. Return False if the job ends before."""
     while run.process.poll() is None:
         slots = run.processes()["slot"]
         with suppress(psutil.NoSuchProcess):
             if slots:
-                chance.choice(slots).kill()
+                rng.choice(slots).kill()
                 return True
         time.sleep(0.02)
     return False

@@ -31,7 +31,7 @@ RECORDS = 6_000
 PACE = 500
 
 
-def test_an_id_that_is_given_another_producer_id_stays_exact(
+def test_output_is_exact_when_a_transactional_id_gets_a_new_producer_id(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "LargeOrders")

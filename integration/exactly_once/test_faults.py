@@ -15,7 +15,7 @@ from integration.faults.kill_matrix.__main__ import results_of
 from integration.faults.kill_matrix.broker_faults import Loss
 from integration.faults.kill_matrix.network_faults import BetweenProcesses
 from integration.faults.kill_matrix.scenarios import Scenario, Stage
-from integration.faults.kill_matrix.storage_faults import Storing
+from integration.faults.kill_matrix.storage_faults import StorageFaults
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -38,15 +38,19 @@ def assert_right(scenario: Scenario, stage: Stage, *names: str) -> None:
         assert result.right, result.verdict
 
 
-def test_a_network_that_hangs_and_forgets_between_slots_and_their_jobmaster(stage: Stage) -> None:
+def test_output_is_exact_when_slot_to_jobmaster_connections_stall_or_are_half_open(
+    stage: Stage,
+) -> None:
     scenario = BetweenProcesses(VERSION, "keyed", "slot", "jobmaster")
     assert_right(scenario, stage, "stall", "half-open")
 
 
-def test_a_storage_that_fails_and_does_not_say_what_became_of_a_publication(stage: Stage) -> None:
-    scenario = Storing(VERSION, "two sinks")
+def test_output_is_exact_when_the_storage_fails_or_hides_the_result_of_a_publication(
+    stage: Stage,
+) -> None:
+    scenario = StorageFaults(VERSION, "two sinks")
     assert_right(scenario, stage, "failing-manifest", "unheard", "failing-claim")
 
 
-def test_output_that_is_lost_is_said_until_it_is_accepted(stage: Stage) -> None:
+def test_lost_output_is_reported_until_the_loss_is_accepted(stage: Stage) -> None:
     assert_right(Loss(VERSION, "stateless"), stage)

@@ -57,7 +57,7 @@ def wait_until_running(run: Run, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
-def test_without_a_failure_each_record_is_there_once_and_no_transaction_is_used(
+def test_weaker_guarantees_write_each_record_once_without_a_failure_or_a_transaction(
     kafka: EmbeddedKafka, tmp_path: Path, guarantee: str
 ) -> None:
     folder = make(kafka, tmp_path, guarantee, beside=False)
@@ -70,7 +70,7 @@ def test_without_a_failure_each_record_is_there_once_and_no_transaction_is_used(
     assert transactional_ids(folder) == []
 
 
-def test_at_least_once_loses_nothing_when_a_slot_dies_and_its_neighbour_stays_exact(
+def test_at_least_once_sink_loses_no_record_beside_an_exact_sink_after_slot_kills(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(any_kafka, tmp_path, "at_least_once", beside=True)
@@ -92,7 +92,7 @@ def test_at_least_once_loses_nothing_when_a_slot_dies_and_its_neighbour_stays_ex
         assert found.count(f"c{customer}") >= count // 3, "a record is missing"
 
 
-def test_at_least_once_alignment_is_exact_without_a_failure(
+def test_output_of_at_least_once_checkpoints_is_exact_without_a_failure(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = make(kafka, tmp_path, "exactly_once", beside=False)

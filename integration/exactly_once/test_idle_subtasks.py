@@ -35,7 +35,7 @@ def writers(job: Job) -> set[int]:
     return {parts.subtask for parts in map(parse_transactional_id, named) if parts is not None}
 
 
-def test_killed_after_an_interval_in_which_a_subtask_wrote_nothing_it_recovers(
+def test_job_recovers_from_a_publication_of_an_interval_with_an_idle_subtask(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     # This pipeline has no state and no shuffle, so a subtask with idle partitions is idle too.

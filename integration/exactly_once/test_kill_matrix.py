@@ -26,7 +26,7 @@ JOBS = [job for job, cells in sample(SEED).items() if cells]
 
 
 @pytest.mark.parametrize(("version", "signal"), JOBS, ids=map(" ".join, JOBS))
-def test_struck_at_named_steps_it_is_exact(
+def test_output_is_exact_when_a_process_is_killed_or_frozen_at_named_kill_points(
     kafka: EmbeddedKafka, kafka_39: EmbeddedKafka, tmp_path: Path, version: str, signal: str
 ) -> None:
     brokers = {"4.3.0": kafka, "3.9.1": kafka_39}

@@ -37,12 +37,12 @@ SOAK = pytest.mark.soak
 
 
 @pytest.mark.parametrize("seed", [20, *(pytest.param(seed, marks=SOAK) for seed in range(21, 25))])
-def test_killed_twenty_times_at_random_it_is_exact(
+def test_output_is_exact_after_twenty_random_kills(
     any_kafka: EmbeddedKafka, tmp_path: Path, seed: int
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     roles = ["slot"] * 8 + ["taskmanager"] * 4 + ["jobmaster"] * 4 + ["jobmanager"] * 4
-    chance.shuffle(roles)
+    rng.shuffle(roles)
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
     job.write(20_000, seed=3)
     config = {"restart.strategy": "fixed_delay", "restart.delay": "100 ms"}
@@ -51,8 +51,8 @@ def test_killed_twenty_times_at_random_it_is_exact(
         for number, role in enumerate(roles):
             if number % 2:  # the other kills can come in the middle of a recovery
                 run.until_published(1)
-            time.sleep(chance.uniform(0.0, 1.0))
-            kill(run, role, chance)
+            time.sleep(rng.uniform(0.0, 1.0))
+            kill(run, role, rng)
         run.until_published(1)
         run.process.send_signal(signal.SIGINT)
         code = run.wait()
@@ -63,7 +63,7 @@ def test_killed_twenty_times_at_random_it_is_exact(
     job.assert_exact()
 
 
-def kill(run: Run, role: str, chance: random.Random) -> None:
+def kill(run: Run, role: str, rng: random.Random) -> None:
     """Kill one process of a role, as soon as one exists.
 
     Kill a JobManager only if a JobMaster runs: three failed starts of JobManagers in a row end a
@@ -75,15 +75,15 @@ def kill(run: Run, role: str, chance: random.Random) -> None:
         return found[role] if role != "jobmanager" or found["jobmaster"] else []
 
     try:
-        chance.choice(run.until(victims, f"a {role} to kill")).kill()
+        rng.choice(run.until(victims, f"a {role} to kill")).kill()
     except psutil.NoSuchProcess:
-        kill(run, role, chance)
+        kill(run, role, rng)
 
 
 # --- controls: the comparison finds out ---------------------------------------------------------
 
 
-def test_recovery_without_end_is_found_out_as_loss(
+def test_control_recovery_without_commit_loses_records(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
@@ -95,7 +95,7 @@ def test_recovery_without_end_is_found_out_as_loss(
     assert not verdict.twice, verdict
 
 
-def test_end_before_publication_is_found_out_as_duplication(
+def test_control_commit_before_publication_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
@@ -107,7 +107,7 @@ def test_end_before_publication_is_found_out_as_duplication(
     assert not verdict.missing, verdict
 
 
-def test_a_reused_producer_is_found_out_as_duplication(
+def test_control_reused_producer_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
@@ -122,7 +122,7 @@ def test_a_reused_producer_is_found_out_as_duplication(
 # --- ends, restores and hands -------------------------------------------------------------------
 
 
-def test_stopped_and_restored_at_another_parallelism_it_is_exact(
+def test_output_is_exact_after_a_restore_at_another_parallelism(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
@@ -150,7 +150,7 @@ def test_the_whole_cluster_dies_with_its_command_and_the_next_run_recovers(
     job.assert_exact()
 
 
-def test_the_second_interrupt_leaves_at_once_and_the_next_run_recovers(
+def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
@@ -169,7 +169,7 @@ def test_the_second_interrupt_leaves_at_once_and_the_next_run_recovers(
     job.assert_exact()
 
 
-def test_an_interrupt_outlives_the_jobmanager_that_was_told(
+def test_job_stops_although_the_jobmanager_that_got_the_interrupt_was_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")

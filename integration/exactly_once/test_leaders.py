@@ -94,7 +94,7 @@ GOES_ON: list[Callable[[Run, str], None]] = [
 @pytest.mark.parametrize(
     "leader", ["jobmanager", pytest.param("jobmaster", marks=pytest.mark.soak)]
 )
-def test_killed_in_each_state_of_a_job_its_leader_is_succeeded_from_the_last_checkpoint(
+def test_next_leader_continues_from_the_last_checkpoint_after_a_kill_in_each_job_state(
     kafka: EmbeddedKafka, tmp_path: Path, leader: str
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "Totals")
@@ -161,7 +161,7 @@ OTHERS: Ends = [
 @pytest.mark.parametrize(
     "ends", [SOME, pytest.param(OTHERS, marks=pytest.mark.soak)], ids=["some", "others"]
 )
-def test_killed_in_each_state_of_a_job_that_ends_its_leader_leaves_it_to_be_continued(
+def test_next_run_is_exact_after_a_leader_kill_in_each_state_of_an_ending_job(
     kafka: EmbeddedKafka, tmp_path: Path, ends: Ends
 ) -> None:
     job = Job.make(kafka.bootstrap, tmp_path, "Totals")

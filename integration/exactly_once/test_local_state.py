@@ -45,7 +45,7 @@ def has_published(live: LiveJob) -> bool:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
-def test_a_killed_slot_is_restored_from_what_it_left(stage: Stage, *, lost: bool) -> None:
+def test_slot_restores_from_local_files_of_the_killed_slot(stage: Stage, *, lost: bool) -> None:
     """With `lost`, the local state is deleted, and the slot restores from the checkpoint storage.
     This control shows that the test can tell the two cases apart.
     """

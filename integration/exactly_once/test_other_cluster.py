@@ -55,7 +55,7 @@ def test_a_checkpoint_of_another_cluster_is_not_restored(folder: Folder) -> None
     folder.assert_exact(5_000)
 
 
-def test_a_mirror_with_the_same_offsets_is_read_from_the_checkpoint_on(
+def test_mirror_cluster_with_the_same_offsets_is_read_from_the_checkpoint_with_consent(
     folder: Folder, kafka: Kafka, kafka_39: Kafka
 ) -> None:
     for topic in ("orders", "totals"):
@@ -74,7 +74,7 @@ def test_a_mirror_with_the_same_offsets_is_read_from_the_checkpoint_on(
     folder.assert_exact(1_800)
 
 
-def test_transactions_that_only_the_other_cluster_can_commit_are_not_left_behind(
+def test_restore_on_another_cluster_is_refused_if_published_transactions_are_uncommitted(
     kafka: Kafka, kafka_39: Kafka, tmp_path: Path
 ) -> None:
     """The run is killed between a publication and its commit. The error says how to settle the

@@ -38,14 +38,14 @@ DELIVERY_S, AWAY_S = 2.0, 4.0
 second.
 """
 NEVER_ABORTED = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "3600000"}
-HASTY = {
+SHORT_TIMEOUTS = {
     **CONFIG,
     "checkpoint.interval": "3 s",
     "checkpoint.tolerable_failed_checkpoints": "0",
     "checkpoint.timeout": "3 s",
     "checkpoint.tolerated_outage": "0 s",
 }
-HASTY_DELIVERY_S = 6.0
+SHORT_DELIVERY_S = 6.0
 """The delivery timeout of these settings, in seconds. It equals the transaction timeout."""
 NEVER_WITHOUT_LEADERS = {"broker.session.timeout.ms": "60000"}
 """A session longer than the freeze of the node.
@@ -63,7 +63,7 @@ def own_kafka(folder: Path, properties: Mapping[str, str]) -> Iterator[EmbeddedK
         yield kafka
 
 
-def test_a_failed_delivery_is_never_published_whatever_a_later_flush_says(tmp_path: Path) -> None:
+def test_failed_delivery_is_never_published_even_if_a_later_flush_succeeds(tmp_path: Path) -> None:
     with own_kafka(tmp_path, NEVER_ABORTED) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "Totals")
         job.write(RECORDS, seed=1)
@@ -88,20 +88,20 @@ def test_a_failed_delivery_is_never_published_whatever_a_later_flush_says(tmp_pa
         job.assert_exact()
 
 
-def test_away_for_longer_than_the_delivery_timeout_the_job_restarts_and_is_exact(
+def test_job_restarts_and_is_exact_after_a_broker_outage_longer_than_the_delivery_timeout(
     tmp_path: Path,
 ) -> None:
     with own_kafka(tmp_path, NEVER_WITHOUT_LEADERS) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "Totals")
         job.write(3 * RECORDS, seed=3)
-        with job.started("--bounded", config=HASTY, pace=PACE) as run:
+        with job.started("--bounded", config=SHORT_TIMEOUTS, pace=PACE) as run:
             run.until(lambda: is_mid_interval(run), "in the middle of an interval")
             os.kill(kafka.pids[0], signal.SIGSTOP)
             try:
                 attempt, number = job.claims()[-1], job.journal()[-1]["number"]
                 stopped_s = time.monotonic()
                 run.until(lambda: failure(run, attempt), "failed")
-                time.sleep(max(0.0, stopped_s + HASTY_DELIVERY_S + 2 - time.monotonic()))
+                time.sleep(max(0.0, stopped_s + SHORT_DELIVERY_S + 2 - time.monotonic()))
             finally:
                 os.kill(kafka.pids[0], signal.SIGCONT)
             assert run.wait() == 0, run.story()

@@ -80,9 +80,7 @@ def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
 
 
 @pytest.mark.parametrize("unseen", [False, True], ids=["seen by the reader", "unseen"])
-def test_a_topic_that_is_created_again_while_the_job_runs_ends_it(
-    folder: Folder, unseen: bool
-) -> None:
+def test_topic_recreated_while_the_job_runs_fails_the_job(folder: Folder, unseen: bool) -> None:
     """The new topic grows beyond the position. Without the check the job would restart there, and
     skip the beginning of the new topic.
 
@@ -119,7 +117,7 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_position_behind_the_end_is_refused_where_no_leader_epoch_is_known(
+def test_position_after_the_end_of_the_log_is_refused_if_no_leader_epoch_is_known(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """No record before the position was read, so only the end of the log shows the loss.
@@ -152,9 +150,7 @@ def test_a_truncated_log_that_has_grown_again_is_refused(
     folder.assert_exact(100)
 
 
-def test_a_log_that_is_truncated_while_the_job_runs_ends_it(
-    own: EmbeddedKafka, tmp_path: Path
-) -> None:
+def test_log_truncated_while_the_job_runs_fails_the_job(own: EmbeddedKafka, tmp_path: Path) -> None:
     folder, kept = with_a_tail(own, tmp_path)
     with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:
         run.until(lambda: totals(folder) == 100, "at the end of its input")

@@ -28,18 +28,20 @@ WHOLE = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
 """The pairs 1-2, 2-3, 3-5, 5-6, 6-5, 5-2, 2-5, 5-3, 3-2 and 2-1, in one sequence."""
 
 
-def test_killed_before_and_after_the_first_checkpoint_of_each_parallelism_it_is_exact(
+def test_output_is_exact_after_kills_around_the_first_checkpoint_of_three_parallelisms(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     live_and_die(kafka, tmp_path, (2, 5, 3))
 
 
 @pytest.mark.soak
-def test_killed_so_on_the_whole_walk_it_is_exact(any_kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_output_is_exact_after_kills_around_the_first_checkpoint_of_each_rescaling(
+    any_kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     live_and_die(any_kafka, tmp_path, WHOLE)
 
 
-def test_under_another_prefix_what_a_killed_life_left_open_hides_nothing(
+def test_take_over_ends_open_transactions_of_a_killed_run_with_another_id_prefix(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """Transactional ids begin with the job and its journal: another storage gives another prefix.

@@ -32,7 +32,7 @@ busy machine.
 """
 PACE = 300
 
-HASTY = {
+SHORT_TIMEOUTS = {
     "checkpoint.tolerable_failed_checkpoints": "0",
     "checkpoint.timeout": "2 s",
     "checkpoint.tolerated_outage": "6 s",
@@ -106,7 +106,7 @@ def kinds(job: Job) -> list[str]:
     return [entry["kind"] for entry in job.journal()]
 
 
-def test_what_an_intruder_aborts_before_anything_is_visible_is_done_again(
+def test_publication_is_rolled_back_if_a_transaction_is_aborted_before_any_commit(
     every_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(every_kafka.bootstrap, tmp_path, "TwoSinks")
@@ -119,7 +119,7 @@ def test_what_an_intruder_aborts_before_anything_is_visible_is_done_again(
     job.assert_exact()
 
 
-def test_what_an_intruder_aborts_after_a_commit_is_lost_and_said_so(
+def test_transaction_aborted_after_another_one_was_committed_is_reported_as_lost(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "TwoSinks")
@@ -133,7 +133,7 @@ def test_what_an_intruder_aborts_after_a_commit_is_lost_and_said_so(
     assert not verdict.twice, verdict
 
 
-def test_a_whole_fence_proves_nothing_and_is_called_a_loss(
+def test_committed_transaction_that_was_fenced_twice_is_reported_as_lost(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """A whole fence leaves the same state as two fences of a committed transaction. The records of
@@ -151,27 +151,27 @@ def test_a_whole_fence_proves_nothing_and_is_called_a_loss(
     assert not verdict.twice, verdict
 
 
-def test_down_for_longer_than_the_transaction_timeout_with_nothing_visible_it_is_exact(
+def test_publication_is_rolled_back_if_all_its_transactions_timed_out(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
     job.write(RECORDS, seed=4)
-    die_after_a_publication(job, HASTY)
+    die_after_a_publication(job, SHORT_TIMEOUTS)
     until_none_is_open(job)
-    job.run(config=HASTY)
+    job.run(config=SHORT_TIMEOUTS)
     assert kinds(job).count("retracted") == 1
     job.assert_exact()
 
 
-def test_down_for_longer_than_the_transaction_timeout_with_a_part_visible_is_a_loud_loss(
+def test_transaction_timeout_after_a_partial_commit_is_reported_as_lost(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     job = Job.make(any_kafka.bootstrap, tmp_path, "Totals")
     job.write(RECORDS, seed=5)
-    named = die_after_a_publication(job, HASTY)
+    named = die_after_a_publication(job, SHORT_TIMEOUTS)
     late_commit(any_kafka.bootstrap, named[0])
     until_none_is_open(job)
-    it_is_loud_until_the_loss_is_accepted(job, named[1]["transactional_id"], HASTY)
+    it_is_loud_until_the_loss_is_accepted(job, named[1]["transactional_id"], SHORT_TIMEOUTS)
     verdict = job.compare()
     assert verdict.missing, verdict
     assert not verdict.twice, verdict

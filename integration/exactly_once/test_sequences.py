@@ -34,10 +34,10 @@ from integration.faults.kafka_proxy import (
     PRODUCE,
     WRITE_TXN_MARKERS,
     WRITTEN,
-    Fate,
-    Meddler,
+    ErrorAnswer,
+    KafkaProxy,
+    Reaction,
     Request,
-    Told,
     pass_all,
 )
 from integration.faults.kill_matrix.mains import KAFKA, MAINS
@@ -54,14 +54,14 @@ YOUNG_S = 1.0
 
 
 @dataclass(slots=True)
-class Meddled:
+class ProxiedCluster:
     """A broker with two proxies: one in front of the listener of the slots, and one in front of the
     listener that the broker uses itself.
     """
 
     kafka: EmbeddedKafka
-    slots: Meddler
-    itself: Meddler
+    slots: KafkaProxy
+    itself: KafkaProxy
 
     @contextmanager
     def job(self, folder: Path) -> Iterator[Job]:
@@ -80,13 +80,13 @@ class Meddled:
 
 
 @pytest.fixture(scope="module")
-def meddled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meddled]:
-    yield from start_meddled("4.3.1", tmp_path_factory.mktemp("meddled"))
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
+    yield from start_proxied("4.3.1", tmp_path_factory.mktemp("meddled"))
 
 
-def start_meddled(version: str, folder: Path) -> Iterator[Meddled]:
+def start_proxied(version: str, folder: Path) -> Iterator[ProxiedCluster]:
     with ExitStack() as stack:
-        slots, itself = stack.enter_context(Meddler()), stack.enter_context(Meddler())
+        slots, itself = stack.enter_context(KafkaProxy()), stack.enter_context(KafkaProxy())
         own = [f"{HOST}:{each.client}" for each in choose_ports(2)]
         slots.target, itself.target = own
 
@@ -106,7 +106,7 @@ def start_meddled(version: str, folder: Path) -> Iterator[Meddled]:
 
         kafka = EmbeddedKafka.start(version, directory=folder, owned=True, properties=properties)
         with kafka:
-            yield Meddled(kafka, slots, itself)
+            yield ProxiedCluster(kafka, slots, itself)
             kafka.kill()  # a clean stop takes seconds, and the data is not used
 
 
@@ -134,30 +134,30 @@ class Begun:
     def goes_on(self, request: Request) -> bool:
         """Return whether a request follows the first one for its partition within a second."""
         writes = (str(request.produced().transactional_id), request.partitions())
-        if request.begins():
+        if request.is_first_batch():
             self._at_s[writes] = time.monotonic()
             return False
         return time.monotonic() - self._at_s.get(writes, 0.0) < YOUNG_S
 
 
-def test_a_request_that_is_refused_is_not_overtaken_by_the_next(
-    meddled: Meddled, tmp_path: Path
+def test_refused_produce_request_is_not_overtaken_by_the_next_request(
+    proxied: ProxiedCluster, tmp_path: Path
 ) -> None:
     """A broker accepts any first sequence of a producer that is new to a partition (KAFKA-15591).
     librdkafka treats the records before an acknowledged record as written. Together this lost the
     refused records, in a committed transaction and without an error.
     """
-    slots, chosen = meddled.slots, those_with_number(1)
+    slots, chosen = proxied.slots, those_with_number(1)
     slots.overtaken, before = 0, slots.kept
 
-    def rule(request: Request) -> Fate:
+    def rule(request: Request) -> Reaction:
         spoils = request.kind == PRODUCE and slots.kept < before + REFUSED and chosen(request)
-        return Told(NOT_LEADER) if spoils else PASS
+        return ErrorAnswer(NOT_LEADER) if spoils else PASS
 
-    with meddled.job(tmp_path) as job:
+    with proxied.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job) as run:
+        with proxied.started(job) as run:
             with fed(job):
                 run.until(lambda: slots.kept == before + REFUSED, "refused requests", 60)
                 run.until_published(2)
@@ -167,29 +167,29 @@ def test_a_request_that_is_refused_is_not_overtaken_by_the_next(
         job.assert_exact()
 
 
-def test_a_hole_in_a_sequence_fails_the_transaction_and_loses_nothing(
-    meddled: Meddled, tmp_path: Path
+def test_sequence_gap_fails_the_attempt_and_loses_no_record(
+    proxied: ProxiedCluster, tmp_path: Path
 ) -> None:
     """A leader acknowledges records and loses them, so the next ones are out of order.
 
     A client that continues under another epoch commits the transaction without the lost records
     (librdkafka#3575), or writes records twice (librdkafka#4953).
     """
-    slots, begun, armed = meddled.slots, Begun(), threading.Event()
+    slots, begun, armed = proxied.slots, Begun(), threading.Event()
     slots.produce_errors.clear()
     before = slots.kept
 
-    def rule(request: Request) -> Fate:
+    def rule(request: Request) -> Reaction:
         # The lost request is near the start of a transaction of five seconds, so another one
         # follows before the end. No later request would show the loss of a partition's first or
         # last records. The first transaction of an attempt lasts 0.2 s, which is too short.
         young = request.kind == PRODUCE and begun.goes_on(request)
-        return Told(WRITTEN) if young and armed.is_set() and slots.kept == before else PASS
+        return ErrorAnswer(WRITTEN) if young and armed.is_set() and slots.kept == before else PASS
 
-    with meddled.job(tmp_path) as job:
+    with proxied.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job, LONG) as run:
+        with proxied.started(job, LONG) as run:
             with fed(job):
                 run.until_published(1)
                 armed.set()
@@ -201,23 +201,25 @@ def test_a_hole_in_a_sequence_fails_the_transaction_and_loses_nothing(
         job.assert_exact()
 
 
-def test_answers_to_writes_that_are_lost_double_nothing(meddled: Meddled, tmp_path: Path) -> None:
+def test_lost_produce_responses_cause_no_duplicates(
+    proxied: ProxiedCluster, tmp_path: Path
+) -> None:
     """The broker writes the records, and the connection ends before its answer. The producer
     repeats the request.
     """
-    slots = meddled.slots
+    slots = proxied.slots
     produced = [0]
 
-    def rule(request: Request) -> Fate:
+    def rule(request: Request) -> Reaction:
         if request.kind != PRODUCE:
             return PASS
         produced[0] += 1
         return LOSE if produced[0] % 5 == 0 and slots.lost < LOST else PASS
 
-    with meddled.job(tmp_path) as job:
+    with proxied.job(tmp_path) as job:
         job.write(500, seed=10_000)
         slots.rule = rule
-        with meddled.started(job) as run:
+        with proxied.started(job) as run:
             with fed(job):
                 run.until(lambda: slots.lost == LOST, "lost answers", 60)
                 run.until_published(2)
@@ -226,22 +228,22 @@ def test_answers_to_writes_that_are_lost_double_nothing(meddled: Meddled, tmp_pa
         job.assert_exact()
 
 
-def test_markers_whose_answers_are_lost_end_their_transactions(
-    meddled: Meddled, tmp_path: Path
+def test_transactions_end_although_responses_to_their_markers_are_lost(
+    proxied: ProxiedCluster, tmp_path: Path
 ) -> None:
     """KAFKA-19999: the partition's leader refuses a repeated marker of a coordinator for ever. The
     transaction then stays in PrepareCommit or PrepareAbort.
     """
-    itself = meddled.itself
+    itself = proxied.itself
     markers = [0]
 
-    def rule(request: Request) -> Fate:
+    def rule(request: Request) -> Reaction:
         if request.kind != WRITE_TXN_MARKERS:
             return PASS
         markers[0] += 1
         return LOSE if markers[0] % 3 == 0 and itself.lost < 2 * LOST else PASS
 
-    with meddled.job(tmp_path) as job:
+    with proxied.job(tmp_path) as job:
         job.write(500, seed=10_000)
         itself.rule = rule
         with job.started(pace=PACE) as run:

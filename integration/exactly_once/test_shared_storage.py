@@ -97,7 +97,7 @@ def wait_until_read(folder: Folder, count: int) -> None:
         time.sleep(POLL_S)
 
 
-def test_a_host_without_the_shared_volume_completes_no_checkpoint(
+def test_no_checkpoint_completes_if_a_host_does_not_see_the_shared_storage(
     kafka: Kafka, tmp_path: Path
 ) -> None:
     """In an earlier version the checkpoints completed, and the first restore on another host found

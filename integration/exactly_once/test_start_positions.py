@@ -118,7 +118,7 @@ def with_all_starts() -> str:
     return "".join([head, *sources, "\n", ends, *chains])
 
 
-def test_each_source_begins_where_it_says_and_goes_on_from_its_checkpoint(
+def test_each_source_starts_at_its_starting_offsets_and_continues_from_its_checkpoint(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     folder = Folder.make(
@@ -140,7 +140,9 @@ def test_each_source_begins_where_it_says_and_goes_on_from_its_checkpoint(
     assert found == {name: [*expected, 10, 11] for name, (_, expected) in STARTS.items()}
 
 
-def test_offsets_of_a_partition_that_is_not_there(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_starting_offsets_of_a_missing_partition_are_refused(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(tmp_path, kafka.bootstrap, "{7: 1}")
     outcome = folder.run(reference="job:Copy")
     assert outcome.code == 2, outcome.err
@@ -148,7 +150,9 @@ def test_offsets_of_a_partition_that_is_not_there(kafka: EmbeddedKafka, tmp_path
     assert_golden("start-partition-missing", said)
 
 
-def test_offsets_that_are_not_in_the_log(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_starting_offsets_that_are_not_in_the_log_are_refused(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(tmp_path, kafka.bootstrap, "{0: 100}")
     write(folder, *range(4))
     outcome = folder.run(reference="job:Copy")
@@ -175,7 +179,9 @@ def test_a_bounded_run_ends_behind_markers_and_aborted_records(
     assert copies(folder) == [0, 1, 5]
 
 
-def test_a_bounded_run_ends_at_the_ends_of_its_start(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_bounded_run_ends_at_the_end_offsets_of_its_start(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(tmp_path, kafka.bootstrap)
     write(folder, *range(4))
     with folder.started(reference="job:Copy") as run:
@@ -188,7 +194,9 @@ def test_a_bounded_run_ends_at_the_ends_of_its_start(kafka: EmbeddedKafka, tmp_p
     assert copies(folder) == list(range(8))
 
 
-def test_progress_is_shown_to_the_group(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_job_commits_its_progress_to_the_consumer_group(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     folder = make(tmp_path, kafka.bootstrap)
     write(folder, *range(10))
     consumer = Consumer(
@@ -284,7 +292,7 @@ def test_a_partition_that_is_added_before_the_first_checkpoint_is_read_from_its_
 
 
 @pytest.mark.parametrize("start", ["'latest'", str(T0_MS + 3_500)], ids=["latest", "timestamp"])
-def test_a_fixed_start_that_retention_overtakes_before_the_first_checkpoint_fails_the_job(
+def test_job_fails_if_retention_deletes_its_start_offset_before_the_first_checkpoint(
     kafka: EmbeddedKafka, tmp_path: Path, start: str
 ) -> None:
     folder = make_held(tmp_path, kafka.bootstrap, start)

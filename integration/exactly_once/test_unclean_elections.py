@@ -108,14 +108,14 @@ def assert_truncated(folder: Folder, outcome: Outcome, code: int, end: int) -> N
     folder.assert_exact(READ)
 
 
-def test_a_log_that_an_election_has_truncated_ends_the_job_that_runs(elected: Elected) -> None:
+def test_input_log_truncated_by_an_unclean_election_fails_a_running_job(elected: Elected) -> None:
     """The new log is longer than the job's position when the job reads on. In an earlier version
     the job skipped 40 of its records.
     """
     assert_truncated(elected.running, elected.run.wait(180.0), 1, KEPT + 3 * READ)
 
 
-def test_a_log_that_an_election_has_truncated_is_refused_by_a_job_that_was_stopped(
+def test_start_of_a_stopped_job_refuses_an_input_log_truncated_by_an_unclean_election(
     elected: Elected,
 ) -> None:
     """The first start finds no new records, and the second a log beyond the position."""
@@ -127,7 +127,7 @@ def test_a_log_that_an_election_has_truncated_is_refused_by_a_job_that_was_stopp
     assert_truncated(folder, folder.run(), 2, KEPT + 2 * READ)
 
 
-def test_output_that_an_election_has_removed_stays_away_and_nothing_else_is_wrong(
+def test_job_continues_after_an_unclean_election_has_lost_its_committed_output(
     elected: Elected,
 ) -> None:
     """Kafka reports the loss of committed records to no client, so the job continues after them."""
@@ -158,7 +158,7 @@ def forgotten(
     elected: Elected, cluster: UncleanCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Forgotten:
     path = tmp_path_factory.mktemp("forgotten")
-    cluster.mend()
+    cluster.repair()
     for topic in STATE_TOPICS:
         cluster.move(topic, LOSES)
     ended = job_on(cluster, path / "ended", orders=False, totals=False)
@@ -176,7 +176,7 @@ def forgotten(
     return Forgotten(published, ended)
 
 
-def test_a_job_that_owes_nothing_goes_on_without_the_offsets_of_its_group(
+def test_job_without_open_publications_continues_if_its_group_offsets_are_lost(
     forgotten: Forgotten,
 ) -> None:
     folder = forgotten.ended

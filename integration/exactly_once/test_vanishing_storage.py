@@ -103,7 +103,7 @@ def process_of(run: Run, role: str) -> psutil.Process:
     raise AssertionError(f"no {role} runs")
 
 
-def test_an_unmounted_storage_is_waited_for(
+def test_job_waits_for_an_unmounted_checkpoint_storage(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -117,7 +117,7 @@ def test_an_unmounted_storage_is_waited_for(
     assert "restart" not in run.err.replace("0 restarts", ""), run.err
 
 
-def test_a_long_outage_ends_the_attempt_and_the_next_one_waits(
+def test_storage_outage_over_tolerated_outage_ends_the_attempt_and_the_next_attempt_waits(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -133,7 +133,7 @@ def test_a_long_outage_ends_the_attempt_and_the_next_one_waits(
 
 
 @pytest.mark.parametrize("role", ["jobmaster", "jobmanager"])
-def test_a_process_that_is_killed_meanwhile_is_followed_by_one_that_waits(
+def test_replacement_of_a_process_killed_without_storage_waits_for_the_storage(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk, role: str
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
@@ -147,7 +147,7 @@ def test_a_process_that_is_killed_meanwhile_is_followed_by_one_that_waits(
         disk.mount()
 
 
-def test_a_second_storage_behind_the_same_path_is_not_written_to(
+def test_job_does_not_write_to_a_second_storage_at_the_same_path(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)

@@ -7,7 +7,7 @@ every request: the kind and the version. A rule decides about each request:
     LOSE        the proxy delivers the request, but drops its answer and closes the connection
     Told        the request never reaches the broker. The client still gets an answer, which is an
                 error or looks as if the request was written. The proxy sends that answer when it
-                has delivered the next request for the same partition, or after `TOLD_AFTER_S`
+                has delivered the next request for the same partition, or after `ANSWER_DELAY_S_MAX`
 
 Only the broker executes the delivered requests, so every later error is the broker's own. Unlike
 `kill_matrix/proxy.py`, which knows only bytes, this proxy can select one of several requests in
@@ -33,7 +33,7 @@ WRITTEN: Final = 0
 NOT_LEADER: Final = 6
 OUT_OF_ORDER: Final = 45
 """Kafka's codes of requests and errors."""
-TOLD_AFTER_S: Final = 0.3
+ANSWER_DELAY_S_MAX: Final = 0.3
 """Longest time before the proxy answers a kept request, in seconds. A further request for the same
 partition makes the proxy answer earlier.
 """
@@ -61,14 +61,14 @@ class Request:
             (topic.name, row.index) for topic in topics for row in topic.partition_data
         )
 
-    def begins(self) -> bool:
+    def is_first_batch(self) -> bool:
         """Return whether a Produce request holds its producer's first batch for a partition."""
         rows = (row for topic in self.produced().topic_data for row in topic.partition_data)
         return any(BASE_SEQUENCE.unpack_from(row.records)[0] == 0 for row in rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ErrorAnswer:
     """An answer that the broker did not give: one error code for every partition of a Produce.
 
     `NOT_LEADER` is the answer of a broker from which the leadership has just moved. `WRITTEN` is
@@ -80,16 +80,16 @@ class Told:
 
 PASS: Final = "pass"
 LOSE: Final = "lose"
-Fate = str | Told
-Rule = Callable[[Request], Fate]
+Reaction = str | ErrorAnswer
+Rule = Callable[[Request], Reaction]
 
 
-def pass_all(_: Request) -> Fate:
+def pass_all(_: Request) -> Reaction:
     """Pass every request: the rule of a proxy that changes nothing."""
     return PASS
 
 
-class Meddler:
+class KafkaProxy:
     """A proxy with one listening port. A context manager."""
 
     def __init__(self) -> None:
@@ -142,10 +142,10 @@ class Meddler:
 class _Pipe:
     """A client's connection, and the connection to the broker that the proxy opens for it."""
 
-    meddler: Meddler
+    proxy: KafkaProxy
     client: socket.socket
     broker: socket.socket
-    asked: dict[int, Request] = field(default_factory=dict)
+    pending: dict[int, Request] = field(default_factory=dict)
     losing: set[int] = field(default_factory=set)
     kept: list[tuple[Request, int]] = field(default_factory=list)
     """Kept requests that are not answered yet, each with its error code."""
@@ -157,16 +157,16 @@ class _Pipe:
             while body := _read(self.client):
                 kind, version, correlation = struct.unpack_from(">hhi", body)
                 request = Request(kind, version, correlation, body)
-                fate = self.meddler.rule(request)
-                if isinstance(fate, Told):
-                    self._keep(request, fate.error)
+                reaction = self.proxy.rule(request)
+                if isinstance(reaction, ErrorAnswer):
+                    self._keep(request, reaction.error)
                     continue
-                self.asked[correlation] = request
-                if fate == LOSE:
+                self.pending[correlation] = request
+                if reaction == LOSE:
                     self.losing.add(correlation)
                 self.broker.sendall(_framed(body))
                 if kind == PRODUCE and self.kept:
-                    self.meddler.overtaken += self._tell_kept(request.partitions())
+                    self.proxy.overtaken += self._answer_kept(request.partitions())
         self._end()
 
     def answers(self) -> None:
@@ -174,33 +174,33 @@ class _Pipe:
         with suppress(OSError):
             while body := _read(self.broker):
                 (correlation,) = struct.unpack_from(">i", body)
-                request = self.asked.pop(correlation)
+                request = self.pending.pop(correlation)
                 if correlation in self.losing:
-                    self.meddler.lost += 1
+                    self.proxy.lost += 1
                     break
                 if request.kind == PRODUCE:
-                    self.meddler.produce_errors += _errors(body, request.version)
-                self._tell(body)
+                    self.proxy.produce_errors += _errors(body, request.version)
+                self._send_answer(body)
         self._end()
 
     def _keep(self, request: Request, error: int) -> None:
-        self.meddler.kept += 1
+        self.proxy.kept += 1
         self.kept.append((request, error))
-        late = threading.Timer(TOLD_AFTER_S, self._tell_kept, (request.partitions(),))
+        late = threading.Timer(ANSWER_DELAY_S_MAX, self._answer_kept, (request.partitions(),))
         late.daemon = True
         late.start()
 
-    def _tell_kept(self, partitions: frozenset[tuple[str, int]]) -> int:
+    def _answer_kept(self, partitions: frozenset[tuple[str, int]]) -> int:
         """Answer each kept request for these partitions once, and return their number."""
         with self.writing:
             told = [each for each in self.kept if each[0].partitions() & partitions]
             self.kept = [each for each in self.kept if each not in told]
         with suppress(OSError):  # the connection may have ended meanwhile
             for request, error in told:
-                self._tell(_answer(request, error))
+                self._send_answer(_answer(request, error))
         return len(told)
 
-    def _tell(self, body: bytes) -> None:
+    def _send_answer(self, body: bytes) -> None:
         with self.writing:
             self.client.sendall(_framed(body))
 

@@ -43,7 +43,7 @@ from integration.demo.totals import (
     start_job,
 )
 from integration.support.leak_detection import judge
-from integration.support.resource_usage import SLACK, Holdings
+from integration.support.resource_usage import SLACK, ResourceUsage
 from integration.support.running import GaveUpError, Report, TidegateRun, runs_with_checkpoint
 from integration.support.watching import CommittedOutput
 from tidegate.errors import TidegateError
@@ -135,12 +135,12 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
     with (
         CommittedOutput(place.bootstrap, place.totals) as output,
         start_job(place, *OPTIONS) as run,
-        Holdings(place.bootstrap, place.folder / ".tidegate") as holdings,
+        ResourceUsage(place.bootstrap, place.folder / ".tidegate") as usage,
     ):
         run.wait_for("running job", _runs)
         paced = {"seed": given.seed, "rate": given.rate, "records": records}
         with producer(place, **paced) as orders:
-            Attack(run, holdings, tally, given).go_on_for(seconds)
+            Attack(run, usage, tally, given).go_on_for(seconds)
             if orders.wait() != 0:
                 raise GaveUpError(f"The producer failed. See {place.folder / 'orders.log'}.")
             run.wait_for("running job after the last kill", runs_with_checkpoint, QUIET_S_MAX)
@@ -151,21 +151,21 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
             raise GaveUpError(f"The job ended with exit code {code}: {run.tail()}")
         verdict, said = check(place)
         say(said)
-        changed = output.taken_back(checker.read_committed(place.bootstrap, place.totals))
+        changed = output.vanished_records(checker.read_committed(place.bootstrap, place.totals))
     for line in changed or ["No visible record has changed or disappeared."]:
         say(line)
-    level = _tell_levels(holdings, tally)
+    level = _tell_levels(usage, tally)
     return EXACT if verdict == 0 and level and not changed else NOT_EXACT
 
 
-def _tell_levels(holdings: Holdings, tally: Tally) -> bool:
+def _tell_levels(usage: ResourceUsage, tally: Tally) -> bool:
     """Print each figure over time, and return whether all figures stayed level.
 
     The number of log files may grow with the number of TaskManagers, because each has its own.
     """
     files = LOGS_OF_A_TASKMANAGER * len(tally.taskmanagers)
     more = {"logs files": SLACK["logs files"] + files}
-    levels = judge(holdings.samples, SLACK | more)
+    levels = judge(usage.samples, SLACK | more)
     width = max(len(level.name) for level in levels)
     say(f"{'':{width}}  {'first':>9} {'last':>9} {'highest':>9} {'trend':>9} {'allowed':>9}")
     for level in levels:
@@ -182,9 +182,9 @@ class Attack:
     """A series of random kills and freezes, with measurements in between."""
 
     def __init__(
-        self, run: TidegateRun, holdings: Holdings, tally: Tally, given: argparse.Namespace
+        self, run: TidegateRun, usage: ResourceUsage, tally: Tally, given: argparse.Namespace
     ) -> None:
-        self._run, self._holdings, self._tally, self._given = run, holdings, tally, given
+        self._run, self._usage, self._tally, self._given = run, usage, tally, given
         self._chance = random.Random(given.seed)
         self._sample_s = max(SAMPLE_S_MIN, given.minutes * 60 / SAMPLES)
         self._thaw: dict[int, float] = {}
@@ -214,10 +214,10 @@ class Attack:
                 strike_s = now_s + self._chance.expovariate(1 / self._given.pause)
             if now_s >= sample_s:
                 sample_s = now_s + self._sample_s
-                self._holdings.sample(self._run)
+                self._usage.sample(self._run)
             if now_s >= tell_s:
                 tell_s = now_s + TELL_S
-                say(f"{time.strftime('%H:%M:%S')}  {self._tally}; {self._holdings}")
+                say(f"{time.strftime('%H:%M:%S')}  {self._tally}; {self._usage}")
             time.sleep(0.1)
         self._thaw_what_is_due(float("inf"))
 

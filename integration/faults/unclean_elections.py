@@ -105,7 +105,7 @@ class UncleanCluster:
         """Kill `LEADER`, and make `LAGGING` lead these topics. It lacks the new records."""
         wanted = {topic: list(self._partitions(topic)) for topic in topics}
         # Only these topics may lose their leader. On a slow machine the witness can have left the
-        # replicas in sync of another topic, which then would have no leader until `mend`.
+        # replicas in sync of another topic, which then would have no leader until `repair`.
         self._until(lambda: self._witness_replaces_leader(topics), "the witness is in sync")
         self.kafka.kill(LEADER)
         # `restart` returns when the broker finds coordinators, and these topics may hold theirs.
@@ -117,7 +117,7 @@ class UncleanCluster:
                 self._until(lambda: self._elected(admin, wanted), "the lagging broker leads")
             up.result()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Restart `LEADER`. It adopts the log of the present leader."""
         self.kafka.restart(LEADER)
 

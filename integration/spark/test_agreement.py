@@ -36,7 +36,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 
 
 @pytest.mark.parametrize(("name", "log"), [("three-levels", "transactions"), ("policies", "plain")])
-def test_a_backfill_on_spark_agrees_with_a_bounded_run(
+def test_backfill_on_spark_has_the_same_output_and_state_as_a_bounded_run(
     broker: EmbeddedKafka, session: BackfillSession, tmp_path: Path, name: str, log: Log
 ) -> None:
     prepared = Prepared.make(case_of(name), log, broker.bootstrap, tmp_path)

@@ -28,7 +28,7 @@ def test_a_backfill_on_spark_is_exact(job: BackfillJob, session: BackfillSession
     assert exact(job)
 
 
-def test_workers_that_are_killed_lose_and_double_nothing(
+def test_backfill_on_spark_is_exact_when_python_workers_are_killed(
     job: BackfillJob, session: BackfillSession
 ) -> None:
     """A thread kills a Python worker with SIGKILL, up to six times, at any point of its tasks."""

@@ -37,7 +37,7 @@ def job(broker: EmbeddedKafka, tmp_path: Path) -> Job:
     return made
 
 
-def test_the_command_on_a_session_of_its_own_is_exact_and_quiet(job: Job) -> None:
+def test_backfill_command_with_its_own_spark_session_is_exact_and_logs_nothing(job: Job) -> None:
     job.master = "local[2]"
     code, events = job.run("-p", "2")
     assert code == DONE, job.log()
@@ -49,7 +49,7 @@ def test_the_command_on_a_session_of_its_own_is_exact_and_quiet(job: Job) -> Non
     job.assert_exact()
 
 
-def test_a_server_of_spark_connect_is_refused_before_spark_starts(job: Job) -> None:
+def test_spark_connect_master_is_refused_before_spark_starts(job: Job) -> None:
     job.master = "sc://127.0.0.1:15002"
     code, events = job.run("-p", "2")
     assert code == REFUSED
@@ -57,7 +57,7 @@ def test_a_server_of_spark_connect_is_refused_before_spark_starts(job: Job) -> N
     assert "A backfill cannot run through Spark Connect (sc://127.0.0.1:15002)" in job.log()
 
 
-def test_under_spark_submit_it_adopts_the_session_that_it_finds(
+def test_backfill_command_under_spark_submit_uses_the_existing_session(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_the_demo_on_spark_survives_its_kills_exactly(tmp_path: Path) -> None:
+def test_demo_on_spark_is_exact_after_its_kills(tmp_path: Path) -> None:
     words = ["--records", "100000", "--directory", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "integration.demo.spark", *words],

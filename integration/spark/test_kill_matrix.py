@@ -41,11 +41,11 @@ def name_of(scenario: Scenario) -> str:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
-def test_a_backfill_that_is_struck_is_exact(scenario: Scenario, stage: Stage) -> None:
+def test_backfill_is_exact_after_each_kill_of_the_sample(scenario: Scenario, stage: Stage) -> None:
     results = list(scenario.run(scenario.cells, stage))
     assert [(each.cell, each.verdict) for each in results if not each.right] == []
     assert [each.cell for each in results] == list(scenario.cells)
 
 
-def test_the_sample_has_twelve_cells() -> None:
+def test_kill_matrix_sample_has_twelve_cells() -> None:
     assert sum(len(each.cells) for each in SCENARIOS) == 12

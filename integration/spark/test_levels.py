@@ -77,7 +77,9 @@ def test_every_level_gets_every_frame_once_and_in_order(session: BackfillSession
     assert len({each.run for each in reports}) == P * LEVELS
 
 
-def test_a_killed_worker_is_run_again_by_another_attempt(session: BackfillSession) -> None:
+def test_task_of_a_killed_worker_is_retried_by_another_task_attempt(
+    session: BackfillSession,
+) -> None:
     reports = run_levels(session, P, LEVELS, entry("killed_once"), b"")
     check_exchange(reports)
     again = [each for each in reports if each.attempt_number > 0]
@@ -97,7 +99,7 @@ def test_reports_go_past_levels_that_read_nothing(session: BackfillSession) -> N
     ]
 
 
-def test_one_subtask_and_one_level_are_a_job_too(session: BackfillSession) -> None:
+def test_spark_job_runs_with_one_subtask_and_one_level(session: BackfillSession) -> None:
     [report] = run_levels(session, 1, 1, entry("empty"), b"body")
     assert report.body == b"body"
 
@@ -108,7 +110,7 @@ def test_a_task_that_fails_each_time_fails_the_job_in_one_line(session: Backfill
     assert str(caught.value) == "The Spark job failed: ValueError: no such luck."
 
 
-def test_tasks_notice_partitions_that_spark_has_merged(session: BackfillSession) -> None:
+def test_task_refuses_rows_of_partitions_that_spark_has_merged(session: BackfillSession) -> None:
     tasks = [LevelTask(level, 2, P, entry("exchange"), b"") for level in range(2)]
     sent = build_plan(session.spark, P, tasks[:1])
     merged = sent.repartitionById(P, "receiver").coalesce(2).sortWithinPartitions(*SORT_COLUMNS)
@@ -117,7 +119,7 @@ def test_tasks_notice_partitions_that_spark_has_merged(session: BackfillSession)
         merged.collect()
 
 
-def test_a_plan_that_spark_may_rewrite_is_refused(session: BackfillSession) -> None:
+def test_session_with_adaptive_query_execution_is_refused(session: BackfillSession) -> None:
     adaptive = session.spark.newSession()
     adaptive.conf.set("spark.sql.adaptive.enabled", "true")
     with pytest.raises(InternalError, match="adaptive query execution is on"):
@@ -163,7 +165,7 @@ def run_task(task_attempt: TaskAttempt, received: list[Any], sent: list[Any]) ->
     return list(task.run(task_attempt, write_batches(received)))
 
 
-def test_rows_survive_the_way_through_arrow() -> None:
+def test_rows_survive_encode_and_decode_with_arrow() -> None:
     report = report_row(attempt().report(b"body"))
     rows: list[Any] = [frame(), frame(receiver=3, ord=-(1 << 62)), report]
     assert list(read_rows(write_batches(rows))) == rows
@@ -175,7 +177,7 @@ def test_batches_are_bounded_in_rows_and_bytes() -> None:
     assert [batch.num_rows for batch in write_batches([large] * 3)] == [1, 1, 1]
 
 
-def test_a_report_is_passed_on_behind_what_the_entry_sends() -> None:
+def test_task_passes_a_report_on_after_the_frames_it_sends() -> None:
     report = report_row(attempt(level=0).report(b"body"))
     assert run_task(attempt(), [frame(), report], [frame(receiver=3)]) == [frame(3), report]
 
@@ -190,7 +192,7 @@ def test_a_report_is_passed_on_behind_what_the_entry_sends() -> None:
         ([], [frame(ord=MARKER_ORD + 1)], "sorts as a report"),
     ],
 )
-def test_a_row_that_cannot_be_is_our_bug(
+def test_task_refuses_invalid_received_or_sent_rows(
     received: list[Any], sent: list[Any], complaint: str
 ) -> None:
     with pytest.raises(InternalError, match=complaint):
@@ -202,7 +204,7 @@ def test_the_last_level_sends_no_frames() -> None:
         run_task(attempt(level=2), [], [frame()])
 
 
-def test_a_source_task_has_the_row_with_its_own_number() -> None:
+def test_source_task_refuses_source_rows_other_than_its_own() -> None:
     import pyarrow as pa
 
     task = LevelTask(0, 3, P, entry("empty"), b"")
@@ -213,7 +215,7 @@ def test_a_source_task_has_the_row_with_its_own_number() -> None:
 
 
 @pytest.mark.parametrize("name", ["json", "json:", "json:no_such", ":dumps"])
-def test_an_entry_that_is_not_there_is_our_bug(name: str) -> None:
+def test_level_task_with_a_missing_or_malformed_entry_raises_internal_error(name: str) -> None:
     task = LevelTask(1, 3, P, name, b"")
     with pytest.raises(InternalError):
         list(task.run(attempt(), iter(())))

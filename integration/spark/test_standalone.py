@@ -84,7 +84,7 @@ def test_a_backfill_on_two_workers_is_exact(job: BackfillJob, remote: BackfillSe
     assert exact(job)
 
 
-def test_a_worker_that_is_killed_loses_and_doubles_nothing(
+def test_backfill_is_exact_when_a_standalone_worker_is_killed(
     job: BackfillJob, cluster: Cluster, remote: BackfillSession
 ) -> None:
     """The worker dies with its executor and its Python workers, as on a host that is switched

@@ -73,7 +73,7 @@ def test_a_streamed_backfill_is_exact(job: BackfillJob, session: BackfillSession
     assert left(session) == []
 
 
-def test_each_wave_is_a_batch_without_rows_and_runs_in_the_thread_of_the_driver(
+def test_each_wave_is_an_empty_streaming_batch_and_runs_in_the_driver_thread(
     session: BackfillSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[tuple[int, int, str]] = []
@@ -104,7 +104,7 @@ def wrap_batches(monkeypatch: pytest.MonkeyPatch, around: Callable[[Any, Any, in
     monkeypatch.setattr(DataStreamWriter, "foreachBatch", wrapped)
 
 
-def test_a_batch_that_spark_repeats_runs_the_next_wave_and_none_behind_the_last(
+def test_repeated_streaming_batch_runs_the_next_wave_and_none_after_the_last(
     session: BackfillSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers: list[int] = []
@@ -122,7 +122,7 @@ def test_a_batch_that_spark_repeats_runs_the_next_wave_and_none_behind_the_last(
     assert left(session) == []
 
 
-def test_an_error_of_a_wave_comes_out_as_the_object_that_it_is(
+def test_error_of_a_wave_is_raised_as_the_same_exception_object(
     session: BackfillSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = UserCodeError("step total: no such luck")
@@ -175,7 +175,7 @@ def test_a_backfill_whose_wave_fails_raises_its_error_and_the_next_run_is_exact(
     assert exact(job)
 
 
-def test_a_query_that_somebody_stops_is_an_error(session: BackfillSession) -> None:
+def test_stopped_streaming_query_raises_spark_error(session: BackfillSession) -> None:
     """The stop waits for the running wave."""
     stopping: list[threading.Thread] = []
 
@@ -201,14 +201,14 @@ def test_a_query_that_somebody_stops_is_an_error(session: BackfillSession) -> No
         ("4.3.0", True, True),
     ],
 )
-def test_a_spark_without_such_sources_and_shipped_packages_get_the_plain_loop(
+def test_plain_loop_is_used_for_old_spark_versions_and_shipped_packages(
     version: str, ships: bool, is_plain: bool
 ) -> None:
     session: Any = SimpleNamespace(spark=SimpleNamespace(version=version), ships=ships)
     assert (make_wave_loop(session) is run_in_turn) == is_plain
 
 
-def test_the_source_has_one_wave_more_until_the_last_is_done(tmp_path: Path) -> None:
+def test_wave_source_offers_one_more_wave_until_the_last_is_done(tmp_path: Path) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
     from tidegate.backfill.spark.wave_source import OVER, WaveSource

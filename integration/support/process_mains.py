@@ -70,7 +70,7 @@ class OsStarter:
         return processes(self._common, early)
 
 
-class OsMe:
+class OsProcessUnderTest:
     """The current process, as the contract sees it."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,9 +91,9 @@ class OsMe:
 
 def child(does: JobName, folder: str, _epoch: LeaderEpoch, _drivers: Drivers) -> int:
     """Run a child process. `ClusterSpec.role_mains` names this function."""
-    return behave(does, OsMe(Path(folder)))
+    return behave(does, OsProcessUnderTest(Path(folder)))
 
 
 def slot(start: StartSlot, _drivers: Drivers, _tm: TaskManagerId, _tm_pid: int) -> int:
     """Run a slot process. `ClusterSpec.role_mains` names this function."""
-    return behave(str(start.settings["does"]), OsMe(Path.cwd()))
+    return behave(str(start.settings["does"]), OsProcessUnderTest(Path.cwd()))

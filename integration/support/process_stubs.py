@@ -76,10 +76,10 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
     if not isinstance(accepted, JobMasterAccepted):
         return 4
     stub = StubJobMaster(job, accepted.submission.parallelism)
-    asked = 0
+    requested_attempt = 0
     while stub.state == "RUNNING":
-        if asked != stub.attempt:
-            asked = stub.attempt
+        if requested_attempt != stub.attempt:
+            requested_attempt = stub.attempt
             jobmanager.call(
                 RequestSlots(
                     job=job,
@@ -91,7 +91,7 @@ def jobmaster(job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers
             )
         jobmanager.call(ReportJob(epoch=epoch, report=stub.report()))
         with contextlib.suppress(queue.Empty):
-            stub.take(events.get(timeout=0.1))
+            stub.receive(events.get(timeout=0.1))
     jobmanager.call(ReportJob(epoch=epoch, report=stub.report()))
     server.close()
     return 0
@@ -108,7 +108,7 @@ class StubJobMaster:
         self.slots: dict[int, SlotReport] = {}
         self.history: list[AttemptReport] = []
 
-    def take(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         match message:
             case RegisterSlot() if message.attempt == self.attempt:
                 self.slots[message.ordinal] = SlotReport(

@@ -46,13 +46,13 @@ SLACK: Final = {
 """The growth that each figure may always have: about two checkpoints or one attempt more."""
 
 
-class Holdings:
+class ResourceUsage:
     """The samples of one cluster."""
 
     def __init__(self, bootstrap: str, folder: Path) -> None:
         """Take the brokers and `folder`, the cluster's `.tidegate`, which holds its files."""
         self._folder = folder
-        self._log = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
+        self._admin = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
         self._open_since: dict[str, float] = {}
         self.samples: list[tuple[float, dict[str, float]]] = []
         """Pairs of monotonic seconds and figures by name."""
@@ -66,7 +66,7 @@ class Holdings:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._log.close()
+        self._admin.close()
 
     def __str__(self) -> str:
         """Describe the newest sample."""
@@ -87,7 +87,7 @@ class Holdings:
     def _of_transactions(self, now_s: float) -> dict[str, float]:
         """Count the open transactions, and measure for how long the oldest has been seen open."""
         try:
-            listed = self._log.list("tidegate.")
+            listed = self._admin.list("tidegate.")
         except KafkaError:
             return {}
         open_ = {id_ for id_, state in listed.items() if state is TransactionState.ONGOING}

@@ -16,7 +16,7 @@ import time
 
 import msgspec
 
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config, KafkaSettings
@@ -40,14 +40,14 @@ def numbered(first: int, count: int) -> RecordBatch:
 
 def main() -> None:
     bootstrap, topic, job, intervals, records, *mistakes = sys.argv[1:]
-    around = Surroundings(
+    harness = SubtaskHarness(
         SystemDrivers(),
         KafkaTransactionAdmin({"bootstrap.servers": bootstrap}),
         job=job,
         config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
         threads=True,
     )
-    writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), around.context)
+    writer = KafkaSinkWriter(KafkaSink(topic, value=Raw()), Uid("out"), harness.context)
     writer.open()
     acks: list[tuple[PreparedTransaction, ...]] = []
     size, total = int(records), 0
@@ -55,11 +55,11 @@ def main() -> None:
         writer.write(numbered(total, size))
         total += size
         if mistakes:
-            around.until(lambda: writer._intervals[0].lease)
+            harness.until(lambda: writer._intervals[0].lease)
             kept = writer._intervals[0].lease
         writer.prepare(CheckpointId(Attempt(1), interval), acks.append)
         done = interval + 1
-        around.until(lambda done=done: len(acks) == done)  # type: ignore[misc]
+        harness.until(lambda done=done: len(acks) == done)  # type: ignore[misc]
         print(json.dumps(msgspec.to_builtins(acks[-1])), flush=True)
     if mistakes:
         assert kept is not None
@@ -67,7 +67,7 @@ def main() -> None:
         producer.send(topic, numbered(total, size // 2).values, None)
     else:
         writer.write(numbered(total, size // 2))
-        around.until(lambda: writer._intervals[0].lease)
+        harness.until(lambda: writer._intervals[0].lease)
         lease = writer._intervals[0].lease
         assert lease is not None
         producer = lease.producer

@@ -3,9 +3,9 @@
 The watcher is a `read_committed` consumer in its own thread. It counts records, and for each batch
 it keeps the time of arrival and the timestamp of the youngest record. With these the demo can tell
 when the first output of a new attempt became visible to any reader. The watcher also keeps a
-running digest of the records of each partition. At the end, `taken_back` compares the digest with
-the records that a new reader finds. A record that was visible once must stay for ever, at the same
-offset, with no record inserted before it.
+running digest of the records of each partition. At the end, `vanished_records` compares the digest
+with the records that a new reader finds. A record that was visible once must stay for ever, at the
+same offset, with no record inserted before it.
 
 Like the checker, this module imports only confluent_kafka and the standard library.
 """
@@ -43,7 +43,7 @@ PASSING = frozenset(
 """Errors that a reader gets while brokers are away. It continues to read after them."""
 
 
-class Seen(NamedTuple):
+class VisibleRecord(NamedTuple):
     """A record as the watcher saw it."""
 
     partition: int
@@ -89,7 +89,7 @@ class CommittedOutput:
     def __init__(self, bootstrap: str, topic: str, *, keep: bool = False) -> None:
         """Prepare the consumer. `keep` stores every record for `kept`; avoid it in long runs."""
         self._topic = topic
-        self._kept: list[Seen] | None = [] if keep else None
+        self._kept: list[VisibleRecord] | None = [] if keep else None
         self._traces: dict[int, Trace] = {}
         self._consumer = Consumer(
             {
@@ -129,7 +129,7 @@ class CommittedOutput:
         """The number of committed records seen so far."""
         return self._records
 
-    def kept(self) -> list[Seen]:
+    def kept(self) -> list[VisibleRecord]:
         """Return all records seen so far, each partition in order.
 
         Raises RuntimeError if the topic cannot be read. The list is empty without `keep`.
@@ -139,7 +139,9 @@ class CommittedOutput:
                 raise RuntimeError(self._failure)
             return list(self._kept or ())
 
-    def taken_back(self, end: Iterable[tuple[int, int, bytes | None, bytes | None]]) -> list[str]:
+    def vanished_records(
+        self, end: Iterable[tuple[int, int, bytes | None, bytes | None]]
+    ) -> list[str]:
         """Describe which visible records have changed or disappeared, in a sentence per partition.
 
         `end` holds the partition, offset, key and value of every committed record that is there
@@ -207,4 +209,4 @@ class CommittedOutput:
         key, value = message.key(), message.value()
         self._traces.setdefault(number, Trace()).add(offset, key, value)
         if self._kept is not None:
-            self._kept.append(Seen(number, offset, key, value))
+            self._kept.append(VisibleRecord(number, offset, key, value))

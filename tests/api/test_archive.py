@@ -76,7 +76,9 @@ def left_out(archive: CodeArchive) -> dict[str, str]:
     return {each.path: each.reason for each in archive.left_out}
 
 
-def test_a_single_module_has_its_helpers_and_data_with_it(tmp_path: Path) -> None:
+def test_archive_of_a_single_module_includes_its_helper_modules_and_data_files(
+    tmp_path: Path,
+) -> None:
     written(tmp_path, "job.py:import helper", "helper.py:X = 1", "rules/a.avsc:{}")
     archive = single(tmp_path)
     assert archive.files == ("helper.py", "job.py", "rules/a.avsc")
@@ -124,7 +126,7 @@ def test_a_package_is_packed_with_all_modules_and_packages_beside_it(tmp_path: P
     assert left_out(archive) == {}
 
 
-def test_a_module_beside_a_package_that_is_a_link_out_of_the_folder_is_listed(
+def test_symlink_beside_a_package_that_leads_out_of_the_folder_is_left_out_and_listed(
     tmp_path: Path,
 ) -> None:
     work = written(tmp_path / "work", "flows/__init__.py:", "flows/job.py:")
@@ -137,7 +139,7 @@ def test_a_module_beside_a_package_that_is_a_link_out_of_the_folder_is_listed(
     }
 
 
-def test_what_lies_beside_a_package_is_left_out_before_the_package_is_refused(
+def test_modules_beside_a_package_are_left_out_first_if_the_archive_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, "flows/__init__.py:", "flows/job.py:" + "A" * 50, "other.py:" + "B" * 60)
@@ -153,7 +155,9 @@ def test_what_lies_beside_a_package_is_left_out_before_the_package_is_refused(
     assert left_out(archive) == {".": "2 files: more than 2 are not stored"}
 
 
-def test_an_installed_package_is_packed_without_the_working_folder(tmp_path: Path) -> None:
+def test_installed_package_is_packed_with_only_imported_modules_of_the_working_folder(
+    tmp_path: Path,
+) -> None:
     """The command may run in a home folder."""
     written(tmp_path / "lib", "flows/__init__.py:", "flows/job.py:", "beside.py:")
     work = written(tmp_path / "work", "other.py:", "helper.py:")
@@ -186,7 +190,7 @@ def test_files_that_are_known_to_hold_secrets_are_left_out_and_listed(tmp_path: 
     assert left_out(archive) == dict.fromkeys(SECRETS, "may hold a secret")
 
 
-def test_a_schema_file_of_the_working_folder_belongs_to_a_package(tmp_path: Path) -> None:
+def test_schema_file_in_the_working_folder_is_packed_with_a_package(tmp_path: Path) -> None:
     written(tmp_path, "flows/__init__.py:", "schemas/a.avsc:{}", "other.txt:")
     pipeline = imported("flows", tmp_path / "flows")
     names = ["schemas/a.avsc", "./schemas/a.avsc", "../outside.avsc", str(tmp_path / "other.txt")]
@@ -205,7 +209,9 @@ def test_the_same_files_give_the_same_archive(tmp_path: Path) -> None:
     assert single(tmp_path / "two").digest != one.digest
 
 
-def test_what_is_no_code_is_left_out_and_listed(tmp_path: Path) -> None:
+def test_caches_settings_links_and_virtual_environments_are_left_out_and_listed(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "work"
     for path, text in {
         "job.py": "A = 1",
@@ -274,7 +280,7 @@ def test_data_files_beyond_the_limit_are_left_out_by_folder(
         single(tmp_path)
 
 
-def test_a_folder_that_is_too_large_to_be_looked_at_is_refused(
+def test_folder_with_too_many_files_to_scan_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline in a home folder, say: reading it would take minutes."""
@@ -301,7 +307,7 @@ def stored(data: bytes) -> BlobStore:
     return blobs  # type: ignore[return-value]  # files are not asked for
 
 
-def test_what_was_packed_is_installed_for_this_user_only(tmp_path: Path) -> None:
+def test_archive_is_installed_with_modes_for_its_owner_only(tmp_path: Path) -> None:
     work = written(tmp_path / "work", "job.py:A = 1", "rules/a.txt:rules")
     archive = single(work)
     root = tmp_path / "cache"
@@ -314,7 +320,7 @@ def test_what_was_packed_is_installed_for_this_user_only(tmp_path: Path) -> None
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
 
 
-def test_a_file_that_was_changed_where_it_is_installed_is_written_again(tmp_path: Path) -> None:
+def test_install_rewrites_changed_files_and_keeps_unchanged_files(tmp_path: Path) -> None:
     archive = single(written(tmp_path / "work", "job.py:A = 1", "b.py:B = 1"))
     parts = stored(archive.data), PATH, archive.digest, archive.size, tmp_path / "cache"
     folder = install(*parts)
@@ -331,7 +337,7 @@ def test_a_file_that_was_changed_where_it_is_installed_is_written_again(tmp_path
     assert not (folder / "b.py").is_symlink()
 
 
-def test_a_missing_or_damaged_archive_is_named(tmp_path: Path) -> None:
+def test_install_error_names_a_missing_or_damaged_archive(tmp_path: Path) -> None:
     archive = single(written(tmp_path / "work", "job.py:A = 1"))
     damaged = archive.data[:-1] + bytes([archive.data[-1] ^ 1])
     root = tmp_path / "cache"
@@ -342,7 +348,7 @@ def test_a_missing_or_damaged_archive_is_named(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_install_error_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     archive = single(written(tmp_path / "work", "job.py:A = 1"))
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StorageError, match=rf"cannot be written to {tmp_path}/cache"):
@@ -363,7 +369,7 @@ BAD_NAMES = ["../x", "/etc/x", "a/../../x", "a//b", "./x", "a/", "..", "c:\\x\\.
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_leads_out_of_the_folder_is_refused_before_anything_is_written(
+def test_archive_with_a_path_out_of_the_folder_is_refused_before_any_file_is_written(
     tmp_path: Path, name: str
 ) -> None:
     data = zipped("good.py", name)
@@ -372,7 +378,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused_before_anything_is_writt
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_links_and_files_that_come_twice_are_refused() -> None:
+def test_archive_with_a_symlink_or_a_duplicate_file_name_is_refused() -> None:
     with pytest.raises(CorruptCheckpointError, match="not as a regular file"):
         list(contents(zipped("a", mode=stat.S_IFLNK | 0o777), PATH, SIZE_MAX))
     with pytest.warns(UserWarning, match="Duplicate name"):
@@ -381,13 +387,13 @@ def test_links_and_files_that_come_twice_are_refused() -> None:
         list(contents(twice, PATH, SIZE_MAX))
 
 
-def test_no_more_is_unpacked_than_was_submitted() -> None:
+def test_archive_larger_than_the_submitted_size_is_refused() -> None:
     assert dict(contents(zipped("a", "b"), PATH, 2)) == {"a": b"x", "b": b"x"}
     with pytest.raises(CorruptCheckpointError, match="more than 1 bytes"):
         list(contents(zipped("a", "b"), PATH, 1))
 
 
-def test_what_is_no_archive_is_named() -> None:
+def test_error_names_an_archive_that_is_not_a_zip_file() -> None:
     with pytest.raises(CorruptCheckpointError, match=f"archive {PATH} cannot be read"):
         list(contents(b"no zip", PATH, SIZE_MAX))
 
@@ -402,7 +408,7 @@ def test_a_host_keeps_the_newest_archives_of_a_job(tmp_path: Path) -> None:
     assert set(root.iterdir()) == set(folders[-INSTALLED_KEPT:])
 
 
-def test_an_old_archive_that_another_process_removes_meanwhile_is_no_error(
+def test_install_ignores_an_old_archive_that_another_process_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slots of a host install at the same time, and each of them removes the same folders."""
@@ -429,7 +435,7 @@ NAMES = st.text(alphabet="ab", min_size=1, max_size=3)
 
 
 @given(files=st.dictionaries(NAMES.map(lambda name: f"{name}.txt"), st.binary(max_size=50)))
-def test_files_come_out_as_they_went_in(
+def test_packed_files_are_unpacked_with_equal_content(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]
 ) -> None:
     folder = tmp_path_factory.mktemp("work")

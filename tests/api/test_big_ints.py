@@ -48,18 +48,18 @@ FULL = Sums(BIG, [1, -BIG], {BIG: 1, 2: BIG}, BIG, {BIG, 1}, {"a": BIG, "b": 1},
 
 
 @given(st.integers() | st.integers(-(2**200), 2**200))
-def test_every_int_comes_back(value: int) -> None:
+def test_stored_int_of_any_size_is_read_back_equal(value: int) -> None:
     codec = state_codec(int, 0, {})
     assert codec.decode(codec.encode(value)) == value
 
 
 @pytest.mark.parametrize("edge", [2**63 - 1, 2**63, BIG - 1, -(2**63)])
-def test_what_msgpack_has_numbers_for_is_stored_as_before(edge: int) -> None:
+def test_int_that_fits_64_bits_is_stored_as_a_plain_msgpack_int(edge: int) -> None:
     assert state_codec(int, 3, {}).encode(edge) == b"\x03" + msgspec.msgpack.encode(edge)
     assert isinstance(pack_int(edge), int)
 
 
-def test_the_layout_of_a_big_int() -> None:
+def test_big_int_is_stored_as_the_golden_bytes() -> None:
     assert state_codec(int, 0, {}).encode(BIG).hex() == "00c70901010000000000000000"
     assert state_codec(int, 0, {}).encode(-BIG).hex() == "00c70901ff0000000000000000"
     assert state_codec(dict[int, int], 0, {}).encode({BIG: 1}).hex() == (
@@ -68,7 +68,7 @@ def test_the_layout_of_a_big_int() -> None:
 
 
 @pytest.mark.parametrize("value", [FULL, SMALL, msgspec.structs.replace(SMALL, by_number={1: BIG})])
-def test_a_big_int_may_be_anywhere_in_a_record(value: Sums) -> None:
+def test_record_with_big_ints_in_any_field_is_read_back_equal(value: Sums) -> None:
     codec = state_codec(Sums, 0, {})
     assert codec.decode(codec.encode(value)) == value
 
@@ -84,7 +84,7 @@ def test_a_big_int_may_be_anywhere_in_a_record(value: Sums) -> None:
         (tuple[int, ...], (BIG, 1)),
     ],
 )
-def test_a_big_int_may_be_in_any_container(of: Any, value: Any) -> None:
+def test_container_with_big_ints_is_read_back_with_its_value_and_type(of: Any, value: Any) -> None:
     codec = state_codec(of, 0, {})
     read = codec.decode(codec.encode(value))
     assert read == value
@@ -100,7 +100,7 @@ def test_a_big_int_is_read_under_an_older_schema(value: Sums) -> None:
     assert read == expected
 
 
-def test_a_decoder_that_does_not_know_the_extension_refuses_it() -> None:
+def test_decoder_without_the_big_int_extension_refuses_the_bytes() -> None:
     stored = state_codec(Sums, 0, {}).encode(FULL)[1:]
     with pytest.raises(msgspec.ValidationError, match="got `ext`"):
         msgspec.msgpack.decode(stored, type=tuple[int, Any, Any, Any, Any, Any, Any, Any])
@@ -109,7 +109,7 @@ def test_a_decoder_that_does_not_know_the_extension_refuses_it() -> None:
         msgspec.msgpack.decode(keyed, type=dict[int, int])
 
 
-def test_another_extension_is_no_int() -> None:
+def test_int_decoder_refuses_an_unknown_msgpack_extension() -> None:
     other = msgspec.msgpack.encode(msgspec.msgpack.Ext(2, b"\x01"))
     with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
         state_codec(int, 0, {}).decode(b"\x00" + other)
@@ -117,16 +117,16 @@ def test_another_extension_is_no_int() -> None:
         unpack_int(msgspec.msgpack.Ext(2, b"\x01"))
 
 
-def test_bytes_of_another_type_are_refused_as_before() -> None:
+def test_int_decoder_refuses_the_bytes_of_a_str() -> None:
     with pytest.raises(msgspec.ValidationError, match=r"^Expected `int`, got `str`$"):
         state_codec(int, 0, {}).decode(b"\x00\xa1x")
 
 
-def test_what_any_holds_has_no_type_to_come_back_by() -> None:
+def test_big_int_in_a_state_of_type_any_is_refused() -> None:
     with pytest.raises(OverflowError):
         state_codec(Any, 0, {}).encode([BIG])
 
 
-def test_the_exchange_has_ints_of_64_bits() -> None:
+def test_exchange_column_refuses_an_int_beyond_64_bits() -> None:
     with pytest.raises(OverflowError):
         column_codec(int).encode([BIG])

@@ -64,7 +64,9 @@ def digest(folder: Path, reference: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_class_is_found_and_the_folder_is_first_on_the_path(tmp_path: Path) -> None:
+def test_load_pipeline_finds_the_class_and_puts_its_folder_first_on_sys_path(
+    tmp_path: Path,
+) -> None:
     package(tmp_path, "found")
     before = list(sys.path)
     try:
@@ -98,7 +100,7 @@ def test_a_class_is_found_and_the_folder_is_first_on_the_path(tmp_path: Path) ->
         ),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_refused(
+def test_reference_that_leads_to_no_pipeline_class_is_refused(
     tmp_path: Path, reference: str, words: str
 ) -> None:
     package(tmp_path, "lost")
@@ -113,7 +115,7 @@ def test_a_reference_that_leads_nowhere_is_refused(
     assert words in str(caught.value)
 
 
-def test_the_digest_changes_with_any_file_of_the_package_and_with_nothing_else(
+def test_code_digest_changes_only_with_the_modules_of_the_package(
     tmp_path: Path,
 ) -> None:
     made = package(tmp_path, "dug")
@@ -127,7 +129,7 @@ def test_the_digest_changes_with_any_file_of_the_package_and_with_nothing_else(
     assert len({first, second, digest(tmp_path, "dug.good:Copies")}) == 3
 
 
-def test_a_module_outside_a_package_is_its_own_code(tmp_path: Path) -> None:
+def test_code_digest_of_a_single_module_changes_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "helper_alone.py").write_text("def wanted(number: int) -> bool:\n    return True\n")
     source = GOOD.format(package="x").replace("x.helper", "helper_alone")
     (tmp_path / "alone.py").write_text(source)
@@ -136,7 +138,7 @@ def test_a_module_outside_a_package_is_its_own_code(tmp_path: Path) -> None:
     assert digest(tmp_path, "alone:Copies") != first
 
 
-def test_what_differs_from_what_was_submitted_is_refused(tmp_path: Path) -> None:
+def test_rebuild_refuses_another_python_version_code_digest_or_fingerprint(tmp_path: Path) -> None:
     package(tmp_path, "moved")
     reference, before = "moved.good:Copies", list(sys.path)
     try:
@@ -160,7 +162,7 @@ def test_what_differs_from_what_was_submitted_is_refused(tmp_path: Path) -> None
         sys.path[:] = before
 
 
-def test_places_are_shown_below_the_folder_of_the_code(
+def test_place_of_a_step_is_shown_relative_to_the_code_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Users know `shown/good.py`, and not where a host has unpacked it."""
@@ -182,7 +184,7 @@ def test_places_are_shown_below_the_folder_of_the_code(
     assert node.location == "shown/good.py:10"
 
 
-def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
+def test_code_folder_is_registered_once_in_a_process_with_many_attempts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of Spark runs thousands of tasks, and each place looks through all folders."""
@@ -192,7 +194,7 @@ def test_a_folder_of_code_is_kept_once_however_many_attempts_a_process_runs(
     assert location._code_folders == [tmp_path]
 
 
-def test_a_place_beside_a_folder_of_code_is_not_shown_below_it(
+def test_place_of_a_step_is_not_relative_to_a_folder_whose_name_is_only_a_prefix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package(tmp_path, "beside")
@@ -241,7 +243,7 @@ class Flaky(Pipeline, name="flaky"):
         ("SyntaxError('no Python')", PipelineError),
     ],
 )
-def test_what_code_raises_elsewhere_that_worked_at_submit_is_tried_again(
+def test_rebuild_translates_exceptions_of_user_code_and_succeeds_when_retried(
     tmp_path: Path, where: str, raised: str, expected: type[TidegateError]
 ) -> None:
     module = f"flaky_{where.replace('-', '_')}"

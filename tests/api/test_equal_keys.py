@@ -180,13 +180,13 @@ def law(of: Any, keys: st.SearchStrategy[Any]) -> None:
 
 
 @pytest.mark.parametrize(("of", "keys"), KEYS, ids=[str(of) for of, _ in KEYS])
-def test_equal_in_python_means_equal_bytes_and_the_other_way(
+def test_normalised_keys_have_equal_bytes_exactly_if_python_calls_them_equal(
     of: Any, keys: st.SearchStrategy[Any]
 ) -> None:
     law(of, keys)
 
 
-def test_the_repeated_hour_is_two_keys() -> None:
+def test_key_normaliser_distinguishes_the_two_instants_of_a_repeated_hour() -> None:
     assert FIRST_0230 == SECOND_0230, "which is why the key that Python sees must be another"
     normalise: Any = key_normaliser(datetime)
     assert normalise(FIRST_0230) == datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
@@ -197,7 +197,7 @@ def test_the_repeated_hour_is_two_keys() -> None:
 
 
 @given(moments)
-def test_the_bytes_of_a_datetime_are_those_of_before(key: datetime) -> None:
+def test_datetime_key_bytes_are_the_microseconds_since_1970(key: datetime) -> None:
     """Stored keys must be found again."""
     normalise: Any = key_normaliser(datetime)
     microseconds = (key - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
@@ -255,13 +255,13 @@ class AnyCaseModel(BaseModel):
 
 
 @pytest.mark.parametrize("of", [AnyCase, AnyCaseStruct, AnyCaseModel, Extra, Private])
-def test_a_class_that_compares_by_other_rules_is_no_key(of: Any) -> None:
+def test_class_that_does_not_compare_by_its_fields_is_refused_as_a_key(of: Any) -> None:
     with pytest.raises(PipelineError, match="so equal keys could have different bytes"):
         key_encoder(of)
 
 
 @pytest.mark.parametrize("of", [Card, GoldCard, Visit, LongVisit, Stay])
-def test_a_class_that_compares_its_fields_is_a_key(of: Any) -> None:
+def test_class_that_compares_by_its_fields_is_accepted_as_a_key(of: Any) -> None:
     assert not type_info(of).why_not_key
 
 
@@ -275,7 +275,7 @@ def step(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Step]:
     step.stop()
 
 
-def test_map_keys_of_the_repeated_hour_are_two_entries(step: Step) -> None:
+def test_map_state_has_two_entries_for_the_two_instants_of_a_repeated_hour(step: Step) -> None:
     step.states = declare(seen=MapState(datetime, int))
     step.start(1)
     seen: Any = step.cells("a")[0]
@@ -325,7 +325,7 @@ class SumsOfMoments(Pipeline, name="sums-of-moments"):
         self.measured.key_by(local).process(Sums(), uid="summing").to(self.sums)
 
 
-def test_a_pipeline_keeps_the_two_instants_of_one_clock_time_apart() -> None:
+def test_pipeline_keeps_separate_state_for_the_two_instants_of_a_repeated_hour() -> None:
     with PipelineTest(SumsOfMoments) as test:
         records = [
             Measured("2026-10-25T02:30:00", fold, amount)
@@ -336,7 +336,7 @@ def test_a_pipeline_keeps_the_two_instants_of_one_clock_time_apart() -> None:
     assert found == {(0, 1), (0, 11), (1, 1), (1, 11)}
 
 
-def test_a_harness_normalises_keys_too() -> None:
+def test_function_harness_normalises_datetime_keys() -> None:
     with FunctionHarness(Sums()) as harness:
         harness.push(FIRST_0230, Measured("2026-10-25T02:30:00", 0, 1))
         harness.push(SECOND_0230, Measured("2026-10-25T02:30:00", 1, 2))

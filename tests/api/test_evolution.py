@@ -260,7 +260,7 @@ def read_back(value: Any, old: Any, new: Any) -> Any:
 
 @settings(max_examples=400, deadline=None)
 @given(changes())
-def test_an_accepted_change_reads_every_value_as_one_of_the_declared_type(
+def test_accepted_type_change_reads_every_stored_value_as_the_new_type(
     change: tuple[Any, Any, list[Any]],
 ) -> None:
     old, new, old_values = change
@@ -307,7 +307,7 @@ def keeps_its_meaning(value: Any, read: Any) -> bool:
 
 
 @pytest.mark.parametrize("around", ["bare", "optional", "list", "field"])
-def test_each_pair_of_plain_types(around: str) -> None:
+def test_accepted_change_between_scalar_types_keeps_the_meaning_of_values(around: str) -> None:
     """All pairs, with the values for which a conversion fails or loses something."""
     accepted = set()
     for old, new in SCALAR_PAIRS:
@@ -336,7 +336,9 @@ def test_each_pair_of_plain_types(around: str) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(types.flatmap(lambda of: st.tuples(st.just(of), st.lists(values(of), max_size=3))))
-def test_the_same_type_is_always_accepted_and_reads_the_same(case: tuple[Any, list[Any]]) -> None:
+def test_unchanged_type_is_accepted_and_its_stored_values_are_readable(
+    case: tuple[Any, list[Any]],
+) -> None:
     of, some = case
     schema = stored_schema(of)
     assert mismatch(schema, schema) is None
@@ -352,7 +354,9 @@ def test_the_same_type_is_always_accepted_and_reads_the_same(case: tuple[Any, li
 
 @settings(max_examples=100, deadline=None)
 @given(changes())
-def test_the_check_accepts_many_changes(change: tuple[Any, Any, list[Any]]) -> None:
+def test_schema_check_accepts_a_type_that_becomes_optional(
+    change: tuple[Any, Any, list[Any]],
+) -> None:
     """The other side of the first law, which a check that refuses everything would keep as well: a
     type with `None` added is accepted.
     """
@@ -377,12 +381,14 @@ STATES: list[tuple[State, State, str | None]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "words"), STATES)
-def test_states_are_compared_as_a_whole(old: State, new: State, words: str | None) -> None:
+def test_state_conflict_compares_the_kind_the_map_keys_and_the_values_of_states(
+    old: State, new: State, words: str | None
+) -> None:
     why_not = state_conflict(state_text(old), state_text(new))
     assert (why_not is None) if words is None else (why_not is not None and words in why_not)
 
 
-def test_a_value_is_read_as_its_own_class_where_a_union_has_several() -> None:
+def test_value_of_a_union_is_read_as_its_own_class_after_a_branch_is_added() -> None:
     """Both classes have the same field, and a user adds a branch in front of them."""
     first = record("struct", {"a": (int, MISSING)}, "First")
     second = record("dataclass", {"a": (int, MISSING)}, "Second")

@@ -106,7 +106,7 @@ BAD: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("of", "values"), GOOD)
-def test_values_of_the_type_pass_without_a_walk(
+def test_field_check_accepts_correct_values_without_a_call_of_fault(
     of: Any, values: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [fault(value, of) for value in values] == [""] * len(values)
@@ -148,20 +148,20 @@ class Node:
     children: list[Node]
 
 
-def test_the_cost_is_what_was_looked_at() -> None:
+def test_cost_of_a_field_check_counts_values_items_and_containers() -> None:
     check = FieldCheck(list[int])
     check.first_wrong([[1, 2, 3], [4, 5]])
     assert check.cost == 2 + 5 + 3 * CONTAINER_COST + CALL_COST
 
 
-def test_what_is_generated_can_be_printed() -> None:
+def test_field_check_shows_its_generated_source_and_size() -> None:
     assert "type(x.a) is " in FieldCheck(Inner).source
     assert FieldCheck(Inner).size == 5
     assert FieldCheck(list[int]).size is None
     assert FieldCheck(Node).size is None
 
 
-def test_fields_that_are_named_as_the_loops_variables_are_no_matter() -> None:
+def test_field_check_allows_fields_named_like_its_generated_variables() -> None:
     made = msgspec.defstruct("Made", [("cost", int), ("k1", Inner | None), ("v1", list[str])])
     right, wrong = made(1, INNER, ["a"]), made(1, INNER, [1])
     assert FieldCheck(made).first_wrong([right, wrong, right]) == 1

@@ -44,7 +44,7 @@ print(build(pipeline).fingerprint(), code_digest(pipeline))
 
 
 @pytest.mark.parametrize("reference", PIPELINES)
-def test_one_fingerprint_in_all_processes(reference: str) -> None:
+def test_fingerprint_is_equal_in_processes_with_different_hash_seeds(reference: str) -> None:
     answers = set()
     for seed in ("0", "1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
@@ -78,10 +78,12 @@ def case(*, topic: str = "orders", uid: str = "total", state: Any = Decimal, shi
 
 
 @pytest.mark.parametrize("change", [{"topic": "other"}, {"uid": "sum"}, {"state": int}])
-def test_structure_names_and_schemas_are_in_it(change: dict[str, Any]) -> None:
+def test_fingerprint_changes_with_the_topic_the_uid_and_the_state_type(
+    change: dict[str, Any],
+) -> None:
     assert case(**change) != case()
 
 
-def test_values_and_addresses_are_not() -> None:
+def test_fingerprint_does_not_change_with_captured_values_or_parameters() -> None:
     assert case(shift=5) == case()
     assert build(OrderTotals, {"minimum": 5}).fingerprint() == build(OrderTotals).fingerprint()

@@ -38,7 +38,7 @@ class Aliased(BaseModel):
     amount: Decimal
 
 
-def test_json_writes_decimals_as_text_and_reads_both() -> None:
+def test_json_writes_decimals_as_text_and_reads_text_and_numbers() -> None:
     form = Json(Order)
     assert form.encoder()(Order("a", Decimal("1.50"))) == b'{"order_id":"a","amount":"1.50"}'
     assert form.decoder()(b'{"order_id":"a","amount":"1.50"}') == Order("a", Decimal("1.50"))
@@ -65,18 +65,18 @@ def test_json_of_a_pydantic_model_keeps_its_aliases() -> None:
         (Avro(Order), b"\x02a\x04no", "'no' is not a decimal"),
     ],
 )
-def test_what_cannot_be_read_says_why(form: Any, data: bytes, reason: str) -> None:
+def test_decoder_error_of_each_format_gives_the_reason(form: Any, data: bytes, reason: str) -> None:
     with pytest.raises(Exception) as caught:
         form.decoder()(data)
     assert reason in str(caught.value)
 
 
-def test_text_and_bytes() -> None:
+def test_utf8_and_raw_formats_read_back_what_they_write() -> None:
     assert Utf8().decoder()(Utf8().encoder()("ü")) == "ü"
     assert Raw().decoder()(Raw().encoder()(b"\xff")) == b"\xff"
 
 
-def test_avro_by_a_file_is_what_other_programs_read() -> None:
+def test_avro_with_a_schema_file_is_readable_by_fastavro() -> None:
     file = "schemas/payment.avsc"
     data = Avro(Payment, schema=file).encoder()(Payment("p", "a", Decimal("12.50"), 1_000))
     schema = fastavro.parse_schema(json.loads(Path(file).read_text(encoding="utf-8")))
@@ -88,25 +88,25 @@ def test_avro_by_a_file_is_what_other_programs_read() -> None:
     }
 
 
-def test_avro_by_a_file_with_an_enum_and_a_null() -> None:
+def test_avro_with_a_schema_file_writes_and_reads_an_enum_and_a_null() -> None:
     form = Avro(Account, schema="schemas/account.avsc")
     account = Account("a", "Ann", None, Tier.GOLD)
     assert form.encoder()(account) == b"\x02a\x06Ann\x00\x02"
     assert form.decoder()(b"\x02a\x06Ann\x00\x02") == account
 
 
-def test_a_decimal_that_does_not_fit_the_file_is_not_written() -> None:
+def test_avro_refuses_a_decimal_beyond_the_scale_of_its_schema_file() -> None:
     encode = Avro(Payment, schema="schemas/payment.avsc").encoder()
     with pytest.raises(ValueError, match=r"[Ss]cale"):
         encode(Payment("p", "a", Decimal("12.345"), 1_000))
 
 
-def test_avro_refuses_a_moment_without_a_zone() -> None:
+def test_avro_refuses_a_datetime_without_a_time_zone() -> None:
     with pytest.raises(ValueError, match="no time zone"):
         Avro(datetime).encoder()(NAIVE)
 
 
-def test_two_types_of_one_name_are_refused() -> None:
+def test_avro_refuses_two_different_types_of_one_name() -> None:
     with pytest.raises(PipelineError, match="two different types are named Order"):
         Avro(Both).encoder()
 
@@ -206,7 +206,7 @@ def file_with(folder: Path, **changed: Any) -> str:
     return str(file)
 
 
-def test_every_kind_of_field_by_a_file(tmp_path: Path) -> None:
+def test_avro_with_a_schema_file_reads_back_every_kind_of_field(tmp_path: Path) -> None:
     form = Avro(Whole, schema=file_with(tmp_path))
     assert form.decoder()(form.encoder()(WHOLE)) == WHOLE
 
@@ -249,7 +249,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "words"), WRONG)
-def test_a_type_that_does_not_fit_its_file_is_refused(
+def test_avro_refuses_a_type_that_does_not_fit_its_schema_file(
     tmp_path: Path, changed: dict[str, Any], words: str
 ) -> None:
     file = file_with(tmp_path, **changed)
@@ -259,14 +259,14 @@ def test_a_type_that_does_not_fit_its_file_is_refused(
     assert str(caught.value).startswith(f"Avro schema file {file} ")
 
 
-def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
+def test_avro_refuses_a_schema_file_that_is_not_json(tmp_path: Path) -> None:
     file = tmp_path / "broken.avsc"
     file.write_text("{", encoding="utf-8")
     with pytest.raises(PipelineError, match="is not JSON"):
         Avro(Whole, schema=str(file)).describe()
 
 
-def test_a_file_is_found_from_the_folders_on_the_path(
+def test_avro_schema_file_is_found_in_a_folder_on_sys_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_with(tmp_path)
@@ -275,7 +275,7 @@ def test_a_file_is_found_from_the_folders_on_the_path(
     assert form.decoder()(form.encoder()(WHOLE)) == WHOLE
 
 
-def test_the_file_of_the_first_folder_on_the_path_counts_before_that_of_the_working_folder(
+def test_avro_schema_file_on_sys_path_wins_over_one_in_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first folder holds the code of the submit; the user may edit the working folder."""
@@ -290,7 +290,7 @@ def test_the_file_of_the_first_folder_on_the_path_counts_before_that_of_the_work
     assert form.decoder()(form.encoder()(WHOLE)) == WHOLE
 
 
-def test_the_files_schema_is_in_the_fingerprint(tmp_path: Path) -> None:
+def test_avro_description_for_the_fingerprint_changes_with_the_schema_file(tmp_path: Path) -> None:
     before = Avro(Whole, schema=file_with(tmp_path)).describe()
     after = Avro(Whole, schema=file_with(tmp_path, ratio="double")).describe()
     assert before != after

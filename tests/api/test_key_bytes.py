@@ -83,7 +83,7 @@ VECTORS: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("of", "key", "expected"), VECTORS)
-def test_golden_vector(of: Any, key: Any, expected: str) -> None:
+def test_key_bytes_equal_the_golden_vector(of: Any, key: Any, expected: str) -> None:
     assert key_encoder(of)(key).hex() == expected
 
 
@@ -116,7 +116,9 @@ TYPES: list[tuple[Any, st.SearchStrategy[Any]]] = [
 
 
 @pytest.mark.parametrize(("of", "keys"), TYPES, ids=[str(of) for of, _ in TYPES])
-def test_equal_keys_and_only_they_have_equal_bytes(of: Any, keys: st.SearchStrategy[Any]) -> None:
+def test_keys_have_equal_bytes_exactly_if_they_are_equal(
+    of: Any, keys: st.SearchStrategy[Any]
+) -> None:
     encode = key_encoder(of)
 
     @given(keys, keys)
@@ -127,7 +129,7 @@ def test_equal_keys_and_only_they_have_equal_bytes(of: Any, keys: st.SearchStrat
 
 
 @given(st.integers(), st.integers(0, 60))
-def test_a_decimal_is_never_rounded(number: int, zeros: int) -> None:
+def test_decimal_key_is_never_rounded(number: int, zeros: int) -> None:
     encode = key_encoder(Decimal)
     padded = Decimal(f"{number}.{'0' * zeros}") if zeros else Decimal(number)
     assert encode(padded) == encode(Decimal(number))
@@ -180,20 +182,20 @@ def test_a_type_that_may_not_be_a_key_is_refused(of: Any, words: str) -> None:
         (tuple[bytes, int], (5, 5)),
     ],
 )
-def test_bytes_are_never_made_of_a_key_of_another_type(of: Any, key: Any) -> None:
+def test_key_encoder_refuses_a_key_of_another_type(of: Any, key: Any) -> None:
     """They would be another key's: records would meet in its state."""
     with pytest.raises((PipelineError, TypeError)):
         key_encoder(of)(key)
 
 
-def test_a_key_of_another_type_is_named_with_the_declared_one() -> None:
+def test_error_names_the_type_of_the_key_and_the_declared_key_type() -> None:
     with pytest.raises(PipelineError, match="5 is an int, and the declared keys are bytes"):
         key_encoder(bytes)(5)
     with pytest.raises(PipelineError, match=r"a tuple of 1, and the declared .* tuple\[str, str\]"):
         key_encoder(tuple[str, str])(("a",))
 
 
-def test_keys_of_another_type_than_declared_are_refused() -> None:
+def test_check_key_refuses_a_key_of_another_type_than_declared() -> None:
     check_key(5, int, "step 'a'")
     check_key(True, int, "step 'a'")
     check_key(("a", 5), tuple[str, int], "step 'a'")

@@ -36,17 +36,17 @@ PUBLIC = [
 TESTING = ["FunctionHarness", "PipelineTest", "PipelineSink", "PipelineSource"]
 
 
-def test_the_public_names_are_these() -> None:
+def test_public_names_equal_the_frozen_list() -> None:
     assert tidegate.__all__ == PUBLIC
     for name in PUBLIC:
         assert getattr(tidegate, name).__name__ == name
 
 
-def test_the_names_for_tests_are_among_those_of_the_testing_room() -> None:
+def test_testing_package_exports_all_frozen_names() -> None:
     assert set(TESTING) <= set(tidegate.testing.__all__)
 
 
-def test_what_a_stream_has_is_this() -> None:
+def test_stream_and_keyed_stream_have_exactly_the_frozen_methods() -> None:
     def methods(of: type) -> set[str]:
         return {name for name in vars(of) if not name.startswith("_")}
 

@@ -28,7 +28,7 @@ class Letter(pydantic.BaseModel):
     stamp: Stamp  # type: ignore[name-defined]  # noqa: F821
 
 
-def test_a_class_is_refused_until_its_annotations_have_a_meaning(
+def test_record_class_is_refused_until_its_annotations_can_be_resolved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(PipelineError, match="Label"):
@@ -39,7 +39,7 @@ def test_a_class_is_refused_until_its_annotations_have_a_meaning(
     assert fields_of(Parcel) is fields_of(Parcel)
 
 
-def test_a_model_is_read_again_after_it_was_rebuilt() -> None:
+def test_fields_of_a_pydantic_model_are_read_again_after_model_rebuild() -> None:
     def types() -> list[Any]:
         return [field.type for field in fields_of(Letter) or ()]
 

@@ -31,13 +31,15 @@ def number(renamed_from: str = "") -> ValueState[int]:
         ({"count": number("count")}, "A name can have only one successor"),
     ],
 )
-def test_contradictions_are_refused(members: dict[str, Any], words: str) -> None:
+def test_wrong_or_contradictory_renamed_and_dropped_states_are_refused(
+    members: dict[str, Any], words: str
+) -> None:
     with pytest.raises(PipelineError, match=words):
         function(**members)
 
 
 @pytest.mark.parametrize("former", ["a total", "total-1", 5])
-def test_a_former_name_must_be_an_attributes_name(former: Any) -> None:
+def test_renamed_from_that_is_no_attribute_name_is_refused(former: Any) -> None:
     for make in (
         lambda: ValueState(int, default=0, renamed_from=former),
         lambda: ListState(int, renamed_from=former),
@@ -63,7 +65,7 @@ def test_a_harness_takes_a_function_with_renamed_and_dropped_states() -> None:
         assert harness.value(Counts.count, "ann") == 3
 
 
-def test_declarations_are_inherited() -> None:
+def test_renamed_and_dropped_states_are_inherited_by_a_subclass() -> None:
     class More(Counts):
         other = ListState(int)
 

@@ -91,32 +91,32 @@ NOT_KNOWN: list[Any] = [
 
 
 @pytest.mark.parametrize(("function", "of"), KNOWN)
-def test_the_type_is_found(function: Any, of: object) -> None:
+def test_result_type_of_a_function_is_found(function: Any, of: object) -> None:
     assert result_type(function, Person) == of
 
 
 @pytest.mark.parametrize("function", NOT_KNOWN)
-def test_the_type_is_not_guessed(function: Any) -> None:
+def test_result_type_is_unknown_if_it_cannot_be_derived(function: Any) -> None:
     assert result_type(function, Person) is UNKNOWN
 
 
-def test_what_is_stated_holds() -> None:
+def test_stated_result_type_is_used_and_an_unknown_input_type_gives_unknown() -> None:
     assert result_type(lambda p: p.name.lower(), Person, str) is str
     assert result_type(lambda p: p.name, UNKNOWN) is UNKNOWN
 
 
-def test_the_arguments_of_a_generic_record_are_filled_in() -> None:
+def test_result_type_fills_in_the_type_arguments_of_a_generic_record() -> None:
     assert result_type(lambda record: record.value.name, ConsumerRecord[str, Person]) is str
 
 
-def test_items_are_found_by_annotation_only() -> None:
+def test_item_type_comes_only_from_an_annotation_or_a_stated_type() -> None:
     assert item_type(several) is Address
     assert item_type(some) is UNKNOWN
     assert item_type(lambda p: [p]) is UNKNOWN
     assert item_type(lambda p: [p], Person) is Person
 
 
-def test_a_name_for_checkers_only_is_refused_with_the_remedy() -> None:
+def test_annotation_defined_only_for_type_checkers_is_refused_with_the_remedy() -> None:
     def broken(person: Person) -> OnlyForCheckers:  # type: ignore[name-defined] # noqa: F821
         return person
 

@@ -241,7 +241,9 @@ WRONG_CLASS: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("of", "value", "said"), WRONG_CLASS, ids=str)
-def test_values_of_another_class_are_found_by_both_checks(of: Any, value: Any, said: str) -> None:
+def test_values_of_another_class_are_found_by_the_full_check_and_the_class_check(
+    of: Any, value: Any, said: str
+) -> None:
     assert fault(value, of) == said
     assert ClassCheck(of).first_wrong([value]) == 0
 
@@ -266,7 +268,9 @@ KEYS: list[tuple[Any, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("of", "key", "right"), KEYS, ids=str)
-def test_what_is_a_key_has_the_bytes_of_what_it_is_equal_to(of: Any, key: Any, right: bool) -> None:
+def test_accepted_key_has_the_hash_and_the_bytes_of_an_equal_plain_key(
+    of: Any, key: Any, right: bool
+) -> None:
     assert (KeyCheck(of).first_wrong([key]) is None) is right
     if right:
         plain: Any = int(key) if isinstance(key, bool) and of is int else key
@@ -300,7 +304,7 @@ def test_a_wrong_field_is_found_by_the_full_check_alone(of: Any, value: Any, sai
     assert ClassCheck(of).first_wrong([value]) is None
 
 
-def test_the_first_wrong_value_of_a_batch_is_named() -> None:
+def test_class_check_finds_the_first_wrong_value_of_a_batch() -> None:
     check = ClassCheck(Click)
     assert check.first_wrong([CLICK, RenamedClick("ann", 1), CLICK]) is None
     assert check.first_wrong([CLICK, {}, None, {}]) == 1
@@ -347,7 +351,7 @@ def test_an_int_that_a_float_cannot_hold_is_refused(number: int) -> None:
 
 @example(of=dict[str, float], value={"ms": 2**53 + 1})
 @given(of=st.sampled_from(TYPES), value=VALUES)
-def test_what_the_full_check_accepts_is_read_back_as_it_was(of: Any, value: Any) -> None:
+def test_value_that_the_full_check_accepts_is_read_back_equal(of: Any, value: Any) -> None:
     if fault(value, of):
         return
     assert counts_as(type(value), of)

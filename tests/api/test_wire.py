@@ -153,7 +153,7 @@ UNIONS: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("of", "value"), VALUES + UNIONS + [(Any, {"a": [1, None, "x"]})])
-def test_values_columns_and_state_come_back(of: Any, value: Any) -> None:
+def test_values_columns_and_states_are_read_back_equal(of: Any, value: Any) -> None:
     one, many, stored = value_codec(of), column_codec(of), state_codec(of, 1, {})
     assert one.decode(one.encode(value)) == value
     assert many.decode(many.encode([value, value])) == [value, value]
@@ -171,9 +171,7 @@ IN_FRAMES: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("of", "value"), VALUES + UNIONS + IN_FRAMES)
-def test_a_column_is_read_from_the_middle_of_a_frame_and_holds_nothing_of_it(
-    of: Any, value: Any
-) -> None:
+def test_column_read_from_a_frame_keeps_no_reference_to_the_frame(of: Any, value: Any) -> None:
     codec = column_codec(of)
     column = codec.encode([value, value])
     frame = bytearray(b"\xc1head" + column + b"tail\xc1")
@@ -188,13 +186,13 @@ def test_a_column_is_read_from_the_middle_of_a_frame_and_holds_nothing_of_it(
 
 @pytest.mark.parametrize(("of", "value"), VALUES)
 @pytest.mark.parametrize("form", [Json, Avro])
-def test_formats_give_back_what_they_were_given(form: Any, of: Any, value: Any) -> None:
+def test_json_and_avro_formats_read_back_equal_values(form: Any, of: Any, value: Any) -> None:
     made = form(of)
     assert made.decoder()(made.encoder()(value)) == value
 
 
 @pytest.mark.parametrize(("of", "value"), UNIONS)
-def test_avro_tells_records_of_a_union_apart(of: Any, value: Any) -> None:
+def test_avro_distinguishes_the_records_of_a_union(of: Any, value: Any) -> None:
     made = Avro(of)
     assert made.decoder()(made.encoder()(value)) == value
 
@@ -206,7 +204,7 @@ def test_decimals_keep_every_digit_and_their_zeros(amount: Decimal, number: int)
     assert (str(read.amount), read.placed_at_ms) == (str(amount), number)
 
 
-def test_the_layout_of_stored_values() -> None:
+def test_stored_values_have_the_golden_bytes() -> None:
     assert state_codec(int, 0, {}).encode(5).hex() == "0005"
     assert state_codec(Decimal, 1, {}).encode(Decimal("1.5")).hex() == "01a3312e35"
     assert state_codec(int, 300, {}).encode(5).hex() == "ac0205"
@@ -216,7 +214,7 @@ def test_the_layout_of_stored_values() -> None:
     assert column_codec(Order).encode([ORDER]).hex() == "9391a36f2d3191a4312e35309105"
 
 
-def test_a_schema_number_is_not_taken_for_another() -> None:
+def test_stored_value_is_decoded_under_the_schema_number_of_its_write() -> None:
     written = {number: stored_schema(str) for number in (0, 1, 127, 128, 172, 300, 16_384)}
     for current in written:
         codec = state_codec(bytes, current, {**written, current: stored_schema(bytes)})
@@ -227,11 +225,11 @@ def test_a_schema_number_is_not_taken_for_another() -> None:
         state_codec(int, 1, {}).decode(b"\x05\x05")
 
 
-def test_what_is_generated_can_be_printed() -> None:
+def test_value_codec_shows_its_generated_source() -> None:
     assert "(value.order_id, value.amount, value.placed_at_ms,)" in value_codec(Order).source
 
 
-def test_a_union_whose_branches_look_alike_is_refused() -> None:
+def test_union_of_types_that_cannot_be_distinguished_is_refused() -> None:
     class Other(TypedDict):
         a: int
 
@@ -239,7 +237,7 @@ def test_a_union_whose_branches_look_alike_is_refused() -> None:
         value_codec(Session | Other)
 
 
-def test_a_value_of_no_branch_of_a_union_is_not_written() -> None:
+def test_codec_refuses_a_value_of_no_branch_of_a_union() -> None:
     codec = value_codec(Session | Empty)
     assert codec.decode(codec.encode(Empty())) == Empty()
     with pytest.raises(TypeError, match="Order is not one of Session, Empty"):
@@ -286,7 +284,7 @@ def upgraded(value: Any, written: Any, of: Any) -> Any:
     return new.decode(old.encode(value))
 
 
-def test_added_removed_and_widened_fields() -> None:
+def test_stored_record_is_read_after_fields_were_added_removed_and_widened() -> None:
     old = Version1(5, "x", Colour.BLUE)
     assert upgraded(old, Version1, Version2) == Version2(["made"], Colour.BLUE, 5, 3)
     assert upgraded(old, Version1, Version2Model) == Version2Model(a=5)
@@ -324,7 +322,9 @@ def test_added_removed_and_widened_fields() -> None:
         (ProducerRecord[str, int], ProducerRecord[str, int | None], ProducerRecord("k", 1), None),
     ],
 )
-def test_older_values_are_resolved(written: Any, of: Any, value: Any, expected: Any) -> None:
+def test_value_stored_under_an_older_type_is_read_as_the_declared_type(
+    written: Any, of: Any, value: Any, expected: Any
+) -> None:
     resolve = resolver(stored_schema(written), of)
     read = resolve(value_codec(written).encode(value))
     assert read == (ProducerRecord("k", 1) if expected is None and value is not None else expected)
@@ -383,7 +383,9 @@ class DeepBefore(msgspec.Struct):
         (Once | None, Twice | Renamed | None, "record Once was written and fits several of"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_field(written: Any, of: Any, words: str) -> None:
+def test_incompatible_type_change_is_refused_and_the_error_names_the_field(
+    written: Any, of: Any, words: str
+) -> None:
     with pytest.raises(PipelineError) as caught:
         check_evolution(stored_schema(written), of, "state 'total' of step 'sum'")
     assert words in str(caught.value)

@@ -495,7 +495,7 @@ LATER: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_mistake_is_refused_with_the_remedy(case: str) -> None:
+def test_mistake_in_a_pipeline_is_refused_with_the_remedy(case: str) -> None:
     mistake, words = CASES[case]
     with pytest.raises(PipelineError) as caught:
         mistake()
@@ -504,21 +504,21 @@ def test_a_mistake_is_refused_with_the_remedy(case: str) -> None:
 
 
 @pytest.mark.parametrize("what", LATER)
-def test_what_comes_later_is_refused_by_name_and_place(what: str) -> None:
+def test_feature_of_a_later_version_is_refused_with_its_name_and_place(what: str) -> None:
     with pytest.raises(PipelineError) as caught:
         LATER[what]()
     assert f": {what} comes in a later version of tidegate; " in str(caught.value)
     assert str(caught.value).startswith("tests/api/test_wrong_at_build.py:")
 
 
-def test_a_step_is_named_with_file_and_line() -> None:
+def test_error_of_a_step_gives_its_file_and_line() -> None:
     with pytest.raises(PipelineError) as caught:
         build(declare(define=dangling))
     line = dangling.__code__.co_firstlineno + 2
     assert str(caught.value).startswith(f"tests/api/test_wrong_at_build.py:{line}: ")
 
 
-def test_an_exception_of_define_is_named_with_file_and_line() -> None:
+def test_error_of_an_exception_in_define_gives_its_file_and_line() -> None:
     with pytest.raises(PipelineError) as caught:
         build(declare(define=misspelt_method))
     line = misspelt_method.__code__.co_firstlineno + 1

@@ -184,14 +184,14 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
     return Made(backfill, answers, clock)
 
 
-def test_a_source_that_would_not_be_read_is_refused_before_a_task_runs(tmp_path: Path) -> None:
+def test_source_that_starts_at_latest_is_refused_before_a_task_runs(tmp_path: Path) -> None:
     made = make(tmp_path, start="latest")
     with pytest.raises(RefusedError, match="source 'orders' has starting_offsets='latest'"):
         made.backfill.run()
     assert (made.answers.ran, made.answers.recovered) == (0, 1)
 
 
-def test_what_a_recovery_refuses_is_not_asked_for_twice(tmp_path: Path) -> None:
+def test_refused_recovery_is_not_retried(tmp_path: Path) -> None:
     """A topic that is gone is asked for over minutes."""
     made = make(tmp_path)
     made.answers.recovery_fails = RefusedError("the topic is gone")
@@ -201,7 +201,7 @@ def test_what_a_recovery_refuses_is_not_asked_for_twice(tmp_path: Path) -> None:
     assert made.answers.aborted == [made.answers.recovery_fails]
 
 
-def test_what_a_failed_wave_has_open_is_aborted_without_a_restore(tmp_path: Path) -> None:
+def test_open_transactions_of_a_failed_wave_are_aborted_without_a_restore(tmp_path: Path) -> None:
     made = make(tmp_path)
     made.answers.wave_fails = BadRecordError("record 7")
     with pytest.raises(BadRecordError, match="record 7"):
@@ -220,7 +220,7 @@ def test_what_a_failed_wave_has_open_is_aborted_without_a_restore(tmp_path: Path
     ],
     ids=["exponential", "none", "fixed", "rate"],
 )
-def test_a_wave_of_a_function_that_raises_is_run_again_as_the_restart_strategy_says(
+def test_wave_with_failing_user_code_is_retried_as_the_restart_strategy_says(
     tmp_path: Path, settings: dict[str, Any], ran: int
 ) -> None:
     made = make(tmp_path, **settings)
@@ -233,7 +233,7 @@ def test_a_wave_of_a_function_that_raises_is_run_again_as_the_restart_strategy_s
     assert len(made.clock.slept) == ran - 1
 
 
-def test_a_wave_that_spark_has_mixed_up_is_run_again_whatever_the_strategy_says(
+def test_incomplete_wave_of_spark_is_retried_under_any_restart_strategy(
     tmp_path: Path,
 ) -> None:
     made = make(tmp_path, restart__strategy="none")
@@ -243,7 +243,7 @@ def test_a_wave_that_spark_has_mixed_up_is_run_again_whatever_the_strategy_says(
     assert made.answers.ran == TRIES
 
 
-def test_the_delay_of_the_strategy_is_kept_where_it_is_the_longer_one(tmp_path: Path) -> None:
+def test_retry_delay_is_the_longer_of_the_restart_delay_and_the_backoff(tmp_path: Path) -> None:
     made = make(tmp_path, restart__strategy="fixed_delay", restart__delay="3 s")
     made.answers.wave_fails = UserCodeError("a service is down")
     with pytest.raises(UserCodeError):
@@ -251,7 +251,7 @@ def test_the_delay_of_the_strategy_is_kept_where_it_is_the_longer_one(tmp_path: 
     assert made.clock.slept == [3.0, 3.0, 4.0, 8.0]
 
 
-def test_a_wave_that_outlives_its_transactions_is_halved(tmp_path: Path) -> None:
+def test_wave_size_is_halved_if_a_wave_outlives_the_transaction_timeout(tmp_path: Path) -> None:
     """The brokers abort the transactions after 60 s, and each try takes 70 s."""
     made = make(tmp_path)
     made.answers.wave_fails = KafkaError("aborted")
@@ -285,7 +285,7 @@ def test_the_last_error_of_waves_that_are_too_slow_names_the_slowest_subtask(
     assert "The slowest task was level 1, subtask 3: 68 s. Set a smaller --wave-records" in note
 
 
-def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
+def test_wave_that_fails_before_the_transaction_timeout_keeps_its_size(tmp_path: Path) -> None:
     made = make(tmp_path)
     made.answers.wave_fails = KafkaError("down")
     made.answers.takes = lambda: made.clock.sleep(50.0)
@@ -295,14 +295,14 @@ def test_a_wave_that_fails_sooner_keeps_its_size(tmp_path: Path) -> None:
     assert not hasattr(made.answers.wave_fails, "__notes__")
 
 
-def test_a_journal_that_a_dead_driver_has_closed_is_the_end(tmp_path: Path) -> None:
+def test_backfill_is_finished_if_a_dead_driver_has_closed_the_journal(tmp_path: Path) -> None:
     made = make(tmp_path)
     made.answers.recovery_fails = JobClosedError("closed", JobState.FINISHED.outcome, "")
     assert made.backfill.run()
     assert made.answers.closed == [JobState.FINISHED.outcome]
 
 
-def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:
+def test_backfill_is_fenced_by_a_newer_submission_of_the_job(tmp_path: Path) -> None:
     """The runner of the procedures stops at the question whether the process is still wanted."""
     made = make(tmp_path)
     made.answers.recovery_fails = ProcedureStopped("not wanted")
@@ -311,20 +311,22 @@ def test_a_submission_that_came_meanwhile_has_the_job(tmp_path: Path) -> None:
     assert (made.answers.recovered, made.answers.aborted) == (1, []), "nothing more is claimed"
 
 
-def test_a_stop_before_the_first_wave_runs_none(tmp_path: Path) -> None:
+def test_no_wave_runs_if_the_backfill_is_stopped_before_the_first_wave(tmp_path: Path) -> None:
     made = make(tmp_path)
     assert not made.backfill.run(stop=lambda: True)
     assert (made.answers.ran, made.answers.recovered, made.answers.closed) == (0, 0, [])
 
 
-def test_a_stop_between_two_tries_aborts_what_is_open_and_tries_no_more(tmp_path: Path) -> None:
+def test_stop_between_two_retries_aborts_open_transactions_and_ends_the_retries(
+    tmp_path: Path,
+) -> None:
     made = make(tmp_path)
     made.answers.wave_fails = KafkaError("down")
     assert not made.backfill.run(stop=lambda: made.answers.ran > 0)
     assert (made.answers.ran, made.answers.aborted) == (1, [made.answers.wave_fails])
 
 
-def test_the_error_of_a_task_has_the_frames_of_the_user() -> None:
+def test_error_of_a_task_has_the_traceback_of_the_user_code() -> None:
     error = ErrorReport(
         kind="UserCodeError",
         domain=Domain.USER,

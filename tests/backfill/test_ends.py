@@ -32,18 +32,18 @@ def never(_topic_partitions: list[TopicPartition], _ms: int) -> dict[TopicPartit
     raise AssertionError("no time is asked for")
 
 
-def test_now_is_the_last_stable_offset() -> None:
+def test_end_now_is_the_last_stable_offset() -> None:
     assert [end.offset for end in choose_ends(parse_to("now"), TWO, never)] == [100, 50]
 
 
 @pytest.mark.parametrize(
     "text", ["2026-01-31T12:30", "2026-01-31 12:30:00Z", "2026-01-31T13:30+01:00"]
 )
-def test_a_time_without_a_zone_is_utc(text: str) -> None:
+def test_end_time_without_a_time_zone_is_utc(text: str) -> None:
     assert parse_to(text) == HALF_PAST_MS
 
 
-def test_a_time_means_the_first_offset_at_or_after_it_and_never_more_than_can_be_read() -> None:
+def test_end_time_means_its_first_offset_and_at_most_the_last_stable_offset() -> None:
     def at_time(topic_partitions: list[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
         assert time_ms == HALF_PAST_MS
         return dict(zip(topic_partitions, (40, 60), strict=True))
@@ -52,7 +52,7 @@ def test_a_time_means_the_first_offset_at_or_after_it_and_never_more_than_can_be
     assert [end.offset for end in ends] == [40, 50]
 
 
-def test_offsets_are_given_for_each_partition() -> None:
+def test_end_offsets_are_given_for_each_partition() -> None:
     ends = choose_ends(parse_to("o/0=20, o/1=50"), TWO, never)
     assert [(end.source, end.topic, end.partition, end.offset) for end in ends] == [
         ("orders", "o", 0, 20),
@@ -69,12 +69,12 @@ def test_offsets_are_given_for_each_partition() -> None:
         ("o/0=20,o/1=5,o/2=7", "names partition 2 of topic 'o', which no source"),
     ],
 )
-def test_offsets_that_do_not_fit_the_topics_are_refused(text: str, said: str) -> None:
+def test_end_offsets_that_do_not_fit_the_topics_are_refused(text: str, said: str) -> None:
     with pytest.raises(RefusedError, match=said):
         choose_ends(parse_to(text), TWO, never)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "o=5", "o/x=5", "o/0=-1", "1960-01-01"])
-def test_what_cannot_be_understood_is_refused_with_examples(text: str) -> None:
+def test_end_that_cannot_be_parsed_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match="Write `now`, a time like"):
         parse_to(text)

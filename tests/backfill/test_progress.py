@@ -54,7 +54,7 @@ def tell(groups: Groups) -> None:
     commit_to_groups(cast("KafkaAdmin", groups), JobName("job"), "j", CHECKPOINT, SNAPSHOTS)
 
 
-def test_the_group_of_each_source_gets_its_offsets_and_the_checkpoint() -> None:
+def test_consumer_group_of_each_source_gets_its_offsets_and_the_checkpoint_id() -> None:
     groups = Groups()
     tell(groups)
     assert {
@@ -73,7 +73,7 @@ def test_the_group_of_each_source_gets_its_offsets_and_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("error", [NotAllowedError("no right"), KafkaUnavailableError("away")])
-def test_a_group_that_cannot_be_told_is_logged_and_the_others_are_told(
+def test_refused_commit_of_a_group_is_logged_and_other_groups_are_committed(
     error: TidegateError, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups = Groups({"tidegate.job.orders": error})

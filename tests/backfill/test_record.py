@@ -81,7 +81,9 @@ def test_a_job_without_a_submission_has_no_backfill(storage: BlobStore) -> None:
     assert find(storage) is None
 
 
-def test_what_was_begun_is_found_again_with_its_ends_and_its_code(storage: BlobStore) -> None:
+def test_backfill_record_is_found_again_with_its_end_offsets_and_its_code(
+    storage: BlobStore,
+) -> None:
     begun = begin(storage)
     found = find(storage)
     assert not found.finished
@@ -91,7 +93,9 @@ def test_what_was_begun_is_found_again_with_its_ends_and_its_code(storage: BlobS
     assert storage.get(begun.code.path) == CODE.data
 
 
-def test_changed_modules_are_named_and_changed_data_files_are_not(storage: BlobStore) -> None:
+def test_changed_modules_refuse_a_backfill_and_changed_data_files_do_not(
+    storage: BlobStore,
+) -> None:
     begun = begin(storage)
     ours = records(storage)
     assert ours.changed_modules(begun, packed(orders="a = 1")) == []
@@ -100,7 +104,7 @@ def test_changed_modules_are_named_and_changed_data_files_are_not(storage: BlobS
         continued(begun, requested(), "now", ["orders.py"])
 
 
-def test_a_record_whose_code_is_gone_is_refused(storage: BlobStore) -> None:
+def test_backfill_record_whose_code_archive_is_gone_is_refused(storage: BlobStore) -> None:
     begun = begin(storage)
     assert begun.code is not None
     storage.delete(begun.code.path)
@@ -108,7 +112,7 @@ def test_a_record_whose_code_is_gone_is_refused(storage: BlobStore) -> None:
         records(storage).changed_modules(begun, CODE)
 
 
-def test_a_finished_one_is_known_to_be(storage: BlobStore) -> None:
+def test_finished_backfill_is_found_as_finished(storage: BlobStore) -> None:
     begin(storage)
     again = records(storage)
     assert again.find(has_lock=True, job_is_stopped=False) is not None
@@ -116,13 +120,13 @@ def test_a_finished_one_is_known_to_be(storage: BlobStore) -> None:
     assert find(storage).finished
 
 
-def test_a_newer_one_takes_its_place(storage: BlobStore) -> None:
+def test_newer_backfill_record_replaces_an_older_one(storage: BlobStore) -> None:
     begin(storage)
     records(storage).begin(msgspec.structs.replace(requested(), id="newer"), CODE, (), "now")
     assert find(storage).submission.id == "newer"
 
 
-def test_the_record_of_a_backfill_leaves_other_clusters_without_the_job(storage: BlobStore) -> None:
+def test_backfill_record_takes_the_job_away_from_a_session_cluster(storage: BlobStore) -> None:
     store = live(storage, session_cluster=True)
     records(storage).begin(requested(), CODE, ENDS, "now")
     assert store.has_moved(JOB)
@@ -138,7 +142,7 @@ def test_a_job_of_a_session_cluster_is_live_until_it_has_a_result(storage: BlobS
     assert find(storage) is None
 
 
-def test_a_run_that_left_no_result_is_dead_where_its_lock_is_free(storage: BlobStore) -> None:
+def test_run_without_a_result_counts_as_dead_only_if_its_lock_is_free(storage: BlobStore) -> None:
     live(storage, session_cluster=False)
     assert find(storage, has_lock=True) is None
     with pytest.raises(RefusedError, match="--job-is-stopped"):
@@ -146,7 +150,7 @@ def test_a_run_that_left_no_result_is_dead_where_its_lock_is_free(storage: BlobS
     assert find(storage, has_lock=False, job_is_stopped=True) is None
 
 
-def test_two_that_begin_at_once_are_one(
+def test_backfill_is_refused_if_another_command_begins_one_at_the_same_time(
     storage: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other command lists the job in between, as a later leader: the first is refused."""
@@ -172,13 +176,13 @@ def test_a_newer_submission_takes_the_job_from_a_backfill(storage: BlobStore) ->
     assert not records(storage).owns_job("new")
 
 
-def test_properties_of_a_source_are_not_its_topic() -> None:
+def test_backfill_is_continued_if_only_the_properties_of_a_source_differ() -> None:
     settings: dict[str, object] = {"sources": {"orders": {"topic": None, "properties": {"a": "b"}}}}
     recorded = requested(to="now")
     continued(recorded, msgspec.structs.replace(requested(), settings=settings), "now")
 
 
-def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() -> None:
+def test_continued_backfill_keeps_the_recorded_id_and_may_have_another_parallelism() -> None:
     recorded = requested(parallelism=2, ends=ENDS, to="now", cluster="_backfill-a")
     again = requested(parallelism=5)
     ours = continued(recorded, msgspec.structs.replace(again, id="other"), "now")
@@ -196,7 +200,7 @@ def test_the_command_that_continues_may_be_wider_and_has_the_id_of_the_record() 
         ({"settings": {"sources": {"orders": {"topic": "x"}}}}, "now", "a topic has changed"),
     ],
 )
-def test_a_command_that_asks_for_another_backfill_is_refused(
+def test_command_that_differs_from_the_recorded_backfill_is_refused(
     changes: dict[str, Any], to: str, said: str
 ) -> None:
     recorded = msgspec.structs.replace(requested(), ends=ENDS, to="now")

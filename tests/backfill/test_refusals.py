@@ -58,7 +58,7 @@ def test_a_step_of_a_kind_that_waves_do_not_run_is_refused_by_its_uid(
         refuse_unknown_steps(made)
 
 
-def test_a_step_behind_another_exchange_is_refused_by_its_uid() -> None:
+def test_step_behind_an_unknown_exchange_is_refused_by_its_uid() -> None:
     made, broadcast = StreamGraph("test"), "broadcast"
     exchange: Any = broadcast
     made.add("source", (), location="job.py:3", uid="rules")
@@ -73,5 +73,5 @@ def test_a_source_that_begins_at_the_end_of_its_topic_is_refused() -> None:
     assert "nothing of topic 'newest'" in str(e.value)
 
 
-def test_a_source_that_continues_from_a_checkpoint_is_not() -> None:
+def test_source_at_latest_is_accepted_if_it_continues_from_a_checkpoint() -> None:
     refuse_unread_sources(build(TwoStarts), begins("whole"))

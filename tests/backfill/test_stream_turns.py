@@ -82,7 +82,7 @@ def run(stream: _Stream, run_wave: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
-def test_waves_run_until_the_last_however_often_a_batch_is_repeated(
+def test_all_waves_run_although_spark_repeats_a_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repeats: int
 ) -> None:
     stream, query = stream_and_query(tmp_path, monkeypatch, repeats=repeats)
@@ -93,7 +93,7 @@ def test_waves_run_until_the_last_however_often_a_batch_is_repeated(
 
 
 @pytest.mark.parametrize("error", [ValueError("a wave"), KeyboardInterrupt()])
-def test_an_error_of_a_wave_lets_the_query_end_by_itself(
+def test_error_of_a_wave_ends_the_query_without_a_stop_of_the_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     stream, query = stream_and_query(tmp_path, monkeypatch)
@@ -126,7 +126,7 @@ def test_an_interrupt_between_two_waves_stops_a_query_that_does_not_end(
 
 
 @pytest.mark.parametrize(("lost", "kind"), [(False, SparkError), (True, SparkLostError)])
-def test_a_query_that_fails_is_an_error_of_spark(
+def test_failed_query_raises_a_spark_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, kind: type[SparkError]
 ) -> None:
     stream, query = stream_and_query(tmp_path, monkeypatch, lost=lost)
@@ -185,7 +185,7 @@ FINE = -1
 """A query that runs to its end."""
 
 
-def test_a_query_that_spark_fails_is_started_again(
+def test_failed_query_is_started_again_and_all_waves_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, fake = failing(tmp_path, monkeypatch, 0, 0, 1, 2, FINE)
@@ -196,7 +196,7 @@ def test_a_query_that_spark_fails_is_started_again(
     assert caplog.text.count("is started again: The stream of waves failed") == 4
 
 
-def test_queries_that_fail_without_a_wave_are_given_up(
+def test_stream_fails_after_too_many_failed_queries_without_a_wave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wave between two failures makes the count begin again."""
@@ -208,7 +208,7 @@ def test_queries_that_fail_without_a_wave_are_given_up(
     assert session.queries == QUERIES_MAX - 1 + QUERIES_MAX
 
 
-def test_a_query_is_not_started_again_in_a_jvm_that_has_ended(
+def test_query_is_not_started_again_if_the_jvm_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, fake = failing(tmp_path, monkeypatch, 1, lost=True)
@@ -217,7 +217,7 @@ def test_a_query_is_not_started_again_in_a_jvm_that_has_ended(
     assert session.queries == 1
 
 
-def test_a_wave_that_fails_by_spark_starts_no_other_query(
+def test_spark_error_of_a_wave_does_not_start_another_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, fake = failing(tmp_path, monkeypatch, FINE)

@@ -67,7 +67,7 @@ def test_a_newer_barrier_gives_up_an_older_alignment() -> None:
     ]
 
 
-def test_barriers_of_a_cancelled_checkpoint_start_nothing() -> None:
+def test_barriers_of_a_cancelled_checkpoint_start_no_alignment() -> None:
     alignment = Alignment(2)
     alignment.barrier(0, bar(1))
     assert alignment.cancel(cid(1)) == [Unblock(channels=(0,))]
@@ -108,14 +108,14 @@ def test_an_element_of_a_blocked_channel_is_a_bug() -> None:
         alignment.end_of_input(0)
 
 
-def test_a_barrier_that_goes_back_is_a_bug() -> None:
+def test_barrier_older_than_the_last_barrier_of_its_channel_is_a_bug() -> None:
     alignment = Alignment(1)
     alignment.barrier(0, bar(2))
     with pytest.raises(InternalError, match="barrier 1-1 follows barrier 1-2"):
         alignment.barrier(0, bar(1))
 
 
-def test_at_least_once_never_blocks_and_counts_per_id() -> None:
+def test_at_least_once_never_blocks_channels_and_counts_barriers_per_checkpoint() -> None:
     alignment = Alignment(2, "at_least_once")
     assert alignment.barrier(0, bar(1)) == []
     assert alignment.barrier(0, bar(2)) == []
@@ -124,7 +124,7 @@ def test_at_least_once_never_blocks_and_counts_per_id() -> None:
     assert alignment.barrier(1, bar(2)) == [TakeSnapshot(barrier=bar(2))]
 
 
-def test_at_least_once_a_complete_id_drops_the_older_ones() -> None:
+def test_at_least_once_drops_older_checkpoints_when_a_newer_one_is_complete() -> None:
     alignment = Alignment(2, "at_least_once")
     alignment.barrier(0, bar(1))
     alignment.barrier(0, bar(2))
@@ -132,7 +132,7 @@ def test_at_least_once_a_complete_id_drops_the_older_ones() -> None:
     assert alignment._received == {}
 
 
-def test_at_least_once_counts_a_bounded_number_of_ids() -> None:
+def test_at_least_once_counts_a_bounded_number_of_pending_checkpoints() -> None:
     alignment = Alignment(2, "at_least_once")
     for counter in range(1, PENDING_IDS_MAX + 2):
         assert alignment.barrier(0, bar(counter)) == []
@@ -165,7 +165,7 @@ class Reader:
 
     case: Case
     alignment: Alignment
-    chance: random.Random
+    rng: random.Random
     positions: list[int] = field(default_factory=list)
     blocked: set[int] = field(default_factory=set)
     taken: list[int] = field(default_factory=list)
@@ -184,13 +184,13 @@ class Reader:
             possible = sorted(
                 c for c in to_cancel if set(self.case.whole(below=c)) <= {*self.taken}
             )
-            if possible and (not ready or self.chance.random() < 0.1):
-                counter = self.chance.choice(possible)
+            if possible and (not ready or self.rng.random() < 0.1):
+                counter = self.rng.choice(possible)
                 to_cancel.remove(counter)
                 self.cancelled.add(counter)
                 self._obey(self.alignment.cancel(cid(counter)), exact=exact)
             elif ready:
-                self._read(self.chance.choice(ready), exact=exact)
+                self._read(self.rng.choice(ready), exact=exact)
             else:
                 return
             self.alignment.validate()
@@ -252,15 +252,19 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases(), st.randoms(use_true_random=False))
-def test_exactly_once_whatever_the_order(case: Case, chance: random.Random) -> None:
-    reader = Reader(case, Alignment(len(case.scripts)), chance)
+def test_exactly_once_snapshots_are_taken_at_the_barriers_in_any_reading_order(
+    case: Case, rng: random.Random
+) -> None:
+    reader = Reader(case, Alignment(len(case.scripts)), rng)
     reader.run(exact=True)
     _check_end(reader, case)
 
 
 @given(cases(), st.randoms(use_true_random=False))
-def test_at_least_once_whatever_the_order(case: Case, chance: random.Random) -> None:
-    reader = Reader(case, Alignment(len(case.scripts), "at_least_once"), chance)
+def test_at_least_once_snapshots_are_taken_after_the_barriers_in_any_reading_order(
+    case: Case, rng: random.Random
+) -> None:
+    reader = Reader(case, Alignment(len(case.scripts), "at_least_once"), rng)
     reader.run(exact=False)
     _check_end(reader, case)
 

@@ -62,7 +62,7 @@ from tidegate.protocol.subtask_snapshot import (
 # --- acknowledgements ---------------------------------------------------------------------------
 
 
-def test_all_acknowledgements_complete_it_with_everything_prepared() -> None:
+def test_checkpoint_with_all_acknowledgements_is_published_with_all_transactions() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.missing == {A, B}
@@ -82,7 +82,7 @@ def ignored(counter: int, subtask: SubtaskId, result: AcknowledgeResult) -> LogI
     return LogIgnoredAcknowledge(checkpoint=cid(counter), subtask=subtask, result=result)
 
 
-def test_acknowledgements_that_change_nothing_say_so() -> None:
+def test_duplicate_and_unknown_acknowledgements_are_logged_as_ignored() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
@@ -100,7 +100,7 @@ def test_acknowledgements_that_change_nothing_say_so() -> None:
     assert coordinator.handle(ack(1, B)) == [ignored(1, B, AcknowledgeResult.DUPLICATE)]
 
 
-def test_what_was_prepared_for_an_aborted_checkpoint_is_in_the_next() -> None:
+def test_transactions_of_an_aborted_checkpoint_are_in_the_next_checkpoint() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, B, txn(1)))
@@ -112,7 +112,7 @@ def test_what_was_prepared_for_an_aborted_checkpoint_is_in_the_next() -> None:
     assert found.transactions == (txn(1), txn(2))
 
 
-def test_a_late_acknowledgement_is_remembered_for_a_subtask_that_then_ends() -> None:
+def test_late_acknowledgement_of_an_aborted_checkpoint_is_kept_for_an_ended_subtask() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(Declined(checkpoint=cid(1), subtask=A, reason="full", now_s=111))
@@ -137,7 +137,7 @@ def test_an_older_acknowledgement_does_not_hide_a_newer_one() -> None:
     assert found.transactions == (txn(1), txn(2))
 
 
-def test_a_subtask_that_has_ended_is_carried_without_what_was_ended() -> None:
+def test_snapshot_of_an_ended_subtask_is_carried_without_its_ended_transactions() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
@@ -153,7 +153,7 @@ def test_a_subtask_that_has_ended_is_carried_without_what_was_ended() -> None:
     assert found.transactions == (txn(2),)
 
 
-def test_a_subtask_that_ends_instead_of_acknowledging_aborts_without_a_failure() -> None:
+def test_subtask_that_ends_before_it_acknowledges_aborts_the_checkpoint_without_a_failure() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.handle(TaskEnded(subtask=B, now_s=112))[:2] == [
@@ -163,7 +163,7 @@ def test_a_subtask_that_ends_instead_of_acknowledging_aborts_without_a_failure()
     assert coordinator.counts.failed == 0
 
 
-def test_a_subtask_that_ends_after_its_acknowledgement_is_in_it_once() -> None:
+def test_subtask_that_ends_after_its_acknowledgement_is_in_the_checkpoint_once() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, B, txn(1)))
@@ -176,7 +176,7 @@ def test_a_subtask_that_ends_after_its_acknowledgement_is_in_it_once() -> None:
 # --- failures -----------------------------------------------------------------------------------
 
 
-def test_one_decline_aborts_and_is_counted_once() -> None:
+def test_declined_checkpoint_is_aborted_and_counts_as_one_failure() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     declined = Declined(checkpoint=cid(1), subtask=B, reason="disk full", now_s=111)
@@ -191,7 +191,7 @@ def test_one_decline_aborts_and_is_counted_once() -> None:
     coordinator.validate()
 
 
-def test_the_timeout_aborts_and_names_who_is_missing() -> None:
+def test_checkpoint_timeout_aborts_and_names_the_missing_subtasks() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     coordinator.handle(ack(1, A))
@@ -249,7 +249,7 @@ def test_a_stop_begins_the_final_checkpoint_at_once() -> None:
     assert coordinator.handle(CheckpointTick(now_s=1000)) == []
 
 
-def test_a_stop_waits_for_the_one_under_way_and_for_nothing_else() -> None:
+def test_stop_waits_only_for_the_checkpoint_under_way() -> None:
     settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=100)
     coordinator = started(settings)
     coordinator.handle(CheckpointTick(now_s=110))
@@ -259,7 +259,7 @@ def test_a_stop_waits_for_the_one_under_way_and_for_nothing_else() -> None:
     assert published[0] == TriggerBarriers(checkpoint=cid(2), final=True)
 
 
-def test_a_stop_before_the_start_is_remembered() -> None:
+def test_stop_before_the_start_of_an_attempt_triggers_the_final_checkpoint() -> None:
     coordinator = CheckpointCoordinator(ATTEMPT, [A, B], SETTINGS)
     assert coordinator.handle(StopRequested(now_s=1)) == []
     assert coordinator.handle(AttemptStarted(now_s=2))[0] == TriggerBarriers(
@@ -296,7 +296,7 @@ def test_the_pause_before_a_final_checkpoint_has_a_limit() -> None:
 # --- the machine --------------------------------------------------------------------------------
 
 
-def test_an_illegal_event_is_a_bug_that_tells_its_story() -> None:
+def test_illegal_event_is_a_bug_and_its_error_has_the_history_of_events() -> None:
     coordinator = started()
     with pytest.raises(
         InternalError, match=r"Started is illegal.*created: AttemptStarted \| idle: Att"
@@ -314,7 +314,7 @@ def test_a_publication_of_another_checkpoint_is_a_bug() -> None:
         coordinator.handle(Published(checkpoint=cid(2), now_s=1))
 
 
-def test_the_tables_are_whole() -> None:
+def test_transition_tables_cover_every_phase_and_name_existing_methods() -> None:
     assert set(MOVES) == set(Phase)
     methods = set(CheckpointCoordinator.TRANSITIONS.values())
     assert all(callable(getattr(CheckpointCoordinator, method)) for method in methods)
@@ -323,7 +323,7 @@ def test_the_tables_are_whole() -> None:
         assert (phase, StopRequested) in CheckpointCoordinator.TRANSITIONS
 
 
-def test_counts_for_display() -> None:
+def test_published_checkpoint_reports_its_duration_size_alignment_and_sync_time() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     for subtask, alignment_ms in ((A, 0), (B, 40)):
@@ -346,14 +346,14 @@ def test_counts_for_display() -> None:
 class Slots:
     """A random environment of a coordinator: subtasks prepare and decline, messages are lost."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
         self.subtasks = [SubtaskId(VertexId("v"), SubtaskIndex(index)) for index in range(3)]
         settings = CoordinatorSettings(
             interval_s=1,
-            interval_during_backlog_s=chance.choice([0, 4]),
+            interval_during_backlog_s=rng.choice([0, 4]),
             timeout_s=3,
-            min_pause_s=chance.choice([0, 2]),
+            min_pause_s=rng.choice([0, 2]),
             tolerable_failed_checkpoints=3,
         )
         self.coordinator = CheckpointCoordinator(ATTEMPT, self.subtasks, settings)
@@ -395,10 +395,10 @@ class Slots:
                     pass
 
     def prepare(self, checkpoint: CheckpointId, subtask: SubtaskId) -> None:
-        if self.chance.random() < 0.7:
+        if self.rng.random() < 0.7:
             self.next_transaction += 1
             self.carried[subtask] += (txn(self.next_transaction),)
-        if self.chance.random() < 0.9:
+        if self.rng.random() < 0.9:
             snapshot = part(subtask, *self.carried[subtask])
             event = Acknowledged(checkpoint=checkpoint, snapshot=snapshot, now_s=self.now_s)
             self.mail.append(event)
@@ -411,18 +411,18 @@ class Slots:
         assert len(found.snapshots) == len(self.subtasks)
 
     def step(self) -> None:
-        self.now_s += self.chance.random()
+        self.now_s += self.rng.random()
         handle = self.coordinator.handle
-        choice = self.chance.random()
+        choice = self.rng.random()
         if choice < 0.55 and self.mail:
             # In order per subtask, any order between them; sometimes delivered twice.
             event = next(
                 mail
                 for mail in self.mail
-                if mail.snapshot.index == self.chance.choice(self.mail).snapshot.index
+                if mail.snapshot.index == self.rng.choice(self.mail).snapshot.index
                 or mail is self.mail[0]
             )
-            if self.chance.random() < 0.8:
+            if self.rng.random() < 0.8:
                 self.mail.remove(event)
             self.obey(handle(event))
         elif choice < 0.65 and self.publishing is not None:
@@ -437,7 +437,7 @@ class Slots:
             declined = Declined(checkpoint=self.live, subtask=None, reason="", now_s=self.now_s)
             self.obey(handle(declined))
         elif choice < 0.85:
-            behind = self.chance.random() < 0.5
+            behind = self.rng.random() < 0.5
             self.obey(handle(BacklogChanged(behind=behind, now_s=self.now_s)))
         else:
             idle = self.live is None and not self.failed
@@ -448,10 +448,10 @@ class Slots:
 
 
 @given(st.randoms(use_true_random=False))
-def test_whatever_happens_one_is_under_way_and_nothing_prepared_is_dropped(
-    chance: random.Random,
+def test_random_events_keep_one_checkpoint_under_way_and_drop_no_prepared_transaction(
+    rng: random.Random,
 ) -> None:
-    slots = Slots(chance)
+    slots = Slots(rng)
     slots.obey(slots.coordinator.handle(AttemptStarted(now_s=0)))
     for _ in range(120):
         slots.step()

@@ -136,7 +136,7 @@ def test_every_key_group_and_every_split_has_exactly_one_owner(
     assert len(restore_plan.splits) == len(restore_plan.keyed) == new
 
 
-def test_the_spread_is_the_same_everywhere_and_even() -> None:
+def test_slot_of_a_split_is_deterministic_and_splits_are_spread_evenly() -> None:
     assert [slot_of_split("orders", p, 4) for p in range(5)] == [2, 3, 0, 1, 2]
     assert [slot_of_split("clicks", p, 4) for p in range(2)] == [1, 2]
 
@@ -151,7 +151,7 @@ def test_a_restoration_says_which_sources_have_no_position_in_the_checkpoint() -
     )
 
 
-def test_a_start_from_nothing_begins_where_the_sources_say() -> None:
+def test_start_without_a_checkpoint_begins_at_the_start_offsets_of_the_sources() -> None:
     restore_plan = restore(None, plan(), now())
     assert restore_plan.keyed == ({}, {})
     assert {split.offset for part in restore_plan.splits for split in part} == {5}
@@ -165,7 +165,7 @@ def test_a_new_partition_begins_at_its_earliest_offset() -> None:
     assert [found.partition for found in restore_plan.new_partitions] == [3]
 
 
-def test_a_new_source_begins_where_it_says() -> None:
+def test_new_source_begins_at_its_own_start_offset() -> None:
     clicks = Uid("clicks")
     state_metadata = plan(
         sources=(
@@ -178,7 +178,7 @@ def test_a_new_source_begins_where_it_says() -> None:
     assert offsets[clicks, 0] == 5
 
 
-def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
+def test_restored_run_keeps_its_end_offsets_and_a_new_submission_has_new_ones() -> None:
     manifest = checkpoint(plan(), end_offset=150)
 
     def ends(submission_id: str, end: int | None) -> set[int | None]:
@@ -190,7 +190,7 @@ def test_a_bounded_run_keeps_its_ends_and_a_new_one_has_new_ends() -> None:
     assert ends("s2", None) == {None}
 
 
-def test_a_new_step_begins_empty() -> None:
+def test_new_step_begins_without_state() -> None:
     state_metadata = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
     assert list(restore(checkpoint(plan()), state_metadata, now()).keyed[0]) == [TOTAL]
 
@@ -235,7 +235,7 @@ def test_another_key_type_is_refused() -> None:
     assert "is keyed by int, but its state was written with keys of type str" in said
 
 
-def test_a_schema_that_does_not_fit_is_refused_by_the_callers_rule() -> None:
+def test_state_schema_that_conflicts_by_the_schema_rules_is_refused() -> None:
     changed = plan(steps=(StepMetadata(uid=TOTAL, key_type="str", states={"total": "string"}),))
 
     def conflict(old: str, new: str) -> str | None:
@@ -278,7 +278,7 @@ def test_a_source_that_reads_another_topic_is_refused() -> None:
     assert "reads topic 'orders-2', but the checkpoint has its position in topic 'orders'" in said
 
 
-def test_a_source_that_is_gone_is_refused() -> None:
+def test_removed_source_with_a_position_in_the_checkpoint_is_refused() -> None:
     gone = plan(sources=())
     assert "the position of a source 'orders'" in refusal(gone, [])
 
@@ -325,12 +325,12 @@ def test_a_topic_that_was_created_again_is_refused_with_both_ids_and_offsets() -
 
 
 @pytest.mark.parametrize(("stored", "now_has"), [("", "id-a"), ("id-a", ""), ("", "")])
-def test_an_id_that_is_not_known_refuses_nothing(stored: str, now_has: str) -> None:
+def test_unknown_topic_id_does_not_refuse_a_restore(stored: str, now_has: str) -> None:
     """Checkpoints of earlier versions have none, and some brokers have none."""
     assert changed(checkpoint(plan(), topic_id=stored), topic_id=now_has) == ""
 
 
-def test_a_position_behind_the_end_is_refused() -> None:
+def test_position_beyond_the_end_of_the_partition_is_refused() -> None:
     """Bounded runs are refused too: without the refusal they would end at once, with 0 records."""
     for end in (None, 60):
         said = changed(checkpoint(plan(), topic_id="id-a"), latest=60, end=end)
@@ -339,7 +339,7 @@ def test_a_position_behind_the_end_is_refused() -> None:
     assert changed(checkpoint(plan(), topic_id="id-a"), latest=102) == ""
 
 
-def test_what_a_run_has_read_to_its_end_may_be_shorter_now() -> None:
+def test_partition_that_a_bounded_run_has_read_to_its_end_may_be_shorter() -> None:
     done = checkpoint(plan(), topic_id="id-a", end_offset=100)
     assert changed(done, latest=60, submission_id="s1") == ""
 
@@ -353,13 +353,13 @@ def test_a_log_that_was_truncated_and_has_grown_again_is_refused() -> None:
     assert changed(old, epoch_end=102) == changed(old, epoch_end=None) == ""
 
 
-def test_in_another_cluster_ids_and_epochs_say_nothing_and_ends_do() -> None:
+def test_topic_ids_and_epochs_are_ignored_on_another_cluster_and_ends_are_checked() -> None:
     old = checkpoint(plan(), topic_id="id-a", leader_epoch=3)
     assert changed(old, topic_id="id-b", epoch_end=1, on_other_cluster=True) == ""
     assert "ends at offset 60" in changed(old, topic_id="id-b", latest=60, on_other_cluster=True)
 
 
-def test_splits_keep_the_leader_epoch_of_what_was_read() -> None:
+def test_restored_splits_keep_their_leader_epoch_except_on_another_cluster() -> None:
     old = checkpoint(plan(), leader_epoch=3)
     for other, epoch in ((False, 3), (True, -1)):
         found = restore(old, plan(), now(), on_other_cluster=other)
@@ -367,7 +367,7 @@ def test_splits_keep_the_leader_epoch_of_what_was_read() -> None:
 
 
 @pytest.mark.parametrize("kind", ["earliest", "latest", "timestamp"])
-def test_a_start_that_was_in_the_log_once_and_is_behind_its_end_is_a_changed_log(
+def test_resolved_start_offset_beyond_the_end_of_the_log_is_a_changed_source(
     kind: StartKind,
 ) -> None:
     offsets = [dataclasses.replace(each, latest=4, start_kind=kind) for each in now(start=5)]
@@ -375,18 +375,18 @@ def test_a_start_that_was_in_the_log_once_and_is_behind_its_end_is_a_changed_log
         restore(None, plan(), offsets)
 
 
-def test_records_that_retention_has_deleted_are_refused() -> None:
+def test_position_whose_records_retention_has_deleted_is_refused() -> None:
     said = refusal(plan(), now(earliest=101))
     assert "partition 0 was read up to offset 100, but Kafka has deleted everything" in said
 
 
-def test_what_is_missing_may_have_been_markers_only_and_nothing_is_promised() -> None:
+def test_refusal_of_deleted_records_says_that_only_markers_may_be_missing() -> None:
     said = refusal(plan(), now(earliest=101))
     assert "nothing but the markers" in said
     assert "the state is dropped" in said
 
 
-def test_a_split_that_this_run_has_read_to_its_end_needs_nothing_of_the_log_any_more() -> None:
+def test_split_that_this_run_has_read_to_its_end_may_be_deleted_from_the_log() -> None:
     done = checkpoint(plan(), end_offset=100)
     found = restore(done, plan(), now(earliest=500, end=900), submission_id="s1")
     assert {split.offset for part in found.splits for split in part} == {100, 101, 102}
@@ -397,7 +397,7 @@ def test_a_split_that_this_run_has_read_to_its_end_needs_nothing_of_the_log_any_
         restore(half, plan(), now(earliest=500, end=900), submission_id="s1")
 
 
-def test_state_that_does_not_cover_all_keys_is_corrupt() -> None:
+def test_checkpoint_that_does_not_cover_every_key_group_once_is_corrupt() -> None:
     manifest = checkpoint(plan(3))
     for subtasks in (manifest.subtasks[:2], manifest.subtasks[1:], manifest.subtasks[::2]):
         broken = msgspec.structs.replace(manifest, subtasks=subtasks)
@@ -415,13 +415,15 @@ def _partitions(manifest: Manifest) -> set[int]:
     return {split.partition for split in manifest.splits}
 
 
-def test_a_symbolic_offset_is_a_bug() -> None:
+def test_start_offset_that_was_not_resolved_is_a_bug() -> None:
     with pytest.raises(InternalError, match="was not resolved"):
         restore(None, plan(), now(start=-2))
 
 
 @pytest.mark.parametrize(("start", "fits"), [(1, False), (2, True), (9, True), (10, False)])
-def test_a_given_start_must_be_in_the_log_where_it_is_used(start: int, fits: bool) -> None:
+def test_given_start_offset_must_be_in_the_log_if_there_is_no_checkpoint(
+    start: int, fits: bool
+) -> None:
     given = [
         dataclasses.replace(offsets, latest=9, start_kind="offset") for offsets in now(start=start)
     ]

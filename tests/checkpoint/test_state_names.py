@@ -22,7 +22,7 @@ names = st.sampled_from("abcd")
     st.dictionaries(names, names | st.just("")),
     st.sets(names),
 )
-def test_every_state_of_the_checkpoint_has_one_fate(
+def test_every_state_of_the_checkpoint_is_restored_dropped_or_unknown(
     stored: set[str], declared: dict[str, str], dropped: set[str]
 ) -> None:
     match = match_states(stored, declared, dropped)
@@ -80,18 +80,18 @@ def test_state_that_the_code_does_not_declare_is_refused_with_both_remedies() ->
     assert "dropped_states = ('total',)" in said
 
 
-def test_a_state_of_earlier_code_that_the_last_code_did_not_declare_is_refused_too() -> None:
+def test_undeclared_state_that_earlier_code_left_in_the_checkpoint_is_refused() -> None:
     """Earlier versions kept the rows of such a state, and a later state of its name had them."""
     assert "holds state 'seen'" in refused(step(["total"]), {"total": ["int"], "seen": ["int"]})
 
 
-def test_renamed_and_dropped_states_are_restored() -> None:
+def test_checkpoint_with_renamed_or_dropped_states_is_restored() -> None:
     manifest = checkpoint(plan(), schemas={"total": ["int"], "": ["string"]})
     for new in (step(["count"], count="total"), step(["count"], ("total",)), step(["total"])):
         restore(manifest, plan(steps=(new,)), now())
 
 
-def test_a_checkpoint_with_both_names_is_refused() -> None:
+def test_checkpoint_with_both_names_of_a_renamed_state_is_refused() -> None:
     said = refused(step(["count"], count="total"), {"total": ["int"], "count": ["int"]})
     assert "holds both names" in said
     assert "remove renamed_from and add dropped_states = ('total',)" in said
@@ -104,7 +104,7 @@ def test_a_renamed_state_is_checked_against_the_schemas_of_its_former_name() -> 
         restore(manifest, plan(steps=(step(["count"], count="total"),)), now(), schemas=rules)
 
 
-def test_a_manifest_of_an_earlier_version_knows_no_renamed_states() -> None:
+def test_manifest_of_an_earlier_version_is_read_without_renamed_states() -> None:
     old = b'{"uid": "total", "key_type": "str", "states": {"total": "x"}}'
     read = msgspec.json.decode(old, type=StepMetadata)
     assert (read.renamed_from, read.dropped_states, read.key_schema) == ({}, (), "")

@@ -32,7 +32,7 @@ def test_the_first_checkpoint_begins_one_interval_after_the_start() -> None:
     ("interval_s", "min_pause_s", "after_s"),
     [(10, 0, 0.5), (10, 2, 2), (10, 20, 10), (0.1, 0, 0.1)],
 )
-def test_the_first_begins_sooner_where_the_interval_is_long(
+def test_first_checkpoint_begins_sooner_if_the_interval_is_long(
     interval_s: float, min_pause_s: float, after_s: float
 ) -> None:
     settings = CoordinatorSettings(
@@ -45,7 +45,7 @@ def test_the_first_begins_sooner_where_the_interval_is_long(
     )
 
 
-def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
+def test_next_checkpoint_begins_one_interval_after_the_last_trigger() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
@@ -55,7 +55,7 @@ def test_the_next_begins_one_interval_after_the_last_trigger() -> None:
     )
 
 
-def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
+def test_overdue_checkpoint_begins_when_the_last_checkpoint_is_published() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     complete(coordinator, 1)
@@ -65,7 +65,7 @@ def test_an_overdue_one_begins_with_the_end_of_the_last() -> None:
     ]
 
 
-def test_the_pause_is_measured_from_the_last_publication() -> None:
+def test_minimum_pause_is_measured_from_the_last_publication() -> None:
     settings = CoordinatorSettings(interval_s=10, timeout_s=60, min_pause_s=30)
     coordinator = started(settings)
     coordinator.handle(CheckpointTick(now_s=110))
@@ -77,7 +77,7 @@ def test_the_pause_is_measured_from_the_last_publication() -> None:
     )
 
 
-def test_nothing_begins_while_one_is_under_way() -> None:
+def test_no_checkpoint_begins_while_one_is_under_way() -> None:
     coordinator = started()
     coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.handle(CheckpointTick(now_s=160)) == []
@@ -119,12 +119,12 @@ def idle_in_a_backlog() -> CheckpointCoordinator:
     return coordinator
 
 
-def test_the_end_of_a_backlog_brings_the_next_one_forward() -> None:
+def test_end_of_a_backlog_brings_the_next_checkpoint_forward() -> None:
     coordinator = idle_in_a_backlog()
     assert coordinator.handle(BacklogChanged(behind=False, now_s=115)) == [WakeAt(time_s=120)]
 
 
-def test_what_is_overdue_at_the_end_of_a_backlog_begins_at_once() -> None:
+def test_overdue_checkpoint_begins_at_once_at_the_end_of_a_backlog() -> None:
     coordinator = idle_in_a_backlog()
     ended = coordinator.handle(BacklogChanged(behind=False, now_s=130))
     assert ended == [TriggerBarriers(checkpoint=cid(2), final=False), WakeAt(time_s=190)]
@@ -142,7 +142,7 @@ def test_neither_the_first_nor_the_final_checkpoint_waits_for_a_backlog() -> Non
     )
 
 
-def test_what_a_backlog_does_to_a_checkpoint_under_way_is_nothing() -> None:
+def test_backlog_does_not_change_a_checkpoint_under_way() -> None:
     coordinator = started(BACKLOG)
     coordinator.handle(CheckpointTick(now_s=110))
     for behind in (True, False):
@@ -153,7 +153,7 @@ def test_what_a_backlog_does_to_a_checkpoint_under_way_is_nothing() -> None:
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=132)) == [WakeAt(time_s=150)]
 
 
-def test_settings_come_from_the_configuration() -> None:
+def test_coordinator_settings_come_from_the_configuration() -> None:
     assert CoordinatorSettings.of(CheckpointSettings()) == CoordinatorSettings(
         interval_s=10,
         interval_during_backlog_s=3,

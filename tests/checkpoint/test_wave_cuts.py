@@ -25,7 +25,7 @@ def test_all_partitions_advance_by_the_same_share() -> None:
     assert [(each.offset, each.end_offset) for each in cut] == [(0, 100), (50, 60), (7, 7)]
 
 
-def test_a_position_behind_its_end_stays() -> None:
+def test_split_whose_position_is_beyond_its_end_reads_nothing() -> None:
     """Another submission had a later end."""
     (cut,) = cut_wave([split(0, 20, 10)], 5)
     assert cut.end_offset == 20
@@ -79,7 +79,7 @@ def ends(splits: Sequence[SourceSplit]) -> list[int | None]:
     return [each.end_offset for each in splits]
 
 
-def test_a_span_of_time_ends_at_the_same_time_in_every_partition() -> None:
+def test_wave_limited_by_time_ends_at_the_same_time_in_every_partition() -> None:
     index = at_hours([3, 3, 4, 9], [3, 7, 7], [12])
     splits = [split(0, 0, 4), split(1, 0, 3), split(2, 0, 1)]
     found: list[list[int | None]] = []
@@ -93,12 +93,12 @@ def test_a_span_of_time_ends_at_the_same_time_in_every_partition() -> None:
     assert found == [[2, 1, 0], [3, 1, 0], [3, 3, 0], [4, 3, 0], [4, 3, 1]]
 
 
-def test_records_from_the_future_are_one_part() -> None:
+def test_records_with_future_timestamps_form_one_wave() -> None:
     splits = [split(0, 1, 3)]
     assert ends(limit_by_time(splits, at_hours([3, 99, 200]), HOUR_MS, now_ms=HOUR_MS)) == [3]
 
 
-def test_a_span_never_goes_behind_the_end_nor_before_the_position() -> None:
+def test_wave_limited_by_time_stays_between_the_position_and_the_end_offset() -> None:
     """The index knows nothing of either."""
     index = at_hours([3] * 10, [5] * 10)
     splits = [split(0, 4, 6), split(1, 8, 8)]

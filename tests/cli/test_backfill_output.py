@@ -84,11 +84,15 @@ def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
         ({"record_bytes": None, "first_ms": None}, "2,000 offsets to read"),
     ],
 )
-def test_the_plan_says_what_is_special(changes: dict[str, Any], said: str) -> None:
+def test_plan_shows_a_checkpoint_hidden_offsets_at_least_once_sinks_and_a_time_span(
+    changes: dict[str, Any], said: str
+) -> None:
     assert said in "\n".join(plan_lines(replace(PLAN, **changes)))
 
 
-def test_a_wave_has_its_rate_and_the_time_that_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_of_a_wave_shows_its_rate_and_the_remaining_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     output = BackfillText("shop")
     output.plan(PLAN)
     capsys.readouterr()
@@ -101,7 +105,7 @@ def test_a_wave_has_its_rate_and_the_time_that_is_left(capsys: pytest.CaptureFix
     assert "(500 a second), 3 skipped, 1 dead letters; 0 offsets left\n" in capsys.readouterr().err
 
 
-def test_scripts_read_one_object_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_one_object_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
     output = BackfillJson("shop")
     output.plan(PLAN)
     output.wave(WAVE)
@@ -132,7 +136,7 @@ def test_scripts_read_one_object_for_each_event(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (59.0, "59.0 s"), (90, "2 min"), (5400, "1.5 h")]
 )
-def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_seconds_minutes_or_hours(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -140,5 +144,5 @@ def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> Non
     ("size", "text"),
     [(512, "512 bytes"), (2048, "2.0 KiB"), (3 << 40, "3.0 TiB"), (5 << 50, "5,120.0 TiB")],
 )
-def test_sizes_have_the_unit_that_leaves_few_digits(size: float, text: str) -> None:
+def test_data_sizes_are_shown_in_the_largest_unit_that_fits(size: float, text: str) -> None:
     assert data_size(size) == text

@@ -76,27 +76,27 @@ def test_jobs_and_task_managers_are_listed(run: Run) -> None:
     assert body["task_managers"] == [{"id": "standalone-x-1", "pid": 9, "slots": 2}]
 
 
-def test_a_status_tells_the_last_failure(run: Run) -> None:
+def test_status_command_shows_the_last_failure_of_a_job(run: Run) -> None:
     assert "last failure: a slot was lost" in run("status", "a").stdout
     assert json.loads(run("status", "a", "--json").stdout)["state"] == "RUNNING"
     assert isinstance(run("status", "b").exception, RefusedError)
 
 
 @pytest.mark.parametrize(("command", "final"), [("stop", True), ("cancel", False)])
-def test_a_stop_waits_for_the_end_it_asked_for(
+def test_stop_and_cancel_wait_for_the_end_of_the_job(
     run: Run, jobmanager: JobManager, command: str, final: bool
 ) -> None:
     assert run(command, "a").exit_code == 0
     assert jobmanager.stops == [StopJob(job=JobName("a"), final_checkpoint=final)]
 
 
-def test_a_stop_of_a_job_that_ends_otherwise_says_so(run: Run, jobmanager: JobManager) -> None:
+def test_stop_of_a_job_that_fails_has_exit_code_1(run: Run, jobmanager: JobManager) -> None:
     jobmanager.state = "FAILED"
     assert run("stop", "a").exit_code == 1
 
 
 @pytest.mark.parametrize("command", ["stop", "cancel"])
-def test_a_stop_of_a_job_whose_jobmaster_cannot_start_says_what_becomes_of_it(
+def test_stop_explains_that_a_job_has_not_ended_because_its_jobmaster_cannot_start(
     run: Run, jobmanager: JobManager, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setattr("tidegate.controlplane.client.client.START_TIMEOUT_S", 0.3)
@@ -113,18 +113,18 @@ def test_a_stop_of_a_job_whose_jobmaster_cannot_start_says_what_becomes_of_it(
     )
 
 
-def test_nobody_at_the_address_is_a_failure_of_the_world(tmp_path: Path) -> None:
+def test_list_command_raises_rpc_error_if_no_jobmanager_answers(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["list", "--jobmanager", "127.0.0.1:1"])
     assert isinstance(result.exception, RpcError)
 
 
 @pytest.mark.parametrize("at", ["jobmanager", ":6123", "jobmanager:", "jobmanager:x"])
-def test_an_address_is_a_host_and_a_port(at: str) -> None:
+def test_jobmanager_address_without_a_host_and_a_port_is_refused(at: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         with_jobmanager({}, at)
 
 
-def test_an_address_stands_for_two_settings() -> None:
+def test_jobmanager_address_sets_the_host_and_the_port() -> None:
     assert with_jobmanager({"a": 1}, "[::1]:7") == {
         "a": 1,
         "jobmanager.host": "::1",

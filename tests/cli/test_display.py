@@ -38,7 +38,9 @@ def display() -> JsonLines:
     return shown
 
 
-def test_reports_are_lines_that_name_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_show_the_process_ids_and_the_exits_of_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown = display()
     ended = ProcessExit(kind="slot", pid=7, status=-9, ended_ms=5)
     report = JobReport(
@@ -66,7 +68,7 @@ def failing(kind: type[Exception], text: str) -> JobReport:
     return JobReport(job=JobName("totals"), state=JobState.RESTARTING, restarts=1, error=error)
 
 
-def test_the_text_of_an_exception_is_no_markup() -> None:
+def test_text_of_an_exception_is_not_shown_as_markup() -> None:
     report = failing(UserCodeError, "raised ValueError: [/bold] and [red]")
     console = Console(width=120)
     with console.capture() as shown:
@@ -74,7 +76,7 @@ def test_the_text_of_an_exception_is_no_markup() -> None:
     assert "[/bold] and [red]" in shown.get()
 
 
-def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
+def test_failure_is_shown_once_and_again_when_the_job_fails(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
@@ -85,7 +87,7 @@ def test_a_failure_is_told_once_and_a_job_that_fails_ends_with_it(
     assert capsys.readouterr().err.count("no broker") == 2
 
 
-def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
+def test_failure_between_two_reports_is_shown_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
@@ -105,7 +107,7 @@ def test_a_failure_that_came_and_went_between_two_reports_is_told_at_the_end(
     assert said.count("totals: earlier failure: no database\n") == 1
 
 
-def test_a_failure_that_the_first_report_of_a_closing_job_tells_is_told_at_the_end(
+def test_failure_in_the_first_report_of_a_closing_job_is_shown_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
@@ -119,7 +121,7 @@ def test_a_failure_that_the_first_report_of_a_closing_job_tells_is_told_at_the_e
     assert capsys.readouterr().err.count("earlier failure: no database\n") == 1
 
 
-def test_the_failure_that_ends_a_job_is_not_told_twice_at_the_end(
+def test_failure_that_ends_a_job_is_shown_only_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
@@ -133,7 +135,7 @@ def test_the_failure_that_ends_a_job_is_not_told_twice_at_the_end(
     assert capsys.readouterr().err.count("no database") == 1
 
 
-def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
+def test_traceback_is_shown_only_for_user_code_errors_and_internal_errors(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = LineDisplay(SUBMISSION, Config())
@@ -145,7 +147,9 @@ def test_a_traceback_is_shown_of_users_and_of_our_bugs_only(
         assert ("Traceback of it" in capsys.readouterr().err) == expected
 
 
-def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_records_and_dead_letters_are_shown_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     shown = LineDisplay(SUBMISSION, Config())
     shown.end(
         JobReport(job=JobName("totals"), state=JobState.FINISHED, skipped=3, dead_letters=1_000)
@@ -153,7 +157,7 @@ def test_bad_records_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.endswith("3 bad records skipped, 1,000 dead letters\n")
 
 
-def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
+def test_backlog_and_its_checkpoint_interval_are_shown() -> None:
     config = Config.from_dict({"checkpoint": {"interval": 100, "interval_during_backlog": 2_000}})
     report = JobReport(job=JobName("totals"), state=JobState.RUNNING, lag=70_000)
     told = {}
@@ -170,7 +174,7 @@ def test_a_backlog_and_what_it_does_to_checkpoints_is_told() -> None:
     assert "(every 2 s, for the backlog)" in told[True][1]
 
 
-def test_a_note_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_of_a_report_is_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown = LineDisplay(SUBMISSION, Config())
     note = "Records after the restored checkpoint are read again: orders-0 offsets 1 to 9."
     report = JobReport(job=JobName("totals"), state=JobState.RUNNING, notes=(note,))
@@ -180,7 +184,7 @@ def test_a_note_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count(note) == 1
 
 
-def test_a_note_of_the_live_table_outlives_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_note_is_printed_at_the_end_of_the_live_display(capsys: pytest.CaptureFixture[str]) -> None:
     report = JobReport(
         job=JobName("totals"), state=JobState.FINISHED, notes=("Offsets are read again.",)
     )

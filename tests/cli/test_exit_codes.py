@@ -30,13 +30,13 @@ def report(stopped: str, state: str = "FINISHED") -> JobReport:
         (StopEnd.WITHOUT_CHECKPOINT, False, 4),
     ],
 )
-def test_a_script_can_tell_how_a_finished_run_ended(
+def test_exit_code_of_a_finished_run_depends_on_how_the_run_was_stopped(
     stopped: str, *, bounded: bool, code: int
 ) -> None:
     assert finished_code(report(stopped), bounded=bounded) == code
 
 
-def test_the_end_says_whether_there_is_a_final_checkpoint() -> None:
+def test_end_message_says_whether_there_is_a_final_checkpoint() -> None:
     assert ended(report("")) == "finished"
     assert ended(report(StopEnd.WITH_CHECKPOINT)).startswith("stopped with a final checkpoint")
     without = ended(report(StopEnd.WITHOUT_CHECKPOINT))

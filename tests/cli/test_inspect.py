@@ -32,7 +32,7 @@ def test_a_job_without_a_journal_is_refused_by_name(folder: Path) -> None:
     assert "no job 'orders'" in str(result.exception)
 
 
-def test_checkpoints_tells_how_the_journal_stands(folder: Path) -> None:
+def test_checkpoints_command_shows_whether_the_journal_is_closed(folder: Path) -> None:
     store = open_store(str(folder / ".tidegate/checkpoints"))
     claim = Claim(
         number=JournalNumber(1),
@@ -66,7 +66,7 @@ def test_checkpoints_tells_how_the_journal_stands(folder: Path) -> None:
     assert "journal: finished" in text
 
 
-def test_checkpoints_names_those_that_are_still_there(
+def test_checkpoints_command_lists_only_checkpoints_whose_manifest_exists(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def named(counter: int) -> SimpleNamespace:
@@ -83,7 +83,7 @@ def test_checkpoints_names_those_that_are_still_there(
     assert [row["id"] for row in json.loads(result.stdout)["checkpoints"]] == ["1-2"]
 
 
-def test_config_masks_secrets(folder: Path) -> None:
+def test_config_command_masks_secrets(folder: Path) -> None:
     (folder / "tidegate.toml").write_text(
         '[kafka]\nbootstrap_servers = "h:1"\n[kafka.properties]\n"sasl.password" = "hunter2"\n'
     )

@@ -25,14 +25,14 @@ def commands(app: typer.Typer, path: str = "tidegate") -> Iterator[tuple[str, st
         yield from commands(group.typer_instance, f"{path} {group.name}")
 
 
-def test_every_command_s_help_has_an_example_of_itself() -> None:
+def test_help_of_every_command_shows_an_example_of_the_command() -> None:
     found = dict(commands(module.app))
     assert "tidegate kafka up" in found
     for name, text in found.items():
         assert f"Example: {name}" in text, name
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_command_line_imports_no_heavy_library() -> None:
     script = "import sys, tidegate.cli.main; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy() -> None:
         (typer.Exit(1), 1),
     ],
 )
-def test_outcomes_become_exit_codes(
+def test_outcome_of_a_command_becomes_its_exit_code(
     outcome: BaseException | None,
     code: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -72,7 +72,7 @@ def test_outcomes_become_exit_codes(
         assert capsys.readouterr().err == f"tidegate: {outcome}\n"
 
 
-def test_our_own_bug_is_shown_whole(
+def test_internal_error_is_shown_with_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = typer.Typer(pretty_exceptions_enable=False)

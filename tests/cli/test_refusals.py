@@ -31,7 +31,7 @@ def run(*words: str) -> int:
     return result.exit_code
 
 
-def test_a_number_of_slots_that_somebody_gave_is_not_raised() -> None:
+def test_slots_given_by_the_user_are_not_raised_to_the_parallelism() -> None:
     given = {"job.parallelism": "4", "taskmanager.slots": "1", "cluster.task_managers": "2"}
     settings = load(command_line=given)
     with pytest.raises(ConfigError, match=r"needs 4 slots, .* would have 2: 2 TaskManagers with 1"):
@@ -40,7 +40,7 @@ def test_a_number_of_slots_that_somebody_gave_is_not_raised() -> None:
     assert enough.taskmanager.slots == 2
 
 
-def test_the_other_settings_of_a_taskmanager_stay_where_slots_are_added() -> None:
+def test_other_taskmanager_settings_are_kept_when_slots_are_added() -> None:
     settings = load(command_line={"job.parallelism": "4", "taskmanager.host": "here"})
     assert with_enough_slots(settings, {}).taskmanager.host == "here"
 
@@ -52,7 +52,7 @@ def test_more_slots_than_a_taskmanager_can_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize("text", ["limit", "=5", ""])
-def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None:
+def test_option_that_is_not_name_value_is_refused_with_an_example(text: str) -> None:
     assert parse_pairs(["a=1", "b = x=y"], "--set", "") == {"a": "1", "b": " x=y"}
     shown = re.escape(text.replace("5", MASK))  # a value without a name may be a secret
     with pytest.raises(ConfigError, match=f"--set '{shown}' is not NAME=VALUE. Example: run"):
@@ -60,12 +60,14 @@ def test_an_option_that_is_no_pair_is_refused_with_an_example(text: str) -> None
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])
-def test_how_a_run_ended_is_its_exit_code(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_run_command_returns_the_exit_code_of_the_local_run(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     monkeypatch.setattr(local_run, "execute", lambda *_, **__: code)
     assert run("run", REFERENCE) == code
 
 
-def test_a_submit_is_refused_where_the_brokers_do_not_answer(
+def test_submit_command_is_refused_if_no_kafka_broker_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(*_: object) -> None:
@@ -78,13 +80,15 @@ def test_a_submit_is_refused_where_the_brokers_do_not_answer(
 
 
 @pytest.mark.parametrize("seeds", ["5..3", "5..5"])
-def test_seeds_of_which_there_are_none_are_refused(seeds: str) -> None:
+def test_empty_range_of_seeds_is_refused(seeds: str) -> None:
     with pytest.raises(ConfigError, match=f"--seeds '{seeds}' is empty"):
         run("sim", "--seeds", seeds)
 
 
 @pytest.mark.parametrize("seeds", ["7", "..", "a..b", "1..b", "-1..5"])
-def test_seeds_that_are_no_range_are_refused(monkeypatch: pytest.MonkeyPatch, seeds: str) -> None:
+def test_seeds_that_are_not_a_range_are_refused(
+    monkeypatch: pytest.MonkeyPatch, seeds: str
+) -> None:
     monkeypatch.setattr(sim, "_many", lambda *_, **__: False)
     with pytest.raises(
         ConfigError, match=f"--seeds '{seeds}' is not a range: write A..B, or A.. to"
@@ -92,19 +96,19 @@ def test_seeds_that_are_no_range_are_refused(monkeypatch: pytest.MonkeyPatch, se
         run("sim", "--seeds", seeds)
 
 
-def test_the_simulator_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_extra_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
     with pytest.raises(ConfigError, match=r"needs the extra `sim`: pip install 'tidegate\[sim\]'"):
         run("sim", "--seed", "1")
 
 
-def test_a_violation_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sim_command_has_exit_code_1_after_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     for violated in (False, True):
         monkeypatch.setattr(sim, "_replay", lambda *_, violated=violated, **__: violated)
         assert run("sim", "--seed", "1") == violated
 
 
-def test_a_broker_that_runs_is_not_started_with_more_nodes(
+def test_running_kafka_broker_is_not_started_with_more_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,12 +119,14 @@ def test_a_broker_that_runs_is_not_started_with_more_nodes(
     assert run("kafka", "up", "--nodes", "2") == 0
 
 
-def test_no_broker_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kafka_status_command_has_exit_code_1_without_a_broker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("kafka", "status") == 1
 
 
-def test_a_version_that_is_not_there_is_told_with_those_that_are(
+def test_kafka_down_command_of_a_missing_version_lists_the_existing_versions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -132,18 +138,18 @@ def test_a_version_that_is_not_there_is_told_with_those_that_are(
 
 @pytest.mark.parametrize("name", ["a b", "../x", "Größe", ""])
 @pytest.mark.parametrize("command", ["checkpoints", "status", "stop", "cancel"])
-def test_a_name_that_no_pipeline_can_have_is_refused(command: str, name: str) -> None:
+def test_name_that_is_not_valid_for_a_pipeline_is_refused(command: str, name: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a pipeline, which has lower-case"):
         run(command, name)
 
 
 @pytest.mark.parametrize("id_", ["abc", "7", "1-2-3", "newest"])
-def test_a_checkpoint_that_cannot_be_is_refused_before_kafka_is_asked(id_: str) -> None:
+def test_invalid_checkpoint_id_to_restore_is_refused_before_kafka_is_asked(id_: str) -> None:
     with pytest.raises(ConfigError, match=f"--restore '{id_}' is neither latest nor none nor"):
         run("run", REFERENCE, "--restore", id_)
 
 
-def test_a_jobmanager_that_does_not_answer_is_told_with_what_to_do() -> None:
+def test_error_of_a_jobmanager_that_does_not_answer_has_a_remedy() -> None:
     with pytest.raises(RpcError) as caught:
         run("list", "--jobmanager", "localhost:1")
     words = "No JobManager has answered at localhost:1. Is one up there (tidegate jobmanager)?"

@@ -48,7 +48,7 @@ class Cluster:
         return self.told
 
 
-def test_a_stop_is_told_once_to_each_jobmanager() -> None:
+def test_stop_is_sent_once_to_each_jobmanager_of_a_run() -> None:
     cluster = Cluster()
     with cluster.stop_of_run:
         assert cluster.report() == 0
@@ -60,7 +60,7 @@ def test_a_stop_is_told_once_to_each_jobmanager() -> None:
         assert cluster.report("FINISHED") == 2
 
 
-def test_a_stop_that_was_not_delivered_is_told_again() -> None:
+def test_stop_that_was_not_delivered_is_sent_again() -> None:
     cluster = Cluster()
     with cluster.stop_of_run:
         signal.raise_signal(signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_a_stop_of_a_job_that_has_just_ended_is_no_error() -> None:
         assert cluster.report() == 0
 
 
-def test_the_second_interrupt_leaves() -> None:
+def test_second_interrupt_leaves_the_run_at_once() -> None:
     cluster = Cluster()
     with cluster.stop_of_run:
         signal.raise_signal(signal.SIGINT)

@@ -62,20 +62,20 @@ def txn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Txn:
     return Txn(monkeypatch)
 
 
-def test_an_id_that_no_coordinator_knows_is_refused(txn: Txn) -> None:
+def test_transactional_id_that_no_coordinator_knows_is_refused(txn: Txn) -> None:
     for command in ("show", "abort"):
         with pytest.raises(RefusedError, match="No coordinator knows the transactional id 'x'"):
             txn(Tables({}, described=[None]), command, "x")
 
 
-def test_what_is_not_open_is_not_aborted(txn: Txn) -> None:
+def test_abort_of_a_transaction_that_is_not_open_is_refused(txn: Txn) -> None:
     tables = Tables({}, described=[transaction(7, state=DONE)])
     with pytest.raises(RefusedError, match="app-7 has nothing open, it is CompleteAbort"):
         txn(tables, "abort", "app-7", "--yes")
     assert "abort" not in tables.asked
 
 
-def test_what_a_journal_may_have_promised_is_aborted_with_the_stronger_flag_only(txn: Txn) -> None:
+def test_abort_of_a_transaction_of_a_job_needs_accept_data_loss(txn: Txn) -> None:
     tables = Tables({}, described=[transaction(7, transactional_id=OURS, partitions=())])
     with pytest.raises(
         RefusedError, match=f"(?s){OURS} belongs to job order-totals.*--accept-data-loss"
@@ -86,7 +86,7 @@ def test_what_a_journal_may_have_promised_is_aborted_with_the_stronger_flag_only
     assert "abort" in tables.asked
 
 
-def test_nothing_is_aborted_unless_somebody_says_so(
+def test_abort_is_refused_without_yes_or_a_confirmation(
     txn: Txn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = Tables({HERE: [producer(7, 0)]}, described=[transaction(7)])
@@ -113,20 +113,20 @@ class Terminal:
         return True
 
 
-def test_an_abort_that_is_not_done_in_time_is_no_success(txn: Txn) -> None:
+def test_abort_that_is_not_complete_in_time_has_exit_code_1(txn: Txn) -> None:
     open_, aborting = transaction(7), transaction(7, state=TransactionState.PREPARE_ABORT, epoch=1)
     assert txn(Tables({}, described=[open_, aborting]), "abort", "app-7", "--yes") == 1
     done = transaction(7, state=DONE, epoch=1)
     assert txn(Tables({}, described=[open_, done]), "abort", "app-7", "--yes") == 0
 
 
-def test_a_marker_that_did_not_help_is_a_failure(txn: Txn) -> None:
+def test_abort_marker_that_leaves_the_transaction_open_is_an_error(txn: Txn) -> None:
     tables = Tables({HERE: [producer(7, 0)]})
     with pytest.raises(KafkaError, match="took the abort marker, and the transaction at offset 0"):
         txn(tables, *MARKER, "--yes")
 
 
-def test_what_may_be_a_part_of_something_committed_is_not_torn_off(txn: Txn) -> None:
+def test_abort_marker_for_a_possibly_committed_transaction_is_refused(txn: Txn) -> None:
     gone_on = transaction(7, state=TransactionState.COMPLETE_COMMIT, partitions=())
     tables = Tables({HERE: [producer(7, 0)]}, known=[gone_on])
     with pytest.raises(RefusedError, match=r"the last transaction of app-7, .* was committed"):
@@ -137,18 +137,20 @@ def test_what_may_be_a_part_of_something_committed_is_not_torn_off(txn: Txn) -> 
 @pytest.mark.parametrize(
     "words", [(), ("app-7", "--topic", "orders"), MARKER[1:3], (*MARKER[1:5], "--yes")]
 )
-def test_what_to_abort_is_said_in_one_way(txn: Txn, words: tuple[str, ...]) -> None:
+def test_abort_needs_either_a_transactional_id_or_all_options_of_a_marker(
+    txn: Txn, words: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError, match="Give either a transactional id, or --topic, --part"):
         txn(Tables({}, described=[None]), "abort", *words)
 
 
-def test_a_broker_that_is_not_there_is_refused_with_those_that_are(txn: Txn) -> None:
+def test_unknown_broker_is_refused_and_the_error_lists_the_live_brokers(txn: Txn) -> None:
     for hanging in ([], ["--hanging"]):
         with pytest.raises(RefusedError, match="No broker 4 is up in this cluster; those are: 1"):
             txn(Tables({HERE: []}), "list", "--broker", "4", *hanging)
 
 
-def test_a_missing_right_is_the_users_matter(txn: Txn) -> None:
+def test_missing_right_in_kafka_raises_not_allowed_error(txn: Txn) -> None:
     class Denied(Tables):
         def describe(self, transactional_id: TransactionalId) -> Any:
             message = "Kafka does not let us."
@@ -158,7 +160,7 @@ def test_a_missing_right_is_the_users_matter(txn: Txn) -> None:
         txn(Denied({}), "show", "x")
 
 
-def test_who_did_not_answer_makes_the_exit_code(txn: Txn) -> None:
+def test_broker_or_partition_that_does_not_answer_gives_exit_code_1(txn: Txn) -> None:
     class Silent(Tables):
         def find_transactions(self, **_: Any) -> ClusterTransactions:
             return ClusterTransactions(transactions=(), unreachable=self.silent)

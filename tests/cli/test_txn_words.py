@@ -76,7 +76,7 @@ def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
     assert words.age(milliseconds) == text
 
 
-def test_partitions_are_named_as_far_as_they_fit() -> None:
+def test_list_of_partitions_shows_three_and_counts_the_rest() -> None:
     topic_partitions = [TopicPartition("t", number) for number in range(5)]
     assert words.list_partitions([]) == "-"
     assert words.list_partitions(topic_partitions[:3]) == "t-0, t-1, t-2"
@@ -109,13 +109,15 @@ def test_partitions_are_named_as_far_as_they_fit() -> None:
         (held(OpenReason.UNKNOWN, None), ["bring back the brokers"]),
     ],
 )
-def test_advice_for_every_cause(found: OpenTransaction, said: list[str]) -> None:
+def test_advice_exists_for_every_cause_of_an_open_transaction(
+    found: OpenTransaction, said: list[str]
+) -> None:
     told = words.advice(found)
     for each in said:
         assert each in told
 
 
-def test_what_may_be_committed_is_advised_to_be_saved_first() -> None:
+def test_advice_for_a_possibly_committed_transaction_is_to_copy_its_records_first() -> None:
     committed = held(OpenReason.HANGING, of(TransactionState.COMPLETE_COMMIT))
     assert committed.committed
     assert "Copy them first" in words.advice(committed)
@@ -125,7 +127,7 @@ def test_what_may_be_committed_is_advised_to_be_saved_first() -> None:
     assert not held(OpenReason.HANGING, None).committed
 
 
-def test_what_must_not_be_aborted_is_not_advised_to_be() -> None:
+def test_advice_never_suggests_an_abort_that_could_lose_data() -> None:
     assert "abort" not in words.advice(held(OpenReason.ENDING, of(TransactionState.PREPARE_COMMIT)))
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
     assert "txn abort" not in words.advice(held(OpenReason.OPEN, ours))
@@ -144,7 +146,7 @@ def describe_partition(
     )
 
 
-def test_a_partition_in_sentences() -> None:
+def test_state_of_a_stuck_partition_is_described_in_sentences() -> None:
     text = describe_partition(
         PartitionEndOffsets(stable=12, end=40),
         held(OpenReason.OPEN),
@@ -167,7 +169,7 @@ def test_a_partition_in_sentences() -> None:
 
 
 @pytest.mark.parametrize("journal_status", list(JournalStatus))
-def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
+def test_only_foreign_or_unreferenced_transactions_abort_without_accept_data_loss(
     journal_status: JournalStatus,
 ) -> None:
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
@@ -182,13 +184,15 @@ def test_only_what_is_nobody_s_promise_is_aborted_without_the_stronger_flag(
 
 
 @pytest.mark.parametrize("outcome", list(AbortOutcome))
-def test_every_outcome_is_told(outcome: AbortOutcome) -> None:
+def test_every_outcome_of_an_abort_has_a_text(outcome: AbortOutcome) -> None:
     text = words.outcome(outcome, OPENED, OPENED)
     assert text.startswith("order-service: ")
     assert words.outcome(outcome, OPENED, None) != ""
 
 
-def test_lines_for_cut_and_awk_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_tab_separated_lines_if_stdout_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     late = msgspec.structs.replace(OPENED, start_ms=NOW - 61_000, transactional_id=OURS)
     over = msgspec.structs.replace(OPENED, state=TransactionState.COMPLETE_ABORT, partitions=())
     never = msgspec.structs.replace(over, state=TransactionState.EMPTY, start_ms=-1)
@@ -207,7 +211,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_table_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_in_a_terminal_has_no_tabs_and_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "200")
@@ -220,7 +224,7 @@ def test_a_table_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "orders[bold]" in text, "an id is no mark-up"
 
 
-def test_progress_is_shown_in_a_terminal_only_and_leaves_nothing(
+def test_progress_is_shown_only_in_a_terminal_and_is_erased_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output.progress()("coordinators", 1, 3)
@@ -236,7 +240,7 @@ def test_progress_is_shown_in_a_terminal_only_and_leaves_nothing(
     assert screen.getvalue().endswith(" \r")
 
 
-def test_json_has_the_keys_that_are_documented() -> None:
+def test_every_key_and_value_of_the_json_output_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text(encoding="utf-8")
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
     row = PartitionStatus(
@@ -262,7 +266,7 @@ def test_json_has_the_keys_that_are_documented() -> None:
         assert f"`{outcome.value}`" in page
 
 
-def test_json_of_a_transaction() -> None:
+def test_json_of_a_transaction_has_its_times_and_its_job() -> None:
     body = output.as_json(msgspec.structs.replace(OPENED, transactional_id=OURS), NOW)
     assert (body["age_ms"], body["start_ms"], body["timeout_ms"]) == (10_000, NOW - 10_000, 60_000)
     assert body["job"] == {
@@ -280,7 +284,7 @@ def test_json_of_a_transaction() -> None:
     )
 
 
-def test_details_say_of_a_partition_only_what_was_asked() -> None:
+def test_details_show_the_offsets_of_a_partition_only_if_kafka_was_asked() -> None:
     def last(end_offsets: dict[TopicPartition, PartitionEndOffsets] | None) -> str:
         return output.details(OPENED, {1: "h:9092"}, end_offsets, JournalStatus.NOT_TIDEGATE, NOW)[
             -1
@@ -295,7 +299,7 @@ def test_details_say_of_a_partition_only_what_was_asked() -> None:
     assert "open for          10 s" in lines
 
 
-def test_places_and_durations_are_read_or_refused_with_an_example() -> None:
+def test_topic_partitions_and_durations_are_parsed_or_refused_with_an_example() -> None:
     assert topic_selector(None) == TopicSelector(None, None)
     assert topic_selector("orders") == TopicSelector("orders", None)
     assert topic_selector("orders:12") == TopicSelector("orders", 12)
@@ -307,7 +311,7 @@ def test_places_and_durations_are_read_or_refused_with_an_example() -> None:
         duration_ms("5", "--older-than")
 
 
-def test_looking_for_a_journal_makes_no_folder(
+def test_search_for_a_journal_creates_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from tests.commit.world import (
     RECORDS,
     RETRY_POLICY,
     SINKS,
-    SLOTS,
+    TRANSACTIONAL_IDS,
     Faults,
     Rules,
     Step,
@@ -71,7 +71,7 @@ class Tasks:
     journal: str
     position: int
     open: dict[int, tuple[TransactionalId, Transaction]] = field(default_factory=dict)
-    carry: list[PreparedTransaction] = field(default_factory=list)
+    pending: list[PreparedTransaction] = field(default_factory=list)
     taken: set[TransactionalId] = field(default_factory=set)
     failed: bool = False
 
@@ -109,15 +109,15 @@ class Tasks:
                 start_ms=found.start_ms,
             )
             self.world.prepared[tid, found.epoch] = found.records
-            self.carry.append(txn)
+            self.pending.append(txn)
             del self.open[sink]
 
-    def told_ended(self, ended: tuple[PreparedTransaction, ...]) -> None:
-        self.carry = [txn for txn in self.carry if txn not in ended]
+    def on_committed(self, ended: tuple[PreparedTransaction, ...]) -> None:
+        self.pending = [txn for txn in self.pending if txn not in ended]
         if not self.world.rules.free_ids_only_when_settled:
-            self.told_freed(ended)
+            self.on_reusable(ended)
 
-    def told_freed(self, freed: tuple[PreparedTransaction, ...]) -> None:
+    def on_reusable(self, freed: tuple[PreparedTransaction, ...]) -> None:
         self.taken -= {txn.transactional_id for txn in freed}
 
     def _ids(self, sink: int) -> list[TransactionalId]:
@@ -130,7 +130,7 @@ class Tasks:
                 subtask=SubtaskIndex(sink),
                 index=index,
             )
-            for index in range(SLOTS)
+            for index in range(TRANSACTIONAL_IDS)
         ]
 
 
@@ -176,14 +176,14 @@ class JobMaster:
         if isinstance(effect, Step):
             return
         if isinstance(effect, effects.Gather):
-            self.advance(self._started_together(thread, effect))
+            self.advance(self._start_gathered(thread, effect))
             return
         try:
             self.answers[id(thread)] = self.world.perform(effect)
         except TidegateError as error:
             self.answers[id(thread)] = error
 
-    def _started_together(self, parent: Thread, effect: effects.Gather) -> Thread:
+    def _start_gathered(self, parent: Thread, effect: effects.Gather) -> Thread:
         """Starts threads that the scheduler interleaves, and returns the one that continues. The
         parent waits until the last of them has ended.
         """
@@ -201,7 +201,7 @@ class JobMaster:
         def next_after(ended: Thread) -> Thread:
             left.remove(ended)
             if left:
-                return self.world.chance.choice(left)
+                return self.world.rng.choice(left)
             in_order = [results[place] for place in sorted(results)]
             self.answers[id(parent)] = failures[min(failures)] if failures else in_order
             self.threads.append(parent)
@@ -210,7 +210,7 @@ class JobMaster:
         left += [child(place, each) for place, each in enumerate(effect.procedures)]
         self.threads += left
         self.after |= {id(one): partial(next_after, one) for one in left}
-        return self.world.chance.choice(left)
+        return self.world.rng.choice(left)
 
     def stop(self, outcome: TidegateError | str) -> None:
         self.world.log.append(f"{self.name} ends: {outcome!r}"[:160])
@@ -237,12 +237,12 @@ class JobMaster:
         counter = 0
         self.position = position
         while not (self.final and self.position >= RECORDS):
-            for _ in range(self.world.chance.randrange(4)):
+            for _ in range(self.world.rng.randrange(4)):
                 yield Step()
                 self.tasks.write_one()
             counter += 1
             yield from self._checkpoint(journal, self.tasks, counter)
-            if self.world.chance.random() < 0.1:
+            if self.world.rng.random() < 0.1:
                 yield from fence_zombies(journal, retry_policy=RETRY_POLICY)
         while self.locked:
             yield Step()
@@ -257,11 +257,11 @@ class JobMaster:
         tasks.prepare()
         if tasks.failed:
             raise TransactionError("a producer is gone")
-        acknowledged, position = tuple(tasks.carry), tasks.position
+        acknowledged, position = tuple(tasks.pending), tasks.position
         yield Step()
-        if self.world.chance.random() < 0.15:
+        if self.world.rng.random() < 0.15:
             if not rules.keep_prepared_of_failed_checkpoints:
-                tasks.carry.clear()
+                tasks.pending.clear()
             return
         while self.locked:
             yield Step()
@@ -288,10 +288,10 @@ class JobMaster:
             return
         self.position = manifest.splits[0].offset
         self.world.log.append(f"{self.name} publishes {self.position}")
-        if not rules.carry_until_told_ended:
-            tasks.carry = [txn for txn in tasks.carry if txn not in acknowledged]
+        if not rules.keep_until_committed:
+            tasks.pending = [txn for txn in tasks.pending if txn not in acknowledged]
         yield Step()
-        tasks.told_freed(published.freed)
+        tasks.on_reusable(published.freed)
 
     def _committer(self) -> Thread:
         assert self.journal is not None
@@ -309,9 +309,9 @@ class JobMaster:
             )
             self.locked = False
             yield Step()
-            self.tasks.told_ended(result.ended)
+            self.tasks.on_committed(result.ended)
             yield Step()
-            self.tasks.told_freed(freed)
+            self.tasks.on_reusable(freed)
             if freed:
                 yield from self._trim(self.journal)
 
@@ -364,20 +364,20 @@ EXPECTED = (
 """Errors by which a JobMaster may end: its successor continues, and nothing is lost."""
 
 
-def chaos(world: World, *, attempts: int = 4, steps: int = 600) -> list[JobMaster]:
+def run_with_faults(world: World, *, attempts: int = 4, steps: int = 600) -> list[JobMaster]:
     """Run JobMasters against each other and the faults."""
     masters: list[JobMaster] = []
     for _ in range(steps):
         world.environment()
         idle = not any(master.threads for master in masters)
-        if len(masters) < attempts and (idle or world.chance.random() < 0.01):
+        if len(masters) < attempts and (idle or world.rng.random() < 0.01):
             masters.append(JobMaster(world, len(masters)))
         live = [master for master in masters if master.threads]
         if not live:
             return masters
         # Mostly the newest runs; the others are zombies that wake up now and then.
-        master = live[-1] if world.chance.random() < 0.7 else world.chance.choice(live)
-        master.advance(world.chance.choice(master.threads))
+        master = live[-1] if world.rng.random() < 0.7 else world.rng.choice(live)
+        master.advance(world.rng.choice(master.threads))
         check(master, world)
     return masters
 
@@ -413,7 +413,7 @@ def finish(world: World, masters: list[JobMaster]) -> None:
             if not last.threads:
                 break
             world.environment()
-            last.advance(world.chance.choice(last.threads))
+            last.advance(world.rng.choice(last.threads))
         check(last, world)
         if last.outcome == "closed":
             break
@@ -453,13 +453,13 @@ def simulate(
     snapshot_interval: int = SNAPSHOT_INTERVAL,
 ) -> World:
     """One whole run; Violation (with the log so far) if an invariant breaks."""
-    chance = random.Random(seed)
-    world = World(seed, rules or Rules(), Faults.draw(chance), chance)
+    rng = random.Random(seed)
+    world = World(seed, rules or Rules(), Faults.draw(rng), rng)
     world.snapshot_interval = snapshot_interval
     world.faults.timeouts, world.faults.intruders = timeouts, intruders
     masters: list[JobMaster] = []
     try:
-        masters = chaos(world, attempts=attempts)
+        masters = run_with_faults(world, attempts=attempts)
         finish(world, masters)
     except Violation as broken:
         story = "\n  ".join(world.log[-40:])
@@ -467,14 +467,14 @@ def simulate(
     return world
 
 
-def calm(seed: int) -> World:
+def run_without_faults(seed: int) -> World:
     """One JobMaster, no faults: the job must run to its end in one attempt."""
-    chance = random.Random(seed)
-    world = World(seed, Rules(), Faults(), chance)
+    rng = random.Random(seed)
+    world = World(seed, Rules(), Faults(), rng)
     only = JobMaster(world, 0, final=True)
     for _ in range(20_000):
         if only.threads:
-            only.advance(chance.choice(only.threads))
+            only.advance(rng.choice(only.threads))
     if only.outcome != "closed":
         raise Violation(f"seed {seed}: {only.outcome!r}")
     _check_output(world)

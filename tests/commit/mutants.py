@@ -42,6 +42,6 @@ def patching(monkeypatch: pytest.MonkeyPatch) -> Patch:
     return set_
 
 
-def under(**rules: Any) -> Callable[[int], object]:
+def with_rules(**rules: Any) -> Callable[[int], object]:
     """Runs with other rules."""
     return lambda seed: simulate(seed, Rules(**rules))

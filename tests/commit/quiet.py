@@ -33,7 +33,7 @@ T = TypeVar("T")
 Answer = Callable[[Effect], Any]
 
 
-class Quiet:
+class ProcedureRunner:
     """Runs procedures one after the other; `answer` may replace the world's answer to an effect."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Quiet:
         for _ in records:
             tasks.write_one()
         tasks.prepare()
-        return tuple(tasks.carry)
+        return tuple(tasks.pending)
 
     def publish(
         self, journal: ClaimedJournal, counter: int, *named: PreparedTransaction, **more: Any

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.commit.quiet import Quiet, manifest
+from tests.commit.quiet import ProcedureRunner, manifest
 from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.commit import effects
 from tidegate.commit.claim import claim, claim_to_close
@@ -35,11 +35,11 @@ from tidegate.ports.kafka import TransactionState
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
-def test_attempt_number_is_the_journal_number_of_its_claim(quiet: Quiet) -> None:
+def test_attempt_number_is_the_journal_number_of_its_claim(quiet: ProcedureRunner) -> None:
     first = quiet.claim()
     assert (first.attempt, first.is_first_claim) == (1, True)
     quiet.publish(first, 1)
@@ -49,7 +49,9 @@ def test_attempt_number_is_the_journal_number_of_its_claim(quiet: Quiet) -> None
     assert quiet.kinds() == ["Claim", "Publication", "Claim"]
 
 
-def test_claim_takes_the_next_number_if_a_concurrent_publication_comes_first(quiet: Quiet) -> None:
+def test_claim_takes_the_next_number_if_a_concurrent_publication_comes_first(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     published: list[Any] = []
 
@@ -64,7 +66,9 @@ def test_claim_takes_the_next_number_if_a_concurrent_publication_comes_first(qui
     assert newer.state_before_claim.publication.checkpoint == CheckpointId(older.attempt, 1)
 
 
-def test_create_with_unknown_result_is_retried_and_recognised_as_own(quiet: Quiet) -> None:
+def test_create_with_unknown_result_is_retried_and_recognised_as_own(
+    quiet: ProcedureRunner,
+) -> None:
     answers = [CreateResult.UNKNOWN, CreateResult.UNKNOWN]
     sent: list[bytes] = []
 
@@ -83,7 +87,9 @@ def test_create_with_unknown_result_is_retried_and_recognised_as_own(quiet: Quie
     assert quiet.kinds() == ["Claim"]
 
 
-def test_publication_raises_outcome_unknown_if_its_create_stays_unknown(quiet: Quiet) -> None:
+def test_publication_raises_outcome_unknown_if_its_create_stays_unknown(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
 
     def unknown(effect: Effect) -> Any:
@@ -95,7 +101,9 @@ def test_publication_raises_outcome_unknown_if_its_create_stays_unknown(quiet: Q
         quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), unknown)
 
 
-def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(quiet: Quiet) -> None:
+def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     outcomes: list[object] = [CreateResult.UNKNOWN, StorageError("full"), CreateResult.CREATED]
 
@@ -114,7 +122,7 @@ def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(quiet: 
         quiet.run(publish(journal, manifest(journal, 2), (), storing=RETRY_POLICY), answer)
 
 
-def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: Quiet) -> None:
+def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: ProcedureRunner) -> None:
     quiet.close(quiet.claim())
     with pytest.raises(JobClosedError, match="job 'job' has ended \\(finished\\)"):
         quiet.claim()
@@ -123,7 +131,7 @@ def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: Quiet) -
 
 
 def test_claim_is_refused_without_take_over_if_another_journal_used_the_job_name(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     used = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
     neighbour = TransactionalId("tidegate.job-2.otherjournal.totals.4.0.0")
@@ -144,14 +152,16 @@ def test_claim_is_refused_without_take_over_if_another_journal_used_the_job_name
     assert quiet.recover(quiet.claim()).fenced == (), "once is enough: it may be used elsewhere"
 
 
-def test_existing_journal_ignores_transactional_ids_of_another_journal(quiet: Quiet) -> None:
+def test_existing_journal_ignores_transactional_ids_of_another_journal(
+    quiet: ProcedureRunner,
+) -> None:
     quiet.claim()
     other = TransactionalId("tidegate.job.otherjournal.totals.4.0.0")
     quiet.world.init(other)
     assert quiet.recover(quiet.claim()).fenced == ()
 
 
-def test_claim_fails_if_a_journal_entry_is_torn_or_missing(quiet: Quiet) -> None:
+def test_claim_fails_if_a_journal_entry_is_torn_or_missing(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     for counter in range(1, SNAPSHOT_INTERVAL):
         quiet.publish(journal, counter)
@@ -173,7 +183,9 @@ def test_claim_fails_if_a_journal_entry_is_torn_or_missing(quiet: Quiet) -> None
         quiet.claim()
 
 
-def test_claim_fails_if_several_journal_entries_in_a_row_are_missing(quiet: Quiet) -> None:
+def test_claim_fails_if_several_journal_entries_in_a_row_are_missing(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     for counter in range(1, 10):
         quiet.publish(journal, counter)
@@ -184,7 +196,7 @@ def test_claim_fails_if_several_journal_entries_in_a_row_are_missing(quiet: Quie
 
 
 def test_publication_fails_if_the_entry_at_its_number_does_not_follow_the_one_before(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     """The attempt has read entry 3; it is lost, and an older one is brought back at 4."""
     older = quiet.claim()
@@ -196,7 +208,9 @@ def test_publication_fails_if_the_entry_at_its_number_does_not_follow_the_one_be
         quiet.publish(filling, 1)
 
 
-def test_entries_added_during_a_journal_read_are_not_taken_for_a_gap(quiet: Quiet) -> None:
+def test_entries_added_during_a_journal_read_are_not_taken_for_a_gap(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     late: list[Any] = []
@@ -213,7 +227,7 @@ def test_entries_added_during_a_journal_read_are_not_taken_for_a_gap(quiet: Quie
     assert quiet.run(read_journal(JOB), race).number == 4
 
 
-def test_claims_without_publications_write_journal_snapshots(quiet: Quiet) -> None:
+def test_claims_without_publications_write_journal_snapshots(quiet: ProcedureRunner) -> None:
     """A job restarts for days and never publishes. The cost of a claim does not grow."""
     for _ in range(3 * SNAPSHOT_INTERVAL):
         quiet.asked.clear()
@@ -226,7 +240,7 @@ def test_claims_without_publications_write_journal_snapshots(quiet: Quiet) -> No
 
 
 def test_claim_writes_the_journal_snapshot_that_the_claim_before_could_not_write(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     def no_snapshot(effect: Effect) -> Any:
         if isinstance(effect, effects.WriteObject) and effect.path.endswith(".hint"):
@@ -243,7 +257,7 @@ def test_claim_writes_the_journal_snapshot_that_the_claim_before_could_not_write
     assert snapshots == [snapshot_path(JOB, 3)]
 
 
-def test_claim_succeeds_if_listing_journal_snapshots_fails(quiet: Quiet) -> None:
+def test_claim_succeeds_if_listing_journal_snapshots_fails(quiet: ProcedureRunner) -> None:
     listings: list[Effect] = []
 
     def fails(effect: Effect) -> Any:
@@ -258,7 +272,7 @@ def test_claim_succeeds_if_listing_journal_snapshots_fails(quiet: Quiet) -> None
     assert len(listings) == 2
 
 
-def test_journal_read_ignores_a_torn_or_wrong_journal_snapshot(quiet: Quiet) -> None:
+def test_journal_read_ignores_a_torn_or_wrong_journal_snapshot(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     objects = quiet.world.store.objects
@@ -272,7 +286,7 @@ def test_journal_read_ignores_a_torn_or_wrong_journal_snapshot(quiet: Quiet) -> 
     assert quiet.run(read_journal(JOB)).number == 3, "it is not of the entry that its name says"
 
 
-def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> None:
+def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     quiet.publish(journal, 2)
@@ -292,7 +306,7 @@ def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: Quiet) -> N
 
 
 def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     for counter in (1, 2, 3):
@@ -304,7 +318,9 @@ def test_a_restore_point_that_is_not_kept_any_more_is_refused_before_the_claim(
     assert quiet.claim("s2", restore="1-2").restore_point("1-2") is not None
 
 
-def test_claim_fails_if_the_store_confirmed_a_create_but_reads_back_nothing(quiet: Quiet) -> None:
+def test_claim_fails_if_the_store_confirmed_a_create_but_reads_back_nothing(
+    quiet: ProcedureRunner,
+) -> None:
     def forget(effect: Effect) -> Any:
         return CreateResult.CREATED if isinstance(effect, effects.CreateEntry) else NotImplemented
 
@@ -312,7 +328,9 @@ def test_claim_fails_if_the_store_confirmed_a_create_but_reads_back_nothing(quie
         quiet.run(claim(JOB, submission_id="s1", retry_policy=RETRY_POLICY), forget)
 
 
-def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Quiet) -> None:
+def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(
+    quiet: ProcedureRunner,
+) -> None:
     def to_close(submission_id: str) -> ClaimedJournal | None:
         return quiet.run(
             claim_to_close(JOB, submission_id=submission_id, retry_policy=RETRY_POLICY)
@@ -330,7 +348,9 @@ def test_a_claim_to_close_needs_an_earlier_claim_of_the_same_submission(quiet: Q
         to_close("s1")
 
 
-def test_claim_to_close_commits_listed_transactions_and_fences_the_rest(quiet: Quiet) -> None:
+def test_claim_to_close_commits_listed_transactions_and_fences_the_rest(
+    quiet: ProcedureRunner,
+) -> None:
     dead = quiet.claim()
     quiet.publish(dead, 1, *quiet.prepared(dead, 0))
     unpublished = quiet.prepared(dead, 1)

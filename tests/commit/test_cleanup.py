@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.commit.quiet import Answer, Quiet, manifest
+from tests.commit.quiet import Answer, ProcedureRunner, manifest
 from tests.commit.world import JOB
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.commit import effects
@@ -26,11 +26,13 @@ from tidegate.ids import CheckpointId
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
-def test_manifest_load_fails_if_the_file_is_torn_exchanged_or_missing(quiet: Quiet) -> None:
+def test_manifest_load_fails_if_the_file_is_torn_exchanged_or_missing(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     ref = journal.state.recent_checkpoints[-1]
@@ -51,16 +53,16 @@ def test_manifest_load_fails_if_the_file_is_torn_exchanged_or_missing(quiet: Qui
         objects[path] = whole
 
 
-def put(quiet: Quiet, *paths: str) -> None:
+def put(quiet: ProcedureRunner, *paths: str) -> None:
     for path in paths:
         quiet.world.store.objects[f"job/{path}"] = b""
 
 
-def present(quiet: Quiet) -> list[str]:
+def present(quiet: ProcedureRunner) -> list[str]:
     return sorted(p for p in quiet.world.store.objects if "/files/" in p or "/manifests/" in p)
 
 
-def with_files(quiet: Quiet) -> Answer:
+def with_files(quiet: ProcedureRunner) -> Answer:
     def answer(effect: Effect) -> Any:
         objects = quiet.world.store.objects
         if isinstance(effect, effects.ListObjects):
@@ -73,7 +75,9 @@ def with_files(quiet: Quiet) -> Answer:
     return answer
 
 
-def test_cleanup_deletes_only_files_that_no_retained_checkpoint_needs(quiet: Quiet) -> None:
+def test_cleanup_deletes_only_files_that_no_retained_checkpoint_needs(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     put(quiet, "files/1/v/0/total/a", "files/1/v/0/total/b", "files/1/v/0/total/orphan")
     quiet.publish(older, 1, files=("files/1/v/0/total/a",))
@@ -109,7 +113,7 @@ def test_cleanup_deletes_only_files_that_no_retained_checkpoint_needs(quiet: Qui
     ]
 
 
-def test_cleanup_keeps_files_that_a_rollback_may_need(quiet: Quiet) -> None:
+def test_cleanup_keeps_files_that_a_rollback_may_need(quiet: ProcedureRunner) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/b", "files/1/orphan")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -123,7 +127,9 @@ def test_cleanup_keeps_files_that_a_rollback_may_need(quiet: Quiet) -> None:
     assert len(quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))) == 6
 
 
-def test_cleanup_deletes_a_rolled_back_checkpoint_after_the_next_publication(quiet: Quiet) -> None:
+def test_cleanup_deletes_a_rolled_back_checkpoint_after_the_next_publication(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/b")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -142,7 +148,7 @@ def test_cleanup_deletes_a_rolled_back_checkpoint_after_the_next_publication(qui
 @pytest.mark.parametrize("restarts", [True, False])
 @pytest.mark.parametrize("deletions", range(7))
 def test_interrupted_cleanup_leaves_no_manifest_without_its_files(
-    quiet: Quiet, deletions: int, *, restarts: bool
+    quiet: ProcedureRunner, deletions: int, *, restarts: bool
 ) -> None:
     """Or a restore of it by hand would claim the journal first and find it corrupt then."""
     journal, cleaning, answer = quiet.claim(), CheckpointCleanup(), with_files(quiet)
@@ -181,14 +187,16 @@ def test_interrupted_cleanup_leaves_no_manifest_without_its_files(
     assert present(quiet) == [f"job/manifests/{last}-{counter}.json" for counter in (5, 6)]
 
 
-def test_first_cleanup_keeps_files_uploaded_by_a_pending_checkpoint(quiet: Quiet) -> None:
+def test_first_cleanup_keeps_files_uploaded_by_a_pending_checkpoint(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     put(quiet, f"files/{journal.attempt}/v/0/total/of-the-next-checkpoint")
     assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
-def test_cleanup_lists_the_job_folder_only_at_every_twentieth_publication(quiet: Quiet) -> None:
+def test_cleanup_lists_the_job_folder_only_at_every_twentieth_publication(
+    quiet: ProcedureRunner,
+) -> None:
     journal, cleaning = quiet.claim(), CheckpointCleanup()
     listings = []
     for counter in range(1, 42):
@@ -199,7 +207,9 @@ def test_cleanup_lists_the_job_folder_only_at_every_twentieth_publication(quiet:
     assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
 
 
-def test_cleanup_deletes_files_of_aborted_checkpoints_at_the_second_listing(quiet: Quiet) -> None:
+def test_cleanup_deletes_files_of_aborted_checkpoints_at_the_second_listing(
+    quiet: ProcedureRunner,
+) -> None:
     """A file of an aborted checkpoint may be in a later one; what is in none by then, is in no
     other.
     """
@@ -219,7 +229,9 @@ def test_cleanup_deletes_files_of_aborted_checkpoints_at_the_second_listing(quie
     assert f"job/{own}/uploaded-since-29" in present(quiet), "not seen before the last listing"
 
 
-def test_cleanup_keeps_older_files_if_a_retained_manifest_can_not_be_read(quiet: Quiet) -> None:
+def test_cleanup_keeps_older_files_if_a_retained_manifest_can_not_be_read(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     put(quiet, "files/1/a", "files/1/orphan")
     quiet.publish(older, 1, files=("files/1/a",))
@@ -229,7 +241,7 @@ def test_cleanup_keeps_older_files_if_a_retained_manifest_can_not_be_read(quiet:
     assert quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), with_files(quiet)) == ()
 
 
-def test_store_holds_the_encoded_bytes_of_a_journal_entry(quiet: Quiet) -> None:
+def test_store_holds_the_encoded_bytes_of_a_journal_entry(quiet: ProcedureRunner) -> None:
     quiet.claim()
     (entry,) = quiet.entries()
     assert quiet.world.store.objects[entry_path(JOB, 1)] == encode_entry(entry)

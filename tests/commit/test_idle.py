@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tests.commit.quiet import Quiet
+from tests.commit.quiet import ProcedureRunner
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_events import (
     Acknowledged,
@@ -50,7 +50,7 @@ def test_ten_thousand_idle_checkpoints_leave_nothing_in_the_coordinator() -> Non
 
 
 def test_a_thousand_idle_checkpoints_leave_little_in_the_journal_and_in_memory() -> None:
-    quiet = Quiet()
+    quiet = ProcedureRunner()
     objects = quiet.world.store.objects
     journal, cleaning = quiet.claim(), CheckpointCleanup()
 

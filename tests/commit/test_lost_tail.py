@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commit.quiet import Quiet
+from tests.commit.quiet import ProcedureRunner
 from tidegate.commit.journal.claimed import ClaimedJournal
 from tidegate.commit.journal.entries import Claim
 from tidegate.commit.journal.state import decode_snapshot, encode_snapshot
@@ -25,7 +25,7 @@ class Backup:
     """A world in which the journal can be put back to what it was."""
 
     def __init__(self) -> None:
-        self.quiet = Quiet()
+        self.quiet = ProcedureRunner()
         self.first = self.quiet.claim("s1")
         self.quiet.recover(self.first)
         self.publish(self.first, 1, 1, 2)

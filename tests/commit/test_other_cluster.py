@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commit.quiet import Quiet, manifest
+from tests.commit.quiet import ProcedureRunner, manifest
 from tests.commit.world import CLUSTER, JOB, RETRY_POLICY
 from tidegate.checkpoint.manifest import manifest_path
 from tidegate.commit.claim import claim_to_close
@@ -19,11 +19,11 @@ OTHER = "cluster-2"
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
-def published_and_settled(quiet: Quiet, submission_id: str = "s1") -> ClaimedJournal:
+def published_and_settled(quiet: ProcedureRunner, submission_id: str = "s1") -> ClaimedJournal:
     journal = quiet.claim(submission_id)
     quiet.recover(journal)
     quiet.publish(journal, 1, *quiet.prepared(journal, 0, 1))
@@ -31,18 +31,20 @@ def published_and_settled(quiet: Quiet, submission_id: str = "s1") -> ClaimedJou
     return journal
 
 
-def claims(quiet: Quiet) -> list[Claim]:
+def claims(quiet: ProcedureRunner) -> list[Claim]:
     return [entry for entry in quiet.entries() if isinstance(entry, Claim)]
 
 
-def test_a_claim_stores_its_kafka_cluster(quiet: Quiet) -> None:
+def test_a_claim_stores_its_kafka_cluster(quiet: ProcedureRunner) -> None:
     assert quiet.claim().state.kafka_cluster == CLUSTER
     (claim,) = claims(quiet)
     assert claim.kafka_cluster == CLUSTER
     assert not claim.restore_to_other_cluster
 
 
-def test_a_checkpoint_of_another_cluster_is_refused_before_the_claim(quiet: Quiet) -> None:
+def test_a_checkpoint_of_another_cluster_is_refused_before_the_claim(
+    quiet: ProcedureRunner,
+) -> None:
     published_and_settled(quiet)
     before = quiet.kinds()
     quiet.world.cluster = OTHER
@@ -53,7 +55,9 @@ def test_a_checkpoint_of_another_cluster_is_refused_before_the_claim(quiet: Quie
     assert quiet.kinds() == before
 
 
-def test_restore_of_an_older_checkpoint_of_another_cluster_is_refused(quiet: Quiet) -> None:
+def test_restore_of_an_older_checkpoint_of_another_cluster_is_refused(
+    quiet: ProcedureRunner,
+) -> None:
     """The newest publication is of this cluster, the older one is not."""
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -65,7 +69,7 @@ def test_restore_of_an_older_checkpoint_of_another_cluster_is_refused(quiet: Qui
     assert quiet.claim("s3").attempt == moved.attempt + 2
 
 
-def test_without_state_a_job_starts_on_any_cluster(quiet: Quiet) -> None:
+def test_without_state_a_job_starts_on_any_cluster(quiet: ProcedureRunner) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     journal = quiet.claim("s2", restore="none")
@@ -74,7 +78,9 @@ def test_without_state_a_job_starts_on_any_cluster(quiet: Quiet) -> None:
     assert not claims(quiet)[-1].restore_to_other_cluster
 
 
-def test_consent_to_another_cluster_is_stored_and_holds_for_later_attempts(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_is_stored_and_holds_for_later_attempts(
+    quiet: ProcedureRunner,
+) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     first = quiet.claim("s2", restore_to_other_cluster=True)
@@ -88,7 +94,9 @@ def test_consent_to_another_cluster_is_stored_and_holds_for_later_attempts(quiet
     assert snapshot.moved_to == OTHER
 
 
-def test_consent_to_another_cluster_ends_with_a_publication_on_that_cluster(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_ends_with_a_publication_on_that_cluster(
+    quiet: ProcedureRunner,
+) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     moved = quiet.claim("s2", restore_to_other_cluster=True)
@@ -103,7 +111,7 @@ def test_consent_to_another_cluster_ends_with_a_publication_on_that_cluster(quie
 
 
 def test_consent_to_another_cluster_holds_again_if_its_publication_is_rolled_back(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -121,7 +129,9 @@ def test_consent_to_another_cluster_holds_again_if_its_publication_is_rolled_bac
     assert quiet.claim("s2").attempt > again.attempt
 
 
-def test_consent_to_another_cluster_does_not_hold_for_a_third_cluster(quiet: Quiet) -> None:
+def test_consent_to_another_cluster_does_not_hold_for_a_third_cluster(
+    quiet: ProcedureRunner,
+) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
     quiet.claim("s2", restore_to_other_cluster=True)
@@ -132,7 +142,7 @@ def test_consent_to_another_cluster_does_not_hold_for_a_third_cluster(quiet: Qui
         quiet.claim("s3")
 
 
-def test_unpublished_submission_is_refused_on_another_cluster(quiet: Quiet) -> None:
+def test_unpublished_submission_is_refused_on_another_cluster(quiet: ProcedureRunner) -> None:
     """Its first offsets are those of that cluster."""
     quiet.claim()
     quiet.world.cluster = OTHER
@@ -143,17 +153,19 @@ def test_unpublished_submission_is_refused_on_another_cluster(quiet: Quiet) -> N
     assert quiet.claim().attempt == 2
 
 
-def test_move_to_another_cluster_is_refused_while_commits_are_pending(quiet: Quiet) -> None:
+def test_move_to_another_cluster_is_refused_while_commits_are_pending(
+    quiet: ProcedureRunner,
+) -> None:
     refused_until_settled(quiet, "latest")
 
 
 def test_start_without_state_is_refused_while_the_old_cluster_has_pending_commits(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     refused_until_settled(quiet, "none")
 
 
-def refused_until_settled(quiet: Quiet, restore: str) -> None:
+def refused_until_settled(quiet: ProcedureRunner, restore: str) -> None:
     journal = quiet.claim()
     quiet.recover(journal)
     named = quiet.prepared(journal, 0, 1)
@@ -183,7 +195,7 @@ def refused_until_settled(quiet: Quiet, restore: str) -> None:
 
 @pytest.mark.parametrize("end", ["recover", "close"])
 def test_accept_data_loss_records_transactions_of_the_old_cluster_as_lost(
-    quiet: Quiet, end: str
+    quiet: ProcedureRunner, end: str
 ) -> None:
     journal = quiet.claim()
     quiet.recover(journal)
@@ -204,7 +216,9 @@ def test_accept_data_loss_records_transactions_of_the_old_cluster_as_lost(
     assert quiet.claim("s3", restore="latest").state.moved_to == OTHER
 
 
-def test_recovery_commits_transactions_even_if_the_manifest_is_damaged(quiet: Quiet) -> None:
+def test_recovery_commits_transactions_even_if_the_manifest_is_damaged(
+    quiet: ProcedureRunner,
+) -> None:
     """The restore refuses it, after the recovery has committed what the journal names."""
     journal = quiet.claim()
     quiet.recover(journal)
@@ -216,7 +230,7 @@ def test_recovery_commits_transactions_even_if_the_manifest_is_damaged(quiet: Qu
 
 
 def test_claim_of_an_earlier_version_has_no_cluster_and_ends_the_cluster_consent(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -234,7 +248,9 @@ def test_claim_of_an_earlier_version_has_no_cluster_and_ends_the_cluster_consent
     assert (state.kafka_cluster, state.moved_to) == ("", "")
 
 
-def test_claim_to_close_is_not_refused_for_a_checkpoint_of_another_cluster(quiet: Quiet) -> None:
+def test_claim_to_close_is_not_refused_for_a_checkpoint_of_another_cluster(
+    quiet: ProcedureRunner,
+) -> None:
     """Started without state on another cluster, then its code is broken: it must be closed."""
     published_and_settled(quiet)
     quiet.world.cluster = OTHER
@@ -246,7 +262,7 @@ def test_claim_to_close_is_not_refused_for_a_checkpoint_of_another_cluster(quiet
 
 
 def test_claim_to_close_raises_journal_lost_if_the_journal_lacks_the_claimed_attempt(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     quiet.claim("s1")
     with pytest.raises(JournalLostError, match="ends with attempt 1"):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.commit.masters import Tasks
-from tests.commit.quiet import Quiet, manifest
+from tests.commit.quiet import ProcedureRunner, manifest
 from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.commit import effects
@@ -43,14 +43,14 @@ from tidegate.protocol.subtask_snapshot import (
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
 # --- publish, commit, settle --------------------------------------------------------------------
 
 
-def test_checkpoint_is_published_then_committed_then_settled(quiet: Quiet) -> None:
+def test_checkpoint_is_published_then_committed_then_settled(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     published = quiet.publish(journal, 1, *named)
@@ -63,7 +63,9 @@ def test_checkpoint_is_published_then_committed_then_settled(quiet: Quiet) -> No
     assert quiet.commit(journal) == (), "nothing is left to do"
 
 
-def test_publication_lists_unended_transactions_and_releases_ended_ones(quiet: Quiet) -> None:
+def test_publication_lists_unended_transactions_and_releases_ended_ones(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     first = quiet.prepared(journal, 0)
     second = quiet.prepared(journal, 1)
@@ -81,7 +83,7 @@ def test_publication_lists_unended_transactions_and_releases_ended_ones(quiet: Q
 
 
 def test_commit_ends_the_oldest_transaction_first_and_waits_until_all_are_complete(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     named = (*quiet.prepared(journal, 0), *quiet.prepared(journal, 1))
@@ -104,7 +106,7 @@ def test_commit_ends_the_oldest_transaction_first_and_waits_until_all_are_comple
     assert len(described) == 5
 
 
-def test_end_txn_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> None:
+def test_end_txn_that_was_answered_without_effect_is_sent_again(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named)
@@ -120,7 +122,7 @@ def test_end_txn_that_was_answered_without_effect_is_sent_again(quiet: Quiet) ->
     assert quiet.world.output == {0: 1}
 
 
-def test_commit_raises_the_cause_if_transactions_can_not_be_ended(quiet: Quiet) -> None:
+def test_commit_raises_the_cause_if_transactions_can_not_be_ended(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1, *quiet.prepared(journal, 0))
 
@@ -146,7 +148,9 @@ def test_commit_raises_the_cause_if_transactions_can_not_be_ended(quiet: Quiet) 
     assert quiet.kinds() == ["Claim", "Publication"], "nothing was said lost"
 
 
-def test_publication_is_refused_if_a_prepared_transaction_is_not_open(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_prepared_transaction_is_not_open(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     quiet.world.init(named[1].transactional_id)
@@ -166,7 +170,7 @@ def with_topic_ids(journal: ClaimedJournal, *topic_ids: str) -> Manifest:
     return msgspec.structs.replace(made, subtasks=(part, *made.subtasks[1:]))
 
 
-def test_publication_asks_for_all_known_topic_ids_in_one_request(quiet: Quiet) -> None:
+def test_publication_asks_for_all_known_topic_ids_in_one_request(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     quiet.asked.clear()
     ids = {"t0": "id-0", "t1": "id-1", "t2": "id-2"}
@@ -181,18 +185,18 @@ def test_publication_asks_for_all_known_topic_ids_in_one_request(quiet: Quiet) -
     assert quiet.kinds() == ["Claim", "Publication"]
 
 
-def test_publication_is_refused_if_a_source_topic_was_recreated(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_source_topic_was_recreated(quiet: ProcedureRunner) -> None:
     description = not_published(quiet, {"t0": "id-0", "t1": "id-new"})
     assert "'t1' (topic id id-1) is offset 7, and" in description
     assert "with id id-new" in description
 
 
-def test_publication_is_refused_if_a_source_topic_was_deleted(quiet: Quiet) -> None:
+def test_publication_is_refused_if_a_source_topic_was_deleted(quiet: ProcedureRunner) -> None:
     description = not_published(quiet, {"t0": "id-0"})
     assert "'t1' (topic id id-1) is offset 7, and Kafka has no topic of this name" in description
 
 
-def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
+def not_published(quiet: ProcedureRunner, now_has: dict[str, str]) -> str:
     """The refusal to publish a checkpoint of t0 and t1 whose topics have had the ids `now_has` for
     the whole wait.
     """
@@ -210,7 +214,7 @@ def not_published(quiet: Quiet, now_has: dict[str, str]) -> str:
 
 
 def test_publication_succeeds_if_a_broker_reports_stale_topic_ids_only_briefly(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     answers: list[dict[str, str]] = [{}, {"t0": "id-old"}, {}, {"t0": "id-0"}]
@@ -223,7 +227,7 @@ def test_publication_succeeds_if_a_broker_reports_stale_topic_ids_only_briefly(
 
 
 def test_publication_fails_while_kafka_is_unavailable_and_the_next_one_succeeds(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
@@ -238,7 +242,7 @@ def test_publication_fails_while_kafka_is_unavailable_and_the_next_one_succeeds(
     assert quiet.publish(journal, 2, *named).pending == named
 
 
-def test_publication_stops_asking_kafka_once_its_attempt_is_over(quiet: Quiet) -> None:
+def test_publication_stops_asking_kafka_once_its_attempt_is_over(quiet: ProcedureRunner) -> None:
     """The next recovery waits behind the publication: Kafka may refuse both the same question."""
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
@@ -257,7 +261,7 @@ def test_publication_stops_asking_kafka_once_its_attempt_is_over(quiet: Quiet) -
     assert quiet.kinds() == ["Claim"]
 
 
-def test_publish_settle_and_close_are_fenced_after_a_newer_claim(quiet: Quiet) -> None:
+def test_publish_settle_and_close_are_fenced_after_a_newer_claim(quiet: ProcedureRunner) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0)
     quiet.publish(older, 1, *named)
@@ -272,7 +276,7 @@ def test_publish_settle_and_close_are_fenced_after_a_newer_claim(quiet: Quiet) -
 
 
 def test_failed_journal_snapshot_fails_no_publication_and_is_written_with_the_next_one(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     for counter in range(1, SNAPSHOT_INTERVAL - 1):
@@ -293,7 +297,9 @@ def test_failed_journal_snapshot_fails_no_publication_and_is_written_with_the_ne
 # --- recovery -----------------------------------------------------------------------------------
 
 
-def test_recovery_commits_listed_transactions_then_settles_then_fences(quiet: Quiet) -> None:
+def test_recovery_commits_listed_transactions_then_settles_then_fences(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -313,7 +319,7 @@ def test_recovery_commits_listed_transactions_then_settles_then_fences(quiet: Qu
     assert not quiet.world.write(unnamed, 0, 3), "the zombie is fenced"
 
 
-def test_recovery_ends_no_transaction_of_a_settled_publication(quiet: Quiet) -> None:
+def test_recovery_ends_no_transaction_of_a_settled_publication(quiet: ProcedureRunner) -> None:
     older = quiet.claim()
     quiet.publish(older, 1, *quiet.prepared(older, 0))
     quiet.commit(older)
@@ -323,7 +329,7 @@ def test_recovery_ends_no_transaction_of_a_settled_publication(quiet: Quiet) -> 
     assert quiet.kinds() == ["Claim", "Publication", "Settled", "Claim"]
 
 
-def test_recovery_retries_while_kafka_is_unavailable(quiet: Quiet) -> None:
+def test_recovery_retries_while_kafka_is_unavailable(quiet: ProcedureRunner) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -340,7 +346,7 @@ def test_recovery_retries_while_kafka_is_unavailable(quiet: Quiet) -> None:
     assert quiet.recover(newer, answer).ended == named
 
 
-def lose_one(quiet: Quiet) -> tuple[ClaimedJournal, tuple[PreparedTransaction, ...]]:
+def lose_one(quiet: ProcedureRunner) -> tuple[ClaimedJournal, tuple[PreparedTransaction, ...]]:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -348,7 +354,9 @@ def lose_one(quiet: Quiet) -> tuple[ClaimedJournal, tuple[PreparedTransaction, .
     return quiet.claim(), named
 
 
-def test_loss_is_recorded_after_the_other_transactions_are_committed(quiet: Quiet) -> None:
+def test_loss_is_recorded_after_the_other_transactions_are_committed(
+    quiet: ProcedureRunner,
+) -> None:
     newer, named = lose_one(quiet)
     with pytest.raises(DataLossError) as caught:
         quiet.recover(newer)
@@ -364,7 +372,9 @@ def test_loss_is_recorded_after_the_other_transactions_are_committed(quiet: Quie
     assert named[1].transactional_id not in str(caught.value)
 
 
-def test_recovery_that_finds_a_loss_still_fences_other_open_transactions(quiet: Quiet) -> None:
+def test_recovery_that_finds_a_loss_still_fences_other_open_transactions(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
@@ -379,7 +389,9 @@ def test_recovery_that_finds_a_loss_still_fences_other_open_transactions(quiet: 
     assert descriptions.state is TransactionState.EMPTY
 
 
-def test_job_with_a_recorded_loss_can_be_closed_and_the_loss_remains(quiet: Quiet) -> None:
+def test_job_with_a_recorded_loss_can_be_closed_and_the_loss_remains(
+    quiet: ProcedureRunner,
+) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):
         quiet.recover(newer)
@@ -390,7 +402,7 @@ def test_job_with_a_recorded_loss_can_be_closed_and_the_loss_remains(quiet: Quie
     assert quiet.claim("s2", accept_data_loss=True).state_before_claim.accepted
 
 
-def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
+def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: ProcedureRunner) -> None:
     newer, named = lose_one(quiet)
     with pytest.raises(DataLossError) as caught:
         quiet.recover(newer)
@@ -408,7 +420,7 @@ def test_a_loss_stays_until_a_new_submit_accepts_it(quiet: Quiet) -> None:
     assert str(caught.value)
 
 
-def test_accepting_a_loss_does_not_accept_a_later_loss(quiet: Quiet) -> None:
+def test_accepting_a_loss_does_not_accept_a_later_loss(quiet: ProcedureRunner) -> None:
     newer, _ = lose_one(quiet)
     with pytest.raises(DataLossError):
         quiet.recover(newer)
@@ -426,7 +438,7 @@ def test_accepting_a_loss_does_not_accept_a_later_loss(quiet: Quiet) -> None:
 
 
 def test_running_attempt_records_a_loss_after_it_committed_the_other_transaction(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
@@ -438,7 +450,9 @@ def test_running_attempt_records_a_loss_after_it_committed_the_other_transaction
     assert quiet.world.output == {1: 1}
 
 
-def test_final_checkpoint_is_known_to_a_restart_and_not_to_a_new_submission(quiet: Quiet) -> None:
+def test_final_checkpoint_is_known_to_a_restart_and_not_to_a_new_submission(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named, final=True)
@@ -452,7 +466,7 @@ def test_final_checkpoint_is_known_to_a_restart_and_not_to_a_new_submission(quie
     assert not quiet.claim("s2").final_checkpoint_published, "and so does its restart"
 
 
-def test_close_settles_and_fences_its_own_ids_and_ends_the_journal(quiet: Quiet) -> None:
+def test_close_settles_and_fences_its_own_ids_and_ends_the_journal(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     quiet.publish(journal, 1, *named)
@@ -463,7 +477,9 @@ def test_close_settles_and_fences_its_own_ids_and_ends_the_journal(quiet: Quiet)
     assert quiet.kinds() == ["Claim", "Publication", "Settled", "Closed"]
 
 
-def test_close_is_refused_while_the_outcome_of_a_publication_is_unknown(quiet: Quiet) -> None:
+def test_close_is_refused_while_the_outcome_of_a_publication_is_unknown(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0)
     published = manifest(journal, 1, named)
@@ -488,7 +504,9 @@ def test_close_is_refused_while_the_outcome_of_a_publication_is_unknown(quiet: Q
     assert quiet.kinds() == ["Claim", "Publication", "Claim", "Settled", "Closed"]
 
 
-def test_sweep_fences_only_the_id_that_a_zombie_opened_after_recovery(quiet: Quiet) -> None:
+def test_sweep_fences_only_the_id_that_a_zombie_opened_after_recovery(
+    quiet: ProcedureRunner,
+) -> None:
     older = quiet.claim()
     newer = quiet.claim()
     quiet.recover(newer)
@@ -501,7 +519,7 @@ def test_sweep_fences_only_the_id_that_a_zombie_opened_after_recovery(quiet: Qui
     assert quiet.world.broker[own[0].transactional_id].state is TransactionState.ONGOING
 
 
-def test_ids_of_swept_attempts_are_not_fenced_by_later_attempts(quiet: Quiet) -> None:
+def test_ids_of_swept_attempts_are_not_fenced_by_later_attempts(quiet: ProcedureRunner) -> None:
     first = quiet.claim()
     quiet.prepared(first, 0)
     second = quiet.claim()

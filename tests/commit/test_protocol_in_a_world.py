@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.commit.masters import calm, simulate
-from tests.commit.mutants import Patch, caught, under
+from tests.commit.masters import run_without_faults, simulate
+from tests.commit.mutants import Patch, caught, with_rules
 from tidegate.commit.committer import end_transactions
 from tidegate.commit.decisions import Decision, decide, may_fence
 from tidegate.commit.effects import MonotonicTime, Procedure, create_entry, list_transactions
@@ -57,7 +57,7 @@ def test_timed_out_transaction_is_replayed_or_its_loss_is_recorded(seeds: range)
 
 def test_without_faults_no_attempt_ever_fails() -> None:
     for seed in range(100):
-        calm(seed)
+        run_without_faults(seed)
 
 
 # --- mutants ------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def test_mutant_claim_does_not_read_back_the_entry_at_its_number(patch: Patch) -
 
 
 def test_mutant_transactions_are_ended_before_the_publication() -> None:
-    found = caught(under(end_only_after_publication=False))
+    found = caught(with_rules(end_only_after_publication=False))
     assert "committed before its publication" in str(found)
 
 
@@ -101,7 +101,7 @@ def test_mutant_recovery_fences_listed_ids_before_it_ends_their_transactions(pat
         yield from recover(journal, **retry_policy)
 
     patch("fencing.may_fence", _fencing_everything_older)
-    assert "false alarm" in str(caught(under(recover=fence_first)))
+    assert "false alarm" in str(caught(with_rules(recover=fence_first)))
 
 
 def test_mutant_recovery_fences_committed_ids_before_they_are_settled(patch: Patch) -> None:
@@ -113,7 +113,7 @@ def test_mutant_recovery_fences_committed_ids_before_they_are_settled(patch: Pat
 
     patch("fencing.may_fence", _fencing_everything_older)
     patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))
-    assert "false alarm" in str(caught(under(recover=unsettled)))
+    assert "false alarm" in str(caught(with_rules(recover=unsettled)))
 
 
 def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
@@ -133,11 +133,11 @@ def test_mutant_publication_does_not_carry_unended_transactions(patch: Patch) ->
         return tuple(txn for txn in transactions if txn not in journal.state.pending_commits)
 
     patch("publish.list_transactions", list_transactions)
-    caught(under(carry_until_told_ended=False))
+    caught(with_rules(keep_until_committed=False))
 
 
 def test_mutant_failed_checkpoint_drops_its_prepared_transactions() -> None:
-    assert "output" in str(caught(under(keep_prepared_of_failed_checkpoints=False)))
+    assert "output" in str(caught(with_rules(keep_prepared_of_failed_checkpoints=False)))
 
 
 def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
@@ -149,12 +149,12 @@ def test_mutant_an_unknown_create_is_taken_for_a_failure(patch: Patch) -> None:
         return entry
 
     patch("journal.claimed.write_entry", place)
-    found = caught(under(keep_transactions_of_unknown_publications=False))
+    found = caught(with_rules(keep_transactions_of_unknown_publications=False))
     assert "false alarm" in str(found)
 
 
 def test_mutant_transactional_id_is_reused_once_committed_and_not_settled() -> None:
-    assert "false alarm" in str(caught(under(free_ids_only_when_settled=False)))
+    assert "false alarm" in str(caught(with_rules(free_ids_only_when_settled=False)))
 
 
 def test_mutant_publication_lists_transactions_that_were_seen_ended(patch: Patch) -> None:
@@ -164,7 +164,7 @@ def test_mutant_publication_lists_transactions_that_were_seen_ended(patch: Patch
         return tuple(dict.fromkeys((*journal.uncommitted, *transactions)))
 
     patch("publish.list_transactions", list_transactions)
-    assert "TransactionError" in str(caught(calm))
+    assert "TransactionError" in str(caught(run_without_faults))
 
 
 def test_mutant_lost_transaction_is_taken_for_committed(patch: Patch) -> None:

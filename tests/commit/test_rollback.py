@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.commit.quiet import Quiet
+from tests.commit.quiet import ProcedureRunner
 from tidegate.commit import effects
 from tidegate.commit.effects import Effect
 from tidegate.commit.journal.claimed import ClaimedJournal
@@ -18,22 +18,22 @@ from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
-def time_out(quiet: Quiet, *transactions: PreparedTransaction) -> None:
+def time_out(quiet: ProcedureRunner, *transactions: PreparedTransaction) -> None:
     """The broker aborts them, as after their timeout."""
     for transaction in transactions:
         found = quiet.world.broker[transaction.transactional_id]
         found.state, found.epoch = TransactionState.COMPLETE_ABORT, found.epoch + 1
 
 
-def state_of(quiet: Quiet, transactional_id: TransactionalId) -> TransactionState:
+def state_of(quiet: ProcedureRunner, transactional_id: TransactionalId) -> TransactionState:
     return quiet.world.broker[transactional_id].state
 
 
-def published(quiet: Quiet, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
+def published(quiet: ProcedureRunner, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
     """Checkpoint 1 is settled; 2 names two transactions, which are open."""
     quiet.publish(journal, 1, *quiet.prepared(journal, 0))
     quiet.commit(journal)
@@ -42,7 +42,7 @@ def published(quiet: Quiet, journal: ClaimedJournal) -> tuple[PreparedTransactio
     return named
 
 
-def test_recovery_rolls_back_a_publication_without_visible_output(quiet: Quiet) -> None:
+def test_recovery_rolls_back_a_publication_without_visible_output(quiet: ProcedureRunner) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     slots = named[0].transactional_id.rpartition(".")[0]
@@ -67,7 +67,9 @@ def test_recovery_rolls_back_a_publication_without_visible_output(quiet: Quiet) 
     assert quiet.world.output == {0: 1}
 
 
-def test_rollback_of_the_first_publication_of_a_job_leaves_no_checkpoint(quiet: Quiet) -> None:
+def test_rollback_of_the_first_publication_of_a_job_leaves_no_checkpoint(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     named = quiet.prepared(journal, 0, 1)
     quiet.publish(journal, 1, *named, final=True)
@@ -83,7 +85,9 @@ def test_rollback_of_the_first_publication_of_a_job_leaves_no_checkpoint(quiet: 
     assert quiet.world.output == {0: 1, 1: 1}
 
 
-def test_loss_is_recorded_if_some_output_of_the_publication_is_visible(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_some_output_of_the_publication_is_visible(
+    quiet: ProcedureRunner,
+) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     quiet.world.arrive(named[1], commit=True)
@@ -92,7 +96,7 @@ def test_loss_is_recorded_if_some_output_of_the_publication_is_visible(quiet: Qu
     assert quiet.kinds()[-1] == "Lost"
 
 
-def test_loss_is_recorded_if_a_late_commit_arrives_before_the_abort(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_a_late_commit_arrives_before_the_abort(quiet: ProcedureRunner) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
 
@@ -107,14 +111,16 @@ def test_loss_is_recorded_if_a_late_commit_arrives_before_the_abort(quiet: Quiet
     assert quiet.kinds()[-1] == "Lost"
 
 
-def test_loss_is_recorded_if_a_fence_hides_how_the_transaction_ended(quiet: Quiet) -> None:
+def test_loss_is_recorded_if_a_fence_hides_how_the_transaction_ended(
+    quiet: ProcedureRunner,
+) -> None:
     named = published(quiet, quiet.claim())
     quiet.world.init(named[0].transactional_id)
     with pytest.raises(DataLossError, match=named[0].transactional_id):
         quiet.recover(quiet.claim())
 
 
-def test_running_attempt_fails_and_the_next_attempt_rolls_back(quiet: Quiet) -> None:
+def test_running_attempt_fails_and_the_next_attempt_rolls_back(quiet: ProcedureRunner) -> None:
     journal = quiet.claim()
     named = published(quiet, journal)
     time_out(quiet, *named)
@@ -125,7 +131,7 @@ def test_running_attempt_fails_and_the_next_attempt_rolls_back(quiet: Quiet) -> 
 
 
 def test_loss_in_the_publication_before_is_found_after_the_last_one_is_rolled_back(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = quiet.claim()
     first = quiet.prepared(journal, 0, 1)
@@ -139,7 +145,7 @@ def test_loss_in_the_publication_before_is_found_after_the_last_one_is_rolled_ba
     assert quiet.world.output == {1: 1}, "2 is written again and not lost"
 
 
-def test_abort_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> None:
+def test_abort_that_was_answered_without_effect_is_sent_again(quiet: ProcedureRunner) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
     answers = [EndTxnResult.ACCEPTED, EndTxnResult.RETRY]
@@ -156,7 +162,7 @@ def test_abort_that_was_answered_without_effect_is_sent_again(quiet: Quiet) -> N
 
 
 def test_rollback_is_left_to_the_next_attempt_if_an_abort_does_not_succeed_in_time(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
@@ -171,7 +177,7 @@ def test_rollback_is_left_to_the_next_attempt_if_an_abort_does_not_succeed_in_ti
 
 
 def test_next_attempt_rolls_back_after_a_crash_between_abort_and_journal_entry(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     named = published(quiet, quiet.claim())
     time_out(quiet, named[0])
@@ -179,7 +185,9 @@ def test_next_attempt_rolls_back_after_a_crash_between_abort_and_journal_entry(
     assert quiet.recover(quiet.claim()).rolled_back != ()
 
 
-def test_close_rolls_back_a_publication_whose_transactions_timed_out(quiet: Quiet) -> None:
+def test_close_rolls_back_a_publication_whose_transactions_timed_out(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     named = published(quiet, journal)
     time_out(quiet, *named)
@@ -190,7 +198,9 @@ def test_close_rolls_back_a_publication_whose_transactions_timed_out(quiet: Quie
     assert str(point.checkpoint) == "1-1"
 
 
-def test_rollback_in_a_restored_submission_returns_to_the_restored_checkpoint(quiet: Quiet) -> None:
+def test_rollback_in_a_restored_submission_returns_to_the_restored_checkpoint(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
     quiet.publish(journal, 1)
     quiet.publish(journal, 2)

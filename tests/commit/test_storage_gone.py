@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.checkpoint.coordinated import SETTINGS, A, ack, cid, complete, started
-from tests.commit.quiet import Quiet
+from tests.commit.quiet import ProcedureRunner
 from tests.commit.world import JOB
 from tidegate.checkpoint.coordinator import Phase
 from tidegate.checkpoint.coordinator_events import (
@@ -109,10 +109,10 @@ class TestCoordinator:
 
 class TestJournal:
     @pytest.fixture
-    def quiet(self) -> Quiet:
-        return Quiet()
+    def quiet(self) -> ProcedureRunner:
+        return ProcedureRunner()
 
-    def test_an_entry_is_not_created_without_its_predecessor(self, quiet: Quiet) -> None:
+    def test_an_entry_is_not_created_without_its_predecessor(self, quiet: ProcedureRunner) -> None:
         journal = quiet.claim()
         stored = dict(quiet.world.store.objects)
         quiet.world.store.objects.clear()
@@ -125,7 +125,7 @@ class TestJournal:
         assert quiet.kinds() == ["Claim", "Publication"]
 
     def test_publication_is_fenced_if_its_claim_was_truncated_after_a_newer_claim(
-        self, quiet: Quiet
+        self, quiet: ProcedureRunner
     ) -> None:
         journal = quiet.claim()
         newer = quiet.claim("s2", snapshot_interval=1)

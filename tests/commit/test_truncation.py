@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commit.quiet import Quiet, manifest
+from tests.commit.quiet import ProcedureRunner, manifest
 from tests.commit.world import JOB, RETRY_POLICY
 from tidegate.commit import effects
 from tidegate.commit.claim import claim
@@ -35,22 +35,22 @@ EVERY = 4
 
 
 @pytest.fixture
-def quiet() -> Quiet:
-    return Quiet()
+def quiet() -> ProcedureRunner:
+    return ProcedureRunner()
 
 
-def begun(quiet: Quiet, **more: Any) -> ClaimedJournal:
+def begun(quiet: ProcedureRunner, **more: Any) -> ClaimedJournal:
     journal = quiet.claim(**more)
     journal.snapshot_interval = EVERY
     return journal
 
 
-def publish_up_to(quiet: Quiet, journal: ClaimedJournal, number: int) -> None:
+def publish_up_to(quiet: ProcedureRunner, journal: ClaimedJournal, number: int) -> None:
     while journal.state.number < number:
         quiet.publish(journal, journal.state.number + 1)
 
 
-def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
+def numbers(quiet: ProcedureRunner) -> tuple[list[int], list[int]]:
     """The numbers of the entries and of the snapshots that exist."""
     paths = sorted(quiet.world.store.objects)
     return (
@@ -59,7 +59,7 @@ def numbers(quiet: Quiet) -> tuple[list[int], list[int]]:
     )
 
 
-def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
+def trimmed(quiet: ProcedureRunner, number: int = 14) -> ClaimedJournal:
     """A journal of 14 entries, snapshots at 4, 8 and 12, trimmed below 8."""
     journal = begun(quiet)
     publish_up_to(quiet, journal, number)
@@ -71,7 +71,7 @@ def trimmed(quiet: Quiet, number: int = 14) -> ClaimedJournal:
 
 
 def test_truncate_deletes_the_oldest_entries_and_keeps_the_newest_two_snapshots(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 7)
@@ -86,7 +86,9 @@ def test_truncate_deletes_the_oldest_entries_and_keeps_the_newest_two_snapshots(
     assert quiet.asked == [], "nothing is asked before the next snapshot"
 
 
-def test_truncate_keeps_entries_that_the_newest_two_publications_need(quiet: Quiet) -> None:
+def test_truncate_keeps_entries_that_the_newest_two_publications_need(
+    quiet: ProcedureRunner,
+) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 3)
     for _ in range(12):
@@ -100,7 +102,9 @@ def test_truncate_keeps_entries_that_the_newest_two_publications_need(quiet: Qui
     assert quiet.run(truncate(last)) == 15
 
 
-def test_nothing_is_truncated_while_the_last_publication_may_be_rolled_back(quiet: Quiet) -> None:
+def test_nothing_is_truncated_while_the_last_publication_may_be_rolled_back(
+    quiet: ProcedureRunner,
+) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 13)
     quiet.publish(journal, 14, *quiet.prepared(journal, 0))
@@ -111,7 +115,7 @@ def test_nothing_is_truncated_while_the_last_publication_may_be_rolled_back(quie
 
 @pytest.mark.parametrize("number", [8, 12])
 def test_nothing_is_truncated_while_one_of_the_newest_two_snapshots_is_torn(
-    quiet: Quiet, number: int
+    quiet: ProcedureRunner, number: int
 ) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
@@ -155,13 +159,13 @@ def test_log_start_keeps_the_tail_two_publications_and_two_snapshots(
 # --- reading what is left -----------------------------------------------------------------------
 
 
-def test_truncated_journal_can_be_read_and_claimed(quiet: Quiet) -> None:
+def test_truncated_journal_can_be_read_and_claimed(quiet: ProcedureRunner) -> None:
     whole = trimmed(quiet).state
     assert quiet.run(read_journal(JOB)) == whole
     assert quiet.claim().attempt == 15
 
 
-def test_truncated_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> None:
+def test_truncated_journal_is_read_without_its_newest_snapshot(quiet: ProcedureRunner) -> None:
     whole = trimmed(quiet).state
     quiet.world.store.objects[snapshot_path(JOB, 12)] = b"{torn"
     assert quiet.run(read_journal(JOB)) == whole
@@ -169,7 +173,9 @@ def test_truncated_journal_is_read_without_its_newest_snapshot(quiet: Quiet) -> 
     assert quiet.run(read_journal(JOB)) == whole
 
 
-def test_truncated_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet: Quiet) -> None:
+def test_truncated_journal_without_any_snapshot_is_not_taken_for_a_new_one(
+    quiet: ProcedureRunner,
+) -> None:
     trimmed(quiet)
     for number in (8, 12):
         del quiet.world.store.objects[snapshot_path(JOB, number)]
@@ -177,7 +183,7 @@ def test_truncated_journal_without_any_snapshot_is_not_taken_for_a_new_one(quiet
         quiet.claim()
 
 
-def test_crash_during_truncation_leaves_a_readable_journal(quiet: Quiet) -> None:
+def test_crash_during_truncation_leaves_a_readable_journal(quiet: ProcedureRunner) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 14)
     whole, budget = journal.state, [0]
@@ -199,7 +205,9 @@ def test_crash_during_truncation_leaves_a_readable_journal(quiet: Quiet) -> None
 
 
 @pytest.mark.parametrize("nth", range(6))
-def test_journal_reader_begins_again_if_truncation_overtakes_it(quiet: Quiet, nth: int) -> None:
+def test_journal_reader_begins_again_if_truncation_overtakes_it(
+    quiet: ProcedureRunner, nth: int
+) -> None:
     """It is held up before its n-th question, for as long as three snapshots take."""
     journal = trimmed(quiet)
     asked: list[Effect] = []
@@ -217,7 +225,7 @@ def test_journal_reader_begins_again_if_truncation_overtakes_it(quiet: Quiet, nt
 # --- creates that come too late -----------------------------------------------------------------
 
 
-def test_late_create_at_a_truncated_number_is_fenced_and_ignored(quiet: Quiet) -> None:
+def test_late_create_at_a_truncated_number_is_fenced_and_ignored(quiet: ProcedureRunner) -> None:
     zombie = quiet.claim()
     journal = begun(quiet)
     quiet.recover(journal)
@@ -240,7 +248,9 @@ def test_late_create_at_a_truncated_number_is_fenced_and_ignored(quiet: Quiet) -
     assert numbers(quiet)[0][0] == 12, "and goes with the next trimming"
 
 
-def test_late_create_is_fenced_even_if_its_truncated_predecessor_landed_again(quiet: Quiet) -> None:
+def test_late_create_is_fenced_even_if_its_truncated_predecessor_landed_again(
+    quiet: ProcedureRunner,
+) -> None:
     """A create that was sent twice lands a second time, after the trimming."""
     zombie = quiet.claim()
     quiet.publish(zombie, 1)
@@ -253,7 +263,7 @@ def test_late_create_is_fenced_even_if_its_truncated_predecessor_landed_again(qu
         quiet.publish(zombie, 2)
 
 
-def test_claim_at_a_truncated_number_is_made_again_at_the_end(quiet: Quiet) -> None:
+def test_claim_at_a_truncated_number_is_made_again_at_the_end(quiet: ProcedureRunner) -> None:
     journal = begun(quiet)
     publish_up_to(quiet, journal, 5)
 
@@ -268,7 +278,9 @@ def test_claim_at_a_truncated_number_is_made_again_at_the_end(quiet: Quiet) -> N
     assert newer.state_before_claim == journal.state
 
 
-def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(quiet: Quiet) -> None:
+def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(
+    quiet: ProcedureRunner,
+) -> None:
     journal = quiet.claim()
 
     def blind(effect: Effect) -> Any:
@@ -282,7 +294,7 @@ def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(qu
 
 
 def test_own_entry_created_late_at_a_truncated_number_is_fenced_after_a_lost_answer(
-    quiet: Quiet,
+    quiet: ProcedureRunner,
 ) -> None:
     """The create lands after the trimming, its answer is lost, and the next try says "exists"."""
     zombie = quiet.claim()

@@ -55,7 +55,7 @@ JOB = JobName("job")
 CLUSTER = "cluster-1"
 RECORDS = 16
 SINKS = 2
-SLOTS = 5
+TRANSACTIONAL_IDS = 5
 RETRY_POLICY = RetryPolicy(pause_s=0.01, timeout_s=2.0)
 
 
@@ -73,7 +73,7 @@ class Rules:
 
     end_only_after_publication: bool = True
     keep_prepared_of_failed_checkpoints: bool = True
-    carry_until_told_ended: bool = True
+    keep_until_committed: bool = True
     keep_transactions_of_unknown_publications: bool = True
     free_ids_only_when_settled: bool = True
     recover: Callable[..., Any] = recover
@@ -91,12 +91,12 @@ class Faults:
     intruders: int = 0
 
     @classmethod
-    def draw(cls, chance: random.Random) -> Faults:
+    def draw(cls, rng: random.Random) -> Faults:
         return cls(
-            unknown_create=chance.choice([0, 0.2, 0.5]),
-            late_end=chance.choice([0, 0.3, 0.7]),
-            kafka_away=chance.choice([0, 0.02, 0.1]),
-            storage_fails=chance.choice([0, 0, 0.05]),
+            unknown_create=rng.choice([0, 0.2, 0.5]),
+            late_end=rng.choice([0, 0.3, 0.7]),
+            kafka_away=rng.choice([0, 0.02, 0.1]),
+            storage_fails=rng.choice([0, 0, 0.05]),
         )
 
 
@@ -135,7 +135,7 @@ class World:
     seed: int
     rules: Rules
     faults: Faults
-    chance: random.Random
+    rng: random.Random
     store: Store = field(default_factory=Store)
     broker: dict[TransactionalId, Transaction] = field(default_factory=dict)
     ends: list[tuple[PreparedTransaction, bool]] = field(default_factory=list)
@@ -156,9 +156,9 @@ class World:
     # --- the store ------------------------------------------------------------------------------
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        if self.chance.random() >= self.faults.unknown_create:
+        if self.rng.random() >= self.faults.unknown_create:
             return CreateResult.CREATED if self.store.land(path, data) else CreateResult.EXISTS
-        kind = self.chance.randrange(3)
+        kind = self.rng.randrange(3)
         if kind == 0:
             self.store.land(path, data)
         elif kind == 1:
@@ -266,8 +266,8 @@ class World:
         return EndTxnResult.ACCEPTED
 
     def end(self, txn: PreparedTransaction, *, commit: bool) -> EndTxnResult:
-        if self.chance.random() < self.faults.late_end:
-            if self.chance.random() < 0.7:
+        if self.rng.random() < self.faults.late_end:
+            if self.rng.random() < 0.7:
                 self.ends.append((txn, commit))
             return EndTxnResult.RETRY
         return self.arrive(txn, commit=commit)
@@ -285,20 +285,20 @@ class World:
 
     def environment(self) -> None:
         """Something that was sent arrives late, or a transaction times out."""
-        if self.store.in_flight and self.chance.random() < 0.3:
-            landing = self.chance.choice(self.store.in_flight)
+        if self.store.in_flight and self.rng.random() < 0.3:
+            landing = self.rng.choice(self.store.in_flight)
             self.store.in_flight.remove(landing)
             self.store.land(*landing)
-        if self.ends and self.chance.random() < 0.3:
-            late = self.chance.choice(self.ends)
-            if self.chance.random() < 0.7:
+        if self.ends and self.rng.random() < 0.3:
+            late = self.rng.choice(self.ends)
+            if self.rng.random() < 0.7:
                 self.ends.remove(late)
             self.arrive(late[0], commit=late[1])
-        if self.broker and self.faults.intruders and self.chance.random() < 0.02:
-            self._intrude(self.chance.choice(sorted(self.broker)))
+        if self.broker and self.faults.intruders and self.rng.random() < 0.02:
+            self._intrude(self.rng.choice(sorted(self.broker)))
         open_ = [t for t, found in self.broker.items() if found.state is TransactionState.ONGOING]
-        if open_ and self.faults.timeouts and self.chance.random() < 0.02:
-            tid = self.chance.choice(sorted(open_))
+        if open_ and self.faults.timeouts and self.rng.random() < 0.02:
+            tid = self.rng.choice(sorted(open_))
             self.faults.timeouts -= 1
             self.timed_out.append(tid)
             self._abort_by_bumping(self.broker[tid])
@@ -312,7 +312,7 @@ class World:
         self.faults.intruders -= 1
         self.intruded.append(tid)
         self.log.append(f"an intruder fences {tid}, {self.broker[tid].state.value}")
-        half = self.broker[tid].state is TransactionState.ONGOING and self.chance.random() < 0.5
+        half = self.broker[tid].state is TransactionState.ONGOING and self.rng.random() < 0.5
         if half:
             self._abort_by_bumping(self.broker[tid])
         else:
@@ -330,13 +330,13 @@ class World:
             | effects.ListTransactions
             | effects.Fence,
         )
-        if kafka and self.chance.random() < self.faults.kafka_away:
+        if kafka and self.rng.random() < self.faults.kafka_away:
             raise KafkaUnavailableError("Kafka is away")
         storage = isinstance(
             effect,
             effects.ReadObject | effects.WriteObject | effects.ListObjects | effects.DeleteObject,
         )
-        if storage and self.chance.random() < self.faults.storage_fails:
+        if storage and self.rng.random() < self.faults.storage_fails:
             raise StorageError("the storage fails")
         return self._actions[type(effect)](effect)
 

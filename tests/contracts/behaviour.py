@@ -43,7 +43,7 @@ class Starter(Protocol):
         ...
 
 
-class Me(Protocol):
+class ProcessUnderTest(Protocol):
     """The process that behaves."""
 
     pid: int
@@ -57,7 +57,7 @@ class Me(Protocol):
     def starter(self) -> Starter: ...
 
 
-def behave(does: str, me: Me) -> int:
+def behave(does: str, process: ProcessUnderTest) -> int:
     """The main of every process under test; returns its exit status."""
     match does.split():
         case ["exit", status]:
@@ -65,18 +65,18 @@ def behave(does: str, me: Me) -> int:
         case ["raise"]:
             raise RuntimeError("as the test wishes")
         case ["announce"]:
-            me.announce({"pid": me.pid, "text": "two\nlines, ä"})
+            process.announce({"pid": process.pid, "text": "two\nlines, ä"})
         case ["parent"]:
-            child = me.starter().spawn("wait", lambda _status: None)
-            me.announce({"child": child.pid})
+            child = process.starter().spawn("wait", lambda _status: None)
+            process.announce({"child": child.pid})
         case ["taskmanager"]:
 
             def listener(event: ForkServerEvent) -> None:
                 if isinstance(event, SlotForked):
-                    me.announce({"zygote": fork_server.pid, "slot": event.pid})
+                    process.announce({"zygote": fork_server.pid, "slot": event.pid})
 
-            fork_server = me.starter().start_fork_server(listener)
+            fork_server = process.starter().start_fork_server(listener)
             fork_server.fork(start_slot(0, "wait"))
         case _:
             check(does == "wait", f"nobody knows how to {does}")
-    return me.wait()
+    return process.wait()

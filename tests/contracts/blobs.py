@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.threads import Event
@@ -26,8 +26,8 @@ class BlobStoreContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def around(self) -> Surroundings:
-        return Surroundings()
+    def environment(self) -> ContractEnvironment:
+        return ContractEnvironment()
 
     def test_a_name_is_created_once_and_keeps_its_first_content(self, store: BlobStore) -> None:
         assert store.create("job/journal/1.json", b"first") is CreateResult.CREATED
@@ -45,12 +45,12 @@ class BlobStoreContract:
         store.put("a/b", b"1")
         assert store.create("a/b", b"2") is CreateResult.EXISTS
 
-    def test_of_many_creates_at_once_exactly_one_is_created(
-        self, store: BlobStore, around: Surroundings
+    def test_exactly_one_of_many_parallel_creates_succeeds(
+        self, store: BlobStore, environment: ContractEnvironment
     ) -> None:
         for round_ in range(20):
             outcomes: list[tuple[CreateResult, bytes]] = []
-            start = around.event()
+            start = environment.event()
 
             def create(
                 mine: bytes,
@@ -61,7 +61,9 @@ class BlobStoreContract:
                 start.wait()
                 outcomes.append((store.create(path, mine), mine))
 
-            joins = [around.beside(partial(create, b"%d" % number)) for number in range(8)]
+            joins = [
+                environment.run_in_parallel(partial(create, b"%d" % number)) for number in range(8)
+            ]
             start.set()
             for join in joins:
                 join()
@@ -70,19 +72,21 @@ class BlobStoreContract:
             winner = next(mine for outcome, mine in outcomes if outcome is CreateResult.CREATED)
             assert store.get(f"race/{round_}") == winner
 
-    def test_put_replaces(self, store: BlobStore) -> None:
+    def test_put_replaces_the_content(self, store: BlobStore) -> None:
         store.put("a", b"1")
         store.put("a", b"")
         assert store.get("a") == b""
 
-    def test_what_is_not_there_is_none(self, store: BlobStore, tmp_path: Path) -> None:
+    def test_missing_blob_is_none_and_its_delete_is_no_error(
+        self, store: BlobStore, tmp_path: Path
+    ) -> None:
         assert store.get("nowhere/nothing") is None
         assert not store.get_file("nowhere/nothing", tmp_path / "target")
         assert not (tmp_path / "target").exists()
         assert store.list("nowhere") == []
         store.delete("nowhere/nothing")
 
-    def test_files_go_in_and_out(self, store: BlobStore, tmp_path: Path) -> None:
+    def test_put_file_and_get_file_keep_the_content(self, store: BlobStore, tmp_path: Path) -> None:
         source = tmp_path / "source"
         data = bytes(range(256)) * 40_000  # 10 MB: more than one chunk
         source.write_bytes(data)
@@ -93,34 +97,36 @@ class BlobStoreContract:
         assert store.get_file("job/files/1/a.sst", tmp_path / "target")
         assert (tmp_path / "target").read_bytes() == data
 
-    def test_a_file_that_is_not_there_is_an_error(self, store: BlobStore, tmp_path: Path) -> None:
+    def test_put_file_of_a_missing_file_is_an_error(self, store: BlobStore, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="job/files/x"):
             store.put_file("job/files/x", tmp_path / "missing")
         assert store.get("job/files/x") is None
 
-    def test_a_target_in_no_folder_is_an_error(self, store: BlobStore, tmp_path: Path) -> None:
+    def test_get_file_into_a_missing_folder_is_an_error(
+        self, store: BlobStore, tmp_path: Path
+    ) -> None:
         store.put("a", b"1")
         with pytest.raises(StorageError):
             store.get_file("a", tmp_path / "no-folder" / "target")
 
-    def test_list_gives_what_is_below_a_folder_sorted(self, store: BlobStore) -> None:
+    def test_list_returns_the_sorted_names_below_a_folder(self, store: BlobStore) -> None:
         for path in ("b/2", "b/1/x", "b/10", "bb/1", "a"):
             store.put(path, b"")
         assert store.list("b") == ["b/1/x", "b/10", "b/2"]
         assert store.list("b/1") == ["b/1/x"]
 
-    def test_deleting_leaves_neighbours(self, store: BlobStore) -> None:
+    def test_delete_keeps_other_blobs_and_may_be_repeated(self, store: BlobStore) -> None:
         store.put("a/b/1", b"")
         store.put("a/c", b"")
         store.delete("a/b/1")
         store.delete("a/b/1")
         assert store.list("a") == ["a/c"]
 
-    def test_the_probe_passes_and_leaves_nothing(self, store: BlobStore) -> None:
+    def test_probe_passes_and_leaves_no_blob(self, store: BlobStore) -> None:
         store.probe()
         assert store.list("probe") == []
 
-    def test_a_storage_has_one_identity(self, store: BlobStore) -> None:
+    def test_storage_has_a_stable_identity(self, store: BlobStore) -> None:
         assert store.identify() == store.identify()
         store.confirm()
         store.put("a", b"1")
@@ -134,13 +140,15 @@ class BlobStoreContract:
         store.bind(own)
         store.confirm()
 
-    def test_several_threads_write_at_once(self, store: BlobStore, around: Surroundings) -> None:
+    def test_several_threads_write_at_once(
+        self, store: BlobStore, environment: ContractEnvironment
+    ) -> None:
         def work(number: int) -> None:
             for i in range(30):
                 store.put(f"shared/{number}/{i}", b"x" * i)
                 store.put("shared/one", b"%d" % number)
                 store.delete(f"shared/{number}/{i}")
 
-        for join in [around.beside(partial(work, number)) for number in range(6)]:
+        for join in [environment.run_in_parallel(partial(work, number)) for number in range(6)]:
             join()
         assert store.list("shared") == ["shared/one"]

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pytest
 
-from tests.contracts.surroundings import TIMEOUT_S, Surroundings
+from tests.contracts.surroundings import TIMEOUT_S, ContractEnvironment
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ports.exchange import MAX_FRAME_BYTES, Exchange, Frame
 
@@ -27,14 +27,14 @@ _STEP_S = 0.002
 class Slot:
     """An exchange, its mailbox, and what came."""
 
-    def __init__(self, exchange: Exchange, around: Surroundings) -> None:
+    def __init__(self, exchange: Exchange, environment: ContractEnvironment) -> None:
         self.exchange = exchange
         self.address = exchange.address
         self.mailbox: deque[Callable[[], None]] = deque()
         self.frames: dict[int, list[Frame]] = defaultdict(list)
         self.lost: dict[int, ExchangeError] = {}
         self.posts = 0
-        self._around = around
+        self._around = environment
         self._running = False
 
     def connect(self, peers: Mapping[int, str]) -> None:
@@ -75,7 +75,7 @@ class Slot:
 class ExchangeWorld(Protocol):
     """Where slots live."""
 
-    around: Surroundings
+    environment: ContractEnvironment
 
     def slot(self, ordinal: int, *, job: str = "job", attempt: int = 1) -> Slot:
         """A slot that listens; it is closed after the test."""
@@ -85,7 +85,7 @@ class ExchangeWorld(Protocol):
         """Have its connections end as if its process were killed: without a goodbye."""
         ...
 
-    def nowhere(self) -> str:
+    def unused_address(self) -> str:
         """An address without a listener."""
         ...
 
@@ -123,14 +123,14 @@ class ExchangeContract:
         assert low.frames[1] == sent[0]
         assert high.frames[0] == sent[0]
 
-    def test_a_frame_without_content_is_a_frame(self, world: ExchangeWorld) -> None:
+    def test_frame_without_content_is_delivered(self, world: ExchangeWorld) -> None:
         low, high = pair(world)
         low.exchange.send(1, 1, ())
         low.exchange.send(1, 2, (b"", b""))
         high.run_until(lambda: len(high.frames[0]) == 2)
         assert high.frames[0] == [(1, b""), (2, b"")]
 
-    def test_many_slots_join_in_any_order(self, world: ExchangeWorld) -> None:
+    def test_many_slots_connect_in_any_order(self, world: ExchangeWorld) -> None:
         slots = [world.slot(ordinal) for ordinal in range(5)]
         order = list(enumerate(slots))
         random.Random(3).shuffle(order)
@@ -145,7 +145,7 @@ class ExchangeContract:
             assert {n: slot.frames[n] for n in others} == {n: [(n, b"from %d" % n)] for n in others}
             assert not slot.lost
 
-    def test_the_largest_frame_passes_and_a_larger_one_is_our_bug(
+    def test_largest_frame_is_delivered_and_a_larger_frame_is_a_bug(
         self, world: ExchangeWorld
     ) -> None:
         low, high = pair(world)
@@ -161,7 +161,7 @@ class ExchangeContract:
         assert high.frames[0][1] == (2**32 - 2, b"last")
 
     @pytest.mark.parametrize("linked", [True, False])
-    def test_a_caller_may_use_its_list_of_parts_again(
+    def test_caller_may_reuse_its_list_of_parts_after_send(
         self, world: ExchangeWorld, linked: bool
     ) -> None:
         low, high = world.slot(0), world.slot(1)
@@ -182,7 +182,9 @@ class ExchangeContract:
             b"%d" % number + b"x" * 20_000 for number in range(50)
         ]
 
-    def test_what_has_arrived_does_not_change_when_more_arrives(self, world: ExchangeWorld) -> None:
+    def test_received_frame_does_not_change_when_more_frames_arrive(
+        self, world: ExchangeWorld
+    ) -> None:
         low, high = pair(world)
         for number in range(200):
             low.exchange.send(1, 0, (b"%06d" % number * 1000,))
@@ -194,27 +196,29 @@ class ExchangeContract:
 
     # --- before and without a reader ---
 
-    def test_frames_that_come_before_connect_wait(self, world: ExchangeWorld) -> None:
+    def test_frames_received_before_connect_are_delivered_after_connect(
+        self, world: ExchangeWorld
+    ) -> None:
         low, high = world.slot(0), world.slot(1)
         low.connect({1: high.address})
         low.exchange.send(1, 4, (b"early",))
-        world.around.clock.sleep(0.1)
+        world.environment.clock.sleep(0.1)
         assert not high.mailbox
         high.connect({0: low.address})
         high.run_until(lambda: high.frames[0] == [(4, b"early")])
 
-    def test_connect_and_send_wait_for_nobody(self, world: ExchangeWorld) -> None:
+    def test_connect_and_send_do_not_wait_for_the_peer(self, world: ExchangeWorld) -> None:
         """The other slot is there, and does nothing: no greeting, no reading."""
         low, high = world.slot(0), world.slot(1)
-        began = world.around.clock.monotonic()
+        began = world.environment.clock.monotonic()
         low.connect({1: high.address})
         for _ in range(100):
             low.exchange.send(1, 0, (b"x" * 100_000,))  # far more than a socket buffers
-        assert world.around.clock.monotonic() - began < SOON_S
+        assert world.environment.clock.monotonic() - began < SOON_S
         high.connect({0: low.address})
         high.run_until(lambda: len(high.frames[0]) == 100)
 
-    def test_many_small_frames_are_few_actions(self, world: ExchangeWorld) -> None:
+    def test_many_small_frames_are_posted_in_few_actions(self, world: ExchangeWorld) -> None:
         low, high = world.slot(0), world.slot(1)
         low.connect({1: high.address})
         for _ in range(1000):
@@ -242,11 +246,11 @@ class ExchangeContract:
         assert "slot 1 lost slot 0 in attempt 1 of job 'job'" in str(high.lost[0])
         for _ in range(10):
             high.exchange.send(0, 0, (b"into the void",))
-        world.around.clock.sleep(0.05)
+        world.environment.clock.sleep(0.05)
         high.run_rest()
         assert list(high.lost) == [0]
 
-    def test_what_arrives_of_a_lost_peer_is_the_beginning_of_what_it_sent(
+    def test_frames_received_from_a_lost_peer_are_the_first_frames_that_it_sent(
         self, world: ExchangeWorld
     ) -> None:
         low, high = pair(world)
@@ -258,7 +262,7 @@ class ExchangeContract:
         high.run_until(lambda: 0 in high.lost)
         assert high.frames[0] == sent[: len(high.frames[0])]
 
-    def test_the_loss_of_one_peer_is_no_matter_of_the_others(self, world: ExchangeWorld) -> None:
+    def test_loss_of_one_peer_does_not_affect_other_peers(self, world: ExchangeWorld) -> None:
         slots = [world.slot(ordinal) for ordinal in range(3)]
         for number, slot in enumerate(slots):
             slot.connect({n: peer.address for n, peer in enumerate(slots) if n != number})
@@ -276,7 +280,7 @@ class ExchangeContract:
 
     def test_a_peer_that_cannot_be_reached_is_lost(self, world: ExchangeWorld) -> None:
         slot = world.slot(0)
-        slot.connect({1: world.nowhere()})
+        slot.connect({1: world.unused_address()})
         slot.exchange.send(1, 0, (b"x",))
         slot.run_until(lambda: 1 in slot.lost)
         assert "cannot be reached" in str(slot.lost[1])
@@ -290,7 +294,7 @@ class ExchangeContract:
     ) -> None:
         target = world.slot(1)
         if not early:
-            target.connect({0: world.nowhere()})
+            target.connect({0: world.unused_address()})
         zombie = world.slot(0, job=job, attempt=attempt)
         zombie.connect({1: target.address})
         zombie.exchange.send(1, 0, (b"must not arrive",))
@@ -308,7 +312,7 @@ class ExchangeContract:
     # --- goodbye ---
 
     @pytest.mark.parametrize("linked", [True, False])
-    def test_a_goodbye_is_no_loss_and_what_was_sent_before_arrives(
+    def test_peer_that_closes_with_a_goodbye_is_not_lost_and_all_its_frames_arrive(
         self, world: ExchangeWorld, linked: bool
     ) -> None:
         low, high = world.slot(0), world.slot(1)
@@ -319,9 +323,9 @@ class ExchangeContract:
             low.run_until(lambda: bool(low.frames[1]))
         for number in range(50):
             low.exchange.send(1, number, (b"x" * 100_000,))
-        closed = world.around.beside(low.exchange.close)
+        closed = world.environment.run_in_parallel(low.exchange.close)
         if not linked:
-            world.around.clock.sleep(0.05)
+            world.environment.clock.sleep(0.05)
             high.connect({0: low.address})
         high.run_until(lambda: len(high.frames[0]) == 50)
         high.exchange.send(0, 0, (b"credit that nobody needs",))
@@ -330,41 +334,41 @@ class ExchangeContract:
             slot.run_rest()
             assert not slot.lost
 
-    def test_closing_does_not_wait_for_a_peer_to_which_nothing_was_said(
+    def test_close_does_not_wait_for_a_peer_to_which_no_frame_was_sent(
         self, world: ExchangeWorld, long_farewell: None
     ) -> None:
         waiting = world.slot(1)
-        waiting.connect({0: world.nowhere()})
-        began = world.around.clock.monotonic()
+        waiting.connect({0: world.unused_address()})
+        began = world.environment.clock.monotonic()
         waiting.exchange.close()
-        assert world.around.clock.monotonic() - began < SOON_S
+        assert world.environment.clock.monotonic() - began < SOON_S
 
-    def test_closing_waits_no_longer_than_it_says(self, world: ExchangeWorld) -> None:
+    def test_close_waits_no_longer_than_its_timeout(self, world: ExchangeWorld) -> None:
         low, high = world.slot(0), world.slot(1)
         low.connect({1: high.address})
         for _ in range(100):
             low.exchange.send(1, 0, (b"x" * 100_000,))
-        began = world.around.clock.monotonic()
+        began = world.environment.clock.monotonic()
         low.exchange.close()  # and no peer reads
-        assert 1.5 < world.around.clock.monotonic() - began < SOON_S
+        assert 1.5 < world.environment.clock.monotonic() - began < SOON_S
 
-    def test_both_may_leave_at_once_and_twice(
+    def test_two_slots_may_close_at_the_same_time_and_twice(
         self, world: ExchangeWorld, long_farewell: None
     ) -> None:
         low, high = pair(world)
         low.exchange.send(1, 0, (b"linked",))
         high.run_until(lambda: bool(high.frames[0]))
-        began = world.around.clock.monotonic()
-        joins = [world.around.beside(slot.exchange.close) for slot in (low, high)]
+        began = world.environment.clock.monotonic()
+        joins = [world.environment.run_in_parallel(slot.exchange.close) for slot in (low, high)]
         for join in joins:
             join()
         low.exchange.close()
-        assert world.around.clock.monotonic() - began < SOON_S
+        assert world.environment.clock.monotonic() - began < SOON_S
         for slot in (low, high):
             slot.run_rest()
             assert not slot.lost
 
-    def test_after_the_end_nothing_is_posted(self, world: ExchangeWorld) -> None:
+    def test_nothing_is_posted_to_the_mailbox_after_close(self, world: ExchangeWorld) -> None:
         low, high = pair(world)
         low.exchange.send(1, 0, (b"linked",))
         high.run_until(lambda: bool(high.frames[0]))
@@ -372,10 +376,10 @@ class ExchangeContract:
         low.exchange.close()
         low.mailbox.clear()
         high.exchange.send(0, 0, (b"too late",))
-        world.around.clock.sleep(0.05)
+        world.environment.clock.sleep(0.05)
         assert not low.mailbox
 
-    def test_a_slot_that_leaves_before_it_is_linked_is_lost(self, world: ExchangeWorld) -> None:
+    def test_slot_that_closes_before_it_connects_is_lost(self, world: ExchangeWorld) -> None:
         early, dialling = world.slot(1), world.slot(0)
         dialling.connect({1: early.address})
         early.exchange.close()

@@ -179,7 +179,7 @@ class KafkaContract:
 
     # --- a transaction's life ---
 
-    def test_a_transaction_is_invisible_until_it_is_ended(self, cluster: KafkaUnderTest) -> None:
+    def test_transaction_is_invisible_until_it_is_committed(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
         made = cluster.description(name)
@@ -223,7 +223,7 @@ class KafkaContract:
         cluster.commit(name)
         assert cluster.read(topic) == [[b"a"]]
 
-    def test_an_aborted_transaction_is_passed_over(self, cluster: KafkaUnderTest) -> None:
+    def test_readers_skip_an_aborted_transaction(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
         producer.begin()
@@ -239,7 +239,7 @@ class KafkaContract:
         )
 
     @pytest.mark.parametrize("wrong", ["epoch", "producer", "id", "empty"])
-    def test_an_end_that_is_not_of_the_open_transaction_is_refused(
+    def test_end_that_does_not_match_the_open_transaction_is_refused(
         self, cluster: KafkaUnderTest, wrong: str
     ) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
@@ -260,13 +260,13 @@ class KafkaContract:
         assert cluster.read(topic) == [[]]
         cluster.log.fence(name)
 
-    def test_an_id_that_nobody_used_is_unknown(self, cluster: KafkaUnderTest) -> None:
+    def test_unused_transactional_id_is_unknown(self, cluster: KafkaUnderTest) -> None:
         assert cluster.log.describe(cluster.new_id()) is None
 
     # --- fencing ---
 
     @pytest.mark.parametrize("by", ["fence", "producer"])
-    def test_initialising_an_id_aborts_and_locks_out(
+    def test_initialising_a_transactional_id_aborts_and_fences_the_old_producer(
         self, cluster: KafkaUnderTest, by: str
     ) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
@@ -288,7 +288,9 @@ class KafkaContract:
             _write_on(zombie, topic)
         assert cluster.read(topic) == [[]]
 
-    def test_who_goes_on_writing_hears_of_the_fence(self, cluster: KafkaUnderTest) -> None:
+    def test_fenced_producer_raises_an_error_when_it_writes_on(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         """The client knows of it before the next record is handed over, and refuses that."""
         topic, name = cluster.make_topic(1), cluster.new_id()
         zombie = cluster.producer(name)
@@ -306,9 +308,7 @@ class KafkaContract:
             with pytest.raises(TransactionError, match=name):
                 call()
 
-    def test_an_initialised_id_that_wrote_nothing_is_fenced_too(
-        self, cluster: KafkaUnderTest
-    ) -> None:
+    def test_producer_that_has_written_nothing_is_fenced_too(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         zombie = cluster.producer(name)
         cluster.log.fence(name)
@@ -319,7 +319,9 @@ class KafkaContract:
             zombie.flush(TIMEOUT_S)
         assert cluster.description(name).state is not TransactionState.ONGOING
 
-    def test_list_finds_ids_by_prefix_in_every_state(self, cluster: KafkaUnderTest) -> None:
+    def test_list_finds_transactional_ids_by_prefix_in_every_state(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic, job = cluster.make_topic(1), cluster.unique("tidegate.list")
         names = [TransactionalId(f"{job}.{number}") for number in range(3)]
         producers = [cluster.producer(name) for name in names]
@@ -358,7 +360,9 @@ class KafkaContract:
         )
         cluster.log.fence(name)
 
-    def test_the_cause_is_told_and_not_what_followed_from_it(self, cluster: KafkaUnderTest) -> None:
+    def test_producer_error_gives_the_first_cause_and_not_a_later_error(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         """The client knows of the refusal before its owner asks; what is handed over then meets a
         failed transaction, and what was behind the record in the queue is dropped.
         """
@@ -388,7 +392,9 @@ class KafkaContract:
         producer.flush(TIMEOUT_S)
         assert cluster.read(topic) == [values]
 
-    def test_more_than_the_queue_holds_is_sent_without_loss(self, cluster: KafkaUnderTest) -> None:
+    def test_more_records_than_the_producer_queue_holds_are_sent_without_loss(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         settings = {**cluster.settings, "queue.buffering.max.messages": "500"}
         producer = cluster.drivers.producer(settings, None, 0)
@@ -409,7 +415,9 @@ class KafkaContract:
 
     # --- readers ---
 
-    def test_messages_carry_what_was_written(self, cluster: KafkaUnderTest) -> None:
+    def test_message_has_the_written_value_key_headers_and_timestamp(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         producer = cluster.producer(None)
         producer.send_one(topic, b"v", b"k", [("h", b"1"), ("none", None)], 123_456)
@@ -427,7 +435,7 @@ class KafkaContract:
         assert not second.headers()
         reader.close()
 
-    def test_a_poll_returns_no_more_than_asked_and_runs_are_of_one_partition(
+    def test_poll_returns_no_more_records_than_asked_in_runs_of_one_partition(
         self, cluster: KafkaUnderTest
     ) -> None:
         topic = cluster.make_topic(2)
@@ -449,7 +457,7 @@ class KafkaContract:
         assert reader.high_watermarks() == positions
         reader.close()
 
-    def test_the_end_of_a_partition_is_a_position_behind_the_markers(
+    def test_end_of_a_partition_is_reported_after_its_transaction_markers(
         self, cluster: KafkaUnderTest
     ) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
@@ -466,7 +474,7 @@ class KafkaContract:
         assert (last.topic_partition, list(last.messages)) == (topic_partition, [])
         reader.close()
 
-    def test_a_paused_partition_brings_nothing_new(self, cluster: KafkaUnderTest) -> None:
+    def test_paused_partition_delivers_no_new_records(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
         reader = cluster.reader(topic)
         cluster.runs(reader, lambda run: run[2] == 0)
@@ -506,14 +514,16 @@ class KafkaContract:
 
     # --- admin ---
 
-    def test_a_topic_that_is_not_there_is_named(self, cluster: KafkaUnderTest) -> None:
+    def test_error_names_a_missing_topic(self, cluster: KafkaUnderTest) -> None:
         name = cluster.unique("absent")
         for _ in range(2):
             with pytest.raises(RefusedError, match=name):
                 cluster.admin.partitions(name)
         assert cluster.admin.partitions(cluster.make_topic(3)) == 3
 
-    def test_offsets_by_time(self, cluster: KafkaUnderTest) -> None:
+    def test_admin_finds_offsets_by_time_and_the_earliest_and_latest_offsets(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         producer = cluster.producer(None)
         for at in (1000, 2000, 3000):
@@ -526,17 +536,23 @@ class KafkaContract:
         assert cluster.admin.latest([topic_partition]) == {topic_partition: 3}
         assert cluster.admin.latest([]) == {}
 
-    def test_both_clients_speak_of_the_same_cluster(self, cluster: KafkaUnderTest) -> None:
+    def test_transaction_log_and_admin_report_the_same_cluster_id(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         assert cluster.log.cluster_id() == cluster.admin.cluster_id()
         assert cluster.admin.transaction_max_timeout_ms() == 900_000
 
-    def test_the_largest_batch_of_a_topic_is_told(self, cluster: KafkaUnderTest) -> None:
+    def test_admin_returns_the_maximum_message_size_of_existing_topics(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topics = [cluster.make_topic(1), cluster.make_topic(2)]
         asked = [*topics, cluster.unique("no-such-topic")]
         assert cluster.admin.max_message_bytes(asked) == dict.fromkeys(topics, 1_048_588)
         assert cluster.admin.max_message_bytes([]) == {}
 
-    def test_a_record_as_large_as_its_topic_takes_is_written(self, cluster: KafkaUnderTest) -> None:
+    def test_record_of_the_maximum_size_of_its_topic_is_written(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         settings = {**cluster.settings, "message.max.bytes": "1048588"}
         value = bytes(1_048_500)

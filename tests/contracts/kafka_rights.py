@@ -26,7 +26,7 @@ class RightsContract:
     def writer(self) -> KafkaUnderTest:
         raise NotImplementedError
 
-    def test_a_missing_right_is_named(self, guest: KafkaUnderTest) -> None:
+    def test_error_names_the_missing_right_or_the_topic(self, guest: KafkaUnderTest) -> None:
         topic, name = guest.make_topic(1), guest.new_id()
         with pytest.raises(RefusedError, match=topic):
             guest.admin.partitions(topic)
@@ -41,7 +41,7 @@ class RightsContract:
             write(guest.producer(None), topic, b"a")
         self.assert_not_read(guest, topic)
 
-    def test_to_write_is_all_that_a_transaction_needs(
+    def test_write_right_is_enough_for_a_transaction(
         self, writer: KafkaUnderTest, guest: KafkaUnderTest
     ) -> None:
         topic, name = writer.make_topic(1), writer.new_id()

@@ -17,9 +17,7 @@ class TopicContract:
     def cluster(self) -> KafkaUnderTest:
         raise NotImplementedError
 
-    def test_each_topic_has_an_id_and_absent_ones_are_left_out(
-        self, cluster: KafkaUnderTest
-    ) -> None:
+    def test_topic_ids_are_returned_for_existing_topics_only(self, cluster: KafkaUnderTest) -> None:
         one, other = cluster.make_topic(1), cluster.make_topic(2)
         found = cluster.log.topic_ids({one, other, cluster.unique("absent")})
         assert found.keys() == {one, other}
@@ -36,7 +34,7 @@ class TopicContract:
         after = cluster.eventually(lambda: cluster.log.topic_ids({topic}), bool)
         assert after[topic] not in {"", before[topic]}
 
-    def test_the_present_leader_epoch_ends_with_the_log(self, cluster: KafkaUnderTest) -> None:
+    def test_current_leader_epoch_ends_at_the_end_of_the_log(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(2)
         full, empty, absent = (
             TopicPartition(topic, 0),
@@ -59,7 +57,9 @@ class TopicContract:
         write(cluster.producer(None), topic_partition.topic, b"a")
         assert cluster.log.epoch_end_offsets({topic_partition: 7}) == {topic_partition: -1}
 
-    def test_the_epoch_of_a_position_ends_behind_it(self, cluster: KafkaUnderTest) -> None:
+    def test_leader_epoch_of_a_position_does_not_end_before_the_position(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         topic_partition = TopicPartition(topic, 0)
         write(cluster.producer(None), topic, b"a", b"b", b"c")

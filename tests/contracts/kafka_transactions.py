@@ -83,7 +83,7 @@ class TransactionContract:
             (ABORTED, REFUSED, ACCEPTED),
         ],
     )
-    def test_an_end_that_comes_when_nothing_is_open_changes_nothing(
+    def test_end_without_an_open_transaction_changes_nothing(
         self,
         cluster: KafkaUnderTest,
         state: TransactionState,
@@ -129,7 +129,9 @@ class TransactionContract:
             assert cluster.log.end(cluster.new_id(), 1, 0, commit=commit) is REFUSED
         assert cluster.description(name) == description
 
-    def test_an_end_may_be_repeated_at_once(self, cluster: KafkaUnderTest) -> None:
+    def test_repeated_end_is_accepted_and_the_opposite_end_is_refused(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         for commit in (True, False):
             name, _ = opened(cluster, topic, b"%d" % commit)
@@ -147,7 +149,9 @@ class TransactionContract:
 
     # --- Describe ---
 
-    def test_what_is_described_through_a_transactions_life(self, cluster: KafkaUnderTest) -> None:
+    def test_description_follows_every_state_of_a_transaction(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic, other, name = cluster.make_topic(1), cluster.make_topic(1), cluster.new_id()
         cluster.log.fence(name)
         assert cluster.description(name).state is EMPTY, "fencing an unknown id makes it known"
@@ -176,7 +180,7 @@ class TransactionContract:
         assert (fenced.state, fenced.producer_id, fenced.epoch) == (EMPTY, made.producer_id, 2)
         assert fenced.start_ms == (ongoing.start_ms if keeps_start(cluster) else -1)
 
-    def test_ids_have_producer_ids_of_their_own(self, cluster: KafkaUnderTest) -> None:
+    def test_each_transactional_id_has_its_own_producer_id(self, cluster: KafkaUnderTest) -> None:
         names = [cluster.new_id() for _ in range(3)]
         for name in names:
             cluster.log.fence(name)
@@ -188,7 +192,7 @@ class TransactionContract:
     @pytest.mark.parametrize(
         ("state", "step"), [(EMPTY, 1), (ONGOING, 2), (COMMITTED, 1), (ABORTED, 1)]
     )
-    def test_initialising_moves_the_epoch(
+    def test_initialising_a_transactional_id_raises_its_epoch(
         self, cluster: KafkaUnderTest, state: TransactionState, step: int, by: str
     ) -> None:
         topic = cluster.make_topic(1)
@@ -209,7 +213,9 @@ class TransactionContract:
             assert outcome is REFUSED
         assert cluster.read(topic) == [[b"a"] if state is COMMITTED else []]
 
-    def test_a_timeout_above_the_brokers_maximum_is_refused(self, cluster: KafkaUnderTest) -> None:
+    def test_transaction_timeout_above_the_maximum_of_the_brokers_is_refused(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         maximum = cluster.admin.transaction_max_timeout_ms()
         assert maximum is not None
         name = cluster.new_id()
@@ -221,7 +227,9 @@ class TransactionContract:
 
     # --- timeouts ---
 
-    def test_a_transaction_that_lasts_too_long_is_aborted(self, cluster: KafkaUnderTest) -> None:
+    def test_transaction_is_aborted_by_the_brokers_after_its_timeout(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic, other = cluster.make_topic(1), cluster.make_topic(1)
         patient, _ = opened(cluster, other)
         idle = cluster.new_id()
@@ -257,7 +265,7 @@ class TransactionContract:
 
     # --- zombies ---
 
-    def test_what_a_producer_writes_after_its_transaction_was_ended_is_lost(
+    def test_record_written_after_the_end_of_its_transaction_is_refused(
         self, cluster: KafkaUnderTest
     ) -> None:
         """Its epoch is still right, but the partition is in no transaction of it."""
@@ -289,7 +297,7 @@ class TransactionContract:
         cluster.log.fence(name)
         assert (cluster.read(first), cluster.read(second)) == ([[b"a"]], [[]])
 
-    def test_a_fenced_producer_that_had_written_nothing_opens_nothing(
+    def test_fenced_producer_that_had_written_nothing_opens_no_transaction(
         self, cluster: KafkaUnderTest
     ) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
@@ -307,7 +315,7 @@ class TransactionContract:
         end(cluster, name, commit=True)
         assert cluster.read(topic) == [[b"a"]]
 
-    def test_a_zombie_writes_nothing_into_its_successors_transaction(
+    def test_fenced_producer_writes_nothing_into_the_transaction_of_its_successor(
         self, cluster: KafkaUnderTest
     ) -> None:
         """Both write to one partition, and have one producer id."""
@@ -323,7 +331,7 @@ class TransactionContract:
 
     # --- producers ---
 
-    def test_a_producer_serves_one_transaction(self, cluster: KafkaUnderTest) -> None:
+    def test_producer_refuses_to_begin_a_second_transaction(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
         producer.begin()
@@ -335,7 +343,7 @@ class TransactionContract:
         assert cluster.description(name).state is ONGOING
         cluster.log.fence(name)
 
-    def test_nothing_is_written_outside_a_transaction(self, cluster: KafkaUnderTest) -> None:
+    def test_producer_refuses_to_send_outside_a_transaction(self, cluster: KafkaUnderTest) -> None:
         topic, name = cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
         with pytest.raises(TransactionError, match=topic):
@@ -347,7 +355,9 @@ class TransactionContract:
 
     # --- listing ---
 
-    def test_every_state_is_listed(self, cluster: KafkaUnderTest) -> None:
+    def test_list_returns_transactions_in_every_state_or_only_unfinished_ones(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic, before = cluster.make_topic(1), cluster.log.list("tidegate.job")
         made = {
             in_state(cluster, topic, state): state for state in (EMPTY, ONGOING, COMMITTED, ABORTED)
@@ -372,7 +382,9 @@ class TransactionContract:
 
     # --- topics ---
 
-    def test_a_topic_may_be_deleted_under_a_transaction(self, cluster: KafkaUnderTest) -> None:
+    def test_transaction_commits_although_one_of_its_topics_was_deleted(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         kept, gone, name = cluster.make_topic(1), cluster.make_topic(1), cluster.new_id()
         producer = cluster.producer(name)
         producer.begin()
@@ -382,7 +394,7 @@ class TransactionContract:
         assert end(cluster, name, commit=True).state is COMMITTED
         assert cluster.read(kept) == [[b"a"]]
 
-    def test_a_topic_that_is_deleted_fails_its_producer(self, cluster: KafkaUnderTest) -> None:
+    def test_write_to_a_deleted_topic_fails_the_producer(self, cluster: KafkaUnderTest) -> None:
         topic = cluster.make_topic(1)
         settings = {**cluster.settings, "topic.metadata.propagation.max.ms": "1000"}
         producer = cluster.drivers.producer(settings, None, 0)
@@ -391,7 +403,7 @@ class TransactionContract:
         with pytest.raises(TransactionError, match=topic):
             cluster.eventually(lambda: write(producer, topic, b"b"), lambda _: False)
 
-    def test_rights_are_told_by_kafkas_names(self, cluster: KafkaUnderTest) -> None:
+    def test_rights_on_a_topic_have_the_names_of_kafka(self, cluster: KafkaUnderTest) -> None:
         rights = cluster.admin.rights(cluster.make_topic(1))
         assert rights is not None
         assert {"READ", "WRITE", "DESCRIBE"} <= rights

@@ -55,7 +55,7 @@ class VisibilityContract:
         )
         assert cluster.read(topic) == [[b"0", b"2", b"3", b"5"]]
 
-    def test_a_reader_may_start_anywhere(self, cluster: KafkaUnderTest) -> None:
+    def test_reader_may_start_at_any_offset(self, cluster: KafkaUnderTest) -> None:
         """Also at a marker and within what was aborted; and take one record at a time."""
         topic = cluster.make_topic(1)
         topic_partition = TopicPartition(topic, 0)
@@ -79,7 +79,9 @@ class VisibilityContract:
             assert found == [(offset, value) for offset, value in seen.items() if offset >= start]
             reader.close()
 
-    def test_an_end_is_told_once_for_each_position(self, cluster: KafkaUnderTest) -> None:
+    def test_end_of_a_partition_is_reported_once_for_each_position(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         ends, plain = cluster.reader(topic), cluster.reader(topic, ends=False)
         producer = cluster.producer(None)
@@ -99,7 +101,9 @@ class VisibilityContract:
         ends.close()
         plain.close()
 
-    def test_positions_pass_what_is_not_delivered(self, cluster: KafkaUnderTest) -> None:
+    def test_position_of_a_reader_passes_markers_and_aborted_records(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         topic_partition = TopicPartition(topic, 0)
         reader = cluster.reader(topic, ends=False)
@@ -138,7 +142,9 @@ class VisibilityContract:
             "markers where it wrote"
         )
 
-    def test_times_are_found_up_to_what_is_stable(self, cluster: KafkaUnderTest) -> None:
+    def test_offsets_by_time_are_found_only_up_to_the_last_stable_offset(
+        self, cluster: KafkaUnderTest
+    ) -> None:
         topic = cluster.make_topic(1)
         topic_partition = TopicPartition(topic, 0)
         plain = cluster.producer(None)

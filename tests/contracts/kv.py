@@ -41,7 +41,7 @@ class KeyValueStoreContract:
         yield store
         store.close()
 
-    def test_reads_come_in_the_order_of_the_keys_asked_for(self, store: KeyValueStore) -> None:
+    def test_get_many_returns_values_in_the_order_of_the_keys(self, store: KeyValueStore) -> None:
         store.write([(b"a", b"1"), (b"b", b"2"), (b"empty", b"")], [])
         assert store.get_many([b"b", b"none", b"a", b"empty", b"b"]) == [
             b"2",
@@ -79,7 +79,7 @@ class KeyValueStoreContract:
             b"\x00\xff",
         ]
 
-    def test_a_scan_joins_what_several_writes_left(self, store: KeyValueStore) -> None:
+    def test_scan_returns_the_merged_result_of_several_writes(self, store: KeyValueStore) -> None:
         expected = {}
         for round_number in range(3):
             pairs = {b"k%d" % n: b"%d" % round_number for n in range(round_number, 100, 2)}
@@ -92,13 +92,13 @@ class KeyValueStoreContract:
                 key for key in sorted(expected) if b"k5" <= key < b"k6"
             ]
 
-    def test_a_scan_sees_what_was_there_when_it_began(self, store: KeyValueStore) -> None:
+    def test_scan_ignores_writes_after_its_begin(self, store: KeyValueStore) -> None:
         store.write([(b"a", b"1"), (b"b", b"2"), (b"c", b"3")], [])
         pairs = store.scan(b"a", b"z")
         store.write([(b"d", b"4"), (b"b", b"changed")], [b"c"])
         assert list(pairs) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
 
-    def test_a_checkpoint_opens_as_a_store_with_the_content_of_its_moment(
+    def test_checkpoint_opens_as_a_store_with_the_content_of_checkpoint_time(
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
         store.write([(b"a", b"1"), (b"b", b"2")], [])
@@ -118,21 +118,21 @@ class KeyValueStoreContract:
         again.close()
         assert store.get_many([b"a", b"b"]) == [b"later", None]
 
-    def test_whatever_was_done_before_a_checkpoint_has_its_content(
+    def test_store_and_its_checkpoints_match_a_dict_after_random_operations(
         self, open_store: Open, tmp_path: Path
     ) -> None:
         """Writes, reads, scans, checkpoints and openings in any order, against a dict."""
         store = open_store(tmp_path / "store")
-        chance = random.Random(1)
+        rng = random.Random(1)
         expected: dict[bytes, bytes] = {}
         for step in range(400):
-            puts = {b"k%d" % chance.randrange(60): b"%d" % step for _ in range(chance.randrange(9))}
-            deletes = [b"k%d" % chance.randrange(60) for _ in range(chance.randrange(3))]
+            puts = {b"k%d" % rng.randrange(60): b"%d" % step for _ in range(rng.randrange(9))}
+            deletes = [b"k%d" % rng.randrange(60) for _ in range(rng.randrange(3))]
             store.write(puts.items(), deletes)
             for key in deletes:
                 expected.pop(key, None)
             expected.update(puts)
-            match chance.randrange(12):
+            match rng.randrange(12):
                 case 0:
                     assert list(store.scan(b"k", b"l")) == sorted(expected.items())
                 case 1 | 2:
@@ -149,7 +149,7 @@ class KeyValueStoreContract:
         assert list(store.scan(b"", b"\xff")) == sorted(expected.items())
         store.close()
 
-    def test_checkpoints_that_nobody_has_asked_for_yet_keep_their_moments(
+    def test_checkpoints_keep_their_content_until_their_files_are_requested(
         self, store: KeyValueStore, open_store: Open, tmp_path: Path
     ) -> None:
         frozen = []
@@ -173,7 +173,9 @@ class KeyValueStoreContract:
         assert list(other.scan(b"", b"\xff")) == []
         other.close()
 
-    def test_a_file_of_the_same_name_is_the_same(self, open_store: Open, tmp_path: Path) -> None:
+    def test_checkpoint_files_of_the_same_name_have_equal_content(
+        self, open_store: Open, tmp_path: Path
+    ) -> None:
         """Also in a store that was opened with a checkpoint's files, as after a restart."""
         store = open_store(tmp_path / "store")
         seen: dict[str, bytes] = {}
@@ -191,7 +193,7 @@ class KeyValueStoreContract:
                 seen = {file.name: file.read_bytes() for file in files}
         store.close()
 
-    def test_files_stay_until_those_of_a_later_checkpoint_are_asked_for(
+    def test_checkpoint_files_stay_until_the_files_of_a_later_checkpoint_are_requested(
         self, open_store: Open, tmp_path: Path
     ) -> None:
         """An upload reads the files while the store continues, and also after the store's end. No
@@ -215,7 +217,7 @@ class KeyValueStoreContract:
         store.close()
         assert [file.read_bytes() for file in sorted(kept)] == read
 
-    def test_a_folder_that_is_gone_is_an_error_with_its_name(
+    def test_checkpoint_error_names_a_store_folder_that_is_gone(
         self, open_store: Open, tmp_path: Path
     ) -> None:
         store = open_store(tmp_path / "store")
@@ -224,7 +226,7 @@ class KeyValueStoreContract:
         with pytest.raises(StorageError, match=r"store could not checkpoint"):
             store.checkpoint().files()
 
-    def test_a_folder_that_cannot_be_made_is_an_error_with_its_name(
+    def test_open_error_names_a_store_folder_that_cannot_be_created(
         self, open_store: Open, tmp_path: Path
     ) -> None:
         (tmp_path / "file").write_text("no folder")

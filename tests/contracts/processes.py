@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.contracts.behaviour import Starter, start_slot
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.ports.processes import (
     ExitStatus,
     ForkServerEnded,
@@ -30,7 +30,7 @@ SHORT_S = 0.3
 class ProcessesWorld(Starter, Protocol):
     """Where processes live; what was started is ended after the test."""
 
-    around: Surroundings
+    environment: ContractEnvironment
 
     def alive(self, pid: int) -> bool:
         """Whether a process runs; false once it is dead, reaped or not."""
@@ -59,7 +59,7 @@ class Slots:
 
     def __init__(self, world: ProcessesWorld) -> None:
         self.told: list[ForkServerEvent] = []
-        self._around = world.around
+        self._around = world.environment
         self.fork_server = world.start_fork_server(self.told.append)
 
     def wait_for(self, kind: type[ForkServerEvent], count: int = 1) -> list[Any]:
@@ -80,56 +80,62 @@ class ProcessesContract:
 
     # --- children ---
 
-    def test_exits_are_told_once_with_their_status(self, world: ProcessesWorld) -> None:
+    def test_exit_of_a_child_process_is_reported_once_with_its_status(
+        self, world: ProcessesWorld
+    ) -> None:
         children = {does: Watched(world, does) for does in ("exit 0", "exit 7", "raise")}
-        world.around.until(lambda: all(child.told for child in children.values()))
-        world.around.clock.sleep(SHORT_S)
+        world.environment.until(lambda: all(child.told for child in children.values()))
+        world.environment.clock.sleep(SHORT_S)
         assert children["exit 0"].told == [0]
         assert children["exit 7"].told == [7]
         (status,) = children["raise"].told
         assert status != 0
         assert not any(world.alive(child.pid) for child in children.values())
 
-    def test_ends_from_outside_are_told_too_and_nothing_is_done_to_the_dead(
+    def test_killed_child_process_is_reported_once_and_later_signals_are_ignored(
         self, world: ProcessesWorld
     ) -> None:
         killed, terminated, shot = (Watched(world, "announce", announces=True) for _ in range(3))
         every = (killed, terminated, shot)
-        world.around.until(lambda: all(child.told for child in every))
+        world.environment.until(lambda: all(child.told for child in every))
         assert len({child.pid for child in every}) == 3
         assert all(world.alive(child.pid) for child in every)
         killed.child.kill()
         terminated.child.terminate()
         world.kill(shot.pid)
-        world.around.until(lambda: all(len(child.told) == 2 for child in every))
+        world.environment.until(lambda: all(len(child.told) == 2 for child in every))
         assert [child.told[1] for child in every] == [-9, 0, -9]
         for child in every:
             child.child.terminate()
             child.child.kill()
-        world.around.clock.sleep(SHORT_S)
+        world.environment.clock.sleep(SHORT_S)
         assert all(len(child.told) == 2 for child in every)
 
-    def test_what_a_child_announces_comes_before_its_end(self, world: ProcessesWorld) -> None:
+    def test_announcement_of_a_child_process_is_reported_before_its_exit(
+        self, world: ProcessesWorld
+    ) -> None:
         serving = Watched(world, "announce", announces=True)
         mute = Watched(world, "exit 3", announces=True)
-        world.around.until(lambda: serving.told and mute.told)
+        world.environment.until(lambda: serving.told and mute.told)
         assert serving.told == [{"pid": serving.pid, "text": "two\nlines, ä"}]
         assert mute.told == [3], "it ended before it had anything to say"
 
     @pytest.mark.parametrize("end", ["kill", "terminate"])
-    def test_a_child_ends_with_its_parent(self, world: ProcessesWorld, end: str) -> None:
+    def test_child_process_ends_with_its_parent(self, world: ProcessesWorld, end: str) -> None:
         parent = Watched(world, "parent", announces=True)
-        world.around.until(lambda: parent.told)
+        world.environment.until(lambda: parent.told)
         (facts,) = parent.told
         assert isinstance(facts, dict)
         assert world.alive(facts["child"])
         getattr(parent.child, end)()
-        world.around.until(lambda: not world.alive(facts["child"]))
-        world.around.until(lambda: len(parent.told) == 2)
+        world.environment.until(lambda: not world.alive(facts["child"]))
+        world.environment.until(lambda: len(parent.told) == 2)
 
     # --- a fork server and its slots ---
 
-    def test_what_is_asked_before_it_is_ready_is_done_after(self, world: ProcessesWorld) -> None:
+    def test_fork_requested_before_the_fork_server_is_ready_is_done_after(
+        self, world: ProcessesWorld
+    ) -> None:
         slots = Slots(world)
         slots.fork_server.fork(start_slot(3, "wait"))
         (forked,) = slots.wait_for(SlotForked)
@@ -137,15 +143,13 @@ class ProcessesContract:
         assert forked.index == 3
         assert world.alive(forked.pid)
 
-    def test_every_slot_is_told_of_when_it_is_forked_and_when_it_ends(
-        self, world: ProcessesWorld
-    ) -> None:
+    def test_fork_and_end_of_every_slot_are_reported_once(self, world: ProcessesWorld) -> None:
         slots = Slots(world)
         for index in range(12):
             slots.fork_server.fork(start_slot(index, f"exit {index}"))
         slots.fork_server.fork(start_slot(12, "raise"))
         slots.wait_for(SlotEnded, 13)
-        world.around.clock.sleep(SHORT_S)
+        world.environment.clock.sleep(SHORT_S)
         pids: dict[int, int] = {}
         ended: dict[int, ExitStatus] = {}
         for event in slots.told[1:]:
@@ -165,7 +169,7 @@ class ProcessesContract:
         assert ended[12] != 0
         assert not any(world.alive(pid) for pid in pids.values())
 
-    def test_a_slot_is_killed_by_its_pid_once_and_nobody_else_is(
+    def test_fork_server_kills_only_the_slot_with_the_given_pid(
         self, world: ProcessesWorld
     ) -> None:
         slots = Slots(world)
@@ -180,12 +184,12 @@ class ProcessesContract:
         slots.fork_server.kill(one.pid)
         slots.fork_server.fork(start_slot(0, "wait"))
         slots.wait_for(SlotForked, 3)
-        world.around.clock.sleep(SHORT_S)
+        world.environment.clock.sleep(SHORT_S)
         assert len(slots.told) == 5
         assert world.alive(two.pid)
         assert world.alive(foreign.pid)
 
-    def test_a_slot_that_is_killed_from_outside_is_told_of(self, world: ProcessesWorld) -> None:
+    def test_slot_that_is_killed_from_outside_is_reported(self, world: ProcessesWorld) -> None:
         slots = Slots(world)
         slots.fork_server.fork(start_slot(0, "wait"))
         (forked,) = slots.wait_for(SlotForked)
@@ -193,7 +197,7 @@ class ProcessesContract:
         assert slots.wait_for(SlotEnded) == [SlotEnded(index=0, pid=forked.pid, status=-9)]
 
     @pytest.mark.parametrize("end", ["close", "kill"])
-    def test_the_end_of_a_fork_server_is_the_last_that_is_told(
+    def test_end_of_a_fork_server_is_its_last_reported_event(
         self, world: ProcessesWorld, end: str
     ) -> None:
         slots = Slots(world)
@@ -205,11 +209,11 @@ class ProcessesContract:
             world.kill(slots.fork_server.pid)
         slots.wait_for(ForkServerEnded)
         if end == "close":
-            world.around.until(lambda: not world.alive(forked.pid))
+            world.environment.until(lambda: not world.alive(forked.pid))
         slots.fork_server.fork(start_slot(1, "wait"))
         slots.fork_server.kill(forked.pid)
         slots.fork_server.close()
-        world.around.clock.sleep(SHORT_S)
+        world.environment.clock.sleep(SHORT_S)
         assert slots.told == [
             ForkServerReady(pid=slots.fork_server.pid),
             forked,
@@ -220,13 +224,13 @@ class ProcessesContract:
     def test_slots_end_with_their_task_manager(self, world: ProcessesWorld, first: str) -> None:
         """Slots end even if their fork server is gone and cannot kill them."""
         manager = Watched(world, "taskmanager", announces=True)
-        world.around.until(lambda: manager.told)
+        world.environment.until(lambda: manager.told)
         (facts,) = manager.told
         assert isinstance(facts, dict)
         assert world.alive(facts["slot"])
         if first == "zygote":
             world.kill(facts["zygote"])
-            world.around.until(lambda: not world.alive(facts["zygote"]))
+            world.environment.until(lambda: not world.alive(facts["zygote"]))
         world.kill(manager.pid)
         for pid in (facts["zygote"], facts["slot"]):
-            world.around.until(lambda pid=pid: not world.alive(pid))  # type: ignore[misc]  # now
+            world.environment.until(lambda pid=pid: not world.alive(pid))  # type: ignore[misc]

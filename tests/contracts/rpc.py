@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from tests.contracts.surroundings import TIMEOUT_S, Surroundings
+from tests.contracts.surroundings import TIMEOUT_S, ContractEnvironment
 from tidegate.errors import FencedError, InternalError, RpcError, SystemCallError, UserCodeError
 from tidegate.ids import Attempt, JobName, LeaderEpoch
 from tidegate.ports.rpc import Handler, Rpc, RpcClient, RpcServer
@@ -62,15 +62,15 @@ def start_slot(settings: dict[str, object]) -> StartSlot:
 
 
 class RpcContract:
-    """Inherit, and override the fixture `rpc`, and `around` where time is not real."""
+    """Inherit, and override the fixture `rpc`, and `environment` where time is not real."""
 
     @pytest.fixture
     def rpc(self) -> Rpc:
         raise NotImplementedError
 
     @pytest.fixture
-    def around(self) -> Surroundings:
-        return Surroundings()
+    def environment(self) -> ContractEnvironment:
+        return ContractEnvironment()
 
     @pytest.fixture
     def ends(self, rpc: Rpc) -> Iterator[Ends]:
@@ -80,7 +80,7 @@ class RpcContract:
 
     # --- a call and its reply ---
 
-    def test_a_message_comes_back_as_its_reply(self, ends: Ends) -> None:
+    def test_call_returns_the_reply_of_the_handler(self, ends: Ends) -> None:
         seen: list[Message] = []
 
         def handler(message: Message) -> Message:
@@ -91,14 +91,14 @@ class RpcContract:
         assert reply == JobReport(job=JobName("a"), state=JobState.RUNNING)
         assert seen == [GetJob(job=JobName("a"))]
 
-    def test_a_client_reaches_the_server_it_names(self, ends: Ends) -> None:
+    def test_client_reaches_the_server_at_its_address(self, ends: Ends) -> None:
         one = ends.serve(lambda _: Refused(reason="one"))
         two = ends.serve(lambda _: Refused(reason="two"))
         assert one.address != two.address
         assert ends.client(two.address).call(ListJobs()) == Refused(reason="two")
         assert ends.client(one.address).call(ListJobs()) == Refused(reason="one")
 
-    def test_the_ends_share_nothing(self, ends: Ends) -> None:
+    def test_client_and_server_share_no_objects(self, ends: Ends) -> None:
         kept: list[StartSlot] = []
 
         def handler(message: StartSlot) -> Message:
@@ -113,8 +113,10 @@ class RpcContract:
         reply.settings["replied"].append(2)
         assert kept[0].settings == {"replied": [1]}
 
-    def test_calls_do_not_wait_for_each_other(self, ends: Ends, around: Surroundings) -> None:
-        leave = around.event()
+    def test_calls_do_not_wait_for_each_other(
+        self, ends: Ends, environment: ContractEnvironment
+    ) -> None:
+        leave = environment.event()
 
         def handler(message: Message) -> Message:
             if isinstance(message, GetJob):
@@ -122,13 +124,17 @@ class RpcContract:
             return Acknowledge()
 
         client = ends.pair(handler)
-        slow = around.beside(lambda: client.call(GetJob(job=JobName("slow")), TIMEOUT_S))
+        slow = environment.run_in_parallel(
+            lambda: client.call(GetJob(job=JobName("slow")), TIMEOUT_S)
+        )
         assert client.call(ListJobs()) == Acknowledge()
         assert not leave.is_set()
         leave.set()
         slow()
 
-    def test_many_threads_may_share_a_client(self, ends: Ends, around: Surroundings) -> None:
+    def test_many_threads_may_share_a_client(
+        self, ends: Ends, environment: ContractEnvironment
+    ) -> None:
         client = ends.pair(lambda message: message)
         wrong: list[str] = []
 
@@ -138,12 +144,12 @@ class RpcContract:
                 if client.call(sent) != sent:
                     wrong.append(sent.reason)
 
-        joins = [around.beside(partial(calls, number)) for number in range(8)]
+        joins = [environment.run_in_parallel(partial(calls, number)) for number in range(8)]
         for join in joins:
             join()
         assert wrong == []
 
-    def test_a_handler_may_call_others_and_its_own_server(self, ends: Ends) -> None:
+    def test_handler_may_call_its_own_server(self, ends: Ends) -> None:
         def handler(message: Message) -> Message:
             if isinstance(message, ListJobs):
                 return Refused(reason="from within")
@@ -163,7 +169,7 @@ class RpcContract:
             (ConnectionResetError("by peer"), SystemCallError, "ConnectionResetError: by peer"),
         ],
     )
-    def test_what_a_handler_raises_is_raised_at_the_caller(
+    def test_exception_of_a_handler_is_raised_at_the_caller(
         self, ends: Ends, raised: Exception, arrives: type[Exception], words: str
     ) -> None:
         def handler(message: Message) -> Message:
@@ -177,7 +183,7 @@ class RpcContract:
         assert type(caught.value) is arrives
         assert client.call(Acknowledge()) == Acknowledge(), "the server goes on"
 
-    def test_what_cannot_be_encoded_is_never_sent(self, ends: Ends) -> None:
+    def test_message_that_cannot_be_encoded_is_not_sent(self, ends: Ends) -> None:
         seen: list[Message] = []
 
         def handler(message: Message) -> Message:
@@ -190,7 +196,7 @@ class RpcContract:
         assert client.call(ListJobs()) == Acknowledge()
         assert seen == [ListJobs()]
 
-    def test_a_reply_that_cannot_be_encoded_is_a_bug_that_the_caller_hears_of(
+    def test_reply_that_cannot_be_encoded_raises_internal_error_at_the_caller(
         self, ends: Ends
     ) -> None:
         client = ends.pair(lambda _: start_slot({"what": object()}))
@@ -199,21 +205,21 @@ class RpcContract:
 
     # --- no answer ---
 
-    def test_an_address_where_nobody_is_fails_at_once_and_is_named(
-        self, ends: Ends, rpc: Rpc, around: Surroundings
+    def test_call_without_a_server_fails_at_once_and_names_the_address(
+        self, ends: Ends, rpc: Rpc, environment: ContractEnvironment
     ) -> None:
         server = rpc.serve(lambda _: Acknowledge())
         address = server.address
         server.close()
-        began = around.clock.monotonic()
+        began = environment.clock.monotonic()
         with pytest.raises(RpcError, match=f"ListJobs to {address} failed: no process answers"):
             ends.client(address).call(ListJobs(), timeout_s=TIMEOUT_S)
-        assert around.clock.monotonic() - began < TIMEOUT_S / 2
+        assert environment.clock.monotonic() - began < TIMEOUT_S / 2
 
-    def test_a_handler_that_takes_too_long_is_not_awaited_and_may_have_its_effect(
-        self, ends: Ends, around: Surroundings
+    def test_call_fails_after_its_timeout_and_the_handler_may_still_finish(
+        self, ends: Ends, environment: ContractEnvironment
     ) -> None:
-        leave, done = around.event(), around.event()
+        leave, done = environment.event(), environment.event()
 
         def handler(message: Message) -> Message:
             if isinstance(message, ListJobs):
@@ -223,18 +229,18 @@ class RpcContract:
 
         client = ends.pair(handler)
         assert client.call(GetJob(job=JobName("a"))) == Acknowledge()  # so the connection is there
-        began = around.clock.monotonic()
+        began = environment.clock.monotonic()
         with pytest.raises(RpcError, match="no reply within 1 s"):
             client.call(ListJobs(), timeout_s=1.0)
-        assert 0.9 < around.clock.monotonic() - began < TIMEOUT_S
+        assert 0.9 < environment.clock.monotonic() - began < TIMEOUT_S
         assert not done.is_set()
         leave.set()
         assert done.wait(TIMEOUT_S)
 
     def test_a_server_that_closes_leaves_no_caller_waiting(
-        self, ends: Ends, around: Surroundings
+        self, ends: Ends, environment: ContractEnvironment
     ) -> None:
-        leave, called = around.event(), around.event()
+        leave, called = environment.event(), environment.event()
 
         def handler(_: Message) -> Message:
             called.set()
@@ -248,7 +254,7 @@ class RpcContract:
             with pytest.raises(RpcError, match=server.address):
                 client.call(ListJobs(), timeout_s=10 * TIMEOUT_S)
 
-        join = around.beside(call)
+        join = environment.run_in_parallel(call)
         assert called.wait(TIMEOUT_S)
         server.close()
         join()
@@ -257,9 +263,9 @@ class RpcContract:
             client.call(ListJobs())
 
     def test_a_client_that_is_closed_leaves_no_caller_waiting_and_sends_nothing(
-        self, ends: Ends, around: Surroundings
+        self, ends: Ends, environment: ContractEnvironment
     ) -> None:
-        leave, called = around.event(), around.event()
+        leave, called = environment.event(), environment.event()
         seen: list[Message] = []
 
         def handler(message: Message) -> Message:
@@ -274,7 +280,7 @@ class RpcContract:
             with pytest.raises(RpcError):
                 client.call(ListJobs(), timeout_s=10 * TIMEOUT_S)
 
-        join = around.beside(call)
+        join = environment.run_in_parallel(call)
         assert called.wait(TIMEOUT_S)
         client.close()
         join()
@@ -283,7 +289,7 @@ class RpcContract:
             client.call(Acknowledge())
         assert seen == [ListJobs()]
 
-    def test_closing_twice_does_nothing(self, rpc: Rpc) -> None:
+    def test_client_and_server_may_be_closed_twice(self, rpc: Rpc) -> None:
         server = rpc.serve(lambda _: Acknowledge())
         client = rpc.connect(server.address)
         assert client.call(ListJobs()) == Acknowledge()

@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0
 _STEP_S = 0.005
 
 
-class Surroundings:
+class ContractEnvironment:
     """The time and the threads of a test; real unless others are given."""
 
     def __init__(self, clock: Clock | None = None, threads: Threads | None = None) -> None:
@@ -28,7 +28,7 @@ class Surroundings:
     def event(self) -> Event:
         return self._threads.event()
 
-    def beside(self, work: Callable[[], object]) -> Callable[[], None]:
+    def run_in_parallel(self, work: Callable[[], object]) -> Callable[[], None]:
         """Run `work` in parallel with the test. The returned function waits for it and raises its
         error.
         """

@@ -27,20 +27,20 @@ from tidegate.protocol.messages import (
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(7)
-Fate = str
+Delivery = str
 """`good`, `twice`, `late`, `lost` (before it arrives), `unheard` (its reply is lost)."""
-FATES = ("good", "twice", "late", "lost", "unheard")
+DELIVERIES = ("good", "twice", "late", "lost", "unheard")
 
 
 @dataclass(kw_only=True)
 class Cluster:
-    fate: Callable[[], Fate]
+    delivery: Callable[[], Delivery]
     now_ms: int = 0
     rm: ResourceManager = field(default_factory=lambda: ResourceManager(EPOCH, 0, 10**12))
     tms: dict[str, t.TaskManagerMachine] = field(default_factory=dict)
     processes: dict[tuple[str, int], tuple[int, StartSlot]] = field(default_factory=dict)
     """The pid of each slot process and what it was started for, by TaskManager and slot."""
-    under_way: list[Callable[[], None]] = field(default_factory=list)
+    in_flight: list[Callable[[], None]] = field(default_factory=list)
     attempts: dict[str, int] = field(default_factory=dict)
     lost: list[tuple[str, int]] = field(default_factory=list)
     """Job and attempt of each SlotLost that was sent."""
@@ -60,7 +60,7 @@ class Cluster:
             heartbeat_timeout_ms=10**12,
             now_ms=self.now_ms,
         )
-        self.to_rm(
+        self.call_resource_manager(
             RegisterTaskManager(
                 id=TaskManagerId(name),
                 epoch=EPOCH,
@@ -77,7 +77,7 @@ class Cluster:
         self.request_again(job, count)
 
     def request_again(self, job: str, count: int) -> None:
-        self.to_rm(
+        self.call_resource_manager(
             RequestSlots(
                 job=JobName(job),
                 epoch=EPOCH,
@@ -90,8 +90,8 @@ class Cluster:
     def kill(self, tm: str, index: int) -> None:
         """Something kills a slot process, and the fork server notices at once."""
         pid, _ = self.processes.pop((tm, index))
-        self.under_way.append(
-            lambda: self.to_tm(tm, t.SlotProcessExited(index=index, pid=pid, status=-9))
+        self.in_flight.append(
+            lambda: self.feed_task_manager(tm, t.SlotProcessExited(index=index, pid=pid, status=-9))
         )
 
     def kill_task_manager(self, name: str) -> None:
@@ -99,19 +99,21 @@ class Cluster:
         for tm, index in list(self.processes):
             if tm == name:
                 del self.processes[tm, index]
-        self.of_rm(r.TaskManagerExited(id=TaskManagerId(name), status=-9))
+        self.feed_resource_manager(r.TaskManagerExited(id=TaskManagerId(name), status=-9))
 
-    def to_rm(self, message: Message) -> Message | None:
+    def call_resource_manager(self, message: Message) -> Message | None:
         self._asks += 1
         ask = self._asks
         replies = [
             instruction.message
-            for instruction in self.of_rm(r.ResourceRequestReceived(ask=ask, message=message))
+            for instruction in self.feed_resource_manager(
+                r.ResourceRequestReceived(ask=ask, message=message)
+            )
             if isinstance(instruction, r.Reply) and instruction.ask == ask
         ]
         return replies[0] if replies else None
 
-    def of_rm(self, event: r.Event) -> list[r.Instruction]:
+    def feed_resource_manager(self, event: r.Event) -> list[r.Instruction]:
         instructions = self.rm.handle(event, self.now_ms)
         self.rm.validate()
         for instruction in instructions:
@@ -128,7 +130,7 @@ class Cluster:
                     pass
         return instructions
 
-    def to_tm(self, name: str, event: t.Event) -> None:
+    def feed_task_manager(self, name: str, event: t.Event) -> None:
         tm = self.tms.get(name)
         if tm is None:
             return
@@ -141,21 +143,21 @@ class Cluster:
                         self.occupied.append(message.reason)
                     self._waiting.pop((name, ask))(message)
                 case t.ForkSlot(start=start):
-                    self.under_way.append(functools.partial(self._fork, name, start))
+                    self.in_flight.append(functools.partial(self._fork, name, start))
                 case t.KillSlot(pid=pid):
-                    self.under_way.append(functools.partial(self._kill_pid, name, pid))
+                    self.in_flight.append(functools.partial(self._kill_pid, name, pid))
                 case t.SendToJobManager(message=SlotExited() as exited):
                     self._report(exited)
                 case _:
                     pass
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Let everything arrive, and time pass, until nothing happens any more."""
-        self.fate = lambda: "good"
+        self.delivery = lambda: "good"
         for _ in range(10):
-            self.of_rm(r.ResourceManagerTick())
-            while self.under_way:
-                self.under_way.pop(0)()
+            self.feed_resource_manager(r.ResourceManagerTick())
+            while self.in_flight:
+                self.in_flight.pop(0)()
 
     def running(self, job: str) -> list[tuple[int, int]]:
         """Attempt and ordinal of each process of a job."""
@@ -186,7 +188,7 @@ class Cluster:
                 )
             else:
                 event = r.SlotStarted(slot=start.slot, allocation_id=start.allocation_id)
-            self.of_rm(event)
+            self.feed_resource_manager(event)
 
         self._call(start.address, message, answered)
 
@@ -201,9 +203,13 @@ class Cluster:
 
         def answered(reply: Message | None) -> None:
             if reply is None or isinstance(reply, Refused):
-                self.of_rm(r.SlotNotStopped(slot=stop.slot, allocation_id=stop.allocation_id))
+                self.feed_resource_manager(
+                    r.SlotNotStopped(slot=stop.slot, allocation_id=stop.allocation_id)
+                )
             else:
-                self.of_rm(r.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id))
+                self.feed_resource_manager(
+                    r.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id)
+                )
 
         self._call(stop.address, message, answered)
 
@@ -214,35 +220,35 @@ class Cluster:
             if name not in self.tms:
                 return
             self._asks += 1
-            self._waiting[name, self._asks] = lambda reply: self.under_way.append(
+            self._waiting[name, self._asks] = lambda reply: self.in_flight.append(
                 lambda: answer(reply)
             )
-            self.to_tm(name, t.JobManagerRequest(ask=self._asks, message=message))
+            self.feed_task_manager(name, t.JobManagerRequest(ask=self._asks, message=message))
 
         def answer(reply: Message | None) -> None:
             if not answers:
                 answers.append(reply or Refused(reason=""))
                 then(reply)
 
-        match self.fate():
+        match self.delivery():
             case "good":
-                self.under_way.append(deliver)
+                self.in_flight.append(deliver)
             case "twice":
-                self.under_way += [deliver, deliver]
+                self.in_flight += [deliver, deliver]
             case "late":
-                self.under_way += [lambda: answer(None), deliver]
+                self.in_flight += [lambda: answer(None), deliver]
             case "lost":
-                self.under_way.append(lambda: answer(None))
+                self.in_flight.append(lambda: answer(None))
             case _:  # its reply is lost
-                self.under_way += [deliver, lambda: answer(None)]
+                self.in_flight += [deliver, lambda: answer(None)]
 
     def _report(self, exited: SlotExited) -> None:
-        fate = self.fate()
-        if fate == "lost":  # the TaskManager repeats it until it is answered
-            self.under_way.append(lambda: self._report(exited))
+        delivery = self.delivery()
+        if delivery == "lost":  # the TaskManager repeats it until it is answered
+            self.in_flight.append(lambda: self._report(exited))
         else:
-            times = 1 if fate == "good" else 2
-            self.under_way += [lambda: (self.to_rm(exited), None)[1]] * times
+            times = 1 if delivery == "good" else 2
+            self.in_flight += [lambda: (self.call_resource_manager(exited), None)[1]] * times
 
     def _fork(self, name: str, start: StartSlot) -> None:
         if name not in self.tms:
@@ -250,7 +256,7 @@ class Cluster:
         self._pids += 1
         assert (name, start.index) not in self.processes, "two processes in one slot"
         self.processes[name, start.index] = (self._pids, start)
-        self.to_tm(name, t.Forked(index=start.index, pid=self._pids))
+        self.feed_task_manager(name, t.Forked(index=start.index, pid=self._pids))
 
     def _kill_pid(self, name: str, pid: int) -> None:
         for (tm, index), (running, _) in list(self.processes.items()):

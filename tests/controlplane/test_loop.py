@@ -50,14 +50,14 @@ def handled(loop: EventLoop[str]) -> list[str]:
     return events
 
 
-def test_events_come_in_order(loop: EventLoop[str]) -> None:
+def test_posted_events_are_handled_in_order(loop: EventLoop[str]) -> None:
     for event in "abc":
         loop.post(event)
     assert handled(loop) == ["a", "b", "c"]
     assert handled(loop) == []
 
 
-def test_timers_come_when_due_in_the_order_of_their_times(
+def test_timers_fire_when_due_in_the_order_of_their_times(
     loop: EventLoop[str], clock: VirtualClock
 ) -> None:
     loop.call_later(2, "late")
@@ -85,7 +85,7 @@ def test_a_handler_may_post_and_set_timers(loop: EventLoop[str], clock: VirtualC
     assert sorted(seen) == ["first", "second", "third"]
 
 
-def test_work_comes_back_as_an_event() -> None:
+def test_result_or_error_of_submitted_work_becomes_an_event() -> None:
     loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     seen: list[str] = []
 
@@ -113,7 +113,7 @@ def test_work_comes_back_as_an_event() -> None:
         (RuntimeError("can't start new thread"), ResourceExhaustedError),
     ],
 )
-def test_what_the_operating_system_fails_to_do_in_work_is_an_event(
+def test_operating_system_error_in_submitted_work_becomes_an_event(
     error: Exception, kind: type[TidegateError]
 ) -> None:
     loop: EventLoop[type] = EventLoop(SystemClock(), SystemThreads())
@@ -153,7 +153,7 @@ def test_a_bug_in_a_handler_ends_the_loop() -> None:
         loop.run(handle)
 
 
-def test_a_loop_that_is_far_behind_says_so(clock: VirtualClock) -> None:
+def test_loop_raises_internal_error_if_its_queue_is_full(clock: VirtualClock) -> None:
     loop: EventLoop[str] = EventLoop(clock, SystemThreads(), capacity=2)
     loop.post("a")
     loop.post("b")
@@ -183,7 +183,7 @@ def test_a_timer_wakes_a_loop_that_waits() -> None:
 
 
 class TestQuestion:
-    def test_is_answered_by_the_loop(self) -> None:
+    def test_pending_request_is_answered_by_the_loop(self) -> None:
         loop: EventLoop[PendingRequest] = EventLoop(SystemClock(), SystemThreads())
         replies: list[object] = []
 
@@ -197,19 +197,19 @@ class TestQuestion:
         thread.join()
         assert replies == [Acknowledge()]
 
-    def test_may_fail(self) -> None:
+    def test_failed_pending_request_raises_its_error(self) -> None:
         pending_request = PendingRequest(ListJobs(), SystemThreads().queue())
         pending_request.fail(StorageError("full"))
         with pytest.raises(StorageError, match="full"):
             pending_request.wait(1)
 
-    def test_that_nobody_answers_ends(self) -> None:
+    def test_pending_request_without_an_answer_times_out(self) -> None:
         pending_request = PendingRequest(ListJobs(), SystemThreads().queue())
         with pytest.raises(RpcError, match="ListJobs was not answered"):
             pending_request.wait(0.01)
 
 
-def test_threads_end_with_the_loop() -> None:
+def test_worker_threads_end_with_the_loop() -> None:
     before = set(threading.enumerate())
     loop: EventLoop[str] = EventLoop(SystemClock(), SystemThreads())
     loop.submit(lambda: "x", lambda _: "done", str)

@@ -28,12 +28,12 @@ from tidegate.protocol.versions import PYTHON, TIDEGATE, difference
 OTHERS = [("0.0.9", PYTHON), (TIDEGATE, "3.8"), ("", "")]
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_version_constants_match_the_package_and_the_interpreter() -> None:
     assert version("tidegate") == TIDEGATE
     assert f"{sys.version_info.major}.{sys.version_info.minor}" == PYTHON
 
 
-def test_versions_are_equal_up_to_the_patch_of_python() -> None:
+def test_version_difference_ignores_the_patch_version_of_python() -> None:
     assert difference("X", TIDEGATE, PYTHON) is None
     assert difference("X", TIDEGATE, f"{PYTHON}.99") is None
     said = difference("TaskManager x at h:1", "0.0.9", "3.8.2")
@@ -106,7 +106,7 @@ def test_a_jobmaster_of_another_version_is_refused(tidegate: str, python: str) -
     assert isinstance(shell.ask(ours), JobMasterAccepted)
 
 
-def test_a_slot_of_another_version_ends_the_attempt_and_is_named() -> None:
+def test_slot_of_another_version_fails_the_attempt_and_is_reported() -> None:
     """The next attempt may get slots of other hosts."""
     shell = JobMasterShell()
     shell.claims(1)

@@ -47,7 +47,7 @@ class Client(Process[int, int]):
         raise OSError("it is down still")
 
 
-def test_open_and_close_that_raise_are_a_users_error_that_names_the_step() -> None:
+def test_error_in_open_or_close_of_user_code_names_the_step() -> None:
     operator, state = keyed(Unreachable(), Collected())
     closed: list[bool] = []
     state.close = lambda: closed.append(True)  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ class NotWritten:
         raise AssertionError(batch)
 
 
-def test_a_function_that_fails_to_close_does_not_keep_the_others_open() -> None:
+def test_error_in_close_of_one_function_does_not_prevent_close_of_the_others() -> None:
     closed: list[str] = []
 
     class Quiet(Process[int, int]):

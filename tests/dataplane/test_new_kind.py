@@ -128,7 +128,7 @@ def orders(count: int) -> list[Order]:
     return [Order("ann", cents) for cents in range(1, count + 1)]
 
 
-def test_a_new_kind_without_state_runs_in_a_pipeline_test() -> None:
+def test_stateless_operator_of_a_new_kind_runs_in_pipeline_test() -> None:
     with PipelineTest(Sampled) as test:
         test.source(Sampled.orders).push(*orders(5))
         assert [total.cents for total in test.sink(Sampled.totals).read()] == [1, 4, 9]
@@ -136,14 +136,14 @@ def test_a_new_kind_without_state_runs_in_a_pipeline_test() -> None:
     assert EverySecond.closed == 1
 
 
-def test_a_new_kind_runs_in_slots_that_exchange_records() -> None:
+def test_operator_of_a_new_kind_runs_in_slots_that_exchange_records() -> None:
     slots = RunningSlots(Sampled, 2)
     slots.push(0, "orders", orders(5))
     written = [msgspec.json.decode(value or b"")["cents"] for value in slots.written["totals"]]
     assert written == [1, 4, 9]
 
 
-def test_a_new_kind_with_state_is_part_of_checkpoints_and_restores() -> None:
+def test_stateful_operator_of_a_new_kind_is_part_of_checkpoints_and_restores() -> None:
     graph = build(Doubled)
     facts = state_metadata(graph, plan(graph, 1, 128), Config())
     assert [(step.uid, list(step.states)) for step in facts.steps] == [("sum", ["cents"])]
@@ -160,12 +160,12 @@ def test_a_backfill_refuses_a_new_kind_that_does_not_run_in_waves() -> None:
         refuse_unknown_steps(build(Sampled))
 
 
-def test_a_kind_that_is_not_in_the_table_is_refused_when_it_is_added() -> None:
+def test_stream_graph_refuses_a_step_of_an_unknown_kind() -> None:
     with pytest.raises(InternalError, match=r"no kind of step is named 'windowed'; the kinds are"):
         StreamGraph("toy").add("windowed", (), location="toy.py:1")
 
 
-def test_a_kind_without_an_operator_is_refused_when_its_chain_is_built(
+def test_chain_refuses_a_step_kind_that_has_no_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(OPERATORS, "every_second")

@@ -73,13 +73,13 @@ def sink_node(pipeline: type[Pipeline], name: str) -> Node:
     return build(pipeline).nodes[name]
 
 
-def test_a_new_sink_takes_the_records_of_a_pipeline_test() -> None:
+def test_new_sink_class_receives_the_records_of_a_pipeline_test() -> None:
     with PipelineTest(Copies) as test:
         test.source(Copies.orders).push(Order("ann", 2), Order("bob", 3))
         assert test.sink(Copies.lines).read() == [Order("ann", 4), Order("bob", 6)]
 
 
-def test_two_chains_end_at_one_new_sink_beside_a_sink_of_kafka() -> None:
+def test_two_chains_write_to_one_new_sink_next_to_a_kafka_sink() -> None:
     with PipelineTest(Both) as test:
         test.source(Both.orders).push(Order("ann", 1))
         test.source(Both.more).push(Order("bob", 2))
@@ -106,7 +106,7 @@ def test_the_kafka_nodes_are_the_nodes_with_a_topic() -> None:
     assert [node.id for node in kafka_nodes(build(Both))] == ["orders", "more", "copies"]
 
 
-def test_a_sink_without_an_entry_has_the_writer_of_its_base_class() -> None:
+def test_sink_class_without_a_writers_entry_uses_the_writer_of_its_base_class() -> None:
     class Special(FileSink[Any]):
         pass
 

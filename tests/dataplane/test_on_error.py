@@ -80,7 +80,7 @@ def headers(letter: ProducerRecord[bytes, bytes]) -> dict[str, str]:
     return {name: (value or b"").decode() for name, value in letter.headers}
 
 
-def test_records_behind_a_refused_one_go_on_and_its_letter_names_it() -> None:
+def test_records_after_a_refused_record_continue_and_its_dead_letter_names_it() -> None:
     with PipelineTest(Mapped) as test:
         test.source(Mapped.source).push(*orders(1, -2, 3, 0, 5, -6))
         assert test.sink(Mapped.out).read() == orders(1, 3, 5)
@@ -96,7 +96,9 @@ def test_records_behind_a_refused_one_go_on_and_its_letter_names_it() -> None:
     assert headers(second)["tidegate.source.offset"] == "5"
 
 
-def test_a_refused_record_is_in_the_log_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_topic_partition_and_offset_of_a_refused_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with PipelineTest(Mapped) as test, caplog.at_level(logging.WARNING):
         test.source(Mapped.source).push(*orders(*range(-100, 0)))
     said: list[Any] = [each for each in caplog.records if each.message == "a record is refused"]
@@ -106,7 +108,7 @@ def test_a_refused_record_is_in_the_log_with_its_place(caplog: pytest.LogCapture
     assert first.policy == "dead_letter"
 
 
-def test_a_failing_step_without_a_policy_ends_the_attempt_beside_one_that_has_it() -> None:
+def test_failing_step_without_a_policy_ends_the_attempt_though_another_step_has_a_policy() -> None:
     class Mixed(Pipeline, name="mixed"):
         source = KafkaSource("orders", value=Json(Order))
         out = KafkaSink("out", value=Json(Order))
@@ -219,7 +221,7 @@ class Everything(KeyedProcess[str, Order, int]):
         positive(order)
 
 
-def test_the_state_of_the_key_is_what_it_was_before_the_failing_call() -> None:
+def test_state_of_the_key_is_rolled_back_when_a_record_fails() -> None:
     with FunctionHarness(Everything(), on_error="dead_letter") as harness:
         assert harness.push("ann", Order("ann", 1)) == [1]
         assert harness.push("ann", Order("ann", -1)) == []
@@ -234,7 +236,7 @@ def test_the_state_of_the_key_is_what_it_was_before_the_failing_call() -> None:
         assert len(harness.dead_letters()) == harness.counters.dead_letters == 2
 
 
-def test_the_harness_raises_without_a_policy() -> None:
+def test_function_harness_raises_the_error_when_no_policy_is_set() -> None:
     with FunctionHarness(Everything()) as harness, pytest.raises(UserCodeError, match="negative"):
         harness.push("ann", Order("ann", -1))
 
@@ -250,7 +252,7 @@ class Keyed(Pipeline, name="keyed"):
         by_customer.process(Everything(), uid="everything", on_error="skip").to(self.out)
 
 
-def test_the_sources_policy_covers_records_that_decode_and_cannot_travel() -> None:
+def test_source_policy_covers_decoded_records_that_cannot_be_encoded_for_an_edge() -> None:
     with PipelineTest(Keyed) as test:
         test.source(Keyed.source).push(*orders(1, 2**70, 3, -1, 5))
         assert test.sink(Keyed.out).read() == [1, 4, 9]
@@ -280,7 +282,7 @@ class Moments(Pipeline, name="moments"):
         by_time.process(LastOf(), uid="last").to(self.out)
 
 
-def test_a_key_without_canonical_bytes_is_covered_by_the_sources_policy() -> None:
+def test_source_policy_covers_a_key_without_canonical_bytes() -> None:
     good = Moment(datetime(2026, 1, 1, tzinfo=UTC))
     naive = Moment(datetime(2026, 1, 1))  # noqa: DTZ001  # that is the mistake
     with PipelineTest(Moments) as test:
@@ -298,7 +300,7 @@ class RaisingKey(Pipeline, name="raising-key"):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_the_sources_policy_does_not_hide_a_key_function_that_raises(parallelism: int) -> None:
+def test_source_policy_does_not_cover_a_key_function_that_raises(parallelism: int) -> None:
     slots = RunningSlots(RaisingKey, parallelism)
     with pytest.raises(UserCodeError, match=r"everything.*offset 1"):
         slots.push(0, "source", orders(1, -1, 2))
@@ -322,7 +324,7 @@ def key_of(order: Order) -> str:
     return positive(order).customer
 
 
-def test_key_by_has_a_policy_of_its_own() -> None:
+def test_policy_of_key_by_covers_a_key_function_that_raises() -> None:
     with PipelineTest(OwnPolicy) as test:
         test.source(OwnPolicy.left).push(*orders(1, -1, 2))
         test.source(OwnPolicy.right).push(*orders(-5, 4))
@@ -345,7 +347,7 @@ class ToSink(Pipeline, name="to-sink"):
         self.source.to(self.out)
 
 
-def test_a_sink_has_a_policy_for_what_it_cannot_write() -> None:
+def test_policy_of_a_sink_covers_records_that_it_cannot_write() -> None:
     with PipelineTest(ToSink) as test:
         test.source(ToSink.source).push(*orders(1, -1, 2))
         assert test.sink(ToSink.out).read() == orders(1, 2)
@@ -353,7 +355,7 @@ def test_a_sink_has_a_policy_for_what_it_cannot_write() -> None:
 
 
 @pytest.mark.parametrize("error", [StorageError("no answer"), MemoryError(), OSError(28, "")])
-def test_what_is_not_about_the_record_is_never_refused(error: Exception) -> None:
+def test_policy_never_covers_errors_that_are_not_about_the_record(error: Exception) -> None:
     assert not Refusals("x", "skip").covers(error)
     assert not Refusals("x", "dead_letter").covers(error)
     assert Refusals("x", "skip").covers(ValueError())
@@ -383,7 +385,7 @@ def test_an_edge_with_a_policy_sends_the_values_that_can_be_sent() -> None:
     assert codec.encode(RecordBatch([11], [3], TopicPartition("t", 0))) == []
 
 
-def test_an_edge_with_a_policy_refuses_what_fits_in_no_frame(
+def test_edge_with_a_policy_refuses_a_record_too_large_for_a_frame(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidegate.dataplane.channels.frames.MAX_FRAME_BYTES", 1_000_000)
@@ -419,7 +421,7 @@ class Anywhere(Pipeline, name="anywhere"):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_what_is_refused_does_not_depend_on_the_parallelism(parallelism: int) -> None:
+def test_refused_records_do_not_depend_on_the_parallelism(parallelism: int) -> None:
     slots = RunningSlots(Anywhere, parallelism)
     amounts = [*range(1, 40), 2**70, *range(-9, 0), 2**64, 50]
     slots.push(0, "source", orders(*amounts))
@@ -473,14 +475,14 @@ class Clash(Process[Order, Order]):
         ),
     ],
 )
-def test_wrong_policies_are_refused_with_their_place(step: Any, message: str) -> None:
+def test_build_error_of_a_wrong_policy_names_its_source_line(step: Any, message: str) -> None:
     with pytest.raises(PipelineError) as refused:
         build(pipeline(step))
     assert message in str(refused.value)
     assert "test_on_error.py:" in str(refused.value)
 
 
-def test_a_step_whose_dead_letters_alone_are_read_goes_nowhere() -> None:
+def test_step_is_refused_when_only_its_dead_letters_are_read() -> None:
     class Nowhere(Pipeline, name="nowhere"):
         source = KafkaSource("orders", value=Json(Order))
         out = KafkaSink("out", value=Json(Order))
@@ -493,7 +495,7 @@ def test_a_step_whose_dead_letters_alone_are_read_goes_nowhere() -> None:
         build(Nowhere)
 
 
-def test_a_pipeline_without_policies_has_the_fingerprint_that_it_had() -> None:
+def test_fingerprint_changes_only_when_a_step_has_a_policy_other_than_fail() -> None:
     def define(step: Any) -> str:
         return build(pipeline(step)).fingerprint()
 

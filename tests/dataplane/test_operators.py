@@ -101,7 +101,7 @@ def run(remaining, offsets, keys, out_values, out_offsets, out_keys):
 """
 
 
-def test_the_loop_can_be_read_when_printed() -> None:
+def test_source_of_a_fused_loop_is_readable() -> None:
     out = Collected()
     steps = [step("map", doubled), step("filter", is_paid), step("flat_map", Parts())]
     fused = FusedSteps("P", steps, out.append)
@@ -111,7 +111,7 @@ def test_the_loop_can_be_read_when_printed() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\nraise SystemExit", "a\x0c", "a\x00", "a\udc80", "a\r", "ü"])
-def test_a_name_of_whatever_marks_stays_a_comment(name: str) -> None:
+def test_function_name_with_special_characters_stays_a_comment_in_the_fused_loop(name: str) -> None:
     def function(value: int) -> int:
         return value + 1
 
@@ -123,7 +123,7 @@ def test_a_name_of_whatever_marks_stays_a_comment(name: str) -> None:
     assert out.values() == [2]
 
 
-def test_a_batch_of_which_nothing_is_left_is_not_emitted() -> None:
+def test_batch_that_a_filter_empties_is_not_emitted() -> None:
     out = Collected()
     FusedSteps("P", [step("filter", lambda _: False)], out.append).process(batch(1, 2))
     assert out == []
@@ -137,7 +137,7 @@ def test_a_filter_behind_a_flat_map_drops_single_results() -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failing_step_is_named_with_its_place_and_the_record(failing: int) -> None:
+def test_error_of_a_fused_step_names_step_source_line_and_record(failing: int) -> None:
     def maybe(number: int) -> Callable[[int], Any]:
         def function(value: int) -> Any:
             if number == failing and value == 12:
@@ -200,7 +200,7 @@ def test_a_side_output_of_another_function_is_refused() -> None:
         operator.process(batch(1))
 
 
-def test_bare_text_as_results_is_refused_where_results_are_text() -> None:
+def test_process_that_returns_a_bare_str_is_refused_when_results_are_str() -> None:
     class Bare(Process[int, str]):
         def process(self, record: int, ctx: ProcessContext) -> Iterable[str]:
             return "abc"
@@ -266,7 +266,7 @@ def test_each_record_sees_the_state_of_its_own_key() -> None:
     assert state.asked == [["a", "b", "a"]]
 
 
-def test_several_states_are_hung_by_name() -> None:
+def test_keyed_function_uses_several_states_by_name() -> None:
     class Two(KeyedProcess[str, tuple[str, int], int]):
         count = ValueState(int, default=0)
         seen = MapState(int, bool)
@@ -304,7 +304,7 @@ class Counting(KeyedProcess[str, tuple[str, int], Report]):
         yield Report(self.stats.value)
 
 
-def test_a_result_that_holds_a_states_value_shows_it_as_it_was_given() -> None:
+def test_result_that_holds_a_state_value_does_not_see_later_changes() -> None:
     main, seen = Collected(), Collected()
     function = Counting()
     node = step(
@@ -319,7 +319,7 @@ def test_a_result_that_holds_a_states_value_shows_it_as_it_was_given() -> None:
     assert seen.values() == [Stats(1), Stats(3), Stats(7)]
 
 
-def test_assigning_over_a_state_is_found_before_the_batch_ends() -> None:
+def test_assignment_over_a_state_attribute_is_refused_before_the_batch_ends() -> None:
     class Wrong(Total):
         def process(self, record: tuple[str, int], ctx: Context[str]) -> Iterable[tuple[str, int]]:
             self.total = record[1]  # type: ignore[assignment]  # what the test is about
@@ -330,7 +330,7 @@ def test_assigning_over_a_state_is_found_before_the_batch_ends() -> None:
         operator.process(batch(("a", 1)))
 
 
-def test_a_failing_key_function_and_a_failing_call_name_uid_and_record() -> None:
+def test_error_in_key_function_or_process_names_step_uid_and_record() -> None:
     operator, _ = keyed(Total(), Collected())
     with pytest.raises(UserCodeError, match=r"uid 'total' .* orders-3 at offset 101"):
         operator.process(batch(("a", 1), 5))

@@ -60,7 +60,7 @@ GIVEN: list[tuple[Callable[[str], object], list[str]]] = [
 
 
 @pytest.mark.parametrize(("function", "names"), GIVEN)
-def test_a_subclass_of_what_a_step_declares_goes_on(
+def test_subclass_of_the_declared_result_type_is_accepted(
     function: Callable[[str], object], names: list[str]
 ) -> None:
     class Mapped(Pipeline, name="mapped"):
@@ -96,13 +96,13 @@ class ByLength(Pipeline, name="by-length"):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_true_is_the_key_one(parallelism: int) -> None:
+def test_key_true_equals_key_one_in_slots(parallelism: int) -> None:
     slots = RunningSlots(ByLength, parallelism)
     slots.push(0, "words", ["x", "y", "", "x"])
     assert sorted(slots.written["out"], key=str) == [b"0:1", b"1:1", b"1:2", b"1:3"]
 
 
-def test_true_is_the_key_one_in_tests_too() -> None:
+def test_key_true_equals_key_one_in_pipeline_test_and_harness() -> None:
     with PipelineTest(ByLength) as test:
         test.source(ByLength.words).push("x", "y", "", "x")
         assert test.sink(ByLength.out).read() == ["1:1", "1:2", "0:1", "1:3"]

@@ -186,7 +186,7 @@ def in_a_test(kind: Any, given: list[list[tuple[str, int]]]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=25, deadline=None)
 @given(given=batches)
-def test_output_does_not_depend_on_where_steps_run(
+def test_output_is_equal_at_parallelism_1_and_2_and_in_pipeline_test(
     kind: Any, given: list[list[tuple[str, int]]]
 ) -> None:
     alone = in_slots(kind, 1, given)
@@ -203,7 +203,7 @@ def test_output_does_not_depend_on_where_steps_run(
     )
 
 
-def test_a_branch_that_changes_records_changes_no_other() -> None:
+def test_branch_that_changes_records_in_place_does_not_change_other_branches() -> None:
     slots = RunningSlots(PIPELINES[PlainOrder], 1)
     slots.push(0, "orders", [PlainOrder("a", 1, ["new"])])
     (plain,) = slots.written["plain"]
@@ -235,7 +235,7 @@ class Looked(Pipeline, name="looked"):
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle(parallelism: int) -> None:
+def test_object_held_by_a_map_is_not_changed_by_a_step_after_a_shuffle(parallelism: int) -> None:
     TABLE["a"].tags.clear()
     slots = RunningSlots(Looked, parallelism)
     for ordinal in range(parallelism):
@@ -271,14 +271,14 @@ def test_records_that_cannot_change_are_never_copied() -> None:
     assert all(each is sent for each in got)
 
 
-def test_one_reader_behind_a_source_gets_the_batch_by_a_plain_call() -> None:
+def test_single_reader_of_a_source_gets_the_batch_without_a_copy() -> None:
     got: list[RecordBatch] = []
     emit = got.append
     only = [Target(emit, reads_only=False)]
     assert fan_out(only, PlainOrder, shared=False, copies=refused) is emit
 
 
-def test_a_sink_reads_first_so_that_one_other_step_needs_no_copy() -> None:
+def test_fan_out_calls_the_read_only_sink_first_and_copies_nothing() -> None:
     order: list[str] = []
     targets = [
         Target(lambda _: order.append("map"), reads_only=False),
@@ -308,7 +308,7 @@ class Untyped(Pipeline, name="untyped"):
         keyed.process(FrozenCounts(), uid="counts").to(self.out)
 
 
-def test_the_type_that_the_one_reader_declares_spares_copies(
+def test_frozen_type_declared_by_the_only_reader_avoids_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tidegate.dataplane.operators.chain.copy_values", refused)
@@ -340,7 +340,7 @@ class Outer(msgspec.Struct, frozen=True):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_copy_is_equal_and_shares_nothing_that_can_change(value: Any) -> None:
+def test_copied_value_is_equal_and_shares_no_mutable_object(value: Any) -> None:
     copied = copy_value(value)
     assert copied == value
     assert type(copied) is type(value)
@@ -363,7 +363,7 @@ def _changeable(value: Any) -> Iterable[int]:
             yield from _changeable(getattr(value, name))
 
 
-def test_attributes_beside_the_fields_are_copied_too() -> None:
+def test_dataclass_attributes_that_are_not_init_fields_are_copied() -> None:
     @dataclasses.dataclass
     class Noted:
         number: int
@@ -377,7 +377,7 @@ def test_attributes_beside_the_fields_are_copied_too() -> None:
     assert copied.notes == ["x", "y"]
 
 
-def test_values_that_never_change_are_the_same_list() -> None:
+def test_copy_values_returns_the_same_list_for_immutable_values() -> None:
     for values in (["a", "b"], [1, 2.5, None], [Frozen(1)]):
         assert copy_values(values) is values
 
@@ -385,7 +385,7 @@ def test_values_that_never_change_are_the_same_list() -> None:
 @pytest.mark.parametrize(
     ("of", "said"), [(Frozen, True), (str, True), (PlainOrder, False), (UNKNOWN, False)]
 )
-def test_which_types_can_change(of: object, said: bool) -> None:
+def test_immutable_tells_which_types_can_change(of: object, said: bool) -> None:
     assert immutable(of) is said
 
 

@@ -112,7 +112,7 @@ def test_a_result_of_another_class_never_reaches_a_sink(word: str) -> None:
     assert f"gave a {found}, and declares a Click" in refusal_in_a_test(Mapped, "a", word)
 
 
-def test_nothing_of_a_batch_with_a_wrong_result_is_written() -> None:
+def test_batch_with_a_wrong_result_is_not_written() -> None:
     slots = RunningSlots(Mapped, 1)
     slots.push(0, "words", ["a"])
     with pytest.raises(UserCodeError):
@@ -131,7 +131,7 @@ class Untyped(Pipeline, name="untyped"):
         results.to(self.clicks)
 
 
-def test_a_sink_checks_what_the_step_does_not_declare() -> None:
+def test_sink_checks_result_class_when_the_step_declares_none() -> None:
     said = refusal(Untyped, "a", "dict")
     assert "step 'map-1'" in said
     assert "gave a dict, and sink 'clicks' (" in said
@@ -159,7 +159,9 @@ class Keyed(Pipeline, name="keyed"):
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("word", GIVEN)
-def test_an_edge_refuses_the_same_at_each_parallelism(word: str, parallelism: int) -> None:
+def test_edge_refuses_results_of_another_class_at_each_parallelism(
+    word: str, parallelism: int
+) -> None:
     said = refusal(Keyed, "a", word, parallelism=parallelism)
     assert f"gave a {type(GIVEN[word]).__name__}, and step 'passing' (" in said
     assert "takes a Click" in said
@@ -246,7 +248,7 @@ def test_a_policy_covers_results_and_keys_of_another_class(parallelism: int) -> 
     assert letters == [b'{"user":"ann","ms":1}', b"null"]
 
 
-def test_a_policy_covers_what_is_no_iterable_of_results() -> None:
+def test_policy_covers_a_flat_map_that_returns_no_iterable() -> None:
     class Tolerated(Pipeline, name="tolerated"):
         words = KafkaSource("words", value=Utf8())
         clicks = KafkaSink("clicks", value=Json(Click))
@@ -270,7 +272,7 @@ def sink_step(sink: KafkaSink[Any]) -> KeptSink:
     return KeptSink(node, Refusals("out"), [])
 
 
-def test_values_and_keys_of_records_in_full_are_checked() -> None:
+def test_sink_checks_value_and_key_of_producer_records() -> None:
     out = sink_step(KafkaSink.records("out", key=Utf8(), value=Json(Click)))
     out.write(batch(ProducerRecord("ann", Click("ann", 1)), ProducerRecord(None, None)))
     with pytest.raises(UserCodeError, match=r"a value that is a dict, .* takes a Click.* offset 1"):
@@ -279,7 +281,7 @@ def test_values_and_keys_of_records_in_full_are_checked() -> None:
         out.write(batch(ProducerRecord(5, None)))
 
 
-def test_the_key_of_a_sink_is_of_the_type_of_its_format() -> None:
+def test_sink_checks_that_a_record_key_has_the_type_of_its_key_format() -> None:
     sink = KafkaSink("out", value=Json(Click), key=Json(int), record_key=lambda click: click.ms)
     out = sink_step(sink)
     with pytest.raises(UserCodeError, match=r"a key that is a str, .* takes an int.* offset 101"):
@@ -310,12 +312,12 @@ class WrongField(Pipeline, name="wrong-field"):
         self.words.map(lambda word: Click(word, ms), returns=Click).to(self.clicks)
 
 
-def test_a_pipeline_test_checks_every_field() -> None:
+def test_pipeline_test_checks_every_field_of_a_result() -> None:
     said = refusal_in_a_test(WrongField, "a")
     assert "gave a Click in which .ms is a str, not an int, and declares a Click" in said
 
 
-def test_a_harness_checks_every_field() -> None:
+def test_function_harness_checks_every_field_of_a_result() -> None:
     class Wrong(KeyedProcess[str, str, Click]):
         def process(self, word: str, ctx: Context[str]) -> Iterable[Click]:
             del ctx
@@ -325,7 +327,7 @@ def test_a_harness_checks_every_field() -> None:
         harness.push("ann", "a")
 
 
-def test_the_cluster_looks_into_the_first_structs_of_a_step() -> None:
+def test_slots_check_the_fields_of_the_first_structs_of_a_step() -> None:
     slots = RunningSlots(WrongField, 1)
     with pytest.raises(
         UserCodeError, match=r"a Click in which \.ms is a str, not an int, and decl"
@@ -394,7 +396,7 @@ def processing(of: Any, give: Callable[[], Any]) -> ProcessOperator:
 
 @pytest.mark.parametrize("name", BARE)
 @pytest.mark.parametrize("of", [Click, str, Any])
-def test_a_process_that_returns_one_result_is_refused_by_name(name: str, of: Any) -> None:
+def test_error_names_a_process_step_that_returns_no_iterable(name: str, of: Any) -> None:
     with pytest.raises(UserCodeError) as raised:
         processing(of, BARE[name]).process(batch(0, 0, 1))
     said = str(raised.value)
@@ -405,7 +407,7 @@ def test_a_process_that_returns_one_result_is_refused_by_name(name: str, of: Any
     assert ("return [c]" in said) or (name == "NoneType" and "Return ()" in said)
 
 
-def test_a_typed_dict_is_no_iterable_of_results() -> None:
+def test_process_that_returns_a_typed_dict_as_one_result_is_refused() -> None:
     with pytest.raises(UserCodeError, match="returned a dict"):
         processing(DictClick, lambda: {"user": "ann", "ms": 1}).process(batch(1))
     for of in (str, Any):
@@ -413,7 +415,7 @@ def test_a_typed_dict_is_no_iterable_of_results() -> None:
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_a_flat_map_that_returns_one_result_is_refused_by_name(name: str) -> None:
+def test_error_names_a_flat_map_step_that_returns_no_iterable(name: str) -> None:
     def gives(value: int) -> Any:
         return [value] if value == 0 else BARE[name]()
 
@@ -448,7 +450,7 @@ class ManyStates(CountedClicks):
 
 
 @pytest.mark.parametrize("function", [KeptClicks, CountedClicks, ManyStates])
-def test_a_keyed_function_that_returns_one_result_is_refused_by_name(
+def test_keyed_function_that_returns_a_single_result_is_refused(
     function: type[KeptClicks],
 ) -> None:
     with FunctionHarness(function()) as harness:
@@ -471,7 +473,7 @@ def test_every_kind_of_iterable_is_fine_in_any_order() -> None:
 # --- what must cost nothing -----------------------------------------------------------------------
 
 
-def test_records_of_the_source_are_not_checked_again() -> None:
+def test_source_records_are_not_type_checked_again_at_the_sink() -> None:
     class Copies(Pipeline, name="copies"):
         words = KafkaSource("words", value=Raw())
         copies = KafkaSink("copies", value=Raw())

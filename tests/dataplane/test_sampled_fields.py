@@ -108,7 +108,7 @@ def started(pipeline: type[Pipeline]) -> RunningSlots:
 
 
 @pytest.mark.parametrize("at", [0, 1, FIRST - 1])
-def test_a_mistake_in_one_of_the_first_records_is_found(at: int) -> None:
+def test_wrong_field_in_one_of_the_first_records_is_found(at: int) -> None:
     slots = RunningSlots(Sampled, 1)
     numbers = list(range(FIRST))
     numbers[at] = -1
@@ -123,7 +123,7 @@ def test_a_mistake_in_one_of_the_first_records_is_found(at: int) -> None:
     assert f"numbers-0 at offset {at}." in said
 
 
-def test_a_lasting_mistake_is_found_later_too() -> None:
+def test_repeated_wrong_field_is_found_after_the_first_records() -> None:
     slots = started(Sampled)
 
     def make_mistakes() -> None:
@@ -135,13 +135,13 @@ def test_a_lasting_mistake_is_found_later_too() -> None:
 
 
 @pytest.mark.parametrize("pipeline", [All, BehindFilter, Loose])
-def test_a_sink_may_have_every_record_checked(pipeline: Any) -> None:
+def test_sink_with_validate_all_checks_every_record(pipeline: Any) -> None:
     slots = started(pipeline)
     with pytest.raises(UserCodeError, match=r"Click in which \.ms is a str, not an int"):
         slots.push(0, "numbers", [*range(BATCH), -1])
 
 
-def test_a_policy_refuses_every_wrong_record() -> None:
+def test_step_with_a_policy_refuses_every_record_with_a_wrong_field() -> None:
     slots = started(Refusing)
     written = len(slots.written["out"])
     for _ in range(40):
@@ -150,7 +150,7 @@ def test_a_policy_refuses_every_wrong_record() -> None:
     assert len(slots.written["map-1-dead-letters"]) == 40
 
 
-def test_so_many_are_drawn_as_the_documents_say() -> None:
+def test_field_check_samples_about_one_record_in_eleven() -> None:
     fields, turns = FieldCheck(Click), 20_000
     drawn = SampledFields(Click, fields)
     values = [CLICK] * BATCH
@@ -168,7 +168,7 @@ def test_so_many_are_drawn_as_the_documents_say() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, BATCH, 1000])
-def test_every_place_of_a_batch_comes_to_its_turn(size: int) -> None:
+def test_field_check_samples_every_position_of_a_batch(size: int) -> None:
     first_wrong = sampled(Click)
     for _ in range(FIRST // size + 1):
         first_wrong([CLICK] * size)
@@ -196,7 +196,7 @@ class Small(msgspec.Struct, frozen=True):
 
 
 @pytest.mark.parametrize("of", [int, str | None, Small])
-def test_of_small_records_every_field_is_checked(of: Any) -> None:
+def test_every_field_of_small_records_is_checked(of: Any) -> None:
     size = FieldCheck(of).size
     assert size is not None
     assert size <= SIZE_MAX
@@ -204,12 +204,12 @@ def test_of_small_records_every_field_is_checked(of: Any) -> None:
 
 
 @pytest.mark.parametrize("of", [Click, list[int], dict[str, int], SampledFields])
-def test_of_others_a_sample_is(of: Any) -> None:
+def test_fields_of_large_records_are_sampled(of: Any) -> None:
     assert getattr(sampled(of), "__self__", None).__class__ is SampledFields
 
 
 @pytest.mark.parametrize("kind", [Json, Avro])
-def test_another_word_for_how_many_is_refused(kind: Any) -> None:
+def test_unknown_value_of_validate_is_refused(kind: Any) -> None:
     with pytest.raises(PipelineError, match="validate='every' is unknown"):
         kind(Click, validate="every")
 
@@ -225,7 +225,7 @@ def test_another_word_for_how_many_is_refused(kind: Any) -> None:
         (int, [1, "x"], "of which the value is not of its declared type (Expected `int`, got"),
     ],
 )
-def test_a_receiver_names_the_field_that_it_cannot_read(
+def test_decode_error_on_an_edge_names_the_unreadable_field(
     of: Any, values: list[Any], what: str
 ) -> None:
     codec = FrameCodec("a -> b", "a", column_codec(of))
@@ -243,7 +243,7 @@ class Pair(msgspec.Struct, frozen=True):
     either: Click | int
 
 
-def test_a_wrong_field_inside_of_a_union_is_not_taken_for_another_one() -> None:
+def test_decode_error_inside_a_union_names_no_field() -> None:
     codec = FrameCodec("a -> b", "a", column_codec(Pair))
     batch = RecordBatch([Pair(1, 2), Pair(1, WRONG)], [5, 6], TopicPartition("t", 3))
     with pytest.raises(UserCodeError, match=r"Expected `int`, got `str`") as raised:

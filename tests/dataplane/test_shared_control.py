@@ -36,7 +36,7 @@ def test_tasks_of_one_attempt_share_a_client() -> None:
     assert not first.closed
 
 
-def test_another_attempt_has_a_client_of_its_own() -> None:
+def test_another_attempt_gets_a_new_transaction_admin_client() -> None:
     """The old one remembers which cluster it reached."""
     shared_admin = SharedTransactionAdmin()
     first = client_of(shared_admin, deploy(1))
@@ -47,7 +47,7 @@ def test_another_attempt_has_a_client_of_its_own() -> None:
     assert client_of(shared_admin, deploy(2, nonce="of another journal")) is not second
 
 
-def test_who_closes_it_gets_a_new_one() -> None:
+def test_closed_control_creates_a_new_transaction_admin_client() -> None:
     shared_admin = SharedTransactionAdmin()
     first = client_of(shared_admin, deploy(1))
     shared_admin.close()

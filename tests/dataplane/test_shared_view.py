@@ -56,11 +56,11 @@ def written(folder: Path, nonce: str) -> Path:
     return folder
 
 
-def test_a_slot_that_sees_its_attempts_claim_goes_on(tmp_path: Path) -> None:
+def test_slot_starts_when_the_storage_has_the_claim_of_its_attempt(tmp_path: Path) -> None:
     check_view(DEPLOY, view(written(tmp_path, "mine")))
 
 
-def test_a_storage_without_the_claim_is_another_one(tmp_path: Path) -> None:
+def test_slot_refuses_a_storage_without_the_claim_of_its_attempt(tmp_path: Path) -> None:
     with pytest.raises(StorageMismatchError) as refused:
         check_view(DEPLOY, view(tmp_path))
     for part in ("worker-2", str(tmp_path), entry_path(JOB, 3), "is not there"):
@@ -68,18 +68,18 @@ def test_a_storage_without_the_claim_is_another_one(tmp_path: Path) -> None:
     assert is_recoverable(refused.value), "a mount can be corrected while the job waits"
 
 
-def test_a_storage_with_another_claim_of_that_number_is_another_one(tmp_path: Path) -> None:
+def test_slot_refuses_a_storage_whose_claim_is_of_another_journal(tmp_path: Path) -> None:
     with pytest.raises(StorageMismatchError, match="is of another journal"):
         check_view(DEPLOY, view(written(tmp_path, "theirs")))
 
 
-def test_a_damaged_claim_is_named_as_such(tmp_path: Path) -> None:
+def test_slot_reports_a_damaged_claim_as_a_corrupt_checkpoint(tmp_path: Path) -> None:
     LocalStore(tmp_path).put(entry_path(JOB, 3), b"torn")
     with pytest.raises(CorruptCheckpointError, match=entry_path(JOB, 3)):
         check_view(DEPLOY, view(tmp_path))
 
 
-def test_brokers_of_another_cluster_are_named(tmp_path: Path) -> None:
+def test_slot_refuses_brokers_of_another_kafka_cluster_and_names_them(tmp_path: Path) -> None:
     with pytest.raises(ClusterMismatchError) as refused:
         check_view(DEPLOY, view(written(tmp_path, "mine"), "c2"))
     for part in ("worker-2", "kafka:9092", "cluster c2", "cluster c1"):
@@ -87,7 +87,7 @@ def test_brokers_of_another_cluster_are_named(tmp_path: Path) -> None:
     assert is_recoverable(refused.value)
 
 
-def test_a_slot_compares_before_it_loads_anything(tmp_path: Path) -> None:
+def test_slot_compares_the_storage_before_it_loads_job_code(tmp_path: Path) -> None:
     """The job's code may be in the storage too."""
     submission = SimpleNamespace(working_folder=str(tmp_path))  # nothing else is asked for
     deploy: Any = SimpleNamespace(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dataplane.sinks.doubles import Broker
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.kafka_records import ERROR, ORIGIN_OFFSET, ProducerRecord
 from tidegate.dataplane.sizes import (
     CLIENT_MAX_BYTES,
@@ -38,7 +38,7 @@ OURS = ((ORIGIN_OFFSET, b"12"), (ERROR, b"x" * 50))
         ({"batch.size": "7"}, 300_000, "300000", "7"),
     ],
 )
-def test_the_clients_limit_follows_the_topics(
+def test_message_max_bytes_of_the_client_follows_the_topic_limit(
     settings: dict[str, str], topic_max: int | None, message_max: str, batch: str | None
 ) -> None:
     found = size_settings(settings, topic_max)
@@ -47,7 +47,7 @@ def test_the_clients_limit_follows_the_topics(
     assert found.items() >= settings.items()
 
 
-def test_the_other_name_of_the_clients_limit_counts_too() -> None:
+def test_alias_message_bytes_max_counts_as_the_client_limit() -> None:
     assert size_settings({"message.bytes.max": "5"}, 9) == {
         "message.bytes.max": "5",
         "batch.size": "9",
@@ -63,15 +63,15 @@ def test_the_other_name_of_the_clients_limit_counts_too() -> None:
         ({"message.max.bytes": "9000"}, 7_000, 7_000),
     ],
 )
-def test_the_smaller_limit_holds(
+def test_largest_record_is_the_smaller_of_client_and_topic_limit(
     settings: dict[str, str], topic_max: int | None, limit: int
 ) -> None:
     assert record_size_limit(settings, topic_max) == limit
 
 
-def test_a_sink_asks_the_limit_of_its_own_topic() -> None:
+def test_sink_uses_the_message_limit_of_its_own_topic() -> None:
     broker = Broker()
-    context = Surroundings(broker, broker).context
+    context = SubtaskHarness(broker, broker).context
     context.max_message_bytes = {"a": 5_000, "b": 6_000}
     assert context.record_bytes_max("sink", "a", {}) == 5_000
     assert context.record_bytes_max("sink", "c", {}) == DEFAULT_MAX_BYTES
@@ -87,19 +87,21 @@ def test_a_sink_asks_the_limit_of_its_own_topic() -> None:
         (None, None, (("é", b"ab"), ("n", None)), 61 + 1 + 3 + 1 + 1 + 1 + 3 + 3 + 2 + 1),
     ],
 )
-def test_the_size_is_that_of_kafkas_format(
+def test_record_bytes_is_the_size_in_kafkas_record_format(
     key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes | None], ...], size: int
 ) -> None:
     assert record_bytes(key, value, headers) == size
 
 
-def test_a_letter_that_fits_is_as_it_was() -> None:
+def test_dead_letter_that_fits_is_not_changed() -> None:
     letter = ProducerRecord(b"k", b"v", OURS)
     assert shorten_dead_letter(letter, 1_000) is letter
 
 
 @given(key=st.integers(0, 3_000), value=st.integers(0, 3_000), headers=st.integers(0, 3_000))
-def test_every_letter_fits_and_says_what_was_left_out(key: int, value: int, headers: int) -> None:
+def test_dead_letter_is_cut_to_the_limit_and_says_what_was_left_out(
+    key: int, value: int, headers: int
+) -> None:
     theirs = (("trace", bytes(headers)),)
     letter = ProducerRecord(bytes(key), bytes(value), (*theirs, *OURS))
     sent = shorten_dead_letter(letter, 600)

@@ -70,7 +70,7 @@ class Tolerant(Pipeline, name="tolerant"):
 
 @pytest.mark.parametrize("words", BATCHES)
 @pytest.mark.parametrize("parallelism", [1, 2, 4])
-def test_a_key_function_that_raises_it_ends_the_attempt(
+def test_key_function_that_raises_stop_iteration_ends_the_attempt(
     parallelism: int, words: tuple[str, ...]
 ) -> None:
     slots = RunningSlots(Keyed, parallelism)
@@ -84,7 +84,7 @@ def test_a_key_function_that_raises_it_ends_the_attempt(
 
 @pytest.mark.parametrize("words", BATCHES)
 @pytest.mark.parametrize("parallelism", [1, 2, 4])
-def test_the_policy_of_a_key_by_refuses_that_record_alone(
+def test_policy_of_key_by_refuses_only_records_that_raise_stop_iteration(
     parallelism: int, words: tuple[str, ...]
 ) -> None:
     slots = RunningSlots(Tolerant, parallelism)
@@ -96,7 +96,9 @@ def test_the_policy_of_a_key_by_refuses_that_record_alone(
 
 
 @pytest.mark.parametrize("words", BATCHES)
-def test_a_pipeline_test_says_the_same(words: tuple[str, ...]) -> None:
+def test_pipeline_test_treats_stop_iteration_of_a_key_function_like_slots(
+    words: tuple[str, ...],
+) -> None:
     with PipelineTest(Keyed) as test, pytest.raises(UserCodeError, match="StopIteration"):
         test.source(Keyed.words).push(*words)
     with PipelineTest(Tolerant) as test:
@@ -130,7 +132,9 @@ SINKS: dict[str, Any] = {
 
 @pytest.mark.parametrize("words", BATCHES)
 @pytest.mark.parametrize("location", SINKS)
-def test_a_sink_loses_no_record(location: str, words: tuple[str, ...]) -> None:
+def test_sink_loses_no_record_when_encoding_raises_stop_iteration(
+    location: str, words: tuple[str, ...]
+) -> None:
     encoder = BatchEncoder(SINKS[location], Uid("out"))
     with pytest.raises(UserCodeError, match=f"StopIteration.*offset {10 + words.index('none')}"):
         encoder.encode(batch(*words))
@@ -163,7 +167,9 @@ SOURCES: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("words", BATCHES)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_source_loses_no_record(kind: str, words: tuple[str, ...]) -> None:
+def test_source_loses_no_record_when_decoding_raises_stop_iteration(
+    kind: str, words: tuple[str, ...]
+) -> None:
     source = SOURCES[kind]()
     decoder = BatchDecoder(source, Uid("words"), Counters(), keep_keys=False)
     index = words.index("none")
@@ -178,7 +184,7 @@ def test_a_source_loses_no_record(kind: str, words: tuple[str, ...]) -> None:
     assert counters.skipped == 1
 
 
-def test_a_pipeline_test_pushes_every_record_or_says_why_not() -> None:
+def test_pipeline_test_push_raises_the_stop_iteration_of_an_encoder() -> None:
     class Written(Pipeline, name="written"):
         words = KafkaSource("words", value=Stopping())
         out = KafkaSink("out", value=Utf8())
@@ -201,7 +207,7 @@ class Uncopied:
         return type(self)(copy.copy(self.items))
 
 
-def test_a_copy_that_raises_it_ends_no_list_of_copies() -> None:
+def test_copy_that_raises_stop_iteration_does_not_shorten_the_list_of_copies() -> None:
     for values in ([Uncopied(()), Uncopied((1,))], [Uncopied((1,)), [Uncopied(())], 5]):
         with pytest.raises(RuntimeError, match="StopIteration"):
             copy_values(values)
@@ -230,7 +236,9 @@ class Returning(Sums):
 
 
 @pytest.mark.parametrize("function", [Sums, Returning])
-def test_a_process_function_that_raises_it_ends_no_batch(function: type[Sums]) -> None:
+def test_process_function_that_raises_stop_iteration_does_not_end_the_batch(
+    function: type[Sums],
+) -> None:
     class Summed(Pipeline, name="summed"):
         orders = KafkaSource("orders", value=Json(Order))
         out = KafkaSink("out", value=Json(int))
@@ -251,7 +259,7 @@ def first_part(order: Order) -> int:
 
 
 @pytest.mark.parametrize("kind", ["map", "flat_map", "filter"])
-def test_a_stateless_step_that_raises_it_ends_no_batch(kind: str) -> None:
+def test_stateless_step_that_raises_stop_iteration_does_not_end_the_batch(kind: str) -> None:
     class Stateless(Pipeline, name="stateless"):
         orders = KafkaSource("orders", value=Json(Order))
         out = KafkaSink("out", value=Json(int))

@@ -39,7 +39,9 @@ class Quoting(Pipeline, name="quoting"):
         mapped.to(self.out)
 
 
-def test_a_policy_covers_an_error_that_quotes_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_step_policy_covers_an_error_that_quotes_a_lone_surrogate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with PipelineTest(Quoting) as test, caplog.at_level(logging.WARNING):
         test.source(Quoting.words).push(b'"a"', b'"\\ud800"', b'"b"')
         assert test.sink(Quoting.out).read() == ["a", "b"]
@@ -65,7 +67,7 @@ class Decoded(Pipeline, name="decoded"):
         self.words.to(self.out)
 
 
-def test_a_policy_of_a_source_covers_an_error_that_quotes_it() -> None:
+def test_source_policy_covers_an_error_that_quotes_a_lone_surrogate() -> None:
     with PipelineTest(Decoded) as test:
         test.source(Decoded.words).push_bytes(b'"\\ud800"').push_bytes(b'"a"')
         assert test.sink(Decoded.out).read() == ["a"]
@@ -81,7 +83,7 @@ class Failing(Pipeline, name="failing"):
         self.words.map(quoting).to(self.out)
 
 
-def test_the_report_of_an_error_that_quotes_it_can_be_sent() -> None:
+def test_error_report_that_quotes_a_lone_surrogate_can_be_encoded() -> None:
     with pytest.raises(UserCodeError) as raised:
         RunningSlots(Failing, 1).push(0, "words", [b'"\\ud800"'])
     for error in (raised.value, ValueError(HALF)):

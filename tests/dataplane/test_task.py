@@ -245,7 +245,7 @@ def test_a_source_reads_nothing_before_it_is_started(world: World) -> None:
     assert world.sink.story == []
 
 
-def test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_there(
+def test_barrier_is_injected_after_the_records_read_and_snapshot_has_these_offsets(
     world: World,
 ) -> None:
     task = world.source(Reader([batch(0, 1), batch(2)], [batch(3)]))
@@ -261,14 +261,14 @@ def test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_th
     assert [each.transactional_id for each in snapshot.transactions] == ["t1"]
 
 
-def test_nothing_is_acknowledged_before_the_sink_has_prepared(world: World) -> None:
+def test_checkpoint_is_not_acknowledged_before_the_sink_has_prepared(world: World) -> None:
     task = world.source(Reader([batch(0)]))
     task.trigger(Barrier(C1))
     steps(task)
     assert world.master.acknowledged == []
 
 
-def test_a_source_does_not_read_while_a_sink_cannot_take_more_but_lets_barriers_through(
+def test_source_passes_barriers_but_reads_nothing_while_the_sink_is_full(
     world: World,
 ) -> None:
     reader = Reader([batch(0)])
@@ -281,7 +281,7 @@ def test_a_source_does_not_read_while_a_sink_cannot_take_more_but_lets_barriers_
     assert not task.reads()
 
 
-def test_after_a_final_barrier_a_source_reads_nothing_but_takes_another_final_one(
+def test_source_reads_nothing_after_a_final_barrier_but_accepts_another_final_barrier(
     world: World,
 ) -> None:
     reader = Reader([batch(0)])
@@ -294,7 +294,7 @@ def test_after_a_final_barrier_a_source_reads_nothing_but_takes_another_final_on
     assert len(reader.polls) == 1
 
 
-def test_positions_are_told_to_the_group_when_their_checkpoint_is_complete(world: World) -> None:
+def test_source_commits_group_offsets_when_their_checkpoint_is_complete(world: World) -> None:
     reader = Reader([batch(0, 1)], [batch(2)])
     task = world.source(reader)
     steps(task, 2)
@@ -324,7 +324,7 @@ def offer(channel: InputChannel, *elements: StreamElement) -> None:
         channel.put(element)
 
 
-def test_records_behind_a_barrier_wait_until_all_channels_have_brought_theirs(
+def test_records_after_a_barrier_wait_until_the_barriers_of_all_channels_arrive(
     world: World,
 ) -> None:
     task, (first, second) = world.inputs(2)
@@ -337,7 +337,7 @@ def test_records_behind_a_barrier_wait_until_all_channels_have_brought_theirs(
     assert sorted(map(str, world.sink.story[3:])) == ["[2]", "[4]"]
 
 
-def test_the_time_from_the_first_barrier_to_the_last_is_told(world: World) -> None:
+def test_alignment_time_is_from_the_first_barrier_to_the_last(world: World) -> None:
     task, channels = world.inputs(3)
     for at_s, channel in zip((1.0, 1.5, 3.25), channels, strict=True):
         world.now_s = at_s
@@ -348,7 +348,7 @@ def test_the_time_from_the_first_barrier_to_the_last_is_told(world: World) -> No
     assert world.master.alignments_ms == [2250]
 
 
-def test_the_time_of_an_alignment_that_was_given_up_counts_for_no_other(world: World) -> None:
+def test_time_of_an_aborted_alignment_is_not_counted_for_the_next_checkpoint(world: World) -> None:
     task, (first, second) = world.inputs(2)
     offer(first, Barrier(C1))
     steps(task)
@@ -364,7 +364,7 @@ def test_the_time_of_an_alignment_that_was_given_up_counts_for_no_other(world: W
     assert not task._first_barriers_s
 
 
-def test_a_source_aligns_nothing(world: World) -> None:
+def test_source_task_reports_an_alignment_time_of_zero(world: World) -> None:
     task = world.source(Reader([batch(0)]))
     world.now_s = 5.0
     task.trigger(Barrier(C1))
@@ -373,7 +373,7 @@ def test_a_source_aligns_nothing(world: World) -> None:
     assert world.master.alignments_ms == [0]
 
 
-def test_an_aborted_alignment_lets_records_flow_and_its_late_barrier_starts_nothing(
+def test_aborted_alignment_releases_records_and_ignores_its_late_barrier(
     world: World,
 ) -> None:
     task, (first, second) = world.inputs(2)
@@ -386,7 +386,7 @@ def test_an_aborted_alignment_lets_records_flow_and_its_late_barrier_starts_noth
     assert Barrier(C1) not in world.record_writer.sent
 
 
-def test_a_waiting_sink_stops_records_and_lets_barriers_through(world: World) -> None:
+def test_full_sink_stops_records_but_not_barriers(world: World) -> None:
     task, (first, second) = world.inputs(2)
     world.sink.accepts = False
     offer(first, Barrier(C1), batch(1))

@@ -73,7 +73,9 @@ class Filled(Pipeline, name="filled"):
 
 
 @pytest.mark.parametrize("sealed", ["error", "stop"])
-def test_what_a_later_record_has_yielded_before_it_raised_is_left_out(sealed: str) -> None:
+def test_results_of_a_failing_record_are_dropped_when_another_keys_state_cannot_be_copied(
+    sealed: str,
+) -> None:
     orders = [
         Order("ann", 1),
         Order(sealed, 2),

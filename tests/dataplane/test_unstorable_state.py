@@ -70,7 +70,9 @@ HOWS = ["text", "name", "entry", "key"]
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_record_is_refused_and_its_state_is_what_it_was(how: str) -> None:
+def test_record_with_an_unstorable_state_value_is_refused_and_state_is_rolled_back(
+    how: str,
+) -> None:
     orders = [Order("a", 1), Order("a", 2, how), Order("b", 3), Order("a", 4)]
     with PipelineTest(Summed) as test:
         test.source(Summed.orders).push(*orders)
@@ -84,7 +86,7 @@ def test_the_record_is_refused_and_its_state_is_what_it_was(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_without_a_policy_the_test_fails_with_the_states_name(how: str) -> None:
+def test_function_harness_names_the_state_of_an_unstorable_value_without_a_policy(how: str) -> None:
     with FunctionHarness(Sums()) as harness:
         harness.push("a", Order("a", 1))
         with pytest.raises(StateValueError, match=r"State '.*' of Sums .* for key 'a'") as caught:
@@ -92,7 +94,7 @@ def test_without_a_policy_the_test_fails_with_the_states_name(how: str) -> None:
     assert not is_recoverable(caught.value)
 
 
-def test_a_sum_beyond_64_bits_goes_on_under_a_policy() -> None:
+def test_policy_does_not_refuse_a_sum_beyond_64_bits() -> None:
     with PipelineTest(Summed) as test:
         test.source(Summed.orders).push(Order("a", 2**64 - 1), Order("a", 1), Order("a", 2**70))
         assert test.dead_letters("dead") == []

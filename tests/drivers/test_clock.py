@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.contracts.clock import ClockContract
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.drivers.clock import SystemClock
 
 
 class TestSystemClock(ClockContract):
     @pytest.fixture
-    def around(self) -> Surroundings:
-        around = Surroundings()
-        assert isinstance(around.clock, SystemClock)
-        return around
+    def environment(self) -> ContractEnvironment:
+        environment = ContractEnvironment()
+        assert isinstance(environment.clock, SystemClock)
+        return environment

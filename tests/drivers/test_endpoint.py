@@ -16,21 +16,21 @@ from tidegate.errors import ConfigError, RpcError
 from tidegate.protocol.messages import Acknowledge
 
 
-def test_an_address_of_the_sixth_version_is_shown_in_brackets() -> None:
+def test_ipv6_address_is_advertised_in_brackets() -> None:
     assert Endpoint(host="::1").advertised_address(7) == "[::1]:7"
     assert Endpoint(host="jobmanager", bind_host="0.0.0.0").advertised_address(7) == "jobmanager:7"
     assert Endpoint(host="jobmanager", bind_host="0.0.0.0").bind_address == "0.0.0.0"
     assert LOOPBACK.bind_address == "127.0.0.1"
 
 
-def test_one_s_own_address_is_that_of_the_way_there() -> None:
+def test_own_address_is_that_of_the_route_to_the_target() -> None:
     assert own_address_towards("127.0.0.1", 6123) == "127.0.0.1"
     with pytest.raises(RpcError, match=r"no way to nowhere\.invalid:6123"):
         own_address_towards("nowhere.invalid", 6123)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_a_server_is_reached_by_its_name_and_listens_where_it_is_told(host: str) -> None:
+def test_server_advertises_its_host_name_and_listens_on_its_bind_host(host: str) -> None:
     drivers = SystemDrivers(Endpoint(host="localhost", bind_host=host))
     server = drivers.rpc.serve(lambda _: Acknowledge())
     try:
@@ -45,7 +45,7 @@ def test_a_server_is_reached_by_its_name_and_listens_where_it_is_told(host: str)
         server.close()
 
 
-def test_a_port_that_is_asked_for_is_taken_and_not_shared() -> None:
+def test_server_takes_the_requested_port_and_refuses_a_port_in_use() -> None:
     drivers = SystemDrivers()
     with socket.create_server(("127.0.0.1", 0)) as held:
         port: int = held.getsockname()[1]
@@ -56,7 +56,7 @@ def test_a_port_that_is_asked_for_is_taken_and_not_shared() -> None:
     server.close()
 
 
-def test_slots_of_one_host_meet_on_a_unix_socket_and_those_of_several_over_tcp() -> None:
+def test_exchange_uses_a_unix_socket_on_one_host_and_tcp_between_hosts() -> None:
     near = SystemDrivers().exchange(job="a", attempt=1, ordinal=0)
     assert near.address.startswith("unix:")
     near.close()
@@ -96,7 +96,7 @@ def test_a_server_does_not_listen_in_a_folder_that_others_reach() -> None:
         shutil.rmtree(folder)
 
 
-def test_a_server_makes_the_folder_of_its_socket_again_where_somebody_removed_it() -> None:
+def test_server_recreates_the_removed_folder_of_its_socket() -> None:
     folder = make_socket_dir("tidegate-test-")
     folder.rmdir()
     drivers = SystemDrivers(Endpoint(socket_dir=str(folder)))
@@ -125,6 +125,6 @@ def test_an_address_that_other_hosts_reach_is_refused_without_consent(
     assert "can run code as this user" in caplog.records[0].message
 
 
-def test_a_host_name_that_cannot_be_resolved_is_no_loopback_address() -> None:
+def test_host_name_that_cannot_be_resolved_is_refused() -> None:
     with pytest.raises(RpcError, match=r"'nowhere\.invalid' cannot be resolved"):
         require_insecure(Endpoint(host="nowhere.invalid"), "jobmanager", insecure=True)

@@ -19,21 +19,25 @@ class TestMemoryStore(KeyValueStoreContract):
     def open_store(self) -> Open:
         return MemoryStore
 
-    def test_the_file_of_a_checkpoint_is_what_old_checkpoints_hold(self, tmp_path: Path) -> None:
+    def test_checkpoint_file_format_stays_compatible_with_old_checkpoints(
+        self, tmp_path: Path
+    ) -> None:
         store = MemoryStore(tmp_path / "store")
         store.write([(b"b", b"2"), (b"a", b"1")], [])
         (file,) = store.checkpoint().files()
         assert file.name == "memory-1.kv"
         assert file.read_bytes() == bytes.fromhex("93 01 92 c40161 c40162 92 c40131 c40132")
 
-    def test_a_file_without_a_number_is_one_of_an_older_checkpoint(self, tmp_path: Path) -> None:
+    def test_checkpoint_file_without_a_number_of_an_older_version_is_read(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "memory.kv").write_bytes(bytes.fromhex("93 01 91 c40161 91 c40131"))
         store = MemoryStore(tmp_path)
         assert store.get_many([b"a"]) == [b"1"]
         (file,) = store.checkpoint().files()
         assert file.name == "memory-1.kv"
 
-    def test_a_file_that_a_full_disk_has_torn_is_written_again(
+    def test_checkpoint_file_torn_by_a_full_disk_is_written_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         store = MemoryStore(tmp_path / "store")
@@ -52,13 +56,13 @@ class TestMemoryStore(KeyValueStoreContract):
         assert file.read_bytes() == bytes.fromhex("93 01 91 c40161 91 c40131")
 
     @pytest.mark.parametrize("data", [b"", b"\xc1", msgspec.msgpack.encode([2, [], []])])
-    def test_a_file_that_is_no_store_is_refused(self, tmp_path: Path, data: bytes) -> None:
+    def test_invalid_checkpoint_file_is_refused(self, tmp_path: Path, data: bytes) -> None:
         (tmp_path / "memory-7.kv").write_bytes(data)
         with pytest.raises(CorruptCheckpointError, match=r"memory-7\.kv holds"):
             MemoryStore(tmp_path)
 
 
-def test_a_store_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_unknown_state_backend_is_refused(tmp_path: Path) -> None:
     assert isinstance(SystemDrivers().kv_store("memory", tmp_path), MemoryStore)
     with pytest.raises(ConfigError, match=r"'disk' is unknown: choose 'rocksdb' or 'memory'"):
         SystemDrivers().kv_store("disk", tmp_path)

@@ -18,7 +18,9 @@ def refuse(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(threading.Thread, "start", start)
 
 
-def test_work_waits_for_a_thread_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_queues_work_for_its_existing_thread_if_no_new_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pool, may_end, done = SystemThreads().pool(2, name="x"), threading.Event(), threading.Event()
     pool.submit(lambda: may_end.wait(30))
     refuse(monkeypatch, "can't start new thread")
@@ -36,7 +38,7 @@ def test_work_waits_for_a_thread_that_is_there(monkeypatch: pytest.MonkeyPatch) 
         ("threads can only be started once", lambda pool: pool.submit(threading.Event().wait, 1)),
     ],
 )
-def test_a_pool_without_a_thread_and_a_bug_are_raised(
+def test_pool_raises_a_thread_error_if_it_has_no_thread_or_the_error_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, text: str, prepare: Callable[[Any], object]
 ) -> None:
     pool = SystemThreads().pool(2, name="x")

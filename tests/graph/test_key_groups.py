@@ -40,12 +40,12 @@ GOLDEN = {b"": 0, b"ann": 118, b"bob": 114, b"customer-1": 36}
 
 
 @pytest.mark.parametrize("key", GOLDEN)
-def test_golden_groups(key: bytes) -> None:
+def test_key_groups_equal_the_golden_values(key: bytes) -> None:
     assert key_group(key, 128) == GOLDEN[key] == murmur3_x86_32(key) % 128
 
 
 @given(st.binary(max_size=40), st.integers(1, 32_768))
-def test_a_group_is_the_hash_of_the_bytes(key: bytes, max_parallelism: int) -> None:
+def test_key_group_is_the_murmur3_hash_of_the_key_bytes(key: bytes, max_parallelism: int) -> None:
     assert key_group(key, max_parallelism) == murmur3_x86_32(key) % max_parallelism
 
 
@@ -58,7 +58,9 @@ def layouts(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @given(layouts())
-def test_ranges_are_contiguous_and_cover_every_group_once(layout: tuple[int, int, int]) -> None:
+def test_key_group_ranges_are_contiguous_and_cover_every_key_group_once(
+    layout: tuple[int, int, int],
+) -> None:
     parallelism, _, max_parallelism = layout
     ranges = [
         key_group_range(SubtaskIndex(i), parallelism, max_parallelism) for i in range(parallelism)
@@ -70,6 +72,6 @@ def test_ranges_are_contiguous_and_cover_every_group_once(layout: tuple[int, int
         assert owners == {index}
 
 
-def test_a_subtask_that_is_not_there_owns_nothing() -> None:
+def test_key_group_range_refuses_a_subtask_beyond_the_parallelism() -> None:
     with pytest.raises(InternalError):
         key_group_range(SubtaskIndex(4), 4, 128)

@@ -48,12 +48,12 @@ def test_a_line_of_forward_steps_is_one_vertex() -> None:
     assert layout(plan(line, 4, 128)) == ([("a", "b", "c")], [])
 
 
-def test_a_producer_may_feed_several_steps_of_its_vertex() -> None:
+def test_step_may_feed_several_steps_of_its_vertex() -> None:
     tree = graph(a="", b="a", c="a:late", d="b")
     assert layout(plan(tree, 4, 128)) == ([("a", "b", "c", "d")], [])
 
 
-def test_a_key_is_an_exchange_above_parallelism_one() -> None:
+def test_key_by_needs_an_exchange_only_above_parallelism_one() -> None:
     keyed = graph(a="", b="a*", c="b")
     assert layout(plan(keyed, 4, 128)) == ([("a",), ("b", "c")], [("a", "b", "key")])
     assert layout(plan(keyed, 1, 128)) == ([("a", "b", "c")], [])
@@ -72,7 +72,7 @@ def test_a_stream_united_with_itself_has_two_edges() -> None:
     assert [(edge.index, edge.input) for edge in twice.edges] == [(0, 0), (1, 1)]
 
 
-def test_channels_go_straight_or_from_all_to_all() -> None:
+def test_channels_of_an_edge_are_one_to_one_or_all_to_all() -> None:
     made = plan(graph(a="", b="a", c="a*", d="b+c"), 2, 128)
     key, straight, _ = made.edges
     zero, one = SubtaskIndex(0), SubtaskIndex(1)
@@ -120,6 +120,6 @@ def test_a_parallelism_out_of_bounds_is_refused(parallelism: int, most: int) -> 
         plan(graph(a=""), parallelism, most)
 
 
-def test_dead_letters_are_written_where_they_are_read() -> None:
+def test_dead_letter_sink_is_in_the_vertex_of_its_source() -> None:
     made = plan(build(ClickDedup), 4, 128)
     assert "clicks-dead-letters" in made.vertex(VertexId("clicks")).nodes

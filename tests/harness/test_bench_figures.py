@@ -47,7 +47,7 @@ class FakeRig:
     """CPU seconds for a million records in each round, by kind and workload."""
     wall_s: float = 4.0
     count: int = COUNT
-    paces: list[Pace] = field(default_factory=list)
+    start_durations: list[Pace] = field(default_factory=list)
 
     def once(
         self, kind: str, workload: Workload, source: str, count: int, pace: Pace
@@ -56,7 +56,7 @@ class FakeRig:
             assert count == SMALL
             return Usage(cpu_s=0.5, wall_s=2.0, started_s=1.5, pss_max=900_000_000), [99]
         assert (source, count) == ("bench-in", COUNT)
-        self.paces.append(pace)
+        self.start_durations.append(pace)
         cpu_s = self.cpu_s[f"{kind} {workload.name}"].pop(0)
         wall_s = 2.0 + self.wall_s * {SHORT: 1.25, ALWAYS_SHORT: 2}.get(pace, 1)
         used = Usage(cpu_s=0.5 + cpu_s, wall_s=wall_s, started_s=9.0, pss_max=300_000_000)
@@ -190,7 +190,7 @@ def test_interval_table_compares_rates_and_shows_the_synchronous_parts() -> None
     cpu = {f"{k} {w}": [1.0] * 6 for k in ("loop", "tidegate") for w in workloads}
     fake = rig(cpu)
     rows = rows_of(measure_intervals(fake, 2))
-    assert cast("FakeRig", fake).paces == [LONG, LONG, SHORT, SHORT, ALWAYS_SHORT] * 4
+    assert cast("FakeRig", fake).start_durations == [LONG, LONG, SHORT, SHORT, ALWAYS_SHORT] * 4
     always = "tidegate, also in a backlog"
     assert set(rows) == {(w, k) for w in workloads for k in ("loop", "tidegate", always)}
     assert rows["total", "tidegate"]["share"] == "80%"
@@ -268,7 +268,7 @@ def test_cpu_budget_uses_the_cheapest_round_and_checks_every_output(
 
     monkeypatch.setattr(cpu_breakdown, "_run", run)
     fake = CheckedRig(tmp_path)
-    table = cpu_breakdown.measure_budget(cast("Rig", fake), "total", 2)
+    table = cpu_breakdown.measure_cpu(cast("Rig", fake), "total", 2)
     assert fake.checked == [("total", sink, COUNT) for sink in fake.made]
     assert len(fake.made) == 4
     assert "4.00 us a record, and the loop 2.00: 2.00 x" in table.note

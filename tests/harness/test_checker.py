@@ -12,7 +12,7 @@ from decimal import Decimal
 
 import pytest
 
-from integration.demo.checker import Record, Verdict, joined, judge, taken_back
+from integration.demo.checker import Record, Verdict, joined, judge, vanished_records
 
 ORDERS = [("ann", "1.50"), ("bob", "2"), ("ann", "0"), ("ann", "3.25"), ("bob", "0.01")]
 TOTALS = [("ann", "1.50"), ("bob", "2"), ("ann", "4.75"), ("bob", "2.01")]
@@ -101,10 +101,10 @@ def test_customer_in_two_input_topics_is_refused() -> None:
 def test_record_that_vanished_or_changed_after_it_was_read_is_counted() -> None:
     seen = [Record(0, 0, b"a", b"1"), Record(0, 2, b"a", b"2"), Record(1, 0, b"b", b"3")]
     more = [*seen, Record(0, 4, b"a", b"4")]
-    assert taken_back(seen, more) == 0
-    assert taken_back(more, seen) == 1, "gone"
-    assert taken_back(seen, [*more[1:], Record(0, 0, b"a", b"5")]) == 1, "another value"
-    assert taken_back(seen, [*more[1:], Record(1, 1, b"a", b"1")]) == 1, "at another offset"
+    assert vanished_records(seen, more) == 0
+    assert vanished_records(more, seen) == 1, "gone"
+    assert vanished_records(seen, [*more[1:], Record(0, 0, b"a", b"5")]) == 1, "another value"
+    assert vanished_records(seen, [*more[1:], Record(1, 1, b"a", b"1")]) == 1, "at another offset"
 
 
 # --- of an output that is still being written ---------------------------------------------------

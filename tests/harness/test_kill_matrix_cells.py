@@ -20,7 +20,7 @@ from integration.faults.kill_matrix.cells import (
     all_cells,
     sample,
 )
-from integration.faults.kill_matrix.matrix import lives
+from integration.faults.kill_matrix.matrix import split_into_runs
 from integration.faults.kill_matrix.scenarios import VERSIONS
 from integration.faults.kill_matrix.subject import wrong_in_journal
 from integration.faults.kill_points import kill_points as traps
@@ -104,7 +104,7 @@ def test_samples_of_many_seeds_cover_more_than_half_of_the_cells() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_job_runs_of_a_sample_execute_every_cell_once(seed: int) -> None:
     for cells in sample(seed).values():
-        dealt = [cell for life in lives(cells) for cell in life.cells]
+        dealt = [cell for job_run in split_into_runs(cells) for cell in job_run.cells]
         assert sorted(cell.key for cell in dealt) == sorted(cell.key for cell in cells)
 
 

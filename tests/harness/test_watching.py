@@ -7,24 +7,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from integration.support.watching import CommittedOutput, Seen, Trace
+from integration.support.watching import CommittedOutput, Trace, VisibleRecord
 
-FIRST, SECOND, THIRD = (Seen(0, offset, b"k", b"%d" % offset) for offset in (3, 5, 9))
+FIRST, SECOND, THIRD = (VisibleRecord(0, offset, b"k", b"%d" % offset) for offset in (3, 5, 9))
 
 
-def taken_back(seen: Sequence[Seen], end: Sequence[Seen]) -> list[str]:
+def vanished_records(seen: Sequence[VisibleRecord], end: Sequence[VisibleRecord]) -> list[str]:
     output = CommittedOutput.__new__(CommittedOutput)  # without its consumer
     output._topic, output._failure = "topic", ""
     output._changed = threading.Condition()
     output._traces = {}
     for record in seen:
         output._traces.setdefault(record.partition, Trace()).add(*record[1:])
-    return output.taken_back(end)
+    return output.vanished_records(end)
 
 
 def test_records_added_after_the_last_read_are_not_reported() -> None:
-    assert taken_back([FIRST, SECOND], [FIRST, SECOND, THIRD]) == []
-    assert taken_back([], [FIRST]) == []
+    assert vanished_records([FIRST, SECOND], [FIRST, SECOND, THIRD]) == []
+    assert vanished_records([], [FIRST]) == []
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,12 @@ def test_records_added_after_the_last_read_are_not_reported() -> None:
         pytest.param([], id="all gone"),
         pytest.param([FIRST, SECOND._replace(value=b"x"), THIRD], id="another in its place"),
         pytest.param([FIRST, SECOND._replace(offset=6), THIRD], id="moved"),
-        pytest.param([Seen(0, 1, b"k", b"1"), FIRST, SECOND], id="one slipped in before"),
+        pytest.param([VisibleRecord(0, 1, b"k", b"1"), FIRST, SECOND], id="one slipped in before"),
         pytest.param([FIRST, SECOND._replace(partition=1)], id="in another partition"),
     ],
 )
-def test_records_that_vanished_or_changed_after_the_read_are_reported(end: list[Seen]) -> None:
-    (told,) = taken_back([FIRST, SECOND], end)
+def test_records_that_vanished_or_changed_after_the_read_are_reported(
+    end: list[VisibleRecord],
+) -> None:
+    (told,) = vanished_records([FIRST, SECOND], end)
     assert told.startswith("topic-0: the first 2 records")

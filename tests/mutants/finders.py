@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.commit.masters import simulate
-from tests.commit.quiet import Quiet
+from tests.commit.quiet import ProcedureRunner
 from tests.dataplane.sinks.test_writer import Bench
 from tests.dataplane.state.job import Step, declare
 from tests.dataplane.test_task import World as TaskWorld
@@ -57,7 +57,7 @@ def first(count: int, wanted: Callable[[Plan], object]) -> tuple[int, ...]:
     return tuple(itertools.islice(seeds, count))
 
 
-def befallen(kind: str, count: int) -> tuple[int, ...]:
+def seeds_with(kind: str, count: int) -> tuple[int, ...]:
     """The first seeds whose runs have this mishap or this swap."""
     return first(
         count, lambda plan: kind in {each.kind for each in (*plan.mishaps, *plan.swaps) if each}
@@ -77,14 +77,14 @@ def simulator_in(which: str, seeds: Callable[[], tuple[int, ...]]) -> Detector:
 
 def simulator_where(kind: str, count: int) -> Detector:
     """The simulator, in the first runs that have a mishap or a swap of this kind."""
-    return simulator_in(f"in which {kind}", functools.partial(befallen, kind, count))
+    return simulator_in(f"in which {kind}", functools.partial(seeds_with, kind, count))
 
 
-def simulator_in_haste(count: int) -> Detector:
+def simulator_with_short_timeouts(count: int) -> Detector:
     """The simulator, in the first runs whose checkpoints soon time out."""
 
     def seeds() -> tuple[int, ...]:
-        return first(count, lambda plan: plan.load.hasty_ms is not None)
+        return first(count, lambda plan: plan.load.short_timeout_ms is not None)
 
     return simulator_in("whose checkpoints are soon given up", seeds)
 
@@ -129,15 +129,15 @@ def writer(test: Callable[[Bench], object]) -> Detector:
 
     def made() -> Bench:
         bench = Bench()
-        bench.around.settle()
+        bench.harness.run_until_idle()
         return bench
 
     return once(test, made)
 
 
-def quiet(test: Callable[[Quiet], object]) -> Detector:
+def quiet(test: Callable[[ProcedureRunner], object]) -> Detector:
     """A test of the procedures."""
-    return once(test, Quiet)
+    return once(test, ProcedureRunner)
 
 
 def task(test: Callable[[TaskWorld], object]) -> Detector:

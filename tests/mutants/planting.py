@@ -90,7 +90,7 @@ def found_in(mutant: Mutant) -> int:
         return sum(_finds(mutant.detector, seed) for seed in range(mutant.seeds))
 
 
-def must_be_found(mutant: Mutant) -> None:
+def assert_found(mutant: Mutant) -> None:
     """It is found often enough, and nothing is in the same seeds without it."""
     found = tried = 0
     with planted(mutant):
@@ -101,7 +101,7 @@ def must_be_found(mutant: Mutant) -> None:
     assert finds_nothing(mutant.detector, tried)
 
 
-def to_be_found(mutants: Iterable[Mutant]) -> list[Any]:
+def mutant_params(mutants: Iterable[Mutant]) -> list[Any]:
     """Without those of which it is only measured how often their detector finds them; those of a
     costly one are left out of `make check`.
     """

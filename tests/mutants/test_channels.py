@@ -10,7 +10,7 @@ from tests.dataplane.channels import test_outlet as outlet_tests
 from tests.dataplane.channels.test_flow import Flow
 from tests.drivers.exchange import test_wire as wire_tests
 from tests.mutants.finders import once
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.sim import test_exchange as exchange_tests
 from tests.sim.contracts import World
 from tests.sim.traffic import Traffic
@@ -93,7 +93,7 @@ LEAK_AT_GRANT = (
     Edit(
         InputChannel._next_of_frame,
         "self._grant(returned_credit)",
-        "self._grant(max(1, granted - 1))",
+        "self._grant(max(1, returned_credit - 1))",
     ),
 )
 LEAK_AT_SENDER = (
@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "a JobMaster obeys a message that waited longer than its attempt",
         STALE_IN_QUEUE,
-        once(jobmaster_tests.test_a_message_whose_attempt_ended_while_it_waited_changes_nothing),
+        once(jobmaster_tests.test_queued_message_is_ignored_if_its_attempt_has_ended),
         1,
         1,
     ),
@@ -196,6 +196,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

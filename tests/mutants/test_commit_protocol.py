@@ -14,7 +14,7 @@ from tests.commit import test_decisions as recovery_tests
 from tests.commit import test_procedures as procedure_tests
 from tests.commit.masters import JobMaster, Tasks
 from tests.mutants.finders import aborting_world, once, quiet, simulator, world
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.checkpoint.source_changes import find_log_change
 from tidegate.commit.claim import claim
 from tidegate.commit.confirmation import Confirmation
@@ -39,7 +39,7 @@ NO_CLAIM = (
         "                job=job,\n"
         "                submission_id=submission_id,\n"
         "                attempt=attempt,\n"
-        "                before=state,\n"
+        "                state_before_claim=state,\n"
         "                state=unwritten,\n"
         "            )\n"
         "        found = yield from write_entry(job, entry, retry_policy)\n",
@@ -94,8 +94,8 @@ NO_ATTEMPT_IN_ID_OF_SINK = (
 FREE_AT_PREPARE = (
     Edit(
         Tasks.prepare,
-        "self.carry.append(txn)\n",
-        "self.carry.append(txn)\n        self.taken.discard(tid)\n",
+        "self.pending.append(txn)\n",
+        "self.pending.append(txn)\n        self.taken.discard(tid)\n",
     ),
 )
 ONE_PRODUCER = (
@@ -259,7 +259,7 @@ MUTANTS = [
     Mutant(
         "a restore compares no ends of logs",
         NO_ENDS,
-        once(restore_tests.test_a_position_behind_the_end_is_refused),
+        once(restore_tests.test_position_beyond_the_end_of_the_partition_is_refused),
         1,
         1,
     ),
@@ -280,6 +280,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

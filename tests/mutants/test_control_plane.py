@@ -6,7 +6,7 @@ import pytest
 
 from tests.controlplane.client import test_interrupted_submits as submit_tests
 from tests.mutants.finders import once
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.controlplane.jobmanager.leadership import Leadership
 
@@ -23,13 +23,13 @@ NOT_CONFIRMED = (
 )
 
 
-old_leader = once(submit_tests.test_only_what_the_next_leader_has_found_counts)
+old_leader = once(submit_tests.test_submit_of_a_hung_leader_counts_only_if_the_next_leader_found_it)
 
 MUTANTS = [
     Mutant(
         "a submission counts before its leader has accepted it",
         COUNTS_WHEN_WRITTEN,
-        once(submit_tests.test_a_submit_that_is_not_accepted_leaves_the_job_to_the_other_cluster),
+        once(submit_tests.test_submit_that_is_not_accepted_leaves_the_job_with_the_other_cluster),
         1,
         1,
     ),
@@ -38,6 +38,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

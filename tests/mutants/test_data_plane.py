@@ -15,11 +15,11 @@ from tests.mutants.finders import (
     once,
     restored,
     simulator,
-    simulator_in_haste,
+    simulator_with_short_timeouts,
     task,
     writer,
 )
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_channels import traffic
 from tidegate.checkpoint.restore import assign_splits
 from tidegate.checkpoint.state_changes import _refuse_unknown_states
@@ -35,8 +35,8 @@ from tidegate.ports.kafka import TransactionState
 
 
 def not_as_it_was_made(bench: writer_tests.Bench) -> None:
-    """`test_writer.test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt`"""
-    writer_tests.test_a_transaction_that_is_not_as_it_was_made_fails_the_attempt(
+    """`test_writer.test_transaction_with_an_unexpected_state_or_epoch_fails_the_attempt`"""
+    writer_tests.test_transaction_with_an_unexpected_state_or_epoch_fails_the_attempt(
         bench, TransactionState.COMPLETE_ABORT, 0
     )
 
@@ -57,13 +57,13 @@ DROPPED_STAY = (
     Edit(delete_rows, "    for stored_name in stored_names:", "    for stored_name in ():"),
 )
 CUTS_THE_POSITIONS = (
-    task_tests.test_a_barrier_is_injected_after_all_that_was_read_and_cuts_the_positions_there
+    task_tests.test_barrier_is_injected_after_the_records_read_and_snapshot_has_these_offsets
 )
 NOT_FROM_BEHIND = (
-    writer_tests.test_a_transaction_from_behind_the_barrier_is_never_in_the_acknowledgement
+    writer_tests.test_acknowledgement_never_lists_a_transaction_opened_after_the_barrier
 )
 NOT_BEFORE_THE_FLUSH = (
-    writer_tests.test_nothing_is_sent_into_the_next_transaction_before_the_flush_has_returned
+    writer_tests.test_next_transaction_gets_no_record_before_the_flush_has_returned
 )
 LATE_SNAPSHOT = (
     Edit(
@@ -92,8 +92,8 @@ LATE_OFFSET = (
     Edit(
         SourceTask._inject,
         "    splits = ",
-        "    if self._started and not (self._remove_pending or self._final):\n"
-        "        self._position_text(0.0)\n"
+        "    if self._started and not (self._ended or self._final):\n"
+        "        self._read(0.0)\n"
         "    splits = ",
     ),
 )
@@ -267,7 +267,7 @@ MUTANTS = [
     Mutant(
         "a delivery error is ignored",
         DELIVERY_IGNORED,
-        writer(writer_tests.test_a_flush_that_fails_fails_the_attempt_and_names_nothing),
+        writer(writer_tests.test_failed_flush_fails_the_attempt_and_acknowledges_no_checkpoint),
         1,
         1,
     ),
@@ -291,7 +291,7 @@ MUTANTS = [
     Mutant(
         "an empty transaction is named",
         NAMES_EMPTY,
-        writer(writer_tests.test_an_empty_interval_names_nothing_and_takes_no_producer),
+        writer(writer_tests.test_interval_without_records_uses_no_transaction_and_no_producer),
         1,
         1,
     ),
@@ -307,7 +307,7 @@ MUTANTS = [
     Mutant(
         "a transaction from behind the barrier is named",
         BEHIND_THE_BARRIER,
-        simulator_in_haste(60),
+        simulator_with_short_timeouts(60),
         60,
         0,
     ),
@@ -346,7 +346,7 @@ MUTANTS = [
     Mutant(
         "what was prepared is dropped when its checkpoint aborts",
         DROPS_PREPARED,
-        simulator_in_haste(40),
+        simulator_with_short_timeouts(40),
         40,
         1,
         "aborted checkpoint drops prepared",
@@ -354,7 +354,7 @@ MUTANTS = [
     Mutant(
         "a slot is free once it is prepared",
         FREE_AT_PREPARE,
-        once(writer_tests.test_an_id_is_initialised_again_only_after_it_was_freed),
+        once(writer_tests.test_transactional_id_is_initialised_again_only_after_it_was_released),
         1,
         1,
         "slot reuse before commit",
@@ -370,7 +370,7 @@ MUTANTS = [
     Mutant(
         "a slot is free once it is committed",
         FREE_ONCE_ENDED,
-        once(writer_tests.test_an_id_is_initialised_again_only_after_it_was_freed),
+        once(writer_tests.test_transactional_id_is_initialised_again_only_after_it_was_released),
         1,
         1,
         "slot reuse once committed",
@@ -386,7 +386,7 @@ MUTANTS = [
     Mutant(
         "a producer serves many transactions",
         ONE_PRODUCER,
-        writer(writer_tests.test_each_interval_has_a_producer_of_its_own),
+        writer(writer_tests.test_each_checkpoint_interval_has_its_own_producer),
         1,
         1,
         "one producer, many transactions",
@@ -402,7 +402,7 @@ MUTANTS = [
     Mutant(
         "an entry of keyed state is lost at a restore",
         STATE_LOST,
-        restored(state_tests.test_a_restore_has_each_key_once),
+        restored(state_tests.test_restore_at_another_parallelism_has_each_key_once),
         1,
         1,
     ),
@@ -424,6 +424,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

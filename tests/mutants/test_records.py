@@ -11,7 +11,7 @@ from tests.dataplane import test_sizes as size_tests
 from tests.dataplane import test_stop_iteration as stop_tests
 from tests.dataplane.channels import test_outlet as outlet_tests
 from tests.mutants.finders import once
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
@@ -101,61 +101,69 @@ SHORT_DECODED = (
 
 
 def does_not_fit() -> None:
-    """`test_sizes.test_every_letter_fits_and_says_what_was_left_out`"""
-    size_tests.test_every_letter_fits_and_says_what_was_left_out()
+    """`test_sizes.test_dead_letter_is_cut_to_the_limit_and_says_what_was_left_out`"""
+    size_tests.test_dead_letter_is_cut_to_the_limit_and_says_what_was_left_out()
 
 
 def not_about_the_record() -> None:
-    """`test_on_error.test_what_is_not_about_the_record_is_never_refused`"""
-    policy_tests.test_what_is_not_about_the_record_is_never_refused(StorageError("no answer"))
+    """`test_on_error.test_policy_never_covers_errors_that_are_not_about_the_record`"""
+    policy_tests.test_policy_never_covers_errors_that_are_not_about_the_record(
+        StorageError("no answer")
+    )
 
 
 def held_by_a_map() -> None:
-    """`test_record_sharing.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle`"""
-    sharing_tests.test_an_object_that_a_map_holds_is_not_changed_behind_a_shuffle(1)
+    """`test_record_sharing.test_object_held_by_a_map_is_not_changed_by_a_step_after_a_shuffle`"""
+    sharing_tests.test_object_held_by_a_map_is_not_changed_by_a_step_after_a_shuffle(1)
 
 
 def no_key_in_one_slot() -> None:
-    """`test_stop_iteration.test_a_key_function_that_raises_it_ends_the_attempt`"""
+    """`test_stop_iteration.test_key_function_that_raises_stop_iteration_ends_the_attempt`"""
     words = stop_tests.BATCHES[1]
-    stop_tests.test_a_key_function_that_raises_it_ends_the_attempt(1, words)
+    stop_tests.test_key_function_that_raises_stop_iteration_ends_the_attempt(1, words)
 
 
 def no_key_under_a_policy() -> None:
-    """`test_stop_iteration.test_the_policy_of_a_key_by_refuses_that_record_alone`"""
+    """`test_stop_iteration.test_policy_of_key_by_refuses_only_records_that_raise_stop_iteration`"""
     words = stop_tests.BATCHES[1]
-    stop_tests.test_the_policy_of_a_key_by_refuses_that_record_alone(1, words)
+    stop_tests.test_policy_of_key_by_refuses_only_records_that_raise_stop_iteration(1, words)
 
 
 def no_key_in_a_sink() -> None:
-    """`test_stop_iteration.test_a_sink_loses_no_record`"""
-    stop_tests.test_a_sink_loses_no_record("key_by", stop_tests.BATCHES[1])
+    """`test_stop_iteration.test_sink_loses_no_record_when_encoding_raises_stop_iteration`"""
+    stop_tests.test_sink_loses_no_record_when_encoding_raises_stop_iteration(
+        "key_by", stop_tests.BATCHES[1]
+    )
 
 
 def no_value_of_a_source() -> None:
-    """`test_stop_iteration.test_a_source_loses_no_record`"""
-    stop_tests.test_a_source_loses_no_record("value", stop_tests.BATCHES[1])
+    """`test_stop_iteration.test_source_loses_no_record_when_decoding_raises_stop_iteration`"""
+    stop_tests.test_source_loses_no_record_when_decoding_raises_stop_iteration(
+        "value", stop_tests.BATCHES[1]
+    )
 
 
 MUTANTS = [
     Mutant(
         "results of any class are written",
         ANY_CLASS,
-        once(type_tests.test_nothing_of_a_batch_with_a_wrong_result_is_written),
+        once(type_tests.test_batch_with_a_wrong_result_is_not_written),
         1,
         1,
     ),
     Mutant(
         "a record that is returned alone is iterated over",
         ONE_RESULT,
-        once(type_tests.test_a_typed_dict_is_no_iterable_of_results),
+        once(type_tests.test_process_that_returns_a_typed_dict_as_one_result_is_refused),
         1,
         1,
     ),
     Mutant(
         "branches share record objects",
         BRANCHES_SHARE,
-        once(sharing_tests.test_a_branch_that_changes_records_changes_no_other),
+        once(
+            sharing_tests.test_branch_that_changes_records_in_place_does_not_change_other_branches
+        ),
         1,
         1,
     ),
@@ -184,14 +192,14 @@ MUTANTS = [
     Mutant(
         "state keeps what a refused record did",
         STATE_STAYS,
-        once(policy_tests.test_the_state_of_the_key_is_what_it_was_before_the_failing_call),
+        once(policy_tests.test_state_of_the_key_is_rolled_back_when_a_record_fails),
         1,
         1,
     ),
     Mutant(
         "results of a keyed step's refused record go on",
         YIELDED_STAY,
-        once(policy_tests.test_the_state_of_the_key_is_what_it_was_before_the_failing_call),
+        once(policy_tests.test_state_of_the_key_is_rolled_back_when_a_record_fails),
         1,
         1,
     ),
@@ -206,7 +214,7 @@ MUTANTS = [
     Mutant(
         "StopIteration ends a split by key",
         SHORT_RECEIVERS,
-        once(outlet_tests.test_a_key_function_that_raises_stop_iteration_names_the_record),
+        once(outlet_tests.test_error_names_the_record_when_a_key_function_raises_stop_iteration),
         1,
         1,
     ),
@@ -217,6 +225,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

@@ -14,7 +14,7 @@ from tests.commit import test_other_cluster as cluster_tests
 from tests.controlplane.jobmaster import test_journal_work as journal_tests
 from tests.dataplane import test_shared_view as view_tests
 from tests.mutants.finders import once, quiet, simulator_where
-from tests.mutants.planting import Detector, Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_commit_protocol import NO_TOPIC_IDS
 from tidegate.commit.claim import _refuse, _refuse_used_name
 from tidegate.commit.cluster_check import refuse_manifest, refuse_other_cluster
@@ -121,7 +121,7 @@ IN_RUNS = [
     found_where(
         "a slot does not compare its Kafka cluster",
         NO_CLUSTER_OF_SLOTS,
-        mishaps.SLOTS_ASTRAY,
+        mishaps.SLOTS_MISDIRECTED,
         20,
     ),
     found_where("a JobMaster uses whatever lies behind the path", NOT_BOUND, mishaps.REPLACED, 20),
@@ -163,28 +163,28 @@ MUTANTS = [
     Mutant(
         "a journal that is lost is begun again",
         (NO_CLAIMED_ATTEMPT,),
-        once(journal_tests.test_a_journal_that_a_jobmaster_has_claimed_must_be_there),
+        once(journal_tests.test_claim_is_refused_if_the_journal_of_an_earlier_claim_is_lost),
         1,
         1,
     ),
     Mutant(
         "a slot does not look for its attempt's claim",
         (NO_STORAGE_CHECK,),
-        in_a_folder(view_tests.test_a_storage_without_the_claim_is_another_one),
+        in_a_folder(view_tests.test_slot_refuses_a_storage_without_the_claim_of_its_attempt),
         1,
         1,
     ),
     Mutant(
         "a slot takes any claim of that number for its attempt's",
         (ANY_CLAIM,),
-        in_a_folder(view_tests.test_a_storage_with_another_claim_of_that_number_is_another_one),
+        in_a_folder(view_tests.test_slot_refuses_a_storage_whose_claim_is_of_another_journal),
         1,
         1,
     ),
     Mutant(
         "a slot does not compare its Kafka cluster",
         (NO_CLUSTER_OF_SLOTS,),
-        in_a_folder(view_tests.test_brokers_of_another_cluster_are_named),
+        in_a_folder(view_tests.test_slot_refuses_brokers_of_another_kafka_cluster_and_names_them),
         1,
         1,
     ),
@@ -219,6 +219,6 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

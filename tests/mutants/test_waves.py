@@ -14,7 +14,7 @@ from tests.dataplane.state import test_snapshots as snapshot_tests
 from tests.dataplane.waves import test_receiving as receiving_tests
 from tests.dataplane.waves.test_run_check import assert_whole, executed, passes
 from tests.mutants.finders import backfills, backfills_in, once
-from tests.mutants.planting import Edit, Mutant, must_be_found, to_be_found
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_trust import in_a_folder
 from tidegate.backfill.driver import Backfill, with_ends
 from tidegate.checkpoint.run_check import check_runs
@@ -33,7 +33,7 @@ RUNS = 40
 
 def spread(plan: Plan) -> bool:
     """Whether a backfill has several tasks in each level, and not one level only."""
-    parallel = any(life.wave_offsets and life.parallelism > 1 for life in plan.job_runs)
+    parallel = any(job_run.wave_offsets and job_run.parallelism > 1 for job_run in plan.job_runs)
     return parallel and plan.shape.pipeline not in {Stateless, FlatMapped, Branched}
 
 
@@ -257,6 +257,6 @@ MUTANTS = (
 )
 
 
-@pytest.mark.parametrize("mutant", to_be_found(MUTANTS))
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
 def test_the_mutant_is_found(mutant: Mutant) -> None:
-    must_be_found(mutant)
+    assert_found(mutant)

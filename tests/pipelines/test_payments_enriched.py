@@ -31,14 +31,14 @@ def joined(number: int, account: Account) -> EnrichedPayment:
     )
 
 
-def test_a_payment_takes_its_account() -> None:
+def test_payment_is_joined_with_its_account() -> None:
     with PipelineTest(PaymentsEnriched) as test:
         test.source(PaymentsEnriched.accounts).push(ANN)
         test.source(PaymentsEnriched.payments).push(payment(1))
         assert test.sink(PaymentsEnriched.enriched).read() == [joined(1, ANN)]
 
 
-def test_a_payment_waits_for_its_account_and_keeps_its_place() -> None:
+def test_payment_waits_for_its_account_and_keeps_its_order() -> None:
     with PipelineTest(PaymentsEnriched) as test:
         test.source(PaymentsEnriched.payments).push(payment(1), payment(2), payment(9, "a-2"))
         assert test.sink(PaymentsEnriched.enriched).read() == []
@@ -48,7 +48,7 @@ def test_a_payment_waits_for_its_account_and_keeps_its_place() -> None:
         assert test.sink(PaymentsEnriched.enriched).read() == expected
 
 
-def test_a_new_version_of_an_account_holds_from_then_on() -> None:
+def test_new_version_of_an_account_is_joined_with_later_payments_only() -> None:
     moved = Account("a-1", "Ann", None)
     with PipelineTest(PaymentsEnriched) as test:
         accounts, payments = PaymentsEnriched.accounts, PaymentsEnriched.payments

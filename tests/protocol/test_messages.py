@@ -15,7 +15,7 @@ MODULES = {"messages": messages, "reports": reports, "journal": entries}
 
 
 @pytest.mark.parametrize("module", MODULES.values(), ids=MODULES.keys())
-def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
+def test_every_class_of_a_message_or_a_journal_entry_has_a_literal_tag(module: object) -> None:
     """Without a written tag a renamed class would change what is stored and sent."""
     tree = ast.parse(Path(str(vars(module)["__file__"])).read_text(encoding="utf-8"))
     bases = {"Message", "LeaderMessage", "AttemptMessage", "SlotCommand", "Entry"}
@@ -37,6 +37,6 @@ def test_every_tag_is_written_down_beside_its_class(module: object) -> None:
     assert not untagged
 
 
-def test_tags_are_different() -> None:
+def test_tags_of_messages_and_journal_entries_are_unique() -> None:
     tags = [kind.__struct_config__.tag for kind in KINDS]
     assert len(set(tags)) == len(tags)

@@ -11,7 +11,7 @@ from tidegate.protocol.reports import JobReport
 REPORT = JobReport(job=JobName("a"), state=JobState.RUNNING)
 
 
-def test_reports_survive_the_codec() -> None:
+def test_report_is_read_back_equal_from_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(REPORT), type=JobReport) == REPORT
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.sim.network import Network
 from tidegate.sim.network_conditions import MessageFaults, NetworkConditions
 from tidegate.sim.scheduler import Scheduler
@@ -30,12 +30,12 @@ class World:
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
         # Nothing is lost, which a contract would not allow for, but nothing comes on the dot.
-        fates = MessageFaults(
+        message_faults = MessageFaults(
             NetworkConditions(latency_s=0.001), self.scheduler.random_for("weather")
         )
-        self.network = Network(self.scheduler, fates)
+        self.network = Network(self.scheduler, message_faults)
         self.process = self.scheduler.process("test")
-        self.around = Surroundings(SimClock(self.process), SimThreads(self.process))
+        self.environment = ContractEnvironment(SimClock(self.process), SimThreads(self.process))
 
     def run(self, test: Callable[[], object]) -> None:
         """Run a test to its end, and raise what it raised."""

@@ -58,16 +58,18 @@ SCAN_S = 10.0
 
 
 class History:
-    """One job's journal and brokers. `master` and `slot` are its processes; who asks is `asks`."""
+    """One job's journal and brokers. `master` and `slot` are its processes; who asks is
+    `requester`.
+    """
 
     def __init__(self) -> None:
         self.scheduler, self.clock = Scheduler(0), SleepingClock()
         self.oracle, self.blobs = Oracle(SHAPES[0]), MemoryBlobs()
-        self.kafka = FakeKafka(self.clock, faults=self, marked=self._marked)
+        self.kafka = FakeKafka(self.clock, faults=self, on_marker=self._on_marker)
         self.kafka.create_topic(OUT_A, 1)
         self.watch = ProtocolChecker(self.scheduler, self.blobs, self.kafka, self.oracle)
         self.master, self.slot = self.process("jobmaster"), self.process("slot")
-        self.asks = self.master
+        self.requester = self.master
         self.clients = self.kafka.process("client", self.clock)
         self.log = self.clients.transaction_admin({})
         self.attempt = Attempt(0)
@@ -78,17 +80,17 @@ class History:
 
     def decide(self, call: Call) -> Verdict:
         """`kafka.faults.Faults`."""
-        self.watch.asked(call, self.asks)
+        self.watch.check_request(call, self.requester)
         return PROCEED
 
-    def _marked(self, log: PartitionLog) -> None:
-        self.watch.marked(log)
+    def _on_marker(self, log: PartitionLog) -> None:
+        self.watch.on_marker(log)
 
     @property
     def found(self) -> str:
         return "" if self.watch.found is None else str(self.watch.found)
 
-    def passes(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         self.clock.sleep(seconds)
         self.kafka.run_due()
 
@@ -109,7 +111,7 @@ class History:
         """A new attempt, with a slot of its own."""
         self.attempt = Attempt(self.create(Claim, submission_id=submission, restore=restore))
         self.slot = self.process(f"slot-{self.attempt}")
-        self.watch.slot_is(self.slot, self.attempt)
+        self.watch.record_slot(self.slot, self.attempt)
 
     def publish(
         self,
@@ -176,7 +178,7 @@ class History:
         )
         return JournalNumber(number)
 
-    def retract(self, publication: int, *transactions: PreparedTransaction) -> None:
+    def roll_back(self, publication: int, *transactions: PreparedTransaction) -> None:
         self.create(
             RolledBack,
             attempt=self.attempt,
@@ -207,27 +209,27 @@ class History:
         """Prepares a transaction of the slot: results of these events, or of a new one, flushed and
         open.
         """
-        self.asks, name = self.slot, self.name(slot)
+        self.requester, name = self.slot, self.name(slot)
         producer = self.clients.producer({}, name, TIMEOUT_MS)
         producer.begin()
         results = [Result(each.name, each.key, each.amount) for each in events or (self.event(),)]
         producer.send(OUT_A, [msgspec.json.encode(each) for each in results], None)
         producer.flush(30.0)
-        self.asks = self.master
-        facts = self.log.describe(name)
-        assert facts is not None
+        self.requester = self.master
+        description = self.log.describe(name)
+        assert description is not None
         return PreparedTransaction(
             cluster_id="c",
             transactional_id=name,
-            producer_id=facts.producer_id,
-            epoch=facts.epoch,
-            start_ms=facts.start_ms,
+            producer_id=description.producer_id,
+            epoch=description.epoch,
+            start_ms=description.start_ms,
         )
 
     def end(self, txn: PreparedTransaction, *, commit: bool = True) -> None:
         self.log.end(txn.transactional_id, txn.producer_id, txn.epoch, commit=commit)
-        self.passes(1.0)
+        self.advance_time(1.0)
 
     def time_out(self) -> None:
         """Everything that is open."""
-        self.passes(TIMEOUT_MS / 1000 + SCAN_S + 1.0)
+        self.advance_time(TIMEOUT_MS / 1000 + SCAN_S + 1.0)

@@ -86,14 +86,14 @@ def test_every_listed_backfill_fault_happens_in_some_seed() -> None:
 def test_plan_of_a_seed_without_backfills_is_unchanged() -> None:
     for seed in range(20):
         assert plan_of(seed) == Plan.drawn(Random(f"{seed}/plan"))
-        assert all(life.wave_offsets is None for life in plan_of(seed).job_runs)
+        assert all(job_run.wave_offsets is None for job_run in plan_of(seed).job_runs)
 
 
 def test_each_backfill_plan_has_a_wave_and_no_plain_sink_blackout_or_retention() -> None:
     for plan in PLANS:
-        assert any(life.wave_offsets for life in plan.job_runs)
+        assert any(job_run.wave_offsets for job_run in plan.job_runs)
         assert not plan.shape.plain
-        assert not plan.weights.blackout
+        assert not plan.fault_rates.blackout
         assert not plan.retention
         assert plan.settings["checkpoint"]["tolerated_outage"] == TOLERATED_OUTAGE_MS
         assert len(plan.swaps) == len(plan.job_runs)
@@ -126,7 +126,7 @@ def test_some_backfill_plans_use_the_scattered_pipeline() -> None:
 
 def test_inputs_stay_in_time_order_when_backfills_are_added() -> None:
     drawn = plan_of(4)
-    made = with_backfills(replace(drawn, weights=drawn.weights), Random(1))
+    made = with_backfills(replace(drawn, fault_rates=drawn.fault_rates), Random(1))
     times = [each.at_s for each in made.inputs]
     assert times == sorted(times)
     assert [each.event for each in made.inputs] == [each.event for each in drawn.inputs]

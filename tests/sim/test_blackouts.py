@@ -38,7 +38,7 @@ SILENT = Edit(
 def seeds() -> Iterator[int]:
     """Those that have a blackout."""
     for seed in range(10_000):
-        if Plan.drawn(random.Random(f"{seed}/plan")).weights.blackout:
+        if Plan.drawn(random.Random(f"{seed}/plan")).fault_rates.blackout:
             yield seed
 
 
@@ -52,7 +52,7 @@ def outcomes() -> list[Outcome]:
     found: list[Outcome] = []
     for seed in first(RUNS_MAX):
         found.append(run_seed(seed))
-        told = any(each.losses for each in found) and any(each.retractions for each in found)
+        told = any(each.losses for each in found) and any(each.rollbacks for each in found)
         if told and len(found) >= RUNS:
             break
     return found
@@ -66,9 +66,9 @@ def test_jobs_roll_back_or_record_a_loss_in_a_blackout_and_are_exact_otherwise(
     outcomes: list[Outcome],
 ) -> None:
     assert {each.seed: each.violation for each in outcomes if each.violation} == {}
-    assert any(each.retractions for each in outcomes)
+    assert any(each.rollbacks for each in outcomes)
     assert any(each.losses for each in outcomes)
-    assert any(not each.losses and not each.retractions for each in outcomes)
+    assert any(not each.losses and not each.rollbacks for each in outcomes)
 
 
 def test_a_job_stays_failed_until_its_loss_is_accepted(outcomes: list[Outcome]) -> None:

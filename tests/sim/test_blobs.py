@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.contracts.blobs import BlobStoreContract
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.errors import StorageError
 from tidegate.ports.blobs import CreateResult
@@ -34,8 +34,8 @@ class TestSimBlobStore(Simulated, BlobStoreContract):
         return SimBlobStore(MemoryBlobs(), simulation.process, Slow(simulation.scheduler))
 
     @pytest.fixture
-    def around(self, simulation: World) -> Surroundings:
-        return simulation.around
+    def environment(self, simulation: World) -> ContractEnvironment:
+        return simulation.environment
 
 
 class Always:
@@ -56,7 +56,7 @@ def stored(verdict: StorageVerdict, act: Callable[[SimBlobStore], None]) -> dict
 
     def test() -> None:
         act(store)
-        world.around.clock.sleep(60.0)
+        world.environment.clock.sleep(60.0)
 
     world.run(test)
     world.scheduler.close()
@@ -79,7 +79,7 @@ def test_create_without_an_answer_is_unknown_and_takes_effect() -> None:
         with pytest.raises(StorageError, match="does not answer: put b"):
             store.put("b", b"1")
 
-    assert stored(StorageVerdict(given_up_s=1.0), act) == {"a": b"1", "b": b"1"}
+    assert stored(StorageVerdict(timeout_s=1.0), act) == {"a": b"1", "b": b"1"}
 
 
 def test_a_late_request_arrives_after_its_sender_has_given_up() -> None:
@@ -90,11 +90,11 @@ def test_a_late_request_arrives_after_its_sender_has_given_up() -> None:
         assert store.create("a", b"first") is CreateResult.CREATED
 
     # A create that arrives late finds the name taken.
-    assert stored(StorageVerdict(request_s=5.0, given_up_s=1.0), act) == {"a": b"first"}
+    assert stored(StorageVerdict(request_s=5.0, timeout_s=1.0), act) == {"a": b"first"}
 
 
 def test_a_lost_request_never_arrives() -> None:
     def act(store: SimBlobStore) -> None:
         assert store.create("a", b"1") is CreateResult.UNKNOWN
 
-    assert stored(StorageVerdict(request_lost=True, given_up_s=1.0), act) == {}
+    assert stored(StorageVerdict(request_lost=True, timeout_s=1.0), act) == {}

@@ -68,7 +68,7 @@ def plan(seed: int) -> Plan:
 
 
 def begun_by_hand() -> list[int]:
-    return [seed for seed in SEEDS if any(life.restore_back for life in plan(seed).job_runs)]
+    return [seed for seed in SEEDS if any(job_run.restore_back for job_run in plan(seed).job_runs)]
 
 
 def test_some_plans_restore_an_older_checkpoint_and_none_of_them_has_a_blackout() -> None:
@@ -76,8 +76,10 @@ def test_some_plans_restore_an_older_checkpoint_and_none_of_them_has_a_blackout(
     seeds = begun_by_hand()
     assert 0.05 < len(seeds) / len(SEEDS) < 0.25
     for each in plans:
-        backs = [life.restore_back for life in each.job_runs if life.restore_back is not None]
-        assert not (backs and each.weights.blackout)
+        backs = [
+            job_run.restore_back for job_run in each.job_runs if job_run.restore_back is not None
+        ]
+        assert not (backs and each.fault_rates.blackout)
         assert each.job_runs[0].restore_back is None
         assert all(back < RETAINED_MAX for back in backs)
 

@@ -19,10 +19,10 @@ def plan(seed: int) -> Plan:
 
 def test_user_code_crashes_in_some_runs_and_in_some_of_these_from_the_beginning_on() -> None:
     plans = [plan(seed) for seed in SEEDS]
-    crashing = [(each.crashing, each.weights.wild_s) for each in plans if each.crashing]
+    crashing = [(each.crashing, each.fault_rates.fault_period_s) for each in plans if each.crashing]
     assert 0.07 < len(crashing) / len(plans) < 0.2
     assert 0.3 < sum(begin == 0.0 for (begin, _), _ in crashing) / len(crashing) < 0.7
-    assert all(begin <= end <= wild_s for (begin, end), wild_s in crashing)
+    assert all(begin <= end <= fault_period_s for (begin, end), fault_period_s in crashing)
 
 
 @pytest.mark.seeds

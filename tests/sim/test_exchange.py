@@ -14,7 +14,7 @@ class SimSlots:
     """Slots in processes of their own; the test runs their mailboxes."""
 
     def __init__(self, world: World) -> None:
-        self.around = world.around
+        self.environment = world.environment
         self._world = world
         self.processes: dict[Slot, SimProcess] = {}
 
@@ -23,14 +23,14 @@ class SimSlots:
         exchange = SimExchange(
             self._world.network, process, job=job, attempt=attempt, ordinal=ordinal
         )
-        slot = Slot(exchange, self.around)
+        slot = Slot(exchange, self.environment)
         self.processes[slot] = process
         return slot
 
     def break_off(self, slot: Slot) -> None:
         self.processes[slot].kill()
 
-    def nowhere(self) -> str:
+    def unused_address(self) -> str:
         return "sim:nowhere"
 
 

@@ -32,9 +32,9 @@ def test_checker_reports_nothing_for_a_correct_history(history: History) -> None
         history.end(txn)
         history.settle(number)
     history.claim()
-    history.watch.source_starts(history.slot)
+    history.watch.check_source_start(history.slot)
     history.create(Closed, attempt=history.attempt, outcome="finished")
-    history.watch.nothing_open()
+    history.watch.check_nothing_open()
     assert history.found == ""
     assert history.oracle.visible == 2
 
@@ -228,14 +228,14 @@ def two_of_which_the_first_times_out(losing: History) -> tuple[int, PreparedTran
 def test_checker_accepts_a_loss_that_readers_see_before_it_is_recorded(losing: History) -> None:
     number, first = two_of_which_the_first_times_out(losing)
     losing.lose(number, first)
-    losing.watch.nothing_open()
+    losing.watch.check_nothing_open()
     assert losing.found == ""
-    assert (losing.oracle.visible, losing.oracle.forgiven) == (1, 1)
+    assert (losing.oracle.visible, losing.oracle.accepted_losses) == (1, 1)
 
 
 def test_checker_reports_a_loss_that_is_never_recorded(losing: History) -> None:
     _, first = two_of_which_the_first_times_out(losing)
-    losing.watch.nothing_open()
+    losing.watch.check_nothing_open()
     assert losing.found == f"{first.transactional_id} has timed out, and no entry states the loss"
 
 
@@ -269,7 +269,7 @@ def test_checker_reports_a_recorded_loss_that_omits_a_timed_out_transaction(
 def test_checker_reports_a_recorded_loss_of_a_fenced_transaction(losing: History) -> None:
     txn = losing.prepare()
     number = losing.publish(txn)
-    losing.asks = losing.process("another")  # its request is named too, but not the first time
+    losing.requester = losing.process("another")  # its request is named too, but not the first time
     losing.log.fence(txn.transactional_id)
     losing.watch.found = None
     losing.lose(number, txn)
@@ -327,7 +327,7 @@ def test_checker_accepts_a_justified_rollback_that_takes_offsets_back(losing: Hi
     txn = losing.prepare(event)
     number = losing.publish(txn, counter=2, offsets=(4,))
     losing.time_out()
-    losing.retract(number, txn)
+    losing.roll_back(number, txn)
     again = losing.prepare(event, slot=1)
     number = losing.publish(again, counter=3, offsets=(3,))
     losing.end(again)
@@ -340,13 +340,13 @@ def test_checker_reports_a_rollback_of_a_committed_transaction(losing: History) 
     number = losing.publish(first, second)
     losing.end(first)
     losing.time_out()
-    losing.retract(number, first, second)
+    losing.roll_back(number, first, second)
     assert losing.found == f"rolled back, and {first.transactional_id} is committed"
 
 
 def test_checker_reports_a_rollback_of_an_open_transaction(losing: History) -> None:
     txn = losing.prepare()
-    losing.retract(losing.publish(txn), txn)
+    losing.roll_back(losing.publish(txn), txn)
     assert losing.found == f"rolled back, and {txn.transactional_id} is open"
 
 
@@ -354,7 +354,7 @@ def test_checker_reports_a_rollback_that_lists_other_transactions(losing: Histor
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.time_out()
-    losing.retract(number)
+    losing.roll_back(number)
     assert "names other transactions" in losing.found
 
 
@@ -362,7 +362,7 @@ def test_checker_reports_a_rollback_without_a_timed_out_transaction(losing: Hist
     txn = losing.prepare()
     number = losing.publish(txn)
     losing.end(txn, commit=False)
-    losing.retract(number, txn)
+    losing.roll_back(number, txn)
     assert losing.found == "rolled back, and no transaction of it has timed out"
 
 
@@ -389,14 +389,14 @@ def test_checker_reports_a_fence_of_an_id_that_an_unsettled_publication_lists(
 
 
 def test_checker_reports_an_id_that_a_process_of_no_attempt_initialises(history: History) -> None:
-    history.asks = history.process("stranger")
+    history.requester = history.process("stranger")
     history.log.fence(history.name())
     assert history.found == f"stranger initialises {history.name()}"
 
 
 def test_checker_reports_a_slot_that_uses_an_id_of_another_attempt(history: History) -> None:
     history.claim()
-    history.asks = history.slot
+    history.requester = history.slot
     history.clients.producer({}, history.name(attempt=1), TIMEOUT_MS)
     assert history.found == f"a slot of attempt 2 initialises {history.name(attempt=1)}"
 
@@ -411,8 +411,8 @@ def test_checker_reports_a_slot_that_reuses_an_id_whose_transaction_is_open(
 
 def test_checker_reports_an_id_that_two_workers_of_a_backfill_initialise(history: History) -> None:
     for _ in range(2):
-        history.asks = history.process("worker")
-        history.watch.worker_is(history.asks, history.attempt)
+        history.requester = history.process("worker")
+        history.watch.record_worker(history.requester, history.attempt)
         history.clients.producer({}, history.name(), TIMEOUT_MS)
     assert history.found == f"worker initialises {history.name()}, as another worker has done"
 
@@ -421,9 +421,9 @@ def test_checker_accepts_a_worker_that_initialises_its_id_again_in_its_next_atte
     history: History,
 ) -> None:
     """A thread of a task that has ended may still ask."""
-    history.asks = worker = history.process("worker")
+    history.requester = worker = history.process("worker")
     for attempt in (1, 2):
-        history.watch.worker_is(worker, attempt)
+        history.watch.record_worker(worker, attempt)
         history.clients.producer({}, history.name(attempt=1), TIMEOUT_MS)
     assert history.found == ""
 
@@ -431,16 +431,16 @@ def test_checker_accepts_a_worker_that_initialises_its_id_again_in_its_next_atte
 def test_checker_reports_a_published_wave_whose_tasks_have_read_other_runs(
     history: History,
 ) -> None:
-    history.watch.wave_ran(history.attempt, "a task was given other rows")
+    history.watch.record_wave(history.attempt, "a task was given other rows")
     history.publish()
     assert history.found == "1-1 is published, although a task was given other rows"
 
 
 def test_checker_reports_a_source_that_starts_before_older_ids_are_fenced(history: History) -> None:
     txn = history.prepare()
-    history.passes(1.0)
+    history.advance_time(1.0)
     history.claim()
-    history.watch.source_starts(history.slot)
+    history.watch.check_source_start(history.slot)
     assert history.found == (
         f"a source of attempt 2 starts, and {txn.transactional_id} is not fenced"
     )
@@ -454,17 +454,17 @@ def test_checker_reports_a_transaction_of_a_dead_attempt_that_stays_open_too_lon
 ) -> None:
     """Once all is quiet, a dead attempt's transaction may stay open for a while and no longer."""
     txn = history.prepare()
-    history.passes(1.0)
+    history.advance_time(1.0)
     history.claim()
-    history.watch.look_for_stalls(quiet_since_s=None)
+    history.watch.check_for_stalls(quiet_since_s=None)
     history.scheduler.now = 100.0
-    history.watch.look_for_stalls(quiet_since_s=None)
-    history.watch.look_for_stalls(quiet_since_s=100.0)
+    history.watch.check_for_stalls(quiet_since_s=None)
+    history.watch.check_for_stalls(quiet_since_s=100.0)
     history.scheduler.now = 100.0 + STALL_S
-    history.watch.look_for_stalls(quiet_since_s=100.0)
+    history.watch.check_for_stalls(quiet_since_s=100.0)
     assert history.found == ""
     history.scheduler.now += 1.0
-    history.watch.look_for_stalls(quiet_since_s=100.0)
+    history.watch.check_for_stalls(quiet_since_s=100.0)
     assert history.found == (
         f"{txn.transactional_id} of a dead attempt is open for {STALL_S + 1:.0f} s"
     )
@@ -472,15 +472,15 @@ def test_checker_reports_a_transaction_of_a_dead_attempt_that_stays_open_too_lon
 
 def test_checker_accepts_a_long_open_transaction_of_the_current_attempt(history: History) -> None:
     history.prepare()
-    history.watch.look_for_stalls(quiet_since_s=0.0)
+    history.watch.check_for_stalls(quiet_since_s=0.0)
     history.scheduler.now = 10 * STALL_S
-    history.watch.look_for_stalls(quiet_since_s=0.0)
+    history.watch.check_for_stalls(quiet_since_s=0.0)
     assert history.found == ""
 
 
 def test_checker_reports_a_transaction_that_is_open_after_the_job_ended(history: History) -> None:
     txn = history.prepare()
-    history.watch.nothing_open()
+    history.watch.check_nothing_open()
     assert history.found == f"{txn.transactional_id} is open after the end of the job"
 
 
@@ -492,11 +492,11 @@ def test_checker_reports_a_transaction_that_is_open_after_a_job_with_backfills_e
     """
     history.watch.waves = 3
     txn = history.prepare()
-    history.watch.nothing_open()
+    history.watch.check_nothing_open()
     assert history.found == f"{txn.transactional_id} is open after the end of the job"
 
 
 def test_checker_keeps_only_the_first_violation(history: History) -> None:
-    history.watch.violated("first")
-    history.watch.violated("second")
+    history.watch.record_violation("first")
+    history.watch.record_violation("second")
     assert history.found == "first"

@@ -79,7 +79,7 @@ def test_some_plans_have_no_load_and_the_others_cover_every_kind_of_load() -> No
     assert 0.3 < len(idle) / len(loads) < 0.5
     assert {name for load in loads for name in load.limits} == {*LIMITS, *SMALL}
     assert any(load.work_s for load in loads)
-    assert any(load.hasty_ms for load in loads)
+    assert any(load.short_timeout_ms for load in loads)
     assert any(load.cache_entries for load in loads)
 
 

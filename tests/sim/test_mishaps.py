@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.mutants.finders import befallen
+from tests.mutants.finders import seeds_with
 from tests.sim.contracts import World
 from tests.sim.test_blobs import Always
 from tidegate.commit.journal.entries import entry_path
@@ -23,8 +23,8 @@ from tidegate.sim.blobs import AT_ONCE, MemoryBlobs, SimBlobStore
 from tidegate.sim.kafka.faults import Api, Call
 from tidegate.sim.mounts import (
     ANOTHER,
-    Elsewhere,
     Mounts,
+    OtherClusterFaults,
     everyone,
     nothing,
     older_copy,
@@ -106,11 +106,11 @@ def test_older_storage_copy_lacks_the_claim_of_the_attempt_and_later_entries() -
 
 def test_job_may_describe_another_kafka_cluster_but_not_fetch_from_it() -> None:
     told: list[str] = []
-    elsewhere = Elsewhere(told.append)
-    elsewhere.decide(Call(Api.METADATA, "slot"))
-    elsewhere.decide(Call(Api.LIST_TRANSACTIONS, "slot"))
+    other_kafka = OtherClusterFaults(told.append)
+    other_kafka.decide(Call(Api.METADATA, "slot"))
+    other_kafka.decide(Call(Api.LIST_TRANSACTIONS, "slot"))
     assert told == []
-    elsewhere.decide(Call(Api.FETCH, "slot"))
+    other_kafka.decide(Call(Api.FETCH, "slot"))
     assert told == ["slot asks another Kafka cluster for Fetch"]
 
 
@@ -125,7 +125,7 @@ def test_some_plans_have_mishaps_of_each_kind_and_none_of_them_has_a_blackout() 
     kinds = Counter(mishap.kind for each in some for mishap in each.mishaps)
     assert kinds.keys() == set(mishaps.KINDS)
     for each in some:
-        assert not each.weights.blackout
+        assert not each.fault_rates.blackout
         assert not (each.session_cluster and mishaps.REPLACED in {one.kind for one in each.mishaps})
 
 
@@ -134,7 +134,7 @@ MET = {
     mishaps.VANISHES: ("the storage is gone", "is back; the job continues"),
     mishaps.REPLACED: ("the storage is gone", "is back; the job continues"),
     mishaps.SLOTS_ELSEWHERE: ("StorageMismatchError",),
-    mishaps.SLOTS_ASTRAY: ("ClusterMismatchError",),
+    mishaps.SLOTS_MISDIRECTED: ("ClusterMismatchError",),
 }
 """Log texts of the processes that meet each kind of mishap."""
 
@@ -148,7 +148,7 @@ def test_jobs_meet_each_kind_of_mishap_and_still_end(kind: str) -> None:
         line = str(told)
         said.update(sign for sign in MET[kind] if sign in line)
 
-    for seed in befallen(kind, 10):
+    for seed in seeds_with(kind, 10):
         outcome = run_seed(seed, listen=listen)
         assert outcome.violation is None, f"tidegate sim --seed {seed}: {outcome.violation}"
     assert said.keys() == set(MET[kind])

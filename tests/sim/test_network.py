@@ -19,25 +19,25 @@ from tidegate.errors import ExchangeError, RpcError
 from tidegate.ports.exchange import Frame
 from tidegate.protocol.messages import Acknowledge, ListJobs, Message, Refused
 from tidegate.sim.exchange import SimExchange
-from tidegate.sim.network import CALM_S, Copies, Network
+from tidegate.sim.network import BASE_LATENCY_S, Copies, Network
 from tidegate.sim.network_conditions import MessageFaults, NetworkConditions
-from tidegate.sim.rpc import Calling
+from tidegate.sim.rpc import RpcNetwork
 from tidegate.sim.scheduler import Scheduler, SimProcess
 from tidegate.sim.trace import Trace
 
 
 class Calls:
-    """A server that notes what it handles, and a client; `fates` by kind of message."""
+    """A server that notes what it handles, and a client; `message_faults` by kind of message."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.fates: dict[str, list[Copies]] = {"call": [], "reply": []}
+        self.message_faults: dict[str, list[Copies]] = {"call": [], "reply": []}
         self.network = Network(scheduler, self._fate)
         self.here, self.there = scheduler.process("client"), scheduler.process("server")
-        self.calling = Calling(self.network)
+        self.rpc_network = RpcNetwork(self.network)
         self.handled: list[str] = []
-        self.server = self.calling.of(self.there).serve(self._handle)
-        self.client = self.calling.of(self.here).connect(self.server.address)
+        self.server = self.rpc_network.of(self.there).serve(self._handle)
+        self.client = self.rpc_network.of(self.here).connect(self.server.address)
         self.outcomes: dict[str, str] = {}
 
     def call(self, name: str, timeout_s: float = 10.0) -> None:
@@ -66,8 +66,8 @@ class Calls:
         return Refused(reason=f"to {message.reason}")
 
     def _fate(self, _sender: SimProcess, _receiver: SimProcess, kind: str) -> Copies:
-        chosen = self.fates[kind]
-        return chosen.pop(0) if chosen else (CALM_S,)
+        chosen = self.message_faults[kind]
+        return chosen.pop(0) if chosen else (BASE_LATENCY_S,)
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ class TestCalls:
     def test_a_lost_request_is_not_handled_and_a_lost_reply_is_not_heard(
         self, calls: Calls
     ) -> None:
-        calls.fates["call"] = [()]
+        calls.message_faults["call"] = [()]
         calls.call("request")
         calls.run(11)
-        calls.fates["reply"] = [()]
+        calls.message_faults["reply"] = [()]
         calls.call("reply")
         calls.run(11)
         assert calls.outcomes == dict.fromkeys(("request", "reply"), "no reply w after 10.0 s")
@@ -99,7 +99,7 @@ class TestCalls:
     def test_a_request_that_comes_twice_is_handled_twice_and_answered_once(
         self, calls: Calls
     ) -> None:
-        calls.fates["call"] = [(0.1, 3.0)]
+        calls.message_faults["call"] = [(0.1, 3.0)]
         calls.call("twice")
         calls.run(1)
         assert calls.handled == ["twice"]
@@ -108,7 +108,7 @@ class TestCalls:
         assert calls.handled == ["twice", "twice"]
 
     def test_calls_overtake_each_other(self, calls: Calls) -> None:
-        calls.fates["call"] = [(2.0,), (1.0,)]
+        calls.message_faults["call"] = [(2.0,), (1.0,)]
         calls.call("first")
         calls.run(0.5)
         calls.call("second")
@@ -116,7 +116,7 @@ class TestCalls:
         assert calls.handled == ["second", "first"]
 
     def test_late_request_is_handled_after_its_caller_timed_out(self, calls: Calls) -> None:
-        calls.fates["call"] = [(5.0,)]
+        calls.message_faults["call"] = [(5.0,)]
         calls.call("late", timeout_s=1.0)
         calls.run(2)
         assert calls.handled == []
@@ -159,7 +159,7 @@ class TestCalls:
     def test_the_death_of_a_server_is_heard_at_once_but_not_through_a_partition(
         self, calls: Calls
     ) -> None:
-        calls.fates["call"] = [(1.0,), (1.0,)]
+        calls.message_faults["call"] = [(1.0,), (1.0,)]
         calls.call("under way")
         calls.run(0.5)
         calls.there.kill()
@@ -179,7 +179,7 @@ class TestCalls:
     def test_cut_connection_fails_pending_calls_that_may_still_be_handled(
         self, calls: Calls
     ) -> None:
-        calls.fates["call"] = [(1.0,)]
+        calls.message_faults["call"] = [(1.0,)]
         calls.call("cut")
         calls.run(0.5)
         calls.network.cut([calls.here], [calls.there])
@@ -193,7 +193,7 @@ class TestCalls:
     def test_request_of_a_killed_client_is_handled_and_its_reply_is_dropped(
         self, calls: Calls
     ) -> None:
-        calls.fates["call"] = [(1.0,)]
+        calls.message_faults["call"] = [(1.0,)]
         calls.call("testament")
         calls.run(0.5)
         calls.here.kill()
@@ -327,16 +327,18 @@ class TestExchange:
     def test_frame_part_that_is_changed_in_transit_arrives_changed(self, slots: Slots) -> None:
         shared = bytearray(b"as sent")
         slots.send(0, shared)
-        slots.run(CALM_S / 2)
+        slots.run(BASE_LATENCY_S / 2)
         shared[:] = b"changed"
         slots.run(1)
         assert slots.frames[1] == [(0, b"changed")]
 
     def test_lost_frame_breaks_the_connection(self, scheduler: Scheduler) -> None:
-        fates: list[Copies] = []
-        network = Network(scheduler, lambda *_: fates.pop(0) if fates else (CALM_S,))
+        message_faults: list[Copies] = []
+        network = Network(
+            scheduler, lambda *_: message_faults.pop(0) if message_faults else (BASE_LATENCY_S,)
+        )
         slots = Slots(scheduler, network)
-        fates += [(0.5,), ()]
+        message_faults += [(0.5,), ()]
         slots.send(0, b"a", b"b", b"c")
         slots.run(2)
         assert [len(lost) for lost in slots.lost] == [1, 1]
@@ -346,22 +348,22 @@ class TestExchange:
 def stormy(seed: int) -> tuple[str, int]:
     """Calls and frames under a drawn weather: the digest of what happened, and how often."""
     scheduler = Scheduler(seed, story=Trace().with_digest())
-    fates = MessageFaults(
+    message_faults = MessageFaults(
         NetworkConditions.drawn(scheduler.random_for("w")), scheduler.random_for("fates")
     )
-    network = Network(scheduler, fates)
+    network = Network(scheduler, message_faults)
     slots = Slots(scheduler, network)
-    calling = Calling(network)
-    server = calling.of(slots.processes[0]).serve(lambda _: Acknowledge())
-    client = calling.of(slots.processes[1]).connect(server.address)
+    rpc_network = RpcNetwork(network)
+    server = rpc_network.of(slots.processes[0]).serve(lambda _: Acknowledge())
+    client = rpc_network.of(slots.processes[1]).connect(server.address)
 
     def call() -> None:
         for _ in range(20):
             try:
                 client.call(ListJobs(), 1.0)
-                scheduler.tell("replied")
+                scheduler.record_event("replied")
             except RpcError as error:
-                scheduler.tell("%s", error)
+                scheduler.record_event("%s", error)
 
     slots.processes[1].start(call, name="caller")
     slots.send(0, *(b"%d" % n for n in range(50)))

@@ -51,7 +51,7 @@ class History:
 
     def ended(self, producer: tuple[int, int], *, commit: bool, sink: str = OUT_A) -> None:
         self.logs[sink].mark(*producer, 0, commit=commit)
-        self.oracle.look(self.logs[sink])
+        self.oracle.check_partition(self.logs[sink])
 
     def committed(self, *results: Result, sink: str = OUT_A) -> None:
         self.ended(self.written(*results, sink=sink), commit=True, sink=sink)
@@ -60,7 +60,7 @@ class History:
         """Aborted, and stated to be lost."""
         producer = self.written(*results, sink=sink)
         self.ended(producer, commit=False, sink=sink)
-        self.oracle.forgive(self.logs.values(), {producer})
+        self.oracle.accept_loss(self.logs.values(), {producer})
 
 
 def events(*keys: str) -> list[Event]:
@@ -100,7 +100,7 @@ def test_oracle_ignores_records_of_open_and_aborted_transactions() -> None:
     history = History(BY_PIPELINE[Stateless], event)
     history.ended(history.written(plain(event)), commit=False)
     producer = history.written(plain(event))
-    history.oracle.look(history.logs[OUT_A])
+    history.oracle.check_partition(history.logs[OUT_A])
     assert history.oracle.visible == 0
     history.ended(producer, commit=True)
     history.oracle.complete()
@@ -211,7 +211,7 @@ def test_oracle_accepts_counts_that_continue_after_a_recorded_loss() -> None:
     history.lost(second)
     history.committed(third)
     history.oracle.complete()
-    assert (history.oracle.visible, history.oracle.forgiven) == (2, 1)
+    assert (history.oracle.visible, history.oracle.accepted_losses) == (2, 1)
 
 
 def test_oracle_reports_a_skipped_record_that_a_recorded_loss_does_not_cover() -> None:
@@ -238,7 +238,7 @@ def test_oracle_reports_a_recorded_loss_of_a_visible_record() -> None:
     producer = history.written(plain(event))
     history.ended(producer, commit=True)
     with pytest.raises(Violation, match="was stated to be lost, and is visible"):
-        history.oracle.forgive(history.logs.values(), {producer})
+        history.oracle.accept_loss(history.logs.values(), {producer})
 
 
 class Anew:

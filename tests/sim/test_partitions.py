@@ -24,7 +24,7 @@ def test_child_of_a_partitioned_process_is_partitioned_too(scheduler: Scheduler)
     calls.network.partition([calls.here], [calls.there])
     child = calls.scheduler.process("child", calls.here)
     calls.here = calls.scheduler.process("grandchild", child)
-    calls.client = calls.calling.of(calls.here).connect(calls.server.address)
+    calls.client = calls.rpc_network.of(calls.here).connect(calls.server.address)
     calls.call("from below")
     calls.run(11)
     assert calls.outcomes == {"from below": "no reply w after 10.0 s"}
@@ -40,7 +40,7 @@ def test_host_that_starts_during_a_partition_gets_a_random_side_and_keeps_it(
     scheduler: Scheduler,
 ) -> None:
     hosts: set[SimProcess] = set()
-    network = Network(scheduler, apart=hosts.__contains__)
+    network = Network(scheduler, has_own_host=hosts.__contains__)
     manager, other = scheduler.process("manager"), scheduler.process("other")
     network.partition([manager], [other])
     reached = Counter[bool]()
@@ -48,10 +48,10 @@ def test_host_that_starts_during_a_partition_gets_a_random_side_and_keeps_it(
         host = scheduler.process(f"host {number}", manager)
         hosts.add(host)
         slot = scheduler.process(f"slot {number}", host)
-        cut_off = network.silent(manager, host, _nothing)
-        assert network.silent(slot, manager, _nothing) is cut_off
-        assert network.silent(other, slot, _nothing) is not cut_off
-        assert not network.silent(host, slot, _nothing)
+        cut_off = network.hold_back(manager, host, _nothing)
+        assert network.hold_back(slot, manager, _nothing) is cut_off
+        assert network.hold_back(other, slot, _nothing) is not cut_off
+        assert not network.hold_back(host, slot, _nothing)
         reached[cut_off] += 1
     assert min(reached[True], reached[False]) > 10
 

@@ -36,18 +36,18 @@ class Job:
         self.log = PartitionLog(TopicPartition(OUT_A, 0), 1 << 20)
         for offset, event in enumerate(given):
             self.oracle.expect(SOURCE, event, offset)
-        self.begins(1, 0)
+        self.start_attempt(1, 0)
 
-    def begins(self, attempt: int, offset: int) -> None:
-        self.oracle.plain.begins(attempt, {SOURCE: offset})
-        self.oracle.plain.writes((attempt, 0), attempt)
+    def start_attempt(self, attempt: int, offset: int) -> None:
+        self.oracle.plain.start_attempt(attempt, {SOURCE: offset})
+        self.oracle.plain.record_producer((attempt, 0), attempt)
 
     def write(self, attempt: int, *results: Result) -> None:
         for result in results:
             record = Record(msgspec.json.encode(result), b"a", (), 0)
             sequence = sum(each.span.producer == (attempt, 0) for each in self.log.everything())
             self.log.append(attempt, 0, sequence, [record], is_open=None)
-        self.oracle.look(self.log)
+        self.oracle.check_partition(self.log)
 
     def publish(self, attempt: int, offset: int) -> None:
         self.oracle.plain.cut(attempt, {SOURCE: offset})
@@ -58,10 +58,10 @@ def test_at_least_once_sink_may_repeat_records_after_the_restored_checkpoint() -
     first, second, third, fourth = job.results
     job.write(1, first, second)
     job.publish(1, 1)
-    job.begins(2, 1)
+    job.start_attempt(2, 1)
     job.write(2, second, third)
     job.write(1, third)  # a zombie, which no process can stop
-    job.begins(3, 1)
+    job.start_attempt(3, 1)
     job.write(3, second, third, fourth)
     job.publish(3, 4)
     job.oracle.complete()
@@ -84,7 +84,7 @@ def test_repeated_record_from_before_the_restored_checkpoint_is_reported() -> No
     job = Job()
     job.write(1, *job.results[:2])
     job.publish(1, 2)
-    job.begins(2, 2)
+    job.start_attempt(2, 2)
     with pytest.raises(Violation, match="in-a-0:1 of key a, from before what it has restored"):
         job.write(2, job.results[1])
 
@@ -93,7 +93,7 @@ def test_checkpoint_is_reported_if_only_an_earlier_attempt_wrote_its_output() ->
     """Output that an earlier attempt has written there belongs to a state that is gone."""
     job = Job()
     job.write(1, *job.results[:2])
-    job.begins(2, 0)
+    job.start_attempt(2, 0)
     job.write(2, job.results[0])
     job.publish(2, 1)
     with pytest.raises(Violation, match=r"a checkpoint is behind in-a-0:1 \(key a\), and lacks it"):
@@ -110,12 +110,12 @@ def test_output_gap_is_reported_only_once_a_checkpoint_covers_it() -> None:
 
 def test_count_that_does_not_match_the_offsets_is_reported() -> None:
     job = Job()
-    job.begins(2, 1)
+    job.start_attempt(2, 1)
     wrong = msgspec.structs.replace(job.results[1], count=3)
     job.write(2, wrong)
     with pytest.raises(Violation, match="covers 2 of group a, and out-a has counted 1"):
         job.publish(2, 2)
-    job.begins(3, 1)
+    job.start_attempt(3, 1)
     with pytest.raises(Violation, match="count 1 of group a for a second time"):
         job.write(3, msgspec.structs.replace(job.results[1], count=1))
 
@@ -137,7 +137,7 @@ def test_records_after_a_manually_restored_checkpoint_are_expected_again() -> No
     job = Job()
     job.write(1, *job.results)
     job.oracle.rewind({SOURCE: 4}, {SOURCE: 2})
-    job.begins(2, 2)
+    job.start_attempt(2, 2)
     assert job.oracle.missing == 2
     job.write(2, *job.results[2:])
     job.oracle.complete()
@@ -158,13 +158,13 @@ def test_two_sinks_that_share_a_count_may_be_written_in_either_order() -> None:
     oracle = Oracle(replace(BY_PIPELINE[Sided], plain=frozenset({OUT_A, OUT_B})))
     for offset, event in enumerate(given):
         oracle.expect(SOURCE, event, offset)
-    oracle.plain.begins(1, {})
-    oracle.plain.writes((1, 0), 1)
+    oracle.plain.start_attempt(1, {})
+    oracle.plain.record_producer((1, 0), 1)
     for sink, result in ((OUT_A, even), (OUT_B, odd)):
         log = PartitionLog(TopicPartition(sink, 0), 1 << 20)
         record = Record(msgspec.json.encode(result), b"a", (), 0)
         log.append(1, 0, 0, [record], is_open=None)
-        oracle.look_at_plain_sinks([log])
+        oracle.check_at_least_once_sinks([log])
     oracle.plain.cut(1, {SOURCE: 2})
     oracle.complete()
 

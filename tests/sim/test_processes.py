@@ -9,7 +9,7 @@ import pytest
 
 from tests.contracts.behaviour import behave
 from tests.contracts.processes import ProcessesContract
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tests.sim.contracts import Simulated, World, simulated
 from tidegate.ports.processes import ExitStatus, ForkServerEvent
 from tidegate.protocol.messages import StartSlot
@@ -81,7 +81,7 @@ class SimProcessesWorld(SimStarter):
 
     def __init__(self, world: World) -> None:
         super().__init__(world.process)
-        self.around: Surroundings = world.around
+        self.environment: ContractEnvironment = world.environment
         self._world = world
 
     def process(self, pid: int) -> SimProcess:

@@ -26,15 +26,15 @@ class World:
         self.journal = SimpleNamespace(attempt=1, checkpoints=set[int]())
         self.position = 0
         self.due: Callable[[], None] | None = None
-        scheduler = SimpleNamespace(call_later=self._call_later, tell=lambda *_: None)
+        scheduler = SimpleNamespace(call_later=self._call_later, record_event=lambda *_: None)
         parts: Any = SimpleNamespace(
             scheduler=scheduler,
             watch=SimpleNamespace(journal=self.journal),
             kafka=SimpleNamespace(log=lambda _: self.log),
-            passed=lambda _: {ORIGIN: self.position},
+            read_positions=lambda _: {ORIGIN: self.position},
         )
-        chance: Any = SimpleNamespace(random=lambda: 0.0)
-        self.retention = Retention(parts, chance)
+        rng: Any = SimpleNamespace(random=lambda: 0.0)
+        self.retention = Retention(parts, rng)
         self.retention.begin()
 
     def _call_later(self, _s: float, call: Callable[[], None]) -> None:

@@ -6,24 +6,24 @@ import pytest
 
 from tests.contracts.clock import ClockContract
 from tests.contracts.rpc import RpcContract
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tests.sim.contracts import Simulated, World, simulated
-from tidegate.sim.rpc import Calling, SimRpc
+from tidegate.sim.rpc import RpcNetwork, SimRpc
 
 
 @simulated
 class TestSimClock(Simulated, ClockContract):
     @pytest.fixture
-    def around(self, simulation: World) -> Surroundings:
-        return simulation.around
+    def environment(self, simulation: World) -> ContractEnvironment:
+        return simulation.environment
 
 
 @simulated
 class TestSimRpc(Simulated, RpcContract):
     @pytest.fixture
     def rpc(self, simulation: World) -> SimRpc:
-        return Calling(simulation.network).of(simulation.process)
+        return RpcNetwork(simulation.network).of(simulation.process)
 
     @pytest.fixture
-    def around(self, simulation: World) -> Surroundings:
-        return simulation.around
+    def environment(self, simulation: World) -> ContractEnvironment:
+        return simulation.environment

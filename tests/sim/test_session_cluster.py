@@ -10,7 +10,7 @@ from tidegate.protocol.messages import Acknowledge, ListJobs
 from tidegate.sim.cluster import host_of
 from tidegate.sim.network import Network
 from tidegate.sim.plan import Plan
-from tidegate.sim.rpc import Calling, service_address
+from tidegate.sim.rpc import RpcNetwork, service_address
 from tidegate.sim.run import run_seed
 from tidegate.sim.scheduler import Scheduler
 from tidegate.sim.trace import TraceEvent
@@ -20,7 +20,7 @@ RUNS = 24
 
 def test_new_connection_to_a_service_address_reaches_the_newest_server() -> None:
     scheduler = Scheduler(0)
-    calling = Calling(Network(scheduler))
+    rpc_network = RpcNetwork(Network(scheduler))
     heard: list[str] = []
 
     def serve(name: str) -> None:
@@ -29,12 +29,12 @@ def test_new_connection_to_a_service_address_reaches_the_newest_server() -> None
             return Acknowledge()
 
         process = scheduler.process(name)
-        process.start(lambda: calling.of(process).serve(handler, 7), name="main")
+        process.start(lambda: rpc_network.of(process).serve(handler, 7), name="main")
         scheduler.run(scheduler.now + 1.0, lambda: False)
 
     def ask() -> None:
         process = scheduler.process("client")
-        client = calling.of(process).connect(service_address(7))
+        client = rpc_network.of(process).connect(service_address(7))
         process.start(lambda: client.call(ListJobs()), name="main")
         scheduler.run(scheduler.now + 1.0, lambda: False)
 

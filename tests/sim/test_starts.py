@@ -46,13 +46,13 @@ def scheduler() -> Iterator[Scheduler]:
 class Starting:
     """A parent whose children are born as a test says."""
 
-    def __init__(self, scheduler: Scheduler, **births: StartOutcome) -> None:
+    def __init__(self, scheduler: Scheduler, **draw_outcome: StartOutcome) -> None:
         self.scheduler = scheduler
         self.told: list[ForkServerEvent | int] = []
         self.processes = SimProcesses(
             scheduler.process("parent"),
             Behaving(),
-            births=lambda role: births.get(role, StartOutcome.LIVES),
+            draw_outcome=lambda role: draw_outcome.get(role, StartOutcome.STARTED),
         )
 
     def fork_server(self) -> None:
@@ -76,7 +76,9 @@ def test_refused_process_start_raises_and_leaves_no_process(scheduler: Scheduler
 
 
 def test_process_that_dies_at_once_is_reported_with_status_failed(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, child=StartOutcome.DIES, zygote=StartOutcome.DIES)
+    starting = Starting(
+        scheduler, child=StartOutcome.EXITS_AT_ONCE, zygote=StartOutcome.EXITS_AT_ONCE
+    )
     starting.processes.spawn("child", {"does": "wait"}, log="a.log", on_exit=starting.told.append)
     scheduler.run(4.0)
     assert starting.told == [FAILED]
@@ -86,7 +88,7 @@ def test_process_that_dies_at_once_is_reported_with_status_failed(scheduler: Sch
 
 
 def test_slot_that_dies_at_once_is_reported_as_forked_and_then_ended(scheduler: Scheduler) -> None:
-    starting = Starting(scheduler, slot=StartOutcome.DIES)
+    starting = Starting(scheduler, slot=StartOutcome.EXITS_AT_ONCE)
     starting.fork_server()
     ready, forked, ended = starting.told
     assert isinstance(ready, ForkServerReady)
@@ -108,19 +110,19 @@ def plan(seed: int) -> Plan:
 def test_starts_fail_in_some_runs_never_twice_in_a_row_and_not_after_the_faults(
     scheduler: Scheduler,
 ) -> None:
-    shares = [plan(seed).weights.starts_fail for seed in SEEDS]
+    shares = [plan(seed).fault_rates.starts_fail for seed in SEEDS]
     assert 0.35 < sum(share > 0 for share in shares) / len(shares) < 0.5
-    weights = replace(FaultRates.drawn(random.Random(1)), starts_fail=0.3)
-    trouble = RequestFaults(scheduler, weights)
-    births = [trouble.of_start("slot") for _ in range(STARTS)]
-    assert min(Counter(births)[birth] for birth in StartOutcome) > STARTS / 100
-    assert all(StartOutcome.LIVES in pair for pair in pairwise(births))
-    trouble.stop()
-    assert {trouble.of_start("slot") for _ in range(STARTS)} == {StartOutcome.LIVES}
+    fault_rates = replace(FaultRates.drawn(random.Random(1)), starts_fail=0.3)
+    request_faults = RequestFaults(scheduler, fault_rates)
+    draw_outcome = [request_faults.of_start("slot") for _ in range(STARTS)]
+    assert min(Counter(draw_outcome)[outcome] for outcome in StartOutcome) > STARTS / 100
+    assert all(StartOutcome.STARTED in pair for pair in pairwise(draw_outcome))
+    request_faults.stop()
+    assert {request_faults.of_start("slot") for _ in range(STARTS)} == {StartOutcome.STARTED}
 
 
 def test_simulation_finds_a_jobmanager_that_forgets_a_failed_jobmaster_start() -> None:
-    failing = [seed for seed in SEEDS if plan(seed).weights.starts_fail > 0.1]
+    failing = [seed for seed in SEEDS if plan(seed).fault_rates.starts_fail > 0.1]
     with planted(Mutant("a refusal is forgotten", (FORGETS,), run_seed, len(failing), 1)):
         violations = (run_seed(seed).violation or "" for seed in failing)
         assert any("has not come to its end" in each for each in violations)

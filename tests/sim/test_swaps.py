@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.drivers.kafka.clocks import SleepingClock
-from tests.mutants.finders import befallen
+from tests.mutants.finders import seeds_with
 from tests.sim.history import History
 from tidegate.sim import swaps
 from tidegate.sim.kafka.cluster import FakeKafka
@@ -117,7 +117,7 @@ def test_some_plans_have_swaps_of_each_kind_only_where_a_job_can_be_refused() ->
         assert len(each.swaps) == len(each.job_runs)
         assert each.swaps[0] is None
         found = {swap.kind for swap in each.swaps if swap}
-        assert not (found and each.weights.blackout)
+        assert not (found and each.fault_rates.blackout)
         if each.shape.plain == set(each.shape.sinks):
             assert not found & {swaps.EMPTY, swaps.OLDER}
         if each.retention or each.shape.plain:
@@ -133,7 +133,7 @@ def test_jobs_are_refused_after_a_swap_and_continue_once_it_is_corrected(kind: s
         nonlocal understood
         understood += f"understood: {kind}" in str(told)
 
-    for seed in befallen(kind, 20):
+    for seed in seeds_with(kind, 20):
         outcome = run_seed(seed, listen=listen)
         assert outcome.violation is None, f"tidegate sim --seed {seed}: {outcome.violation}"
     assert understood

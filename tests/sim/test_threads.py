@@ -10,7 +10,7 @@ from tests.contracts.threads import RULES
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ports.threads import Threads
 from tidegate.sim.scheduler import KILLED, Scheduler
-from tidegate.sim.threads import SimClock, SimSelf, SimThreads
+from tidegate.sim.threads import SimClock, SimCurrentProcess, SimThreads
 from tidegate.sim.trace import Trace
 
 Rule = Callable[[Threads], None]
@@ -53,7 +53,7 @@ def shouting(seed: int) -> tuple[list[str], str]:
                 for _ in range(3):
                     clock.sleep(0.5)
                     order.append(who)
-                    scheduler.tell("%s", who)
+                    scheduler.record_event("%s", who)
 
             process.start(work, name=str(thread))
     scheduler.run(until_s=100.0)
@@ -152,7 +152,7 @@ def test_exit_of_a_process_ends_all_its_threads_at_once() -> None:
 
     def main() -> int:
         SimClock(process).sleep(1.0)
-        SimSelf(process).exit(3)
+        SimCurrentProcess(process).exit(3)
 
     process.start(other, name="other")
     process.run_main(main)

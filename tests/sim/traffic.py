@@ -78,16 +78,16 @@ class Traffic:
 
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
-        self.chance = self.scheduler.random_for("traffic")
+        self.rng = self.scheduler.random_for("traffic")
         weather = NetworkConditions(
-            latency_s=0.0001 * 10 ** (2 * self.chance.random()),
-            late=self.chance.choice([0.0, 0.05]),
+            latency_s=0.0001 * 10 ** (2 * self.rng.random()),
+            late=self.rng.choice([0.0, 0.05]),
             late_s_max=0.2,
         )
         self.network = Network(
             self.scheduler, MessageFaults(weather, self.scheduler.random_for("weather"))
         )
-        self.parallelism = self.chance.choice([2, 3])
+        self.parallelism = self.rng.choice([2, 3])
         self.cuts: dict[tuple[TopicPartition, int], int] = {}
         """Offset at which a source subtask has injected a barrier."""
         self.sent: dict[TopicPartition, list[list[str]]] = defaultdict(list)
@@ -99,7 +99,7 @@ class Traffic:
             for source in SOURCES
         )
         graph.add("keyed_process", edges, location="x:2", uid=TOTALS)
-        self.credits = self.chance.choice([2, 3, 8])
+        self.credits = self.rng.choice([2, 3, 8])
         self.slots = [Slot(self, ordinal, graph) for ordinal in range(self.parallelism)]
 
     def run(self) -> None:
@@ -188,17 +188,17 @@ class Slot:
         )
         self._task = InputTask(
             cast("SubtaskContext", context),
-            cast("OperatorChain", Recording(self)),
+            cast("OperatorChain", RecordingChain(self)),
             self,
             gate,
             Alignment(len(gate)),
         )
-        chance = traffic.scheduler.random_for(f"slot/{ordinal}")
+        rng = traffic.scheduler.random_for(f"slot/{ordinal}")
         self._sources = [
-            Source(traffic, source, ordinal, self.channels.record_writers(source)[0][1], chance)
+            Source(traffic, source, ordinal, self.channels.record_writers(source)[0][1], rng)
             for source in SOURCES
         ]
-        self._chance = chance
+        self._chance = rng
 
     def start(self, addresses: list[str]) -> None:
         def main() -> None:
@@ -248,7 +248,7 @@ class Slot:
         self.ended = True
 
 
-class Recording:
+class RecordingChain:
     """Stands for the chain of the task and for its record writer: notes what goes downstream."""
 
     def __init__(self, slot: Slot) -> None:
@@ -287,13 +287,13 @@ class Source:
         source: VertexId,
         ordinal: int,
         record_writer: RecordWriter,
-        chance: random.Random,
+        rng: random.Random,
     ) -> None:
         self.record_writer = record_writer
-        self._traffic, self._chance = traffic, chance
+        self._traffic, self._chance = traffic, rng
         self._topic_partition = TopicPartition(source, ordinal)
         self._sent = traffic.sent[self._topic_partition]
-        self._cuts = sorted(chance.randint(0, RECORDS) for _ in range(BARRIERS))
+        self._cuts = sorted(rng.randint(0, RECORDS) for _ in range(BARRIERS))
         self._barriers = 0
         self._ended = False
 

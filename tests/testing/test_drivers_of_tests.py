@@ -109,7 +109,7 @@ def test_map_entries_come_in_the_order_of_a_job() -> None:
         assert harness.entries(Remember.words, "key") == {}
 
 
-def test_map_entries_cannot_be_read_on_after_a_clear() -> None:
+def test_iteration_over_map_entries_fails_after_a_clear() -> None:
     with FunctionHarness(Remember()) as harness:
         harness.push("key", "a")
         with pytest.raises(UserCodeError, match="was cleared"):
@@ -123,13 +123,13 @@ def test_the_function_is_opened_and_closed_also_after_a_failure() -> None:
     assert function.log == ["open", "close"]
 
 
-def test_what_user_code_raises_is_the_cause() -> None:
+def test_exception_of_user_code_is_the_cause_of_the_error() -> None:
     with FunctionHarness(Count()) as harness, pytest.raises(UserCodeError) as caught:
         harness.push("a", Word("a", 13))
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_assigning_over_a_state_is_noticed() -> None:
+def test_assignment_to_a_state_attribute_fails_the_test() -> None:
     with FunctionHarness(Count()) as harness, pytest.raises(UserCodeError) as caught:
         harness.push("a", Word("a", 14))
     assert "last" in str(caught.value)
@@ -158,7 +158,7 @@ def test_a_key_of_another_type_is_refused() -> None:
         harness.push(5, Word("a", 1))
 
 
-def test_a_function_without_types_cannot_be_driven() -> None:
+def test_function_without_type_arguments_is_refused() -> None:
     class Untyped(KeyedProcess):  # type: ignore[type-arg]
         pass
 
@@ -203,7 +203,7 @@ def record(text: str, number: int) -> ConsumerRecord[str, Word]:
     )
 
 
-def test_unions_side_outputs_and_whole_records_run() -> None:
+def test_pipeline_test_runs_unions_side_outputs_and_whole_records() -> None:
     with PipelineTest(Words) as test:
         test.source(Words.words).push(record("a", 1), record("b", 2))
         test.source(Words.more).push(record("c", 0))
@@ -235,7 +235,7 @@ def test_a_key_that_is_neither_text_nor_bytes_fails_the_test() -> None:
         test.source(Numbered.words).push(Word("a", 5))
 
 
-def test_a_bad_record_meets_the_policy_of_its_source() -> None:
+def test_bad_record_is_handled_by_the_policy_of_its_source() -> None:
     with PipelineTest(ClickDedup) as test:
         source = test.source(ClickDedup.clicks)
         source.push_bytes(b"{", key=b"k", headers=(("h", b"1"),))
@@ -250,7 +250,7 @@ def test_a_bad_record_meets_the_policy_of_its_source() -> None:
         test.source(OrderTotals.orders).push_bytes(None)
 
 
-def test_provenance_is_kept() -> None:
+def test_record_keeps_its_topic_partition_offset_and_timestamp() -> None:
     seen: list[tuple[str, int, int]] = []
 
     class Seen(Pipeline, name="seen"):

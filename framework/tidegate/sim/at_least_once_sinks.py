@@ -48,7 +48,7 @@ class _Attempt:
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
 
 
-class PlainSinks:
+class AtLeastOnceSinks:
     """The checker of the at-least-once sinks of one job.
 
     `group_at` returns the state of a group at given offsets.
@@ -72,14 +72,14 @@ class PlainSinks:
                 self._lanes.setdefault(lane, []).append(_Place(name, topic_partition, offset))
                 self.due.add((sink, name))
 
-    def begins(self, attempt: int, base: Mapping[TopicPartition, int]) -> None:
+    def start_attempt(self, attempt: int, base: Mapping[TopicPartition, int]) -> None:
         """Set the restored offsets of an attempt.
 
         The attempt has claimed the job, or has rolled back a checkpoint before it wrote anything.
         """
         self._attempts[attempt] = _Attempt(base)
 
-    def writes(self, producer: Producer, attempt: int) -> None:
+    def record_producer(self, producer: Producer, attempt: int) -> None:
         """Record that a slot of an attempt has made a producer."""
         self._writers[producer] = attempt
 

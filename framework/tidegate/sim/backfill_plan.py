@@ -34,17 +34,17 @@ ENDS: Final = {"stop": "stop", "crash": "crash"}
 """End of a backfill, by the end of the live job that it replaces. Others end at their bounds."""
 
 
-def with_backfills(plan: Plan, chance: random.Random) -> Plan:
+def with_backfills(plan: Plan, rng: random.Random) -> Plan:
     """Return the plan with at least one backfill."""
-    scatters = chance.random() < SCATTER and plan.shape.sources == SCATTERED.sources
+    scatters = rng.random() < SCATTER and plan.shape.sources == SCATTERED.sources
     shape = SCATTERED if scatters else replace(plan.shape, plain=frozenset())
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
     at_once = int(len(plan.inputs) * AT_ONCE)
-    lives = _lives(plan.job_runs, chance)
+    lives = _convert_job_runs(plan.job_runs, rng)
     return replace(
         plan,
         shape=shape,
-        weights=replace(plan.weights, blackout=0.0),
+        fault_rates=replace(plan.fault_rates, blackout=0.0),
         job_runs=lives,
         inputs=tuple(
             replace(each, at_s=0.0) if number < at_once else each
@@ -54,31 +54,33 @@ def with_backfills(plan: Plan, chance: random.Random) -> Plan:
         retention=False,
         mishaps=(),
         swaps=(None,) * len(lives),
-        waves=WaveFaults.drawn(chance),
+        waves=WaveFaults.drawn(rng),
     )
 
 
-def _lives(lives: tuple[JobRun, ...], chance: random.Random) -> tuple[JobRun, ...]:
-    made = [_backfilled(life, chance) if chance.random() < BACKFILLED else life for life in lives]
-    if all(life.wave_offsets is None for life in made):
-        made.insert(0, _backfilled(_first(chance, "bounded"), chance))
-    if made[0].wave_offsets is not None and chance.random() < LIVE_FIRST:
-        made.insert(0, _first(chance, "stop"))
+def _convert_job_runs(lives: tuple[JobRun, ...], rng: random.Random) -> tuple[JobRun, ...]:
+    made = [
+        _as_backfill(job_run, rng) if rng.random() < BACKFILLED else job_run for job_run in lives
+    ]
+    if all(job_run.wave_offsets is None for job_run in made):
+        made.insert(0, _as_backfill(_first(rng, "bounded"), rng))
+    if made[0].wave_offsets is not None and rng.random() < LIVE_FIRST:
+        made.insert(0, _first(rng, "stop"))
     return tuple(made)
 
 
-def _first(chance: random.Random, ends: str) -> JobRun:
-    parallelism = chance.randint(1, 3)
-    return JobRun(parallelism, 1, parallelism, ends, chance.random())
+def _first(rng: random.Random, ends: str) -> JobRun:
+    parallelism = rng.randint(1, 3)
+    return JobRun(parallelism, 1, parallelism, ends, rng.random())
 
 
-def _backfilled(life: JobRun, chance: random.Random) -> JobRun:
-    if life.ends == "finished":
-        return life  # input is still to come
+def _as_backfill(job_run: JobRun, rng: random.Random) -> JobRun:
+    if job_run.ends == "finished":
+        return job_run  # input is still to come
     return replace(
-        life,
-        parallelism=chance.choice(PARALLELISMS),
-        ends=ENDS.get(life.ends, "bounded"),
+        job_run,
+        parallelism=rng.choice(PARALLELISMS),
+        ends=ENDS.get(job_run.ends, "bounded"),
         restore_back=None,
-        wave_offsets=chance.choice(WAVE_OFFSETS),
+        wave_offsets=rng.choice(WAVE_OFFSETS),
     )

@@ -34,7 +34,7 @@ from tidegate.sim.threads import SimQueue
 from tidegate.sim.wave_executor import SimExecutor
 from tidegate.sim.wave_faults import WaveFaults
 
-AGAIN_S: Final = 0.5
+RESTART_DELAY_S: Final = 0.5
 """Time in seconds until the user starts the driver again."""
 START_S: Final = 0.5
 SECOND_AFTER_S: Final = 3.0
@@ -52,10 +52,10 @@ class BackfillUser:
         process: SimProcess,
         submission: Submission,
         config: Config,
-        life: JobRun,
+        job_run: JobRun,
         plan: Plan,
     ) -> None:
-        self._world, self._process, self._plan, self._life = world, process, plan, life
+        self._world, self._process, self._plan, self._job_run = world, process, plan, job_run
         self._submission, self._config = submission, config
         self._scheduler = world.scheduler
         self._chance = world.scheduler.random_for(f"backfill/{process.name}")
@@ -90,7 +90,7 @@ class BackfillUser:
             while driver.alive and not self._ended:
                 self._exits.get()
             if not self._ended:
-                self._scheduler.wait(AGAIN_S)
+                self._scheduler.wait(RESTART_DELAY_S)
         self._dismiss_second()
         return 0
 
@@ -104,7 +104,7 @@ class BackfillUser:
 
     def _start_second(self) -> None:
         """Start a second driver on another host, so that it survives the end of this process."""
-        if self._process.alive and not self._world.trouble.over:
+        if self._process.alive and not self._world.request_faults.over:
             host = self._scheduler.process(f"{self._process.name} elsewhere")
             self._second = self._start(host)
 
@@ -132,27 +132,27 @@ class BackfillUser:
 
     def _drive(self, driver: SimProcess) -> ExitStatus:
         """Run the main function of a driver."""
-        chance = self._scheduler.random_for(f"executor/{driver.pid}")
-        executor = SimExecutor(self._world, driver, self._site, self._faults, chance)
+        rng = self._scheduler.random_for(f"executor/{driver.pid}")
+        executor = SimExecutor(self._world, driver, self._site, self._faults, rng)
         backfill = Backfill(
             self._submission,
             self._config,
             self._world.drivers(driver),
             executor,
-            wave_offsets=self._life.wave_offsets or 1,
+            wave_offsets=self._job_run.wave_offsets or 1,
             on_wave=partial(self._wave_done, driver),
         )
-        stop_after = 1 + int(WAVES_MAX * self._life.ends_at_share)
-        stops = self._life.ends == "stop"
+        stop_after = 1 + int(WAVES_MAX * self._job_run.ends_at_share)
+        stops = self._job_run.ends == "stop"
         try:
             backfill.run(stop=lambda: stops and self._waves >= stop_after)
         except JobClosedError as error:
             if error.outcome != JobState.FINISHED.outcome:
                 raise
             # An earlier driver that died before its exit, or the second driver, has finished it.
-            self._scheduler.tell("another driver has ended it: %s", error)
+            self._scheduler.record_event("another driver has ended it: %s", error)
         except TidegateError as error:
-            self._scheduler.tell("the driver fails: %s", error)
+            self._scheduler.record_event("the driver fails: %s", error)
             self._judge(error)
             return FAILED
         finally:
@@ -176,4 +176,4 @@ class BackfillUser:
             return
         wrong = isinstance(error, FencedError | DataLossError)
         if wrong or not isinstance(error, ExternalError):
-            self._world.watch.violated(f"a driver fails: {kind_of(type(error))}: {error}")
+            self._world.watch.record_violation(f"a driver fails: {kind_of(type(error))}: {error}")

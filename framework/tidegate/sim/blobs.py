@@ -66,12 +66,12 @@ class StorageVerdict:
     """Time from the arrival of the request until the sender has the answer."""
     fails: bool = False
     """Whether the storage refuses the request: nothing is written, and the sender knows it."""
-    given_up_s: float | None = None
+    timeout_s: float | None = None
     """Time after which the sender stops waiting and does not know the outcome. The request still
     takes effect when it arrives.
     """
     request_lost: bool = False
-    """Whether the request never arrives. `given_up_s` says when the sender stops waiting."""
+    """Whether the request never arrives. `timeout_s` says when the sender stops waiting."""
     hangs: bool = False
     """Whether the call never returns. Its request never arrives either."""
 
@@ -206,7 +206,7 @@ class SimBlobStore:
         Raise StorageError if the storage refuses the request.
         """
         scheduler = self._process.scheduler
-        scheduler.point()
+        scheduler.maybe_switch()
         verdict = self._faults.of_storage(self._process, kind, path)
         if verdict.fails:
             _wait(self._process, verdict.request_s + verdict.answer_s)
@@ -220,8 +220,8 @@ class SimBlobStore:
             scheduler.call_later(verdict.request_s, lambda: answer.append(act()))
         else:
             answer.append(act())
-        if verdict.given_up_s is not None:
-            _wait(self._process, verdict.given_up_s)
+        if verdict.timeout_s is not None:
+            _wait(self._process, verdict.timeout_s)
             return None
         _wait(self._process, verdict.request_s + verdict.answer_s)
         return answer[0]

@@ -38,15 +38,15 @@ from tidegate.sim.kafka.cluster import FakeKafka, FakeProcess
 from tidegate.sim.kafka.faults import Call, Verdict
 from tidegate.sim.kafka.log import PartitionLog
 from tidegate.sim.kafka.reader import FakeReader
-from tidegate.sim.mounts import Elsewhere, Mounts, Who, nobody
+from tidegate.sim.mounts import Mounts, OtherClusterFaults, ProcessFilter, nobody
 from tidegate.sim.network import Network
 from tidegate.sim.oracle import Oracle
 from tidegate.sim.patches import Salts
-from tidegate.sim.processes import Announce, Paces, Role, SimProcesses, SlotMain
-from tidegate.sim.rpc import Calling
+from tidegate.sim.processes import Announce, Role, SimProcesses, SlotMain, StartDurations
+from tidegate.sim.rpc import RpcNetwork
 from tidegate.sim.scheduler import Scheduler, SimProcess
-from tidegate.sim.session_cluster import HOST, rejoining
-from tidegate.sim.threads import EPOCH_MS, SimClock, SimEntropy, SimSelf, SimThreads
+from tidegate.sim.session_cluster import HOST, serve_forever
+from tidegate.sim.threads import EPOCH_MS, SimClock, SimCurrentProcess, SimEntropy, SimThreads
 from tidegate.slot.main import run_slot
 from tidegate.stream_elements import TopicPartition
 
@@ -77,27 +77,29 @@ class SimCluster:
     def __init__(
         self,
         scheduler: Scheduler,
-        trouble: RequestFaults,
+        request_faults: RequestFaults,
         oracle: Oracle,
         *,
-        paces: Paces | None = None,
+        start_durations: StartDurations | None = None,
     ) -> None:
-        self.scheduler, self.trouble = scheduler, trouble
-        self._paces = paces
+        self.scheduler, self.request_faults = scheduler, request_faults
+        self._start_durations = start_durations
         self.blobs = MemoryBlobs()
-        self.network = Network(scheduler, apart=lambda process: host_of(process) is process)
-        self.calling = Calling(self.network)
-        self.kafka = FakeKafka(BrokerClock(scheduler), faults=self, marked=self._marked)
+        self.network = Network(scheduler, has_own_host=lambda process: host_of(process) is process)
+        self.rpc_network = RpcNetwork(self.network)
+        self.kafka = FakeKafka(BrokerClock(scheduler), faults=self, on_marker=self._on_marker)
         self.watch = ProtocolChecker(scheduler, self.blobs, self.kafka, oracle)
         self._readers: list[tuple[SimProcess, FakeReader]] = []
         self._clients: dict[str, tuple[SimProcess, FakeProcess]] = {}
         """Kafka clients of the processes, by the name that the hook of faults gets."""
         self.mounts = Mounts(self.blobs)
-        self.elsewhere = FakeKafka(
-            BrokerClock(scheduler), faults=Elsewhere(self.watch.violated), cluster_id=ELSEWHERE
+        self.other_kafka = FakeKafka(
+            BrokerClock(scheduler),
+            faults=OtherClusterFaults(self.watch.record_violation),
+            cluster_id=ELSEWHERE,
         )
         """A Kafka cluster that is not the job's."""
-        self._astray: Who = nobody
+        self._misdirected: ProcessFilter = nobody
         self.salts = Salts(scheduler)
         self._chance = scheduler.random_for("cluster")
 
@@ -117,7 +119,7 @@ class SimCluster:
         `storage` is the id of its storage, if the process that starts the cluster has read it.
         """
         programs = Programs(self, cluster, config, session_cluster=session_cluster, storage=storage)
-        return SimProcesses(owner, programs, self._paces, self.trouble.of_start)
+        return SimProcesses(owner, programs, self._start_durations, self.request_faults.of_start)
 
     # --- drivers --------------------------------------------------------------------------------
 
@@ -127,12 +129,12 @@ class SimCluster:
 
     def kafka_of(self, process: SimProcess, address: str = "") -> FakeProcess:
         """Return the Kafka clients of a process, for the cluster that an address leads to."""
-        strange = address == ELSEWHERE or self._astray(process)
-        name = f"{process.name}#{process.pid}{'@' + ELSEWHERE if strange else ''}"
+        is_other = address == ELSEWHERE or self._misdirected(process)
+        name = f"{process.name}#{process.pid}{'@' + ELSEWHERE if is_other else ''}"
         known = self._clients.get(name)
         if known is not None:
             return known[1]
-        kafka = self.elsewhere if strange else self.kafka
+        kafka = self.other_kafka if is_other else self.kafka
         made = kafka.process(name, SimClock(process))
         self._clients[name] = process, made
         process.on_exit.append(
@@ -144,20 +146,22 @@ class SimCluster:
         """Record that a process has made a reader."""
         self._readers.append((process, reader))
 
-    def passed(self, attempt: int) -> dict[TopicPartition, int]:
+    def read_positions(self, attempt: int) -> dict[TopicPartition, int]:
         """Return the positions of the readers of an attempt, by partition."""
         self._readers = [(process, reader) for process, reader in self._readers if process.alive]
         of_attempt = [
-            reader.passed
+            reader.read_positions
             for process, reader in self._readers
             if self.watch.attempt_of(process) == attempt
         ]
         return {
-            topic_partition: at for passed in of_attempt for topic_partition, at in passed.items()
+            topic_partition: at
+            for read_positions in of_attempt
+            for topic_partition, at in read_positions.items()
         }
 
-    def _marked(self, log: PartitionLog) -> None:
-        self.watch.marked(log)
+    def _on_marker(self, log: PartitionLog) -> None:
+        self.watch.on_marker(log)
 
     def decide(self, call: Call) -> Verdict:
         """Check the protocol rules for a request, then return the verdict drawn from the rates.
@@ -165,22 +169,22 @@ class SimCluster:
         This is the method of `kafka.faults.Faults`.
         """
         known = self._clients.get(call.process)
-        self.watch.asked(call, None if known is None else known[0])
-        return self.trouble.decide(call)
+        self.watch.check_request(call, None if known is None else known[0])
+        return self.request_faults.decide(call)
 
     # --- what processes see ---------------------------------------------------------------------
 
-    def mount_wrong(self, wrong: MemoryBlobs, who: Who) -> None:
+    def mount_other(self, wrong: MemoryBlobs, selects: ProcessFilter) -> None:
         """Show another storage to some processes. JobMasters and slots must not write to it."""
 
         def written(process: SimProcess, path: str) -> None:
             if kind_of(process) in {"jobmaster", "slot"} and wrong.identity:
-                self.watch.violated(f"{process.name} writes {path} to another storage")
+                self.watch.record_violation(f"{process.name} writes {path} to another storage")
 
         wrong.written = written
-        self.mounts.mount(wrong, who)
+        self.mounts.mount(wrong, selects)
 
-    def bury(self) -> None:
+    def kill_orphans(self) -> None:
         """Kill every process whose user process is gone, even if it is frozen."""
         for process in self.scheduler.processes:
             root = process
@@ -189,13 +193,13 @@ class SimCluster:
             if process.alive and not root.alive:
                 process.kill()
 
-    def lead_astray(self, who: Who) -> None:
+    def misdirect(self, selects: ProcessFilter) -> None:
         """Let the addresses of the brokers lead some processes to another Kafka cluster."""
-        self._astray = who
+        self._misdirected = selects
 
-    def all_lead_home(self) -> None:
+    def correct_addresses(self) -> None:
         """Let every address lead to the job's Kafka cluster again."""
-        self._astray = nobody
+        self._misdirected = nobody
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -240,8 +244,8 @@ def host_of(process: SimProcess) -> SimProcess:
     runs on the host of the user, and a JobMaster on the host of its JobManager.
     """
     parent = process.parent
-    apart = kind_of(process) == "taskmanager" or HOST in process.name
-    return process if parent is None or apart else host_of(parent)
+    has_own_host = kind_of(process) == "taskmanager" or HOST in process.name
+    return process if parent is None or has_own_host else host_of(parent)
 
 
 class Programs:
@@ -331,12 +335,12 @@ class Programs:
                 self._processes(process),
             )
 
-        rejoining(serve, drivers.clock)
+        serve_forever(serve, drivers.clock)
 
     def _slot(
         self, process: SimProcess, start: StartSlot, arguments: Mapping[str, Any]
     ) -> ExitStatus:
-        self._world.watch.slot_is(process, start.attempt)
+        self._world.watch.record_slot(process, start.attempt)
         return run_slot(
             start,
             self._world.drivers(process),
@@ -359,12 +363,12 @@ class SimDrivers:
         self.clock = SimClock(process)
         self.threads = SimThreads(process)
         self.entropy = SimEntropy(process)
-        self.process = SimSelf(process)
-        self.rpc = world.calling.of(process)
+        self.process = SimCurrentProcess(process)
+        self.rpc = world.rpc_network.of(process)
 
     def blob_store(self, url: str) -> BlobStore:
         del url  # there is only one storage
-        return SimBlobStore(self._world.mounts, self._process, self._world.trouble)
+        return SimBlobStore(self._world.mounts, self._process, self._world.request_faults)
 
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin:
         return self._kafka(kafka).kafka_admin(kafka)
@@ -375,7 +379,7 @@ class SimDrivers:
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool
     ) -> PartitionReader:
-        self._world.watch.source_starts(self._process)
+        self._world.watch.check_source_start(self._process)
         made = self._kafka(kafka).partition_reader(
             kafka, group, with_end_of_partition=with_end_of_partition
         )
@@ -390,7 +394,7 @@ class SimDrivers:
     ) -> Producer:
         made = self._kafka(kafka).producer(kafka, transactional_id, transaction_timeout_ms)
         if transactional_id is None:
-            self._world.watch.plain_producer(made.identity, self._process)
+            self._world.watch.record_plain_producer(made.identity, self._process)
         return made
 
     def kv_store(self, backend: str, directory: Path) -> KeyValueStore:

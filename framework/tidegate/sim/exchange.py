@@ -39,8 +39,8 @@ Post = Callable[[Callable[[], None]], None]
 Sent = tuple[int, tuple[bytes, ...]]
 """A frame in flight: its channel, and the sent parts themselves without a copy."""
 
-_GOODBYE = EndOfStream()
-_WELCOME = HandshakeAccepted()
+_END_OF_STREAM = EndOfStream()
+_ACCEPTED = HandshakeAccepted()
 
 
 class _Link:
@@ -92,7 +92,7 @@ class SimExchange:
         self.address = network.listen(process, self._accept)
         self._listens = True
         self._links: dict[int, _Link] = {}
-        self._strangers: dict[End, _Link | None] = {}
+        self._pending_connections: dict[End, _Link | None] = {}
         """Ends without a completed handshake, each with the link that dialled, or None."""
         self._early: dict[int, tuple[End, list[Any]]] = {}
         """Ends accepted before `connect`, with the items received since then, by ordinal."""
@@ -109,14 +109,14 @@ class SimExchange:
     def connect(
         self, peers: Mapping[int, str], *, post: Post, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         check(not self._links, "an exchange is connected once")
         check(self._ordinal not in peers, "a slot has no connection to itself")
         self._links = {peer: _Link(peer) for peer in peers}
         self._hand(self._begin, dict(peers), post, on_frames, on_lost)
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         check(0 <= channel < EXCHANGE_CHANNEL, f"channel number {channel} is not one of a caller's")
         parts = tuple(payload)
         size = sum(map(len, parts))
@@ -124,7 +124,7 @@ class SimExchange:
         self._links[peer].put((channel, parts))
 
     def close(self) -> None:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         if not self._closed:
             self._closed = True
             self._hand(self._send_end_of_stream)
@@ -134,7 +134,7 @@ class SimExchange:
 
     def _accept(self, end: End) -> None:
         end.receive = partial(self._received, end)
-        self._strangers[end] = None
+        self._pending_connections[end] = None
 
     def _received(self, end: End, items: list[Any]) -> None:
         self._hand(self._take, end, items)
@@ -181,7 +181,7 @@ class SimExchange:
     def _dial(self, link: _Link, address: str) -> None:
         end = self._network.dial(self._process, address)
         end.receive = partial(self._received, end)
-        self._strangers[end] = link
+        self._pending_connections[end] = link
         end.send(
             HandshakeRequest(
                 job=self._job, attempt=self._attempt, sender=self._ordinal, receiver=link.peer
@@ -190,8 +190,8 @@ class SimExchange:
 
     def _take(self, end: End, items: list[Any]) -> None:
         """Handle the items received on a connection, in order."""
-        if end in self._strangers:
-            self._greet(end, items)
+        if end in self._pending_connections:
+            self._handle_handshake(end, items)
             return
         for link in self._links.values():
             if link.end is end:
@@ -201,11 +201,11 @@ class SimExchange:
             if early is end:
                 read.extend(items)
 
-    def _greet(self, end: End, items: list[Any]) -> None:
-        link = self._strangers.pop(end)
+    def _handle_handshake(self, end: End, items: list[Any]) -> None:
+        link = self._pending_connections.pop(end)
         match items[0]:
-            case HandshakeRequest() as hello if link is None:
-                self._answer(end, hello, items[1:])
+            case HandshakeRequest() as request if link is None:
+                self._answer(end, request, items[1:])
             case HandshakeAccepted() if link is not None:
                 self._attach(link, end, items[1:])
             case HandshakeRejected(reason=reason) if link is not None:
@@ -216,21 +216,21 @@ class SimExchange:
             case _:
                 end.close()
 
-    def _answer(self, end: End, hello: HandshakeRequest, items: list[Any]) -> None:
+    def _answer(self, end: End, request: HandshakeRequest, items: list[Any]) -> None:
         reason = rejection_reason(
-            hello, job=self._job, attempt=self._attempt, ordinal=self._ordinal
+            request, job=self._job, attempt=self._attempt, ordinal=self._ordinal
         )
-        link = self._links.get(hello.sender) if self._begun else None
-        taken = hello.sender in self._early or (self._begun and not (link and link.open))
+        link = self._links.get(request.sender) if self._begun else None
+        taken = request.sender in self._early or (self._begun and not (link and link.open))
         if reason is None and taken:
-            reason = f"slot {hello.sender} has, or had, its connection already, or needs none"
+            reason = f"slot {request.sender} has, or had, its connection already, or needs none"
         if reason is not None:
             end.send(HandshakeRejected(reason=reason))
             end.close()
             return
-        end.send(_WELCOME)
+        end.send(_ACCEPTED)
         if link is None:
-            self._early[hello.sender] = end, items
+            self._early[request.sender] = end, items
         else:
             self._attach(link, end, items)
 
@@ -283,7 +283,7 @@ class SimExchange:
             if link.open and not link.waiting:
                 link.drop()  # no item waits for this peer
             else:
-                link.put(_GOODBYE)
+                link.put(_END_OF_STREAM)
         self._close_listener_when_connected()
 
     def _ended(self) -> bool:
@@ -305,7 +305,7 @@ class SimExchange:
 
     def _free(self) -> None:
         self._close_listener()
-        for end in self._strangers:
+        for end in self._pending_connections:
             end.close()
         for end, _ in self._early.values():
             end.close()

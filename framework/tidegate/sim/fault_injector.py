@@ -11,7 +11,7 @@ from typing import Final
 
 from tidegate.sim.cluster import SimCluster, host_of, kind_of
 from tidegate.sim.faults import FaultRates, FaultSchedule
-from tidegate.sim.network import calm
+from tidegate.sim.network import without_faults
 from tidegate.sim.scheduler import SimProcess
 
 TURNS_MAX: Final = 150
@@ -23,17 +23,17 @@ BETWEEN_HOSTS: Final = 0.5
 class FaultInjector:
     """The injector of the faults of one run."""
 
-    def __init__(self, world: SimCluster, weights: FaultRates) -> None:
-        self._world, self._weights = world, weights
+    def __init__(self, world: SimCluster, fault_rates: FaultRates) -> None:
+        self._world, self._fault_rates = world, fault_rates
         self._scheduler = world.scheduler
         self._chance = world.scheduler.random_for("blows")
         rates = {
-            "kill": weights.kill,
-            "freeze": weights.freeze,
-            "outage": weights.outages,
-            "partition": weights.partitions,
+            "kill": fault_rates.kill,
+            "freeze": fault_rates.freeze,
+            "outage": fault_rates.outages,
+            "partition": fault_rates.partitions,
         }
-        self._blows = FaultSchedule(
+        self._fault_schedule = FaultSchedule(
             {kind: rate for kind, rate in rates.items() if rate}, self._chance
         )
         self._due: list[tuple[int, str]] = []
@@ -50,9 +50,9 @@ class FaultInjector:
 
     def begin(self) -> None:
         """Draw the time of the next fault."""
-        wait_s = self._blows.next_in_s()
-        if wait_s < self._weights.wild_s:
-            self._scheduler.call_later(wait_s, self._comes)
+        wait_s = self._fault_schedule.next_in_s()
+        if wait_s < self._fault_rates.fault_period_s:
+            self._scheduler.call_later(wait_s, self._draw_fault)
 
     def black_out(self, seconds: float) -> None:
         """Let no broker answer for some seconds, once.
@@ -71,9 +71,9 @@ class FaultInjector:
         self._after_step.clear()
         self._blackout_s = None
         world = self._world
-        world.trouble.stop()
+        world.request_faults.stop()
         world.network.heal()
-        world.network.fate = calm
+        world.network.delivery = without_faults
         for process in self._scheduler.processes:
             world.thaw(process)
 
@@ -86,7 +86,7 @@ class FaultInjector:
         if self._blackout_s is not None:
             self._await_moment(self._blackout_s)
         if self._due and self._scheduler.turns >= self._due[0][0]:
-            self._strike(self._due.pop(0)[1])
+            self._inject(self._due.pop(0)[1])
 
     def _count_of_awaited(self) -> int:
         watch = self._world.watch
@@ -100,21 +100,21 @@ class FaultInjector:
         elif now >= self._blackout_turn:
             self._blackout_s = None
             self.blackout_ends_s = self._scheduler.now + seconds
-            self._tell("a blackout: no broker answers for %.2f s", seconds)
-            self._world.trouble.outage(seconds)
+            self._record_event("a blackout: no broker answers for %.2f s", seconds)
+            self._world.request_faults.outage(seconds)
 
-    def _comes(self) -> None:
+    def _draw_fault(self) -> None:
         if self.over:
             return
-        kind = self._blows.draw()
-        if self._chance.random() < self._weights.at_steps:
+        kind = self._fault_schedule.draw()
+        if self._chance.random() < self._fault_rates.at_steps:
             self._after_step.append(kind)
             self._steps = self._world.watch.steps
         else:
             self._due.append((self._scheduler.turns + self._chance.randrange(TURNS_MAX), kind))
         self.begin()
 
-    def _strike(self, kind: str) -> None:
+    def _inject(self, kind: str) -> None:
         match kind:
             case "kill":
                 victim = self._victim()
@@ -127,9 +127,9 @@ class FaultInjector:
                 if victim is not None:
                     self._freeze(victim)
             case "outage":
-                seconds = self._lasts(self._weights.outage_s)
-                self._tell("no broker answers for %.2f s", seconds)
-                self._world.trouble.outage(seconds)
+                seconds = self._lasts(self._fault_rates.outage_s)
+                self._record_event("no broker answers for %.2f s", seconds)
+                self._world.request_faults.outage(seconds)
             case _:
                 self._partition()
 
@@ -137,7 +137,7 @@ class FaultInjector:
         self.freezes += 1
         self._world.freeze(victim)
         self._scheduler.call_later(
-            self._lasts(self._weights.frozen_s), lambda: self._world.thaw(victim)
+            self._lasts(self._fault_rates.frozen_s), lambda: self._world.thaw(victim)
         )
 
     def _partition(self) -> None:
@@ -150,7 +150,7 @@ class FaultInjector:
             hosts = {host_of(process) for process in one[: len(one) // 2 + 1]}
             one = [process for process in alive if host_of(process) in hosts]
         other = [process for process in alive if process not in one]
-        self._tell("a partition around %s", ", ".join(process.name for process in one))
+        self._record_event("a partition around %s", ", ".join(process.name for process in one))
         self._world.network.partition(one, other, both_ways=both)
         self._scheduler.call_later(self._lasts(2.0), self._world.network.heal)
 
@@ -170,5 +170,5 @@ class FaultInjector:
     def _lasts(self, mean_s: float) -> float:
         return min(self._chance.expovariate(1 / mean_s), 30.0)
 
-    def _tell(self, what: str, *details: object) -> None:
+    def _record_event(self, what: str, *details: object) -> None:
         self._scheduler.story.record(self._scheduler.now, "world", what, *details)

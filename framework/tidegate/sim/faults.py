@@ -32,7 +32,7 @@ from tidegate.sim.kafka.faults import (
 from tidegate.sim.processes import StartOutcome
 from tidegate.sim.scheduler import Scheduler, SimProcess
 
-GIVEN_UP_S: Final = 1.0
+CLIENT_TIMEOUT_S: Final = 1.0
 """Time in seconds that a client waits for a storage that does not answer."""
 LATE_S_MAX: Final = 5.0
 STALLED_S_MAX: Final = 3.0
@@ -61,7 +61,7 @@ _BUSY: Final = (Code.CONCURRENT_TRANSACTIONS,)
 class FaultRates:
     """The fault rates of a run. Shares are from 0 to 1, times are in seconds."""
 
-    wild_s: float
+    fault_period_s: float
     """Time during which faults happen."""
     kill: float
     """Number of kills per second, of any process."""
@@ -96,59 +96,59 @@ class FaultRates:
     """Share of the processes that cannot be started, or that end at once."""
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> FaultRates:
+    def drawn(cls, rng: random.Random) -> FaultRates:
         """Draw the rates of a run.
 
         A tenth of the runs has only delays. In the others, each kind of fault is absent in half.
         """
-        calm = chance.random() < 0.1
+        calm = rng.random() < 0.1
 
-        def weight(most: float) -> float:
-            absent = calm or chance.random() < 0.5
-            share = chance.random() ** 2
+        def draw_rate(most: float) -> float:
+            absent = calm or rng.random() < 0.5
+            share = rng.random() ** 2
             return 0.0 if absent else most * share
 
         return cls(
-            wild_s=4.0 + 18.0 * chance.random() ** 2,
-            kill=weight(2.0),
-            freeze=weight(1.0),
-            frozen_s=0.2 + 8.0 * chance.random() ** 2,
-            at_steps=chance.random(),
-            storage_slow=chance.random(),
-            storage_fails=weight(0.1),
-            storage_unknown=weight(0.1),
-            kafka_slow=chance.random(),
-            kafka_lost=weight(0.1),
-            kafka_unanswered=weight(0.1),
-            kafka_refused=weight(0.1),
-            outages=weight(0.2),
-            outage_s=0.2 + 5.0 * chance.random(),
-            partitions=weight(0.3),
+            fault_period_s=4.0 + 18.0 * rng.random() ** 2,
+            kill=draw_rate(2.0),
+            freeze=draw_rate(1.0),
+            frozen_s=0.2 + 8.0 * rng.random() ** 2,
+            at_steps=rng.random(),
+            storage_slow=rng.random(),
+            storage_fails=draw_rate(0.1),
+            storage_unknown=draw_rate(0.1),
+            kafka_slow=rng.random(),
+            kafka_lost=draw_rate(0.1),
+            kafka_unanswered=draw_rate(0.1),
+            kafka_refused=draw_rate(0.1),
+            outages=draw_rate(0.2),
+            outage_s=0.2 + 5.0 * rng.random(),
+            partitions=draw_rate(0.3),
         )
 
-    def with_rare_ones(self, chance: random.Random, *, busy: bool, hasty: bool) -> FaultRates:
+    def with_rare_ones(self, rng: random.Random, *, busy: bool, short_timeouts: bool) -> FaultRates:
         """Add the faults that most runs do not have.
 
         If records always wait (`busy`), processes are killed, too. If checkpoints have a short
-        timeout (`hasty`), some requests take longer than this timeout.
+        timeout (`short_timeouts`), some requests take longer than this timeout.
         """
 
-        def weight(most: float, share: float = RARE) -> float:
-            some = chance.random()
-            return most * some**2 if chance.random() < share and self.any() else 0.0
+        def draw_rate(most: float, share: float = RARE) -> float:
+            some = rng.random()
+            return most * some**2 if rng.random() < share and self.any() else 0.0
 
         return replace(
             self,
-            kill=max(self.kill, weight(KILLS_OF_BUSY, float(busy))),
-            kafka_stalled=weight(0.4, 1.0 if hasty else RARE),
-            kafka_rejected=weight(0.3),
-            blackout=chance.uniform(*BLACKOUT) if chance.random() < BLACKOUTS else 0.0,
+            kill=max(self.kill, draw_rate(KILLS_OF_BUSY, float(busy))),
+            kafka_stalled=draw_rate(0.4, 1.0 if short_timeouts else RARE),
+            kafka_rejected=draw_rate(0.3),
+            blackout=rng.uniform(*BLACKOUT) if rng.random() < BLACKOUTS else 0.0,
         )
 
-    def with_failing_starts(self, chance: random.Random) -> FaultRates:
+    def with_failing_starts(self, rng: random.Random) -> FaultRates:
         """Add processes that do not start, in half of the runs that have any fault."""
-        share = STARTS_FAIL_MAX * chance.random() ** 2
-        fails = chance.random() < 0.5 and self.any()
+        share = STARTS_FAIL_MAX * rng.random() ** 2
+        fails = rng.random() < 0.5 and self.any()
         return replace(self, starts_fail=share if fails else 0.0)
 
     def any(self) -> bool:
@@ -156,7 +156,7 @@ class FaultRates:
         return any(
             getattr(self, field.name)
             for field in fields(self)
-            if field.name not in {"wild_s", "at_steps", "frozen_s", "outage_s"}
+            if field.name not in {"fault_period_s", "at_steps", "frozen_s", "outage_s"}
             and not field.name.endswith("_slow")
         )
 
@@ -174,8 +174,8 @@ class RequestFaults:
     After `stop` there are only delays.
     """
 
-    def __init__(self, scheduler: Scheduler, weights: FaultRates) -> None:
-        self._scheduler, self._weights = scheduler, weights
+    def __init__(self, scheduler: Scheduler, fault_rates: FaultRates) -> None:
+        self._scheduler, self._fault_rates = scheduler, fault_rates
         self._chance = scheduler.random_for("trouble")
         self._starts = scheduler.random_for("starts")
         self._refused: set[str] = set()
@@ -208,12 +208,14 @@ class RequestFaults:
         allowed to fail.
         """
         draw = self._starts.random
-        fails = not self.over and draw() < self._weights.starts_fail and role not in self._refused
+        fails = (
+            not self.over and draw() < self._fault_rates.starts_fail and role not in self._refused
+        )
         if not fails:
             self._refused.discard(role)
-            return StartOutcome.LIVES
+            return StartOutcome.STARTED
         self._refused.add(role)
-        return StartOutcome.REFUSED if draw() < 0.5 else StartOutcome.DIES
+        return StartOutcome.REFUSED if draw() < 0.5 else StartOutcome.EXITS_AT_ONCE
 
     # --- storage --------------------------------------------------------------------------------
 
@@ -223,16 +225,16 @@ class RequestFaults:
         hanging = None if self.hanging is None else self.hanging(process, kind)
         if hanging is not None:
             return hanging
-        weights, draw = self._weights, self._chance.random
-        if draw() >= weights.storage_slow:
+        fault_rates, draw = self._fault_rates, self._chance.random
+        if draw() >= fault_rates.storage_slow:
             delays_s = (0.0, 0.0)
         else:
             delays_s = (_delay(self._chance), _delay(self._chance))
         if self.over:
             return StorageVerdict(request_s=delays_s[0], answer_s=delays_s[1])
-        if weights.storage_fails and draw() < weights.storage_fails:
+        if fault_rates.storage_fails and draw() < fault_rates.storage_fails:
             return StorageVerdict(request_s=delays_s[0], fails=True)
-        if weights.storage_unknown and draw() < weights.storage_unknown:
+        if fault_rates.storage_unknown and draw() < fault_rates.storage_unknown:
             return self._unknown(kind)
         if delays_s == (0.0, 0.0):
             return AT_ONCE
@@ -241,53 +243,53 @@ class RequestFaults:
     def _unknown(self, kind: str) -> StorageVerdict:
         what = self._chance.random()
         if what < 0.3 or kind in {"get", "list"}:
-            return StorageVerdict(request_lost=True, given_up_s=GIVEN_UP_S)
+            return StorageVerdict(request_lost=True, timeout_s=CLIENT_TIMEOUT_S)
         if what < 0.7:
-            return StorageVerdict(given_up_s=GIVEN_UP_S)
-        late_s = GIVEN_UP_S + LATE_S_MAX * self._chance.random()
-        return StorageVerdict(request_s=late_s, given_up_s=GIVEN_UP_S)
+            return StorageVerdict(timeout_s=CLIENT_TIMEOUT_S)
+        late_s = CLIENT_TIMEOUT_S + LATE_S_MAX * self._chance.random()
+        return StorageVerdict(request_s=late_s, timeout_s=CLIENT_TIMEOUT_S)
 
     # --- brokers --------------------------------------------------------------------------------
 
     def decide(self, call: Call) -> Verdict:
         """Return the verdict of a broker request, as in `kafka.faults.Faults`."""
-        weights, draw = self._weights, self._chance.random
-        if draw() >= weights.kafka_slow:
+        fault_rates, draw = self._fault_rates, self._chance.random
+        if draw() >= fault_rates.kafka_slow:
             request_s = answer_s = 0.0
         else:
             request_s, answer_s = _delay(self._chance), _delay(self._chance)
         if not self.over:
-            wrong = self._wrong(call, request_s, answer_s)
+            wrong = self._draw_fault(call, request_s, answer_s)
             if wrong is not None:
                 return wrong
-            if weights.kafka_stalled and draw() < weights.kafka_stalled:
+            if fault_rates.kafka_stalled and draw() < fault_rates.kafka_stalled:
                 answer_s += STALLED_S_MAX * draw()
         if request_s == answer_s == 0.0:
             return PROCEED
         return Verdict(request_s=request_s, answer_s=answer_s)
 
-    def _wrong(self, call: Call, request_s: float, answer_s: float) -> Verdict | None:
-        weights, draw = self._weights, self._chance.random
+    def _draw_fault(self, call: Call, request_s: float, answer_s: float) -> Verdict | None:
+        fault_rates, draw = self._fault_rates, self._chance.random
         if self._scheduler.now < self._outage_until_s:
             return unreachable(request_s + 0.05)
-        if weights.kafka_lost and draw() < weights.kafka_lost:
+        if fault_rates.kafka_lost and draw() < fault_rates.kafka_lost:
             return unreachable(request_s + NOTICED_S_MAX * draw())
-        if weights.kafka_unanswered and draw() < weights.kafka_unanswered:
+        if fault_rates.kafka_unanswered and draw() < fault_rates.kafka_unanswered:
             return answer_lost(request_s, NOTICED_S_MAX * draw())
-        if weights.kafka_refused and draw() < weights.kafka_refused:
+        if fault_rates.kafka_refused and draw() < fault_rates.kafka_refused:
             code = _refusal(call, self._chance)
             if code is not None:
                 return refused(code, answer_s)
-        rejected = weights.kafka_rejected if call.api is Api.PRODUCE else 0.0
+        rejected = fault_rates.kafka_rejected if call.api is Api.PRODUCE else 0.0
         if rejected and draw() < rejected:
             return refused(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, answer_s)
         return None
 
 
-def _refusal(call: Call, chance: random.Random) -> Code | None:
+def _refusal(call: Call, rng: random.Random) -> Code | None:
     if call.api in _COORDINATOR:
         busy = call.api in {Api.INIT_PRODUCER_ID, Api.ADD_PARTITIONS, Api.END_TXN}
-        return chance.choice(_MOVED + _BUSY if busy else _MOVED)
+        return rng.choice(_MOVED + _BUSY if busy else _MOVED)
     if call.api in {
         Api.PRODUCE,
         Api.FETCH,
@@ -299,16 +301,16 @@ def _refusal(call: Call, chance: random.Random) -> Code | None:
     return None
 
 
-def _delay(chance: random.Random) -> float:
+def _delay(rng: random.Random) -> float:
     """Draw a delay in seconds: mostly about a millisecond, sometimes a hundred."""
-    return float(0.0005 * 10 ** (2.5 * chance.random() ** 3))
+    return float(0.0005 * 10 ** (2.5 * rng.random() ** 3))
 
 
 class FaultSchedule:
     """The times of kills, freezes, outages and partitions, with exponential intervals."""
 
-    def __init__(self, rates: dict[str, float], chance: random.Random) -> None:
-        self._rates, self._chance = rates, chance
+    def __init__(self, rates: dict[str, float], rng: random.Random) -> None:
+        self._rates, self._chance = rates, rng
         self._total = sum(rates.values())
 
     def next_in_s(self) -> float:

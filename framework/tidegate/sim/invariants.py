@@ -33,7 +33,7 @@ from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.sim.blobs import MemoryBlobs
-from tidegate.sim.journal_view import JournalPosition, JournalView, short
+from tidegate.sim.journal_view import JournalPosition, JournalView, describe_entry
 from tidegate.sim.kafka.cluster import FakeKafka
 from tidegate.sim.kafka.coordinator import Decision
 from tidegate.sim.kafka.faults import Api, Call
@@ -77,7 +77,7 @@ class ProtocolChecker:
         """Pid of the worker that has initialised a transactional id."""
         self._flaws: dict[int, str] = {}
         """Reason why the wave of a backfill attempt must not be published, by attempt."""
-        self._owed: set[PreparedTransaction] = set()
+        self._unreported_losses: set[PreparedTransaction] = set()
         """Transactions whose loss must still be stated."""
         self.may_lose = False
         """Whether the brokers may be unreachable for longer than a transaction may stay open."""
@@ -94,17 +94,17 @@ class ProtocolChecker:
         self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
         blobs.watch = self._created
 
-    def slot_is(self, process: SimProcess, attempt: int) -> None:
+    def record_slot(self, process: SimProcess, attempt: int) -> None:
         """Record that a slot process of an attempt has begun."""
         self._attempts[process.pid] = attempt
         self._slots.add(process.pid)
 
-    def worker_is(self, process: SimProcess, attempt: int) -> None:
+    def record_worker(self, process: SimProcess, attempt: int) -> None:
         """Record that a worker of a backfill begins a task of an attempt."""
-        self.slot_is(process, attempt)
+        self.record_slot(process, attempt)
         self._workers.setdefault(process.pid, set()).add(attempt)
 
-    def wave_ran(self, attempt: int, flaw: str) -> None:
+    def record_wave(self, attempt: int, flaw: str) -> None:
         """Record the end of the tasks of a wave.
 
         `flaw` says why its reports must not be published. It is empty if they may be.
@@ -115,11 +115,11 @@ class ProtocolChecker:
         """Return the attempt of a slot, or the last attempt that a JobMaster has claimed."""
         return self._attempts.get(process.pid)
 
-    def violated(self, message: str) -> None:
+    def record_violation(self, message: str) -> None:
         """Record a violation. Only the first one is kept."""
         if self.found is None:
             self.found = Violation(message)
-            self._scheduler.tell("VIOLATION: %s", message)
+            self._scheduler.record_event("VIOLATION: %s", message)
 
     # --- the journal ----------------------------------------------------------------------------
 
@@ -131,24 +131,26 @@ class ProtocolChecker:
         entry = decode_entry(data, path)
         journal = self.journal
         self._scheduler.story.record(
-            self._scheduler.now, process.name, "journal %d: %s", number, short(entry)
+            self._scheduler.now, process.name, "journal %d: %s", number, describe_entry(entry)
         )
         if number != len(journal.entries) + 1:
-            self.violated(f"journal entry {number} was created after {len(journal.entries)}")
+            self.record_violation(
+                f"journal entry {number} was created after {len(journal.entries)}"
+            )
         journal.entries[number] = entry
         if isinstance(entry, Claim):
             journal.attempt, journal.submission = number, entry.submission_id
             journal.claimed_ms = self._kafka.now_ms()
             self._attempts[process.pid] = number
             if self.must_refuse and not self.may_claim:
-                self.violated(f"attempt {number} has begun, although {self.must_refuse}")
-            self._begins(entry)
+                self.record_violation(f"attempt {number} has begun, although {self.must_refuse}")
+            self._start_attempt(entry)
             if self.claimed is not None:
                 self.claimed(number)
         else:
-            self._decided(entry)
+            self._check_entry(entry)
 
-    def _begins(self, claim: Claim) -> None:
+    def _start_attempt(self, claim: Claim) -> None:
         """Set the start offsets of an attempt.
 
         If the user has chosen other offsets than those of the last publication, rewind the oracle.
@@ -157,10 +159,12 @@ class ProtocolChecker:
         base = journal.restored(claim).offsets
         if base != journal.base:
             journal.base = base
-            self._oracle.rewind(_by_origin(journal.last.offsets), _by_origin(base))
-        self._oracle.plain.begins(journal.attempt, _by_origin(base))
+            self._oracle.rewind(
+                _by_topic_partition(journal.last.offsets), _by_topic_partition(base)
+            )
+        self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(base))
 
-    def _decided(self, entry: AnyEntry) -> None:
+    def _check_entry(self, entry: AnyEntry) -> None:
         match entry:
             case Claim():
                 pass  # `_created` handles it, because it knows the process
@@ -171,62 +175,66 @@ class ProtocolChecker:
             case Lost():
                 self._lost(entry)
             case RolledBack():
-                self._retracted(entry)
+                self._rolled_back(entry)
             case LossAccepted():
                 self._accepted()
             case Closed():
-                self._of_newest("closed", entry.attempt)
+                self._check_newest_attempt("closed", entry.attempt)
                 self._closed_ms = self._kafka.now_ms()
 
     def _published(self, entry: Publication) -> None:
         journal = self.journal
-        self._of_newest("published", entry.attempt)
+        self._check_newest_attempt("published", entry.attempt)
         if self.must_refuse:
-            self.violated(f"{entry.checkpoint} is published, although {self.must_refuse}")
+            self.record_violation(f"{entry.checkpoint} is published, although {self.must_refuse}")
         flaw = self._flaws.get(entry.attempt, "")
         if flaw:
-            self.violated(f"{entry.checkpoint} is published, although {flaw}")
+            self.record_violation(f"{entry.checkpoint} is published, although {flaw}")
         if journal.lost is not None:
-            self.violated(f"{entry.checkpoint} is published after a loss that is not accepted")
+            self.record_violation(
+                f"{entry.checkpoint} is published after a loss that is not accepted"
+            )
         if entry.checkpoint in journal.checkpoints:
-            self.violated(f"checkpoint id {entry.checkpoint} was used twice")
+            self.record_violation(f"checkpoint id {entry.checkpoint} was used twice")
         journal.checkpoints.add(entry.checkpoint)
         for each in entry.transactions:
             parts = parse_transactional_id(each.transactional_id)
             if parts is None or parts.attempt > entry.attempt:
-                self.violated(f"{entry.checkpoint} names {each.transactional_id}")
+                self.record_violation(f"{entry.checkpoint} names {each.transactional_id}")
         journal.named.update(map(_identity, entry.transactions))
         for each in entry.transactions:
             journal.first_named.setdefault(each, entry.number)
-        journal.earlier.append(journal.last)
+        journal.rollback_targets.append(journal.last)
         journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
         journal.base = journal.last.offsets
         self._cut()
 
     def _cut(self) -> None:
         """Check that the new publication covers all results written before it, and no others."""
-        self.look_at_plain_sinks()
+        self.check_at_least_once_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
-        offsets = _by_origin(last.offsets)
+        offsets = _by_topic_partition(last.offsets)
         ended = {
             (producer_id, epoch)
-            for (_, producer_id, epoch), became in coordinator.decided.items()
-            if became is Decision.COMMITTED
+            for (_, producer_id, epoch), decision in coordinator.decided.items()
+            if decision is Decision.COMMITTED
         }
         named = {(each.producer_id, each.epoch) for each in last.named}
         try:
             self._oracle.cut(self._kafka.logs(), offsets, named | ended)
             self._oracle.plain.cut(self.journal.attempt, offsets)
         except Violation as violation:
-            self.violated(str(violation))
+            self.record_violation(str(violation))
 
     def _settled(self, entry: Settled) -> None:
         """Check that all transactions named by the last publication are committed."""
-        self._is_about_the_last("settled", entry.publication)
+        self._check_is_last("settled", entry.publication)
         for each in self.journal.last.named:
-            became = self._became(each)
-            if became is not Decision.COMMITTED:
-                self.violated(f"settled, and {each.transactional_id} is {_said(became)}")
+            decision = self._decision_on(each)
+            if decision is not Decision.COMMITTED:
+                self.record_violation(
+                    f"settled, and {each.transactional_id} is {_describe(decision)}"
+                )
         self.journal.last = replace(self.journal.last, named=frozenset())
 
     def _lost(self, entry: Lost) -> None:
@@ -236,86 +244,94 @@ class ProtocolChecker:
         that the publication names must be committed.
         """
         journal = self.journal
-        self._is_about_the_last("lost", entry.publication)
+        self._check_is_last("lost", entry.publication)
         if not self.may_lose:
-            self.violated(f"output is lost: {entry.statement}")
+            self.record_violation(f"output is lost: {entry.statement}")
         for each in journal.last.named:
-            became = self._became(each)
+            decision = self._decision_on(each)
             stated = each in entry.transactions
-            if stated is (became is Decision.COMMITTED) or became is Decision.FENCED:
+            if stated is (decision is Decision.COMMITTED) or decision is Decision.FENCED:
                 what = "is stated to be lost" if stated else "is not stated to be lost"
-                self.violated(f"{each.transactional_id} {what}, and is {_said(became)}")
-        self._one_has_timed_out("stated a loss", entry.transactions)
+                self.record_violation(
+                    f"{each.transactional_id} {what}, and is {_describe(decision)}"
+                )
+        self._check_has_timeout("stated a loss", entry.transactions)
         journal.lost = entry
-        self._forgive(set(entry.transactions) - self._owed)
-        self._owed -= set(entry.transactions)
+        self._accept_loss(set(entry.transactions) - self._unreported_losses)
+        self._unreported_losses -= set(entry.transactions)
 
-    def _forgive(self, gone: AbstractSet[PreparedTransaction]) -> None:
+    def _accept_loss(self, gone: AbstractSet[PreparedTransaction]) -> None:
         producers = {(each.producer_id, each.epoch) for each in gone}
         try:
-            self._oracle.forgive(self._kafka.logs(), producers)
+            self._oracle.accept_loss(self._kafka.logs(), producers)
         except Violation as violation:
-            self.violated(str(violation))
+            self.record_violation(str(violation))
 
-    def _look_for_losses(self) -> None:
+    def _find_losses(self) -> None:
         """Find transactions that are lost already, although no process has stated the loss yet.
 
         Such a transaction has timed out and cannot be rolled back, because a transaction of its
         publication or of a later one is committed. The loss must be stated later.
         """
         first = self.journal.first_named
-        became = {each: self._became(each) for each in first}
-        committed = [first[each] for each in first if became[each] is Decision.COMMITTED]
+        decision = {each: self._decision_on(each) for each in first}
+        committed = [first[each] for each in first if decision[each] is Decision.COMMITTED]
         doomed = {
             each
-            for each in self.journal.last.named - self._owed
-            if became[each] is Decision.TIMED_OUT and committed and first[each] <= max(committed)
+            for each in self.journal.last.named - self._unreported_losses
+            if decision[each] is Decision.TIMED_OUT and committed and first[each] <= max(committed)
         }
         if doomed and self.journal.lost is None:
-            self._owed |= doomed
-            self._forgive(doomed)
+            self._unreported_losses |= doomed
+            self._accept_loss(doomed)
 
     def _accepted(self) -> None:
         self.journal.lost = None
         self.journal.last = replace(self.journal.last, named=frozenset())
         if not self.accepting:
-            self.violated("a loss is accepted, and the user has not said so")
+            self.record_violation("a loss is accepted, and the user has not said so")
 
-    def _retracted(self, entry: RolledBack) -> None:
+    def _rolled_back(self, entry: RolledBack) -> None:
         """Check that no transaction introduced by the rolled back publication is or will be
         committed.
         """
         journal = self.journal
-        self._is_about_the_last("rolled back", entry.publication)
-        before, carried = journal.earlier.pop(), journal.last.named
+        self._check_is_last("rolled back", entry.publication)
+        before, carried = journal.rollback_targets.pop(), journal.last.named
         first = carried - before.named
         if first != frozenset(entry.aborted):
-            self.violated("a rollback names other transactions than its publication did first")
+            self.record_violation(
+                "a rollback names other transactions than its publication did first"
+            )
         for each in first:
-            became = self._became(each)
-            if became in {None, Decision.COMMITTED, Decision.FENCED}:
-                self.violated(f"rolled back, and {each.transactional_id} is {_said(became)}")
-        self._one_has_timed_out("rolled back", tuple(carried))
+            decision = self._decision_on(each)
+            if decision in {None, Decision.COMMITTED, Decision.FENCED}:
+                self.record_violation(
+                    f"rolled back, and {each.transactional_id} is {_describe(decision)}"
+                )
+        self._check_has_timeout("rolled back", tuple(carried))
         journal.last = replace(before, named=before.named & carried)
         journal.base = before.offsets
-        self._oracle.plain.begins(journal.attempt, _by_origin(journal.base))
+        self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(journal.base))
 
-    def _became(self, each: PreparedTransaction) -> Decision | None:
+    def _decision_on(self, each: PreparedTransaction) -> Decision | None:
         """Return the decision of the coordinator on a transaction; None if it is still open."""
         return self._kafka.coordinator.decided.get(_identity(each))
 
-    def _is_about_the_last(self, what: str, number: int) -> None:
+    def _check_is_last(self, what: str, number: int) -> None:
         last = self.journal.last.publication
         if last is None or last.number != number:
-            self.violated(f"{what} is publication {number}, which is not the last")
+            self.record_violation(f"{what} is publication {number}, which is not the last")
 
-    def _one_has_timed_out(self, what: str, of: Sequence[PreparedTransaction]) -> None:
-        if not any(self._became(each) is Decision.TIMED_OUT for each in of):
-            self.violated(f"{what}, and no transaction of it has timed out")
+    def _check_has_timeout(self, what: str, of: Sequence[PreparedTransaction]) -> None:
+        if not any(self._decision_on(each) is Decision.TIMED_OUT for each in of):
+            self.record_violation(f"{what}, and no transaction of it has timed out")
 
-    def _of_newest(self, what: str, attempt: int) -> None:
+    def _check_newest_attempt(self, what: str, attempt: int) -> None:
         if attempt != self.journal.attempt:
-            self.violated(f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed")
+            self.record_violation(
+                f"attempt {attempt} {what} after attempt {self.journal.attempt} claimed"
+            )
 
     def _offsets(self, entry: Publication) -> dict[tuple[str, str, int], int]:
         """Return the offsets in the manifest of a publication.
@@ -327,24 +343,26 @@ class ProtocolChecker:
         known = self.journal.base
         for path in sorted(manifest.files):
             if f"{manifest.job}/{path}" not in self._blobs.objects:
-                self.violated(f"checkpoint {entry.checkpoint} names {path}, which is not stored")
+                self.record_violation(
+                    f"checkpoint {entry.checkpoint} names {path}, which is not stored"
+                )
         offsets: dict[tuple[str, str, int], int] = {
             (each.source, each.topic, each.partition): each.offset for each in manifest.splits
         }
         for place, offset in offsets.items():
             if offset < known.get(place, 0):
                 _, topic, partition = place
-                self.violated(
+                self.record_violation(
                     f"checkpoint {entry.checkpoint} goes back in {topic}-{partition}: "
                     f"from offset {known[place]} to {offset}"
                 )
         if not known.keys() <= offsets.keys():
-            self.violated(f"checkpoint {entry.checkpoint} has lost a partition")
+            self.record_violation(f"checkpoint {entry.checkpoint} has lost a partition")
         return offsets
 
     # --- brokers --------------------------------------------------------------------------------
 
-    def asked(self, call: Call, process: SimProcess | None) -> None:
+    def check_request(self, call: Call, process: SimProcess | None) -> None:
         """Check a request that is sent to a coordinator."""
         name = call.transactional_id
         if name is None or process is None:
@@ -353,71 +371,83 @@ class ProtocolChecker:
             self.steps += 1
             self.ends += 1
             if (name, *(call.producer or ())) not in self.journal.named:
-                self.violated(f"{name} is ended as {call.producer}, and no publication names it")
+                self.record_violation(
+                    f"{name} is ended as {call.producer}, and no publication names it"
+                )
         elif call.api is Api.INIT_PRODUCER_ID:
             self._initialised(name, process)
 
     def _initialised(self, name: TransactionalId, process: SimProcess) -> None:
         parts = parse_transactional_id(name)
-        own = self._attempts.get(process.pid)
-        if parts is None or own is None:
-            self.violated(f"{process.name} initialises {name}")
+        own_attempt = self._attempts.get(process.pid)
+        if parts is None or own_attempt is None:
+            self.record_violation(f"{process.name} initialises {name}")
             return
-        if parts.attempt > own:
-            self.violated(f"{process.name} of attempt {own} fences {name} of a newer attempt")
+        if parts.attempt > own_attempt:
+            self.record_violation(
+                f"{process.name} of attempt {own_attempt} fences {name} of a newer attempt"
+            )
         if process.pid in self._slots:
             # An I/O thread of a worker may repeat a request of an earlier task of the worker.
-            if parts.attempt not in self._workers.get(process.pid, {own}):
-                self.violated(f"a slot of attempt {own} initialises {name}")
+            if parts.attempt not in self._workers.get(process.pid, {own_attempt}):
+                self.record_violation(f"a slot of attempt {own_attempt} initialises {name}")
             if self._kafka.coordinator.list().get(name) is TransactionState.ONGOING:
-                self.violated(f"{process.name} initialises {name}, whose transaction is open")
+                self.record_violation(
+                    f"{process.name} initialises {name}, whose transaction is open"
+                )
         is_worker = process.pid in self._workers
         if is_worker and self._worker_of_id.setdefault(name, process.pid) != process.pid:
-            self.violated(f"{process.name} initialises {name}, as another worker has done")
+            self.record_violation(f"{process.name} initialises {name}, as another worker has done")
         if name in self.journal.unsettled:
-            self.violated(
+            self.record_violation(
                 f"{process.name} initialises {name}, which an unsettled publication names"
             )
 
-    def marked(self, log: PartitionLog) -> None:
+    def on_marker(self, log: PartitionLog) -> None:
         """Check a partition in which a transaction has ended."""
         if self.may_lose:
-            self._look_for_losses()
+            self._find_losses()
         try:
-            self._oracle.look(log)
+            self._oracle.check_partition(log)
         except Violation as violation:
-            self.violated(str(violation))
+            self.record_violation(str(violation))
 
-    def plain_producer(self, producer: tuple[int, int], process: SimProcess) -> None:
+    def record_plain_producer(self, producer: tuple[int, int], process: SimProcess) -> None:
         """Record that a slot has made a producer without transactions."""
-        self._oracle.plain.writes(producer, self._attempts[process.pid])
+        self._oracle.plain.record_producer(producer, self._attempts[process.pid])
 
-    def look_at_plain_sinks(self) -> None:
+    def check_at_least_once_sinks(self) -> None:
         """Check the at-least-once sinks.
 
         Writes to them cause no event, so callers must call this before they use the result.
         """
         try:
-            self._oracle.look_at_plain_sinks(self._kafka.logs())
+            self._oracle.check_at_least_once_sinks(self._kafka.logs())
         except Violation as violation:
-            self.violated(str(violation))
+            self.record_violation(str(violation))
 
-    def source_starts(self, process: SimProcess) -> None:
+    def check_source_start(self, process: SimProcess) -> None:
         """Check that a slot that begins to read finds no open transaction of a dead attempt."""
-        own = self._attempts.get(process.pid, 0)
-        if own != self.journal.attempt:
+        own_attempt = self._attempts.get(process.pid, 0)
+        if own_attempt != self.journal.attempt:
             return  # the slot is a zombie
         for name, state in self._kafka.coordinator.list().items():
             parts = parse_transactional_id(name)
-            if parts is None or parts.attempt >= own or state is not TransactionState.ONGOING:
+            if (
+                parts is None
+                or parts.attempt >= own_attempt
+                or state is not TransactionState.ONGOING
+            ):
                 continue
             began_ms = self._kafka.coordinator.describe(name).start_ms
             if began_ms < self.journal.claimed_ms:
-                self.violated(f"a source of attempt {own} starts, and {name} is not fenced")
+                self.record_violation(
+                    f"a source of attempt {own_attempt} starts, and {name} is not fenced"
+                )
 
     # --- transactions that stay open ------------------------------------------------------------
 
-    def look_for_stalls(self, *, quiet_since_s: float | None) -> None:
+    def check_for_stalls(self, *, quiet_since_s: float | None) -> None:
         """Check that transactions of dead attempts do not hold readers back for too long.
 
         The run calls it at regular intervals.
@@ -435,7 +465,9 @@ class ProtocolChecker:
             if quiet_since_s is not None:
                 since_s = max(open_now[which], quiet_since_s)
                 if now_s - since_s > STALL_S:
-                    self.violated(f"{name} of a dead attempt is open for {now_s - since_s:.0f} s")
+                    self.record_violation(
+                        f"{name} of a dead attempt is open for {now_s - since_s:.0f} s"
+                    )
         self._open_since_s = open_now
 
     def ended(self, submission: str, state: str) -> None:
@@ -448,17 +480,21 @@ class ProtocolChecker:
             return
         last = journal.entries[len(journal.entries)]
         if not isinstance(last, Closed) or last.outcome.upper() != state:
-            self.violated(f"the job is {state.lower()}, and its journal ends with {short(last)}")
+            self.record_violation(
+                f"the job is {state.lower()}, and its journal ends with {describe_entry(last)}"
+            )
 
-    def nothing_open(self) -> None:
+    def check_nothing_open(self) -> None:
         """Check that at the end of a job no transaction is open and all losses were stated."""
-        for each in self._owed:
-            self.violated(f"{each.transactional_id} has timed out, and no entry states the loss")
+        for each in self._unreported_losses:
+            self.record_violation(
+                f"{each.transactional_id} has timed out, and no entry states the loss"
+            )
         for name, state in self._kafka.coordinator.list().items():
-            if state is TransactionState.ONGOING and not self._of_a_late_worker(name):
-                self.violated(f"{name} is open after the end of the job")
+            if state is TransactionState.ONGOING and not self._is_of_late_worker(name):
+                self.record_violation(f"{name} is open after the end of the job")
 
-    def _of_a_late_worker(self, name: TransactionalId) -> bool:
+    def _is_of_late_worker(self, name: TransactionalId) -> bool:
         """Return whether a task of a dead backfill opened a transaction after the journal closed.
 
         No process of the job is left to end it, so it is never committed. Readers wait for the next
@@ -471,7 +507,7 @@ class ProtocolChecker:
         return is_late and parts.attempt < self.journal.attempt
 
 
-def _by_origin(offsets: Mapping[tuple[str, str, int], int]) -> dict[TopicPartition, int]:
+def _by_topic_partition(offsets: Mapping[tuple[str, str, int], int]) -> dict[TopicPartition, int]:
     return {TopicPartition(topic, partition): at for (_, topic, partition), at in offsets.items()}
 
 
@@ -479,5 +515,5 @@ def _identity(each: PreparedTransaction) -> tuple[TransactionalId, int, int]:
     return each.transactional_id, each.producer_id, each.epoch
 
 
-def _said(became: Decision | None) -> str:
-    return "open" if became is None else became.value
+def _describe(decision: Decision | None) -> str:
+    return "open" if decision is None else decision.value

@@ -39,7 +39,7 @@ class JournalView:
     last: JournalPosition = JournalPosition()
     base: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
     """Offsets of the last publication, or of the one that the user restores by the newest claim."""
-    earlier: list[JournalPosition] = field(default_factory=list)
+    rollback_targets: list[JournalPosition] = field(default_factory=list)
     """Older positions to which the last publication could be rolled back, oldest first."""
     checkpoints: set[CheckpointId] = field(default_factory=set)
     named: set[tuple[TransactionalId, int, int]] = field(default_factory=set)
@@ -66,18 +66,18 @@ class JournalView:
             return JournalPosition()
         return next(
             each
-            for each in (self.last, *reversed(self.earlier))
+            for each in (self.last, *reversed(self.rollback_targets))
             if each.publication and str(each.publication.checkpoint) == claim.restore
         )
 
-    def known(self, retained: int) -> list[str]:
+    def restorable(self, retained: int) -> list[str]:
         """Return the ids of the checkpoints that a user may restore, newest first."""
-        positions = (self.last, *reversed(self.earlier))
+        positions = (self.last, *reversed(self.rollback_targets))
         ids = [str(each.publication.checkpoint) for each in positions if each.publication]
         return ids[:retained]
 
 
-def short(entry: AnyEntry) -> str:
+def describe_entry(entry: AnyEntry) -> str:
     """Return the text of an entry for the trace."""
     kind = entry.__struct_config__.tag  # the stored tag, so a renamed class changes no trace
     match entry:

@@ -27,12 +27,12 @@ BUSY: Final = (0.3, 1.0)
 With these values some records nearly always wait, at every barrier and at every kill.
 """
 WORK_S_MAX: Final = 0.1
-PATIENT_MS: Final = 10_000
+LONG_TIMEOUT_MS: Final = 10_000
 """Checkpoint timeout in ms if records take time. Barriers queue after records that were read
 before, and a job whose checkpoints always time out never ends.
 """
 CREDITS: Final = 2
-HASTY_FAILURES: Final = 20
+SHORT_TIMEOUT_FAILURES: Final = 20
 """Number of checkpoints that may fail in a row if their timeout is short."""
 
 SMALL: Final[Mapping[str, tuple[int, ...]]] = {
@@ -73,44 +73,48 @@ class Load:
     """The patched limits, by qualified name."""
     cache_entries: int | None = None
     """Number of entries of the write-back cache. None means the value of the product."""
-    hasty_ms: int | None = None
+    short_timeout_ms: int | None = None
     """Checkpoint timeout in ms that is shorter than some requests. None means no such timeout."""
 
     @classmethod
-    def drawn(cls, chance: random.Random, *, trickle: int, wild_s: float) -> Load:
+    def drawn(cls, rng: random.Random, *, trickle: int, fault_period_s: float) -> Load:
         """Draw the load of a run.
 
-        The run has `trickle` records in addition to the bursts, and faults for `wild_s` seconds.
+        The run has `trickle` records in addition to the bursts, and faults for `fault_period_s`
+        seconds.
         """
-        if chance.random() >= LOADED:
+        if rng.random() >= LOADED:
             return cls()
         bursts = tuple(
-            Burst(chance.random() ** 2, chance.randint(10, BURST_RECORDS_MAX))
-            for _ in range(chance.randint(1, BURSTS_MAX))
+            Burst(rng.random() ** 2, rng.randint(10, BURST_RECORDS_MAX))
+            for _ in range(rng.randint(1, BURSTS_MAX))
         )
-        works = chance.random() < WORKS
+        works = rng.random() < WORKS
         records = trickle + sum(burst.records for burst in bursts)
         limits = dict(LIMITS) if works else {**SMALL, **LIMITS}
-        drawn = {name: chance.choice(of) for name, of in limits.items() if chance.random() < 0.5}
+        drawn = {name: rng.choice(of) for name, of in limits.items() if rng.random() < 0.5}
         if works:
-            drawn |= {name: chance.choice(of) for name, of in SMALL.items()}
+            drawn |= {name: rng.choice(of) for name, of in SMALL.items()}
         return cls(
             bursts=bursts,
-            work_s=min(WORK_S_MAX, chance.uniform(*BUSY) * wild_s / records) if works else 0.0,
+            work_s=min(WORK_S_MAX, rng.uniform(*BUSY) * fault_period_s / records) if works else 0.0,
             limits=drawn,
-            cache_entries=chance.choice((1, 2, None)),
-            hasty_ms=None if works else chance.choice((400, 800, 800, None)),
+            cache_entries=rng.choice((1, 2, None)),
+            short_timeout_ms=None if works else rng.choice((400, 800, 800, None)),
         )
 
-    def settled(self, settings: dict[str, Any]) -> dict[str, Any]:
+    def adjust_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of a run with the changes that its load needs."""
         settings = {name: dict(section) for name, section in settings.items()}
         checkpoint = settings["checkpoint"]
         if self.work_s:
-            checkpoint["timeout"] = max(checkpoint["timeout"], PATIENT_MS)
+            checkpoint["timeout"] = max(checkpoint["timeout"], LONG_TIMEOUT_MS)
             settings["exchange"]["credits"] = CREDITS
-        if self.hasty_ms is not None:
-            checkpoint |= {"timeout": self.hasty_ms, "tolerable_failed_checkpoints": HASTY_FAILURES}
+        if self.short_timeout_ms is not None:
+            checkpoint |= {
+                "timeout": self.short_timeout_ms,
+                "tolerable_failed_checkpoints": SHORT_TIMEOUT_FAILURES,
+            }
         return settings
 
     def __str__(self) -> str:

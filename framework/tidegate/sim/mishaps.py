@@ -25,7 +25,7 @@ from typing import Final
 from tidegate.sim.blobs import MemoryBlobs, StorageVerdict
 from tidegate.sim.cluster import SimCluster, host_of, kind_of
 from tidegate.sim.faults import FaultRates
-from tidegate.sim.mounts import ANOTHER, Who, everyone, nothing, older_copy
+from tidegate.sim.mounts import ANOTHER, ProcessFilter, everyone, nothing, older_copy
 from tidegate.sim.scheduler import SimProcess
 
 MISHAPS: Final = 0.25
@@ -37,14 +37,14 @@ HANGS: Final = "the storage hangs"
 VANISHES: Final = "the storage vanishes"
 REPLACED: Final = "another storage lies behind the path"
 SLOTS_ELSEWHERE: Final = "a host sees another storage"
-SLOTS_ASTRAY: Final = "a host reaches another Kafka cluster"
-KINDS: Final = (HANGS, VANISHES, REPLACED, SLOTS_ELSEWHERE, SLOTS_ASTRAY)
+SLOTS_MISDIRECTED: Final = "a host reaches another Kafka cluster"
+KINDS: Final = (HANGS, VANISHES, REPLACED, SLOTS_ELSEWHERE, SLOTS_MISDIRECTED)
 COPIES: Final = 0.8
 """Share of the storages seen by one host that have the same identity as the job's storage."""
-OF_A_HOST: Final = frozenset({SLOTS_ELSEWHERE, SLOTS_ASTRAY})
+OF_A_HOST: Final = frozenset({SLOTS_ELSEWHERE, SLOTS_MISDIRECTED})
 LONGER_S: Final = 4.0
 """Extra duration in seconds of the mishaps of one host, because only a deployment meets them."""
-LOOK_S: Final = 0.1
+CHECK_INTERVAL_S: Final = 0.1
 """Time in seconds until the next check whether a waiting mishap can begin."""
 HANGING: Final = 0.4
 """Share of the calls that hang or are late while the storage hangs."""
@@ -66,16 +66,16 @@ class Mishap:
 
 
 def drawn(
-    chance: random.Random, weights: FaultRates, *, session_cluster: bool
+    rng: random.Random, fault_rates: FaultRates, *, session_cluster: bool
 ) -> tuple[Mishap, ...]:
     """Draw the mishaps of a run: none in most runs, one or two in others, one after the other."""
-    if chance.random() >= MISHAPS or not weights.any() or weights.blackout:
+    if rng.random() >= MISHAPS or not fault_rates.any() or fault_rates.blackout:
         return ()
     kinds = [kind for kind in KINDS if not (session_cluster and kind == REPLACED)]
     mishaps, at_s = [], 0.0
-    for _ in range(chance.randint(1, 2)):
-        at_s += (LATEST * weights.wild_s - at_s) * chance.random() ** 2
-        kind, lasts_s = chance.choice(kinds), chance.uniform(*SECONDS)
+    for _ in range(rng.randint(1, 2)):
+        at_s += (LATEST * fault_rates.fault_period_s - at_s) * rng.random() ** 2
+        kind, lasts_s = rng.choice(kinds), rng.uniform(*SECONDS)
         mishaps.append(Mishap(kind, at_s, lasts_s + (LONGER_S if kind in OF_A_HOST else 0.0)))
     return tuple(mishaps)
 
@@ -99,7 +99,7 @@ class Mishaps:
     def begin(self) -> None:
         """Schedule the mishaps."""
         if self._mishaps:
-            self._world.trouble.hanging = self._verdict
+            self._world.request_faults.hanging = self._verdict
         for each in self._mishaps:
             self._scheduler.call_later(each.at_s, partial(self._begins, each))
 
@@ -111,44 +111,44 @@ class Mishaps:
     def correct(self) -> None:
         """End the current mishap, as the operator does, at least before the job is run again."""
         if self._now is not None:
-            self._tell("corrected: %s", self._now.kind)
+            self._record_event("corrected: %s", self._now.kind)
             self._now = None
             self._world.mounts.correct()
-            self._world.all_lead_home()
+            self._world.correct_addresses()
 
     def _begins(self, mishap: Mishap) -> None:
         if self._over:
             return
         host = self._host() if mishap.kind in OF_A_HOST else None
         if self._now is not None or not self._begun() or (mishap.kind in OF_A_HOST and not host):
-            self._scheduler.call_later(LOOK_S, partial(self._begins, mishap))
+            self._scheduler.call_later(CHECK_INTERVAL_S, partial(self._begins, mishap))
             return
         self._now = mishap
-        self._tell("%s%s", mishap.kind, f": {host.name}" if host else "")
+        self._record_event("%s%s", mishap.kind, f": {host.name}" if host else "")
         ends = partial(self._ends, mishap)
         if host is None:
-            self._come_true(mishap.kind, everyone)
+            self._apply(mishap.kind, everyone)
             self._scheduler.call_later(mishap.lasts_s, ends)
             return
         later = partial(self._scheduler.call_later, mishap.lasts_s, ends)
-        self._come_true(mishap.kind, self._new_slots_of(host, later))
+        self._apply(mishap.kind, self._new_slots_of(host, later))
         for process in self._slots():  # the host restarts without its volumes and names
             if host_of(process) is host:
                 process.kill()
 
-    def _come_true(self, kind: str, who: Who) -> None:
+    def _apply(self, kind: str, selects: ProcessFilter) -> None:
         world = self._world
         if kind == VANISHES:
-            world.mount_wrong(nothing(), who)
+            world.mount_other(nothing(), selects)
         elif kind == REPLACED:
-            world.mount_wrong(self._another(ANOTHER), who)
+            world.mount_other(self._another(ANOTHER), selects)
         elif kind == SLOTS_ELSEWHERE:
             # A copy has the same identity. Only the claim distinguishes it from the job's storage.
             is_copy = self._chance.random() < COPIES
             identity = world.blobs.identity if is_copy else ANOTHER
-            world.mount_wrong(self._another(identity), who)
-        elif kind == SLOTS_ASTRAY:
-            world.lead_astray(who)
+            world.mount_other(self._another(identity), selects)
+        elif kind == SLOTS_MISDIRECTED:
+            world.misdirect(selects)
 
     def _ends(self, mishap: Mishap) -> None:
         if self._now is mishap:
@@ -172,7 +172,7 @@ class Mishaps:
         hosts = {host_of(process).pid: host_of(process) for process in self._slots()}
         return hosts[self._chance.choice(sorted(hosts))] if hosts else None
 
-    def _new_slots_of(self, host: SimProcess, met: Callable[[], None]) -> Who:
+    def _new_slots_of(self, host: SimProcess, met: Callable[[], None]) -> ProcessFilter:
         """Select the new slots of a host.
 
         `met` is called once, when the first of them looks at the storage or cluster. The operator
@@ -198,10 +198,10 @@ class Mishaps:
             return None
         if kind_of(process) in {"jobmaster", "slot"}:
             if self._chance.random() < FOR_EVER:
-                self._tell("a call never returns: %s of %s", kind, process.name)
+                self._record_event("a call never returns: %s of %s", kind, process.name)
                 return StorageVerdict(hangs=True)
             return StorageVerdict(answer_s=self._chance.uniform(*LATE_S))
         return StorageVerdict(answer_s=self._chance.uniform(0.0, SLOW_S))
 
-    def _tell(self, what: str, *details: object) -> None:
+    def _record_event(self, what: str, *details: object) -> None:
         self._scheduler.story.record(self._scheduler.now, "world", what, *details)

@@ -17,12 +17,12 @@ from tidegate.sim.blobs import MemoryBlobs
 from tidegate.sim.kafka.faults import PROCEED, Api, Call, Verdict
 from tidegate.sim.scheduler import SimProcess
 
-Who = Callable[[SimProcess], bool]
+ProcessFilter = Callable[[SimProcess], bool]
 """A predicate that selects the processes that see another storage or Kafka cluster than others."""
 
 ANOTHER: Final = "another"
 """Identity of a storage that is not the job's."""
-WORK: Final = frozenset(
+JOB_REQUESTS: Final = frozenset(
     {
         Api.INIT_PRODUCER_ID,
         Api.ADD_PARTITIONS,
@@ -50,20 +50,20 @@ class Mounts:
 
     def __init__(self, right: MemoryBlobs) -> None:
         self.right = right
-        self._who: Who = nobody
+        self._selects: ProcessFilter = nobody
         self._wrong = right
 
     def seen_by(self, process: SimProcess) -> MemoryBlobs:
         """Return the storage behind the path on the host of a process."""
-        return self._wrong if self._who(process) else self.right
+        return self._wrong if self._selects(process) else self.right
 
-    def mount(self, wrong: MemoryBlobs, who: Who) -> None:
+    def mount(self, wrong: MemoryBlobs, selects: ProcessFilter) -> None:
         """Show another storage to the selected processes from now on."""
-        self._wrong, self._who = wrong, who
+        self._wrong, self._selects = wrong, selects
 
     def correct(self) -> None:
         """Show the job's storage to all processes again."""
-        self._who = nobody
+        self._selects = nobody
 
 
 def nothing() -> MemoryBlobs:
@@ -84,17 +84,17 @@ def older_copy(blobs: MemoryBlobs, attempt: int, identity: str) -> MemoryBlobs:
     return MemoryBlobs(identity, kept)
 
 
-class Elsewhere:
+class OtherClusterFaults:
     """The `kafka.faults.Faults` of a Kafka cluster that is not the job's.
 
-    It calls `violated` for each request that a job may send only to its own cluster.
+    It calls `record_violation` for each request that a job may send only to its own cluster.
     """
 
-    def __init__(self, violated: Callable[[str], None]) -> None:
-        self._violated = violated
+    def __init__(self, record_violation: Callable[[str], None]) -> None:
+        self._violated = record_violation
 
     def decide(self, call: Call) -> Verdict:
         """Let every request arrive and be answered at once."""
-        if call.api in WORK:
+        if call.api in JOB_REQUESTS:
             self._violated(f"{call.process} asks another Kafka cluster for {call.api.value}")
         return PROCEED

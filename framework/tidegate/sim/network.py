@@ -4,15 +4,16 @@ The network carries two things, as a real network does. A *message* (`carry`) is
 copy of it arrives at its own time. Messages overtake each other, arrive twice or never arrive. The
 control calls consist of messages. A *connection* (`dial`, `listen`) is a pair of ends. An item sent
 by one end arrives at the other in order and once, until the connection is closed or breaks, or one
-of its processes ends. The exchange between slots uses connections. A `Fate` decides what happens to
-each message and to each item of a connection, so the user of the simulator draws or chooses it.
+of its processes ends. The exchange between slots uses connections. A `Delivery` decides what
+happens to each message and to each item of a connection, so the user of the simulator draws or
+chooses it.
 
 A *partition* is silence and not an error: items that would arrive during the partition arrive after
 it is healed. A partition has two sides, and a process that starts during the partition is on one of
 them, too. It is on the side of its parent. The side is drawn for a process that has its own host
-(`apart`) or has no parent. `cut` is the opposite of a partition: connections end at once and both
-sides know it. A dead process refuses and resets connections, as its kernel would. A frozen process
-accepts connections and sends nothing.
+(`has_own_host`) or has no parent. `cut` is the opposite of a partition: connections end at once and
+both sides know it. A dead process refuses and resets connections, as its kernel would. A frozen
+process accepts connections and sends nothing.
 
 All actions of this module run outside the simulated threads, between the turns of the scheduler. An
 action must leave its input for a thread of the process, so that a frozen process does not act. The
@@ -31,7 +32,7 @@ from tidegate.sim.scheduler import Scheduler, SimProcess
 Copies = tuple[float, ...]
 """Delays in seconds, one for each copy of a message that arrives. An empty tuple loses it."""
 
-Fate = Callable[[SimProcess, SimProcess, str], Copies]
+Delivery = Callable[[SimProcess, SimProcess, str], Copies]
 """A function from sender, receiver and kind (`call`, `reply`, `frame`) to the delays of the copies.
 For a frame only the first copy counts, because a connection does not repeat items. A frame without
 copies breaks its connection.
@@ -39,7 +40,7 @@ copies breaks its connection.
 
 DRAWN: Final = 0.5
 """Probability of either side of a partition for a process whose side is drawn."""
-CALM_S: Final = 0.0002
+BASE_LATENCY_S: Final = 0.0002
 """Latency of one way without faults, in seconds: a loopback with two context switches."""
 
 
@@ -67,14 +68,14 @@ class Network:
     def __init__(
         self,
         scheduler: Scheduler,
-        fate: Fate | None = None,
-        apart: Callable[[SimProcess], bool] = lambda _: False,
+        delivery: Delivery | None = None,
+        has_own_host: Callable[[SimProcess], bool] = lambda _: False,
     ) -> None:
         self.scheduler = scheduler
-        self.fate: Fate = fate or calm
+        self.delivery: Delivery = delivery or without_faults
         """Fate of all messages. It may be replaced while the simulation runs."""
-        self._apart = apart
-        self.chance = scheduler.random_for("network")
+        self._has_own_host = has_own_host
+        self.rng = scheduler.random_for("network")
         self._partitions: list[_Partition] = []
         self._held: list[tuple[SimProcess, SimProcess, Callable[[], None]]] = []
         self._listeners: dict[str, tuple[SimProcess, Accept | None]] = {}
@@ -88,15 +89,15 @@ class Network:
     ) -> None:
         """Run `action` for each copy of a message when it arrives, also if the receiver is dead."""
         arrive = partial(self._arrive, sender, receiver, action)
-        for delay_s in self.fate(sender, receiver, kind):
+        for delay_s in self.delivery(sender, receiver, kind):
             self.scheduler.call_later(delay_s, arrive)
 
     def inform(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> None:
         """Run `action` once, for the messages of kernels: refusals and resets are never lost."""
-        self.scheduler.call_later(CALM_S, partial(self._arrive, sender, receiver, action))
+        self.scheduler.call_later(BASE_LATENCY_S, partial(self._arrive, sender, receiver, action))
 
     def _arrive(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> None:
-        if not self.silent(sender, receiver, action):
+        if not self.hold_back(sender, receiver, action):
             action()
 
     # --- connections ----------------------------------------------------------------------------
@@ -149,14 +150,18 @@ class Network:
         With `both_ways`, also hold back the opposite direction. Processes that start during the
         partition are on one of its sides, too.
         """
-        self._partitions.append(_Partition(one, other, both_ways, self._apart, self.chance.random))
+        self._partitions.append(
+            _Partition(one, other, both_ways, self._has_own_host, self.rng.random)
+        )
 
     def heal(self) -> None:
-        """End all partitions. Items that were held back arrive after `CALM_S`, in their order."""
+        """End all partitions. Items that were held back arrive after `BASE_LATENCY_S`, in their
+        order.
+        """
         self._partitions.clear()
         held, self._held = self._held, []
         for _, _, action in held:
-            self.scheduler.call_later(CALM_S, action)
+            self.scheduler.call_later(BASE_LATENCY_S, action)
 
     def cut(self, one: Collection[SimProcess], other: Collection[SimProcess]) -> None:
         """End all connections and calls between `one` and `other`. Both sides know it at once."""
@@ -165,7 +170,9 @@ class Network:
                 for party in list(self._parties.get(process, ())):
                     party.cut(those)
 
-    def silent(self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]) -> bool:
+    def hold_back(
+        self, sender: SimProcess, receiver: SimProcess, action: Callable[[], None]
+    ) -> bool:
         """Return whether a partition separates two processes. If so, run `action` after `heal`."""
         for partition in self._partitions:
             if partition.parts(sender, receiver):
@@ -200,10 +207,10 @@ class _Partition:
         one: Collection[SimProcess],
         other: Collection[SimProcess],
         both_ways: bool,
-        apart: Callable[[SimProcess], bool],
+        has_own_host: Callable[[SimProcess], bool],
         draw: Callable[[], float],
     ) -> None:
-        self._both_ways, self._apart, self._draw = both_ways, apart, draw
+        self._both_ways, self._has_own_host, self._draw = both_ways, has_own_host, draw
         self._sides = {process.pid: 1 for process in other} | {process.pid: 0 for process in one}
 
     def parts(self, sender: SimProcess, receiver: SimProcess) -> bool:
@@ -216,7 +223,7 @@ class _Partition:
         known = self._sides.get(process.pid)
         if known is None:
             parent = process.parent
-            if parent is None or self._apart(process):
+            if parent is None or self._has_own_host(process):
                 known = int(self._draw() < DRAWN)
             else:
                 known = self._side(parent)
@@ -257,7 +264,7 @@ class End:
         other = self.other
         if self.closed or other.closed or self._ending:
             return
-        copies = self._network.fate(self.process, other.process, "frame")
+        copies = self._network.delivery(self.process, other.process, "frame")
         if copies:
             other.put(copies[0], item)
         else:
@@ -267,19 +274,19 @@ class End:
         """Close this end. The other end receives a `Closed` after all items sent before."""
         if not self.closed:
             self._forget()
-            self.other.end(CALM_S, "its process ended, or it closed the connection")
+            self.other.end(BASE_LATENCY_S, "its process ended, or it closed the connection")
 
     def refuse(self, why: str) -> None:
         """Refuse the connection of an end whose address has no listener."""
         self._forget()
-        self.other.end(CALM_S, why)
+        self.other.end(BASE_LATENCY_S, why)
 
     def gone(self) -> None:
         """Close the end of a process that has ended. Items not yet sent by its kernel are lost."""
         if not self.closed:
             self._forget()
             self.other.lose_some()
-            self.other.end(CALM_S, "its process ended, or it closed the connection")
+            self.other.end(BASE_LATENCY_S, "its process ended, or it closed the connection")
 
     def cut(self, others: Collection[SimProcess]) -> None:
         """Break the connection if it leads to one of these processes."""
@@ -311,7 +318,7 @@ class End:
     def lose_some(self) -> None:
         """Keep a random prefix of the items in flight to this end, and lose the others."""
         if self._due:
-            arrives = self._network.chance.randint(0, len(self._due))
+            arrives = self._network.rng.randint(0, len(self._due))
             while len(self._due) > arrives:
                 self._due.pop()
                 self._ending = False
@@ -319,7 +326,7 @@ class End:
     def _arrive(self) -> None:
         """Deliver all items that are due by now, as one read."""
         network = self._network
-        if network.silent(self.other.process, self.process, self._arrive):
+        if network.hold_back(self.other.process, self.process, self._arrive):
             return
         self._armed = False
         due, now = self._due, network.scheduler.now
@@ -340,9 +347,9 @@ class End:
         self._network.leave(self.process, self)
 
 
-def calm(_sender: SimProcess, _receiver: SimProcess, _kind: str) -> Copies:
+def without_faults(_sender: SimProcess, _receiver: SimProcess, _kind: str) -> Copies:
     """Return the fate of all messages in a network without faults."""
-    return _CALM
+    return _WITHOUT_FAULTS
 
 
-_CALM: Final[Copies] = (CALM_S,)
+_WITHOUT_FAULTS: Final[Copies] = (BASE_LATENCY_S,)

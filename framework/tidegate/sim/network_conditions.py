@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.sim.network import CALM_S, Copies
+from tidegate.sim.network import BASE_LATENCY_S, Copies
 from tidegate.sim.scheduler import SimProcess
 
 FRAME_BREAKS_AT_MOST: Final = 0.0005
@@ -27,7 +27,7 @@ PRESENT: Final = 0.5
 class NetworkConditions:
     """The fault rates, as shares of messages from 0 to 1, and times in seconds."""
 
-    latency_s: float = CALM_S
+    latency_s: float = BASE_LATENCY_S
     """Mean latency of one way. Each message takes between zero and twice this time."""
     lost: float = 0.0
     """Share of the calls and replies that never arrive."""
@@ -40,21 +40,21 @@ class NetworkConditions:
     """Share of the frames that break their connection."""
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> NetworkConditions:
+    def drawn(cls, rng: random.Random) -> NetworkConditions:
         """Draw the rates of a run. Half of all runs lack a kind of fault; in most others it is
         rare.
         """
 
-        def weight(most: float) -> float:
-            return most * chance.random() ** 3 if chance.random() < PRESENT else 0.0
+        def draw_rate(most: float) -> float:
+            return most * rng.random() ** 3 if rng.random() < PRESENT else 0.0
 
         return cls(
-            latency_s=CALM_S * 10 ** (2 * chance.random()),
-            lost=weight(0.2),
-            twice=weight(0.3),
-            late=weight(0.2),
-            late_s_max=0.1 + 15 * chance.random() ** 2,
-            breaks=weight(FRAME_BREAKS_AT_MOST),
+            latency_s=BASE_LATENCY_S * 10 ** (2 * rng.random()),
+            lost=draw_rate(0.2),
+            twice=draw_rate(0.3),
+            late=draw_rate(0.2),
+            late_s_max=0.1 + 15 * rng.random() ** 2,
+            breaks=draw_rate(FRAME_BREAKS_AT_MOST),
         )
 
 
@@ -63,8 +63,8 @@ class MessageFaults:
 
     __slots__ = ("_chance", "weather")
 
-    def __init__(self, weather: NetworkConditions, chance: random.Random) -> None:
-        self.weather, self._chance = weather, chance
+    def __init__(self, weather: NetworkConditions, rng: random.Random) -> None:
+        self.weather, self._chance = weather, rng
 
     def __call__(self, _sender: SimProcess, _receiver: SimProcess, kind: str) -> Copies:
         weather, draw = self.weather, self._chance.random

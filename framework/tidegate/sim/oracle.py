@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tidegate.sim.at_least_once_sinks import PlainSinks
+from tidegate.sim.at_least_once_sinks import AtLeastOnceSinks
 from tidegate.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.sim.pipelines import OUT_A, Event, Result, Shape, Sided
 from tidegate.sim.result_groups import Group, Violation
@@ -60,10 +60,10 @@ class Oracle:
         """Start offsets of each generation."""
         self._published = 0
         """Generation of the last published checkpoint."""
-        self.plain = PlainSinks(shape, self._group_at)
+        self.plain = AtLeastOnceSinks(shape, self._group_at)
         self._missing = 0
         self.visible = 0
-        self.forgiven = 0
+        self.accepted_losses = 0
         """Number of results whose loss was stated and expected."""
 
     @property
@@ -78,7 +78,7 @@ class Oracle:
             self._held.append((topic_partition, offset, event))
             return
         self._events.append((topic_partition, offset, event))
-        self._is_due(topic_partition, event)
+        self._expect_results(topic_partition, event)
         self.plain.expect(topic_partition, event, offset)
 
     def recreated(self, topic: str) -> None:
@@ -91,7 +91,7 @@ class Oracle:
         self._events = [event for event in self._events if event[0].topic != topic]
         self._held = [event for event in self._held if event[0].topic != topic]
 
-    def _is_due(self, topic_partition: TopicPartition, event: Event) -> None:
+    def _expect_results(self, topic_partition: TopicPartition, event: Event) -> None:
         generation = len(self._bases) - 1
         for sink in self._exact:
             names = self._shape.sinks[sink](event)
@@ -121,10 +121,10 @@ class Oracle:
         self._held = []
         for topic_partition, offset, event in self._events:
             if offset >= base.get(topic_partition, 0):
-                self._is_due(topic_partition, event)
+                self._expect_results(topic_partition, event)
         self.plain.rewind(base)
 
-    def look(self, log: PartitionLog) -> None:
+    def check_partition(self, log: PartitionLog) -> None:
         """Check the records of a partition that have become visible. Raise Violation."""
         topic_partition = log.topic_partition
         if topic_partition.topic not in self._shape.sinks:
@@ -148,12 +148,12 @@ class Oracle:
                 self.visible += self.plain.judge(lane, result, entry.span.producer, where)
         self._seen[topic_partition] = end
 
-    def look_at_plain_sinks(self, logs: Iterable[PartitionLog]) -> None:
+    def check_at_least_once_sinks(self, logs: Iterable[PartitionLog]) -> None:
         """Check the new records of all at-least-once sinks. Raise Violation."""
         if self._shape.plain:
             for log in logs:
                 if log.topic_partition.topic in self._shape.plain:
-                    self.look(log)
+                    self.check_partition(log)
 
     def cut(
         self,
@@ -194,9 +194,9 @@ class Oracle:
                 if not self._is_before(offsets, place[1]):
                     message = f"a checkpoint names a transaction with {place[1]} from behind it"
                     raise Violation(message)
-        self._nothing_lacks(offsets, inside, earlier)
+        self._check_nothing_missing(offsets, inside, earlier)
 
-    def _nothing_lacks(
+    def _check_nothing_missing(
         self,
         offsets: Mapping[TopicPartition, int],
         inside: AbstractSet[tuple[str, str]],
@@ -218,7 +218,7 @@ class Oracle:
         topic_partition, offset = self._offsets[result.partition("/")[0]]
         return offset < offsets.get(topic_partition, 0)
 
-    def forgive(
+    def accept_loss(
         self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
     ) -> None:
         """Accept the stated loss of all results written by these producers (id and epoch).
@@ -230,9 +230,9 @@ class Oracle:
                 continue
             for entry in log.everything():
                 if not isinstance(entry, Marker) and entry.span.producer in producers:
-                    self._forgive(log.topic_partition, _result(entry))
+                    self._accept_loss(log.topic_partition, _result(entry))
 
-    def _forgive(self, topic_partition: TopicPartition, result: Result) -> None:
+    def _accept_loss(self, topic_partition: TopicPartition, result: Result) -> None:
         lane = self._lanes.get(_lane(topic_partition, result), deque())
         lost = next((each for each in lane if each.name == result.name), None)
         if lost is None:
@@ -240,7 +240,7 @@ class Oracle:
             raise Violation(message)
         lane.remove(lost)
         self._missing -= 1
-        self.forgiven += 1
+        self.accepted_losses += 1
         group = self._group(topic_partition, result, lost.generation)
         if group is not None:
             group.pass_over(result)

@@ -54,16 +54,16 @@ class _Handler(logging.Handler):
         self._scheduler = scheduler
 
     def emit(self, record: logging.LogRecord) -> None:
-        said = extra_of(record)
-        said.pop("traceback", None)
-        self._scheduler.tell("| %s", _Line(record.getMessage(), said))
+        fields = extra_of(record)
+        fields.pop("traceback", None)
+        self._scheduler.record_event("| %s", _Line(record.getMessage(), fields))
 
 
 @contextlib.contextmanager
-def declared(shape: Shape) -> Iterator[None]:
+def patch_guarantees(shape: Shape) -> Iterator[None]:
     """Give the pipeline's sinks the guarantees of the run: at least once for the plain sinks."""
     with contextlib.ExitStack() as stack:
-        for sink in shape.plain_sinks():
+        for sink in shape.at_least_once_sinks():
             stack.enter_context(patch.object(sink, "guarantee", "at_least_once"))
         yield
 
@@ -93,14 +93,14 @@ class Salts:
 
 
 @contextlib.contextmanager
-def scattering(salts: Salts) -> Iterator[None]:
+def patch_salt(salts: Salts) -> Iterator[None]:
     """Give a salt to the pipelines that ask for one."""
     with patch("tidegate.sim.pipelines.salt", salts.present):
         yield
 
 
 @contextlib.contextmanager
-def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterator[None]:
+def patch_connect(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterator[None]:
     """Let user code fail to connect between two virtual times."""
 
     def connect() -> None:
@@ -112,21 +112,21 @@ def opening(scheduler: Scheduler, failing: tuple[float, float] | None) -> Iterat
 
 
 @contextlib.contextmanager
-def loaded(
+def patch_load(
     scheduler: Scheduler, load: Load, crashing: tuple[float, float] | None
 ) -> Iterator[None]:
     """Apply the limits of a load and its virtual time for each record.
 
     Between the two times of `crashing`, user code raises at a share of the records.
     """
-    chance, crashes = scheduler.random_for("work"), scheduler.random_for("crashes")
+    rng, crashes = scheduler.random_for("work"), scheduler.random_for("crashes")
 
     def work() -> None:
         crashes_now = crashing is not None and crashing[0] <= scheduler.now < crashing[1]
         if crashes_now and crashes.random() < CRASHES:
             raise ValueError("the service has given nonsense")
         if load.work_s:
-            scheduler.wait(2 * load.work_s * chance.random())
+            scheduler.wait(2 * load.work_s * rng.random())
 
     with contextlib.ExitStack() as stack:
         for name, size in load.limits.items():
@@ -143,7 +143,7 @@ def _with_cache(entries: int, *given: Any, **more: Any) -> KeyedStateBackend:
 
 
 @contextlib.contextmanager
-def surroundings(scheduler: Scheduler) -> Iterator[Path]:
+def apply_patches(scheduler: Scheduler) -> Iterator[Path]:
     """Apply the patches of every run, and yield its working folder."""
     path = list(sys.path)
     root = logging.getLogger("tidegate")

@@ -296,7 +296,7 @@ class Shape:
     plain: frozenset[str] = frozenset()
     """Topics that are written at least once. All other topics are written exactly once."""
 
-    def plain_sinks(self) -> list[KafkaSink[Result]]:
+    def at_least_once_sinks(self) -> list[KafkaSink[Result]]:
         """Return the sinks that write at least once during a run, unlike their declaration."""
         declared = vars(self.pipeline).values()
         return [

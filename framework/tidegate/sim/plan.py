@@ -30,10 +30,10 @@ TOLERATED_OUTAGE_MS: Final = 400_000
 """Tolerated outage of the job in ms. All faults of a run together last less, so they must not lose
 output.
 """
-BY_HAND: Final = 0.3
+RESTORE_BACK_SHARE: Final = 0.3
 """Share of the runs with several job runs in which the later ones restore an older checkpoint."""
 RETAINED_MAX: Final = 4
-PLAIN: Final = 0.2
+AT_LEAST_ONCE_SHARE: Final = 0.2
 """Share of the runs with sinks that are written at least once."""
 RETENTION: Final = 0.4
 """Share of the runs with retention, among those that never go back to an older checkpoint."""
@@ -51,7 +51,7 @@ CRASHING: Final = 0.12
 at the start, so that one attempt after the other opens transactions and publishes nothing.
 """
 CRASHING_S: Final = (1.0, 6.0)
-IMPATIENT_OUTAGE_MS: Final = 5_000
+SHORT_TOLERATED_OUTAGE_MS: Final = 5_000
 """Tolerated outage in ms in runs with a blackout, so that a short blackout is too long."""
 
 
@@ -92,7 +92,7 @@ class Plan:
     """The plan of a run. The time and target of each fault are drawn later, during the run."""
 
     shape: Shape
-    weights: FaultRates
+    fault_rates: FaultRates
     weather: NetworkConditions
     job_runs: tuple[JobRun, ...]
     inputs: tuple[Input, ...]
@@ -121,122 +121,122 @@ class Plan:
     def blackout_s(self) -> float:
         """Duration of the one blackout in seconds; 0 without a blackout."""
         checkpoint = CheckpointSettings.model_validate(self.settings["checkpoint"])
-        return self.weights.blackout * required_transaction_timeout_ms(checkpoint) / 1000
+        return self.fault_rates.blackout * required_transaction_timeout_ms(checkpoint) / 1000
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> Plan:
+    def drawn(cls, rng: random.Random) -> Plan:
         """Draw the plan of a seed."""
-        shape = chance.choice(SHAPES)
-        weights = FaultRates.drawn(chance)
-        bounded = chance.random() < 0.2
-        until_s = 0.0 if bounded else weights.wild_s
-        partitions = {topic: chance.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
-        weather = NetworkConditions.drawn(chance) if weights.any() else NetworkConditions()
-        lives = _lives(chance, bounded=bounded)
-        events = _Events(chance, shape, partitions)
+        shape = rng.choice(SHAPES)
+        fault_rates = FaultRates.drawn(rng)
+        bounded = rng.random() < 0.2
+        until_s = 0.0 if bounded else fault_rates.fault_period_s
+        partitions = {topic: rng.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
+        weather = NetworkConditions.drawn(rng) if fault_rates.any() else NetworkConditions()
+        lives = _draw_job_runs(rng, bounded=bounded)
+        events = _Events(rng, shape, partitions)
         trickle = events.trickle(until_s)
-        settings = _settings(chance)
-        load = Load.drawn(chance, trickle=len(trickle), wild_s=weights.wild_s)
-        weights = weights.with_rare_ones(
-            chance, busy=bool(load.work_s), hasty=load.hasty_ms is not None
+        settings = _settings(rng)
+        load = Load.drawn(rng, trickle=len(trickle), fault_period_s=fault_rates.fault_period_s)
+        fault_rates = fault_rates.with_rare_ones(
+            rng, busy=bool(load.work_s), short_timeouts=load.short_timeout_ms is not None
         )
-        weights = weights.with_failing_starts(chance)
-        lives, retained = _by_hand(chance, lives, losing=bool(weights.blackout))
+        fault_rates = fault_rates.with_failing_starts(rng)
+        lives, retained = _choose_restores(rng, lives, losing=bool(fault_rates.blackout))
         settings["checkpoint"]["num_retained"] = retained
-        shape = _promising_less(chance, shape)
-        goes_back = bool(weights.blackout) or any(life.restore_back is not None for life in lives)
+        shape = _choose_at_least_once_sinks(rng, shape)
+        goes_back = bool(fault_rates.blackout) or any(
+            job_run.restore_back is not None for job_run in lives
+        )
         inputs = _numbered(trickle + events.bursts(load, until_s))
-        retention = chance.random() < RETENTION and not goes_back
-        session_cluster = chance.random() < SESSION_CLUSTER_SHARE
-        shape = _branching(chance, shape)
+        retention = rng.random() < RETENTION and not goes_back
+        session_cluster = rng.random() < SESSION_CLUSTER_SHARE
+        shape = _branching(rng, shape)
         return cls(
             shape=shape,
-            weights=weights,
+            fault_rates=fault_rates,
             weather=weather,
             job_runs=lives,
             inputs=inputs,
             partitions=partitions,
-            settings=_impatient(load.settled(settings))
-            if weights.blackout
-            else load.settled(settings),
+            settings=_shorten_tolerated_outage(load.adjust_settings(settings))
+            if fault_rates.blackout
+            else load.adjust_settings(settings),
             load=load,
             retention=retention,
             session_cluster=session_cluster,
-            failing_open=_failing_open(chance, weights),
-            mishaps=mishaps.drawn(chance, weights, session_cluster=session_cluster),
+            failing_open=_failing_open(rng, fault_rates),
+            mishaps=mishaps.drawn(rng, fault_rates, session_cluster=session_cluster),
             swaps=swaps.drawn(
-                chance, lives, shape, losing=bool(weights.blackout), retention=retention
+                rng, lives, shape, losing=bool(fault_rates.blackout), retention=retention
             ),
-            crashing=_crashing(chance, weights),
+            crashing=_crashing(rng, fault_rates),
         )
 
 
-def _impatient(settings: dict[str, Any]) -> dict[str, Any]:
+def _shorten_tolerated_outage(settings: dict[str, Any]) -> dict[str, Any]:
     """Reduce the tolerated outage, so that a short outage is longer than transactions may stay
     open.
     """
-    checkpoint = {**settings["checkpoint"], "tolerated_outage": IMPATIENT_OUTAGE_MS}
+    checkpoint = {**settings["checkpoint"], "tolerated_outage": SHORT_TOLERATED_OUTAGE_MS}
     return {**settings, "checkpoint": checkpoint}
 
 
-def _lives(chance: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
-    count = chance.choice((1, 1, 1, 2, 2, 3))
-    ends = [chance.choice(("stop", "cancel", "crash")) for _ in range(count - 1)]
+def _draw_job_runs(rng: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
+    count = rng.choice((1, 1, 1, 2, 2, 3))
+    ends = [rng.choice(("stop", "cancel", "crash")) for _ in range(count - 1)]
     ends.append("bounded" if bounded else "finished")
     lives = []
     for end in ends:
-        parallelism = chance.choice((1, 2, 2, 3))
-        managers = chance.randint(1, parallelism)
-        slots = -(-parallelism // managers) + chance.choice((0, 0, 1))
-        lives.append(JobRun(parallelism, managers, slots, end, chance.random()))
+        parallelism = rng.choice((1, 2, 2, 3))
+        managers = rng.randint(1, parallelism)
+        slots = -(-parallelism // managers) + rng.choice((0, 0, 1))
+        lives.append(JobRun(parallelism, managers, slots, end, rng.random()))
     return tuple(lives)
 
 
-def _promising_less(chance: random.Random, shape: Shape) -> Shape:
+def _choose_at_least_once_sinks(rng: random.Random, shape: Shape) -> Shape:
     """Make some sinks of some runs at least once. Sinks that share a count are changed together."""
     sinks = sorted(shape.sinks)
-    plain = (
-        sinks if shape.pipeline is Sided else chance.sample(sinks, chance.randint(1, len(sinks)))
-    )
-    return replace(shape, plain=frozenset(plain)) if chance.random() < PLAIN else shape
+    plain = sinks if shape.pipeline is Sided else rng.sample(sinks, rng.randint(1, len(sinks)))
+    return replace(shape, plain=frozenset(plain)) if rng.random() < AT_LEAST_ONCE_SHARE else shape
 
 
-def _branching(chance: random.Random, shape: Shape) -> Shape:
+def _branching(rng: random.Random, shape: Shape) -> Shape:
     """Replace `TwoSinks` by the branched pipeline in some runs."""
-    branches = shape.pipeline is TwoSinks and chance.random() < BRANCHES
+    branches = shape.pipeline is TwoSinks and rng.random() < BRANCHES
     return replace(BRANCHED, plain=shape.plain) if branches else shape
 
 
-def _failing_open(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
+def _failing_open(rng: random.Random, fault_rates: FaultRates) -> tuple[float, float] | None:
     """Draw a time within the time of faults, in some runs."""
-    if chance.random() >= FAILING_OPENS:
+    if rng.random() >= FAILING_OPENS:
         return None
-    begin_s = chance.uniform(0.0, weights.wild_s)
-    return begin_s, min(begin_s + chance.uniform(*FAILING_OPEN_S), weights.wild_s)
+    begin_s = rng.uniform(0.0, fault_rates.fault_period_s)
+    return begin_s, min(begin_s + rng.uniform(*FAILING_OPEN_S), fault_rates.fault_period_s)
 
 
-def _crashing(chance: random.Random, weights: FaultRates) -> tuple[float, float] | None:
+def _crashing(rng: random.Random, fault_rates: FaultRates) -> tuple[float, float] | None:
     """Draw a time within the time of faults, in some runs."""
-    if chance.random() >= CRASHING:
+    if rng.random() >= CRASHING:
         return None
-    begin_s = chance.choice((0.0, chance.uniform(0.0, weights.wild_s)))
-    return begin_s, min(begin_s + chance.uniform(*CRASHING_S), weights.wild_s)
+    begin_s = rng.choice((0.0, rng.uniform(0.0, fault_rates.fault_period_s)))
+    return begin_s, min(begin_s + rng.uniform(*CRASHING_S), fault_rates.fault_period_s)
 
 
-def _by_hand(
-    chance: random.Random, lives: tuple[JobRun, ...], *, losing: bool
+def _choose_restores(
+    rng: random.Random, lives: tuple[JobRun, ...], *, losing: bool
 ) -> tuple[tuple[JobRun, ...], int]:
     """Let some job runs restore an older checkpoint. Also return the number of retained ones.
 
     Runs in which a checkpoint may be rolled back are left out, because a rollback changes which
     checkpoints are left to restore.
     """
-    retained, some = chance.randint(RETAINED_MIN, RETAINED_MAX), chance.random() < BY_HAND
-    backs = [chance.randrange(retained) for _ in lives]
+    retained, some = rng.randint(RETAINED_MIN, RETAINED_MAX), rng.random() < RESTORE_BACK_SHARE
+    backs = [rng.randrange(retained) for _ in lives]
     if losing or not some or len(lives) == 1:
         return lives, RETAINED_MIN
     later = zip(lives[1:], backs, strict=False)
-    return (lives[0], *(replace(life, restore_back=back) for life, back in later)), retained
+    return (lives[0], *(replace(job_run, restore_back=back) for job_run, back in later)), retained
 
 
 class _Draft(NamedTuple):
@@ -253,15 +253,15 @@ class _Draft(NamedTuple):
 class _Events:
     """The random input of the sources of a run."""
 
-    def __init__(self, chance: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
-        self._chance, self._shape, self._partitions = chance, shape, partitions
+    def __init__(self, rng: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
+        self._chance, self._shape, self._partitions = rng, shape, partitions
         self._aborts = 0.0
 
     def trickle(self, until_s: float) -> list[_Draft]:
         """Draw records at random times."""
-        chance = self._chance
-        self._aborts = chance.choice((0.0, 0.0, 0.1))
-        times_s = sorted(until_s * chance.random() for _ in range(chance.randint(20, 120)))
+        rng = self._chance
+        self._aborts = rng.choice((0.0, 0.0, 0.1))
+        times_s = sorted(until_s * rng.random() for _ in range(rng.randint(20, 120)))
         return [self._draft(at_s) for at_s in times_s]
 
     def bursts(self, load: Load, until_s: float) -> list[_Draft]:
@@ -271,11 +271,11 @@ class _Events:
         ]
 
     def _draft(self, at_s: float) -> _Draft:
-        chance = self._chance
-        topic = chance.choice(self._shape.sources)
-        partition = chance.randrange(self._partitions[topic])
-        key, amount = chance.choice(KEYS), chance.randint(1, 100)
-        return _Draft(at_s, topic, partition, key, amount, chance.random() >= self._aborts)
+        rng = self._chance
+        topic = rng.choice(self._shape.sources)
+        partition = rng.randrange(self._partitions[topic])
+        key, amount = rng.choice(KEYS), rng.randint(1, 100)
+        return _Draft(at_s, topic, partition, key, amount, rng.random() >= self._aborts)
 
 
 def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
@@ -290,32 +290,32 @@ def _numbered(drafts: list[_Draft]) -> tuple[Input, ...]:
     return tuple(inputs)
 
 
-def _settings(chance: random.Random) -> dict[str, Any]:
+def _settings(rng: random.Random) -> dict[str, Any]:
     """Draw the settings. Their times are short, so that little virtual time passes. Only the order
     of the times matters.
     """
-    heartbeat_ms = chance.choice((200, 300, 500))
+    heartbeat_ms = rng.choice((200, 300, 500))
     return {
-        "job": {"max_parallelism": chance.choice((4, 8, 128))},
+        "job": {"max_parallelism": rng.choice((4, 8, 128))},
         "checkpoint": {
-            "interval": chance.choice((200, 300, 500, 1000)),
-            "timeout": chance.choice((1500, 3000, 6000)),
-            "min_pause": chance.choice((0, 0, 100)),
-            "tolerable_failed_checkpoints": chance.randint(0, 3),
+            "interval": rng.choice((200, 300, 500, 1000)),
+            "timeout": rng.choice((1500, 3000, 6000)),
+            "min_pause": rng.choice((0, 0, 100)),
+            "tolerable_failed_checkpoints": rng.randint(0, 3),
             "tolerated_outage": TOLERATED_OUTAGE_MS,
             "dir": "sim://checkpoints",
         },
         "state": {"backend": "memory", "local_dir": "state"},
         "cluster": {
             "heartbeat_interval": heartbeat_ms,
-            "heartbeat_timeout": heartbeat_ms * chance.choice((5, 8)),
+            "heartbeat_timeout": heartbeat_ms * rng.choice((5, 8)),
             "slot_request_timeout": 30_000,
         },
         "restart": {
-            "strategy": chance.choice(("fixed_delay", "exponential_delay")),
-            "delay": chance.choice((0, 100, 500)),
+            "strategy": rng.choice(("fixed_delay", "exponential_delay")),
+            "delay": rng.choice((0, 100, 500)),
             "initial_backoff": 50,
             "max_backoff": 1_000,
         },
-        "exchange": {"credits": chance.choice((2, 2, 4, 8))},
+        "exchange": {"credits": rng.choice((2, 2, 4, 8))},
     }

@@ -4,9 +4,9 @@ A role is a function of the simulator (`Programs`). It gets the new process, its
 function to announce itself, and returns the exit status. A start takes time, because of the
 imports. A thread of the parent receives the events of a child. A frozen parent therefore receives
 them after its thaw, and a dead parent never. A start may be refused, as by an operating system
-without free resources, or the child exits at once (`Births`). Children end soon after their parent.
-Slots are children of the TaskManager although its fork server forks them, because a slot watches
-the TaskManager and exits with it.
+without free resources, or the child exits at once (`DrawStartOutcome`). Children end soon after
+their parent. Slots are children of the TaskManager although its fork server forks them, because a
+slot watches the TaskManager and exits with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FAILED: Final = 1
 """Exit status of a role that raised, as in `bootstrap`."""
 CRASHED: Final = 70
 """Exit status of a slot that raised, as in the real fork server."""
-NEWS_S: Final = 0.0005
+NOTICE_DELAY_S: Final = 0.0005
 """Time in seconds from an event of a child to the thread of its parent. It is the same for all
 kinds of events, so that their order is kept.
 """
@@ -45,14 +45,14 @@ kinds of events, so that their order is kept.
 class StartOutcome(enum.Enum):
     """The outcome of the start of a process."""
 
-    LIVES = "lives"
+    STARTED = "lives"
     REFUSED = "refused"
     """The start fails with ResourceExhaustedError, or a fork with SlotNotForked."""
-    DIES = "dies"
+    EXITS_AT_ONCE = "dies"
     """The process exits before it does anything."""
 
 
-Births = Callable[[str], StartOutcome]
+DrawStartOutcome = Callable[[str], StartOutcome]
 """A function that returns the outcome of a start by role. The role of a fork is `slot`."""
 
 Announce = Callable[[Mapping[str, Any]], None]
@@ -77,7 +77,7 @@ class Programs(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paces:
+class StartDurations:
     """Longest durations in seconds. Each duration is drawn from a fifth of it up to all of it."""
 
     start_s: float = 0.5
@@ -94,11 +94,11 @@ class SimProcesses:
         self,
         owner: SimProcess,
         programs: Programs,
-        paces: Paces | None = None,
-        births: Births = lambda _: StartOutcome.LIVES,
+        start_durations: StartDurations | None = None,
+        draw_outcome: DrawStartOutcome = lambda _: StartOutcome.STARTED,
     ) -> None:
-        self._owner, self._programs, self._births = owner, programs, births
-        self._paces = paces or Paces()
+        self._owner, self._programs, self._draw_outcome = owner, programs, draw_outcome
+        self._start_durations = start_durations or StartDurations()
         self._scheduler = owner.scheduler
 
     def spawn(
@@ -110,11 +110,11 @@ class SimProcesses:
         on_exit: Callable[[ExitStatus], None],
         on_ready: Callable[[dict[str, Any]], None] | None = None,
     ) -> SimChild:
-        birth = self._birth(role)
+        outcome = self._draw_start(role)
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
-        news = _ExitNotices(self._owner, process, f"wait-{process.pid}")
+        notices = _ExitNotices(self._owner, process, f"wait-{process.pid}")
 
-        def hear(item: dict[str, Any] | ExitStatus) -> bool:
+        def handle(item: dict[str, Any] | ExitStatus) -> bool:
             if isinstance(item, dict):
                 if on_ready is not None:
                     on_ready(item)
@@ -122,11 +122,11 @@ class SimProcesses:
             on_exit(item)
             return False
 
-        news.tell_to(hear)
-        main: Callable[[], ExitStatus] = _stillborn
-        if birth is not StartOutcome.DIES:
-            main = partial(self._programs.roles[role], process, dict(arguments), news.later)
-        _start_later(process, _drawn(self._scheduler, self._paces.start_s), main, FAILED)
+        notices.start_listener(handle)
+        main: Callable[[], ExitStatus] = _exit_at_once
+        if outcome is not StartOutcome.EXITS_AT_ONCE:
+            main = partial(self._programs.roles[role], process, dict(arguments), notices.later)
+        _start_later(process, _drawn(self._scheduler, self._start_durations.start_s), main, FAILED)
         return SimChild(process)
 
     def start_fork_server(
@@ -136,26 +136,26 @@ class SimProcesses:
         log: str,
         listener: Callable[[ForkServerEvent], None],
     ) -> SimForkServer:
-        birth = self._birth("zygote")
+        outcome = self._draw_start("zygote")
         process = self._scheduler.process(log.removesuffix(".log"), self._owner)
         slot = partial(_slot, self._programs.slot, dict(arguments))
         return SimForkServer(
             self._owner,
             process,
             slot,
-            self._paces,
+            self._start_durations,
             listener,
-            self._births,
-            stillborn=birth is StartOutcome.DIES,
+            self._draw_outcome,
+            exits_at_once=outcome is StartOutcome.EXITS_AT_ONCE,
         )
 
-    def _birth(self, role: str) -> StartOutcome:
-        self._scheduler.point()
-        birth = self._births(role)
-        if birth is StartOutcome.REFUSED:
-            self._scheduler.tell("may not start a %s", role)
+    def _draw_start(self, role: str) -> StartOutcome:
+        self._scheduler.maybe_switch()
+        outcome = self._draw_outcome(role)
+        if outcome is StartOutcome.REFUSED:
+            self._scheduler.record_event("may not start a %s", role)
             raise ResourceExhaustedError(f"Cannot start the {role} process: there is no room.")
-        return birth
+        return outcome
 
 
 class SimChild:
@@ -166,11 +166,11 @@ class SimChild:
         self.pid = process.pid
 
     def terminate(self) -> None:
-        self._process.scheduler.point()
+        self._process.scheduler.maybe_switch()
         self._process.terminate()
 
     def kill(self) -> None:
-        self._process.scheduler.point()
+        self._process.scheduler.maybe_switch()
         self._process.kill()
 
 
@@ -182,33 +182,38 @@ class SimForkServer:
         owner: SimProcess,
         process: SimProcess,
         slot: Callable[[SimProcess, StartSlot], ExitStatus],
-        paces: Paces,
+        start_durations: StartDurations,
         listener: Callable[[ForkServerEvent], None],
-        births: Births,
+        draw_outcome: DrawStartOutcome,
         *,
-        stillborn: bool,
+        exits_at_once: bool,
     ) -> None:
         self.pid = process.pid
-        self._births = births
-        self._owner, self._process, self._slot, self._paces = owner, process, slot, paces
+        self._draw_outcome = draw_outcome
+        self._owner, self._process, self._slot, self._start_durations = (
+            owner,
+            process,
+            slot,
+            start_durations,
+        )
         self._scheduler = owner.scheduler
         self._commands = SimQueue(self._scheduler)
         self._children: dict[int, tuple[int, SimProcess]] = {}
         """Slot index and process of each slot that is not reaped, by pid."""
-        self._news = _ExitNotices(owner, process, "zygote")
+        self._notices = _ExitNotices(owner, process, "zygote")
 
-        def hear(item: ForkServerEvent | ExitStatus) -> bool:
+        def handle(item: ForkServerEvent | ExitStatus) -> bool:
             if isinstance(item, int):
                 listener(ForkServerEnded(status=item))
                 return False
             listener(item)
             return True
 
-        self._news.tell_to(hear)
+        self._notices.start_listener(handle)
         _start_later(
             process,
-            _drawn(self._scheduler, paces.fork_server_s),
-            _stillborn if stillborn else self._serve,
+            _drawn(self._scheduler, start_durations.fork_server_s),
+            _exit_at_once if exits_at_once else self._serve,
             CRASHED,
         )
 
@@ -222,7 +227,7 @@ class SimForkServer:
         self._commands.put(None)
 
     def _serve(self) -> ExitStatus:
-        self._news.now(ForkServerReady(pid=self.pid))
+        self._notices.now(ForkServerReady(pid=self.pid))
         while (command := self._commands.get()) is not None:
             match command:
                 case StartSlot():
@@ -231,7 +236,7 @@ class SimForkServer:
                     self._children[pid][1].kill()
                 case _Reap(pid=pid, status=status):
                     index, _ = self._children.pop(pid)
-                    self._news.now(SlotEnded(index=index, pid=pid, status=status))
+                    self._notices.now(SlotEnded(index=index, pid=pid, status=status))
                 case _:
                     pass
         for _, slot in self._children.values():
@@ -239,24 +244,28 @@ class SimForkServer:
         return 0
 
     def _fork(self, start: StartSlot) -> None:
-        birth = self._births("slot")
-        if birth is StartOutcome.REFUSED:
-            self._scheduler.tell("may not fork")
-            self._news.now(SlotNotForked(index=start.index, reason="there is no room"))
+        outcome = self._draw_outcome("slot")
+        if outcome is StartOutcome.REFUSED:
+            self._scheduler.record_event("may not fork")
+            self._notices.now(SlotNotForked(index=start.index, reason="there is no room"))
             return
-        self._scheduler.wait(_drawn(self._scheduler, self._paces.fork_s))
+        self._scheduler.wait(_drawn(self._scheduler, self._start_durations.fork_s))
         slot = self._scheduler.process(
             f"{start.job} {start.attempt} slot {start.ordinal}", self._owner
         )
         self._children[slot.pid] = start.index, slot
         slot.on_exit.append(partial(self._ended, slot.pid))
-        main = _stillborn if birth is StartOutcome.DIES else partial(self._slot, slot, start)
+        main = (
+            _exit_at_once
+            if outcome is StartOutcome.EXITS_AT_ONCE
+            else partial(self._slot, slot, start)
+        )
         slot.run_main(guarded(slot, main, CRASHED))
-        self._news.now(SlotForked(index=start.index, pid=slot.pid))
+        self._notices.now(SlotForked(index=start.index, pid=slot.pid))
 
     def _ended(self, pid: int, status: ExitStatus) -> None:
         reap = partial(self._commands.put, _Reap(pid, status))
-        self._scheduler.call_later(NEWS_S, reap)
+        self._scheduler.call_later(NOTICE_DELAY_S, reap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +291,11 @@ class _ExitNotices:
         self._queue = SimQueue(self._scheduler)
         process.on_exit.append(self.later)
 
-    def tell_to(self, hear: Callable[[Any], bool]) -> None:
-        """Start a thread that calls `hear` with each event until it returns False."""
+    def start_listener(self, handle: Callable[[Any], bool]) -> None:
+        """Start a thread that calls `handle` with each event until it returns False."""
 
         def listen() -> None:
-            while hear(self._queue.get()):
+            while handle(self._queue.get()):
                 pass
 
         self._parent.start(listen, name=self._name)
@@ -296,10 +305,10 @@ class _ExitNotices:
         self._queue.put(item)
 
     def later(self, item: object) -> None:
-        """Deliver an event after `NEWS_S`. It may be called outside the threads, for example from
-        a callback for the end of a process.
+        """Deliver an event after `NOTICE_DELAY_S`. It may be called outside the threads, for
+        example from a callback for the end of a process.
         """
-        self._scheduler.call_later(NEWS_S, partial(self._queue.put, item))
+        self._scheduler.call_later(NOTICE_DELAY_S, partial(self._queue.put, item))
 
 
 def _start_later(
@@ -327,7 +336,7 @@ def guarded(
         except SystemExit as exit_:
             return exit_.code if isinstance(exit_.code, int) else failed
         except Exception as error:  # noqa: BLE001  # the last frame of a process: told, then left
-            scheduler.tell("fails: %r", error)
+            scheduler.record_event("fails: %r", error)
             if not isinstance(error, TidegateError) or isinstance(error, InternalError):
                 scheduler.bugs.append((scheduler.running(), error))
             return failed
@@ -335,7 +344,7 @@ def guarded(
     return run
 
 
-def _stillborn() -> ExitStatus:
+def _exit_at_once() -> ExitStatus:
     """Exit at once, as a process does without a library or without memory."""
     return FAILED
 

@@ -18,54 +18,54 @@ from typing import Final, NamedTuple
 from tidegate.sim.cluster import SimCluster
 from tidegate.stream_elements import TopicPartition
 
-LOOK_S: Final = 0.1
+CHECK_INTERVAL_S: Final = 0.1
 LATER: Final = 2
 """Number of checkpoints published after a look until its offsets may expire. Only one checkpoint
 is in progress at a time, so the second one has begun after the look.
 """
 
 
-class _Look(NamedTuple):
+class _PositionSample(NamedTuple):
     attempt: int
     published: int
     """Number of published checkpoints of the job."""
-    passed: dict[TopicPartition, int]
+    read_positions: dict[TopicPartition, int]
 
 
 class Retention:
-    """The retention of one run. `chance` decides at each due look whether records are deleted."""
+    """The retention of one run. `rng` decides at each due look whether records are deleted."""
 
-    def __init__(self, world: SimCluster, chance: random.Random) -> None:
-        self._world, self._chance = world, chance
-        self._looks: deque[_Look] = deque()
+    def __init__(self, world: SimCluster, rng: random.Random) -> None:
+        self._world, self._chance = world, rng
+        self._samples: deque[_PositionSample] = deque()
         self.expired = 0
         """Number of deleted offsets."""
 
     def begin(self) -> None:
         """Look at the readers' positions at intervals from now on."""
-        self._world.scheduler.call_later(LOOK_S, self._look)
+        self._world.scheduler.call_later(CHECK_INTERVAL_S, self._sample_positions)
 
-    def _look(self) -> None:
+    def _sample_positions(self) -> None:
         self.begin()
         journal = self._world.watch.journal
         attempt, published = journal.attempt, len(journal.checkpoints)
-        looks = self._looks
-        if looks and looks[-1].attempt != attempt:
-            looks.clear()
-        if not looks or looks[-1].published < published:
-            looks.append(_Look(attempt, published, self._world.passed(attempt)))
-        if looks[0].published + LATER <= published:
-            passed = looks.popleft().passed
+        samples = self._samples
+        if samples and samples[-1].attempt != attempt:
+            samples.clear()
+        if not samples or samples[-1].published < published:
+            samples.append(_PositionSample(attempt, published, self._world.read_positions(attempt)))
+        if samples[0].published + LATER <= published:
+            read_positions = samples.popleft().read_positions
             if self._chance.random() < 0.5:
-                self._take(passed)
+                self._delete_records(read_positions)
 
-    def _take(self, passed: dict[TopicPartition, int]) -> None:
-        for topic_partition, position in passed.items():
+    def _delete_records(self, read_positions: dict[TopicPartition, int]) -> None:
+        for topic_partition, position in read_positions.items():
             log = self._world.kafka.log(topic_partition)
             if position > log.start:
                 self.expired += position - log.start
                 log.start = position
-                self._world.scheduler.tell(
+                self._world.scheduler.record_event(
                     "retention: %s-%d begins at %d",
                     topic_partition.topic,
                     topic_partition.partition,

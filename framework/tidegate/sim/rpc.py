@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.drivers.rpc import calls
 from tidegate.ports.rpc import Handler, Rpc
 from tidegate.protocol import codec
-from tidegate.sim.network import CALM_S, Network
+from tidegate.sim.network import BASE_LATENCY_S, Network
 from tidegate.sim.scheduler import SimProcess, SimThread
 from tidegate.sim.threads import SimPool
 
@@ -33,7 +33,7 @@ def service_address(port: int) -> str:
     return f"sim:service:{port}"
 
 
-class Calling:
+class RpcNetwork:
     """The control calls of all processes of a network, with the server of each address."""
 
     def __init__(self, network: Network) -> None:
@@ -49,21 +49,21 @@ class Calling:
 class SimRpc:
     """The `ports.rpc.Rpc` of one process."""
 
-    def __init__(self, calling: Calling, process: SimProcess) -> None:
-        self._calling, self._process = calling, process
+    def __init__(self, rpc_network: RpcNetwork, process: SimProcess) -> None:
+        self._rpc_network, self._process = rpc_network, process
 
     def serve(self, handler: Handler, port: int = 0) -> SimServer:
         """Start a server at a new address. With a port, the service address leads to it, too."""
-        self._process.scheduler.point()
-        server = SimServer(self._calling.network, self._process, handler)
-        self._calling.servers[server.address] = server
+        self._process.scheduler.maybe_switch()
+        server = SimServer(self._rpc_network.network, self._process, handler)
+        self._rpc_network.servers[server.address] = server
         if port:
-            self._calling.servers[service_address(port)] = server
+            self._rpc_network.servers[service_address(port)] = server
         return server
 
     def connect(self, address: str) -> SimClient:
-        self._process.scheduler.point()
-        return SimClient(self._calling, self._process, address)
+        self._process.scheduler.maybe_switch()
+        return SimClient(self._rpc_network, self._process, address)
 
 
 class _Call:
@@ -140,8 +140,8 @@ class SimServer:
 class SimClient:
     """The `ports.rpc.RpcClient` of one address."""
 
-    def __init__(self, calling: Calling, process: SimProcess, address: str) -> None:
-        self._calling, self._process, self._address = calling, process, address
+    def __init__(self, rpc_network: RpcNetwork, process: SimProcess, address: str) -> None:
+        self._rpc_network, self._process, self._address = rpc_network, process, address
         self._server: SimServer | None = None
         """Server to which the client is connected until a call fails, even if the address leads
         to another server by now.
@@ -152,16 +152,16 @@ class SimClient:
     def call(self, message: Any, timeout_s: float = 10.0) -> Any:
         """Send a message and wait for the reply, as `ports.rpc` says."""
         scheduler = self._process.scheduler
-        scheduler.point()
+        scheduler.maybe_switch()
         data = codec.encode(message)
         if self._closed:
             raise calls.not_sent_error(message, self._address)
         call = _Call(scheduler.running())
-        network = self._calling.network
-        server = self._server = self._server or self._calling.servers.get(self._address)
+        network = self._rpc_network.network
+        server = self._server = self._server or self._rpc_network.servers.get(self._address)
         self._under_way[call] = None
         if server is None:
-            scheduler.call_later(CALM_S, partial(call.finish, None, calls.NOT_REACHABLE))
+            scheduler.call_later(BASE_LATENCY_S, partial(call.finish, None, calls.NOT_REACHABLE))
         else:
             server.under_way[call] = None
             network.carry(self._process, server.process, "call", partial(server.arrive, call, data))
@@ -186,5 +186,5 @@ class SimClient:
 
 if TYPE_CHECKING:
 
-    def _(calling: Calling, process: SimProcess) -> Rpc:
-        return calling.of(process)
+    def _(rpc_network: RpcNetwork, process: SimProcess) -> Rpc:
+        return rpc_network.of(process)

@@ -44,11 +44,11 @@ from tidegate.sim.network_conditions import MessageFaults
 from tidegate.sim.oracle import Oracle
 from tidegate.sim.patches import (
     CODE_DIGEST,
-    declared,
-    loaded,
-    opening,
-    scattering,
-    surroundings,
+    apply_patches,
+    patch_connect,
+    patch_guarantees,
+    patch_load,
+    patch_salt,
 )
 from tidegate.sim.pipelines import Event
 from tidegate.sim.plan import Input, JobRun, Plan
@@ -64,10 +64,10 @@ QUIET_S: Final = 400.0
 """Longest time in seconds from the last fault to the end of the job. The longest wait in this time
 is 30 s for slots, after restart delays that have grown to 30 s.
 """
-LOOK_S: Final = 5.0
-AGAIN_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 5.0
+RESTART_DELAY_S: Final = 1.0
 """Time in seconds until the user runs a job again."""
-LOSS_TOLD: Final = 2
+LOSS_REPORTS_MIN: Final = 2
 """Number of reports of a loss before the user accepts it. Until then the job must stay failed."""
 INPUT_PRODUCER: Final = 1
 
@@ -89,7 +89,7 @@ class Outcome:
     publications: int
     waves: int
     """Number of completed waves of backfills."""
-    retractions: int
+    rollbacks: int
     losses: int
     """Number of losses that the journal states. They were expected, and then accepted."""
     visible: int
@@ -113,17 +113,17 @@ def run_seed(
     if digest:
         story.with_digest()
     scheduler = Scheduler(seed, story=story)
-    with surroundings(scheduler) as folder:
+    with apply_patches(scheduler) as folder:
         plan = plan_of(seed, backfills=backfills)
         run = Run(seed, plan, scheduler, folder)
         with (
-            loaded(scheduler, plan.load, plan.crashing),
-            opening(scheduler, plan.failing_open),
-            declared(plan.shape),
-            scattering(run.world.salts),
+            patch_load(scheduler, plan.load, plan.crashing),
+            patch_connect(scheduler, plan.failing_open),
+            patch_guarantees(plan.shape),
+            patch_salt(run.world.salts),
         ):
             try:
-                run.to_the_end()
+                run.run_to_end()
             finally:
                 scheduler.close()
     return run.outcome()
@@ -144,38 +144,38 @@ class Run:
         self._seed, self._scheduler, self._folder = seed, scheduler, folder
         self.plan = plan
         self._oracle = Oracle(plan.shape)
-        self._trouble = RequestFaults(scheduler, plan.weights)
-        self.world = SimCluster(scheduler, self._trouble, self._oracle)
-        self.world.network.fate = MessageFaults(plan.weather, scheduler.random_for("weather"))
-        self._striker = FaultInjector(self.world, plan.weights)
-        self._watch = self.world.watch
-        self._watch.may_lose = bool(plan.weights.blackout)
+        self._request_faults = RequestFaults(scheduler, plan.fault_rates)
+        self.world = SimCluster(scheduler, self._request_faults, self._oracle)
+        self.world.network.delivery = MessageFaults(plan.weather, scheduler.random_for("weather"))
+        self._fault_injector = FaultInjector(self.world, plan.fault_rates)
+        self._checker = self.world.watch
+        self._checker.may_lose = bool(plan.fault_rates.blackout)
         self._mishaps = Mishaps(self.world, plan.mishaps, self._has_begun)
         self._swaps = Swaps(self.world, self._oracle, plan.swaps, self._append)
-        self._life_number = 0
-        self._present = ""
+        self._job_run_number = 0
+        self._submission_id = ""
         """Id of the last submission."""
         self._retention = Retention(self.world, scheduler.random_for("retention"))
-        self._lives = list(plan.job_runs)
-        self._tries = self._life_tries = 0
-        self._by_hand: str | None = None
+        self._job_runs_left = list(plan.job_runs)
+        self._tries = self._job_run_starts = 0
+        self._restoring_submission: str | None = None
         """Id of the last submission if it does not restore the latest checkpoint, else None."""
-        self._losses_told = 0
+        self._losses_reported = 0
         self._written = 0
         self._done = False
         self._quiet_since_s: float | None = None
         self._stuck: str | None = None
         for topic, partitions in plan.partitions.items():
             self.world.kafka.create_topic(topic, partitions)
-            self.world.elsewhere.create_topic(topic, partitions)
+            self.world.other_kafka.create_topic(topic, partitions)
         self._sequences: dict[PartitionLog, int] = {}
 
     # --- the run --------------------------------------------------------------------------------
 
-    def to_the_end(self) -> None:
+    def run_to_end(self) -> None:
         """Run until the verdict is known."""
-        scheduler, weights = self._scheduler, self.plan.weights
-        scheduler.story.record(0.0, "plan", "%s", self._described())
+        scheduler, fault_rates = self._scheduler, self.plan.fault_rates
+        scheduler.story.record(0.0, "plan", "%s", self._describe_plan())
         for each in self.plan.inputs:
             if each.at_s:
                 scheduler.call_later(each.at_s, partial(self._write, each))
@@ -183,30 +183,30 @@ class Run:
                 self._write(each)
         if self.plan.retention:
             self._retention.begin()
-        self._run_life()
-        self._striker.begin()
+        self._start_job_run()
+        self._fault_injector.begin()
         self._mishaps.begin()
         blackout_s = self.plan.blackout_s
         if blackout_s:
-            when_s = scheduler.random_for("blackout").uniform(0.1, 0.6) * weights.wild_s
-            scheduler.call_later(when_s, partial(self._striker.black_out, blackout_s))
-        scheduler.call_later(weights.wild_s, self._calm_down)
-        scheduler.call_later(LOOK_S, self._look)
-        scheduler.between = self._striker.between
-        until_s = weights.wild_s + blackout_s + QUIET_S
+            when_s = scheduler.random_for("blackout").uniform(0.1, 0.6) * fault_rates.fault_period_s
+            scheduler.call_later(when_s, partial(self._fault_injector.black_out, blackout_s))
+        scheduler.call_later(fault_rates.fault_period_s, self._end_faults)
+        scheduler.call_later(CHECK_INTERVAL_S, self._check_periodically)
+        scheduler.between = self._fault_injector.between
+        until_s = fault_rates.fault_period_s + blackout_s + QUIET_S
         scheduler.run(until_s, self._is_over)
         if not self._is_over():
             self._stuck = (
                 f"{QUIET_S:g} s after the last fault the job has not come to its end: "
                 f"{self._oracle.missing} results are missing, the newest attempt is "
-                f"{self._watch.journal.attempt}"
+                f"{self._checker.journal.attempt}"
             )
-        elif self._done and self._watch.found is None and not scheduler.bugs:
+        elif self._done and self._checker.found is None and not scheduler.bugs:
             self._judge_the_end()
 
     def outcome(self) -> Outcome:
         """Return the verdict and some figures."""
-        kinds = Counter(map(type, self._watch.journal.entries.values()))
+        kinds = Counter(map(type, self._checker.journal.entries.values()))
         return Outcome(
             seed=self._seed,
             violation=self._violation(),
@@ -214,54 +214,54 @@ class Run:
             plan=self.plan,
             virtual_s=self._scheduler.now,
             turns=self._scheduler.turns,
-            kills=self._striker.kills,
-            freezes=self._striker.freezes,
+            kills=self._fault_injector.kills,
+            freezes=self._fault_injector.freezes,
             attempts=kinds[Claim],
             publications=kinds[Publication],
-            waves=self._watch.waves,
-            retractions=kinds[RolledBack],
+            waves=self._checker.waves,
+            rollbacks=kinds[RolledBack],
             losses=kinds[Lost],
             visible=self._oracle.visible,
             expired=self._retention.expired,
         )
 
     def _violation(self) -> str | None:
-        if self._watch.found is not None:
-            return str(self._watch.found)
+        if self._checker.found is not None:
+            return str(self._checker.found)
         for thread, error in self._scheduler.bugs:
             told = "".join(traceback.format_exception(error))
             return f"{thread.process.name}, thread {thread.name}: {told}"
         return self._stuck
 
     def _is_over(self) -> bool:
-        return self._done or self._watch.found is not None or bool(self._scheduler.bugs)
+        return self._done or self._checker.found is not None or bool(self._scheduler.bugs)
 
     def _judge_the_end(self) -> None:
         self.world.kafka.run_due()
-        self._watch.look_at_plain_sinks()
+        self._checker.check_at_least_once_sinks()
         try:
             self._oracle.complete()
         except Violation as violation:
-            self._watch.violated(str(violation))
-        self._watch.nothing_open()
+            self._checker.record_violation(str(violation))
+        self._checker.check_nothing_open()
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         """End all faults, after the end of a blackout that has begun."""
-        left_s = self._striker.blackout_ends_s - self._scheduler.now
+        left_s = self._fault_injector.blackout_ends_s - self._scheduler.now
         if left_s > 0:
-            self._scheduler.call_later(left_s, self._calm_down)
+            self._scheduler.call_later(left_s, self._end_faults)
             return
         self._scheduler.story.record(self._scheduler.now, "world", "all faults are over")
-        self._striker.stop()
+        self._fault_injector.stop()
         self._mishaps.stop()
         self._quiet_since_s = self._scheduler.now
 
-    def _look(self) -> None:
+    def _check_periodically(self) -> None:
         self.world.kafka.run_due()
-        self._watch.look_for_stalls(quiet_since_s=self._quiet_since_s)
-        self._scheduler.call_later(LOOK_S, self._look)
+        self._checker.check_for_stalls(quiet_since_s=self._quiet_since_s)
+        self._scheduler.call_later(CHECK_INTERVAL_S, self._check_periodically)
 
-    def _described(self) -> str:
+    def _describe_plan(self) -> str:
         plan = self.plan
         lives = ", ".join(
             f"{each.ends} at p={each.parallelism}"
@@ -272,7 +272,7 @@ class Run:
         return (
             f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
             f"{len(plan.inputs)} records; "
-            f"partitions {plan.partitions}; {plan.weights}; {plan.weather}; {plan.load}; "
+            f"partitions {plan.partitions}; {plan.fault_rates}; {plan.weather}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
             f"{'a session cluster; ' if plan.session_cluster else ''}"
             f"{'user code cannot open; ' if plan.failing_open else ''}"
@@ -308,66 +308,67 @@ class Run:
 
     # --- the user -------------------------------------------------------------------------------
 
-    def _run_life(self) -> None:
+    def _start_job_run(self) -> None:
         """Start `tidegate run` once more, for the current job run."""
-        life = self._lives[0]
+        job_run = self._job_runs_left[0]
         self._mishaps.correct()
         self._tries += 1
-        self._life_tries += 1
-        if self._life_tries == 1:
-            self._swaps.before(self._life_number)
-        self._watch.accepting = self._losses_told >= LOSS_TOLD
+        self._job_run_starts += 1
+        if self._job_run_starts == 1:
+            self._swaps.before(self._job_run_number)
+        self._checker.accepting = self._losses_reported >= LOSS_REPORTS_MIN
         process = self._scheduler.process(f"run-{self._tries}")
-        user = self._user(life, process)
-        process.on_exit.append(lambda _status: self._life_ended(life, user))
+        user = self._user(job_run, process)
+        process.on_exit.append(lambda _status: self._job_run_ended(job_run, user))
         process.run_main(user.main)
-        if life.ends == "crash":
-            when_s = life.ends_at_share * max(self.plan.weights.wild_s - self._scheduler.now, 1.0)
+        if job_run.ends == "crash":
+            when_s = job_run.ends_at_share * max(
+                self.plan.fault_rates.fault_period_s - self._scheduler.now, 1.0
+            )
             self._scheduler.call_later(when_s, user.crash)
 
-    def _user(self, life: JobRun, process: SimProcess) -> _User | BackfillUser:
-        if life.wave_offsets is None or self.plan.waves is None:
-            return _User(self, life, process, f"c{self._tries}")
-        config = self.config(life)
+    def _user(self, job_run: JobRun, process: SimProcess) -> _User | BackfillUser:
+        if job_run.wave_offsets is None or self.plan.waves is None:
+            return _User(self, job_run, process, f"c{self._tries}")
+        config = self.config(job_run)
         return BackfillUser(
             self.world,
             process,
-            self.submission(life, config, f"c{self._tries}"),
+            self.submission(job_run, config, f"c{self._tries}"),
             config,
-            life,
+            job_run,
             self.plan,
         )
 
-    def _life_ended(self, life: JobRun, user: _User | BackfillUser) -> None:
+    def _job_run_ended(self, job_run: JobRun, user: _User | BackfillUser) -> None:
         report = user.report
         self._scheduler.story.record(
-            self._scheduler.now, "world", "life %s: %s", life.ends, report and report.state
+            self._scheduler.now, "world", "life %s: %s", job_run.ends, report and report.state
         )
         if report is not None:
             self._ended(report)
         if user.over:
-            del self._lives[0]
-            self._life_tries = 0
-            self._life_number += 1
-        if not self._lives:
+            del self._job_runs_left[0]
+            self._job_run_starts = 0
+            self._job_run_number += 1
+        if not self._job_runs_left:
             self._done = True
             return
-        self._scheduler.call_later(AGAIN_S, self._run_life)
+        self._scheduler.call_later(RESTART_DELAY_S, self._start_job_run)
 
     def _ended(self, report: JobReport) -> None:
         """Check the report of an ended job.
 
         A job may fail only if a loss is stated and not accepted, or because of a swap.
         """
-        self._watch.ended(self._present, report.state)
+        self._checker.ended(self._submission_id, report.state)
         if self._swaps.refused(report):
             return
-        if self._swaps.in_force:
-            self._watch.violated(
-                f"the job is {report.state.lower()}, and must be refused: "
-                f"{self._swaps.in_force.kind}"
+        if self._swaps.active:
+            self._checker.record_violation(
+                f"the job is {report.state.lower()}, and must be refused: {self._swaps.active.kind}"
             )
-        lost = self._watch.journal.lost is not None
+        lost = self._checker.journal.lost is not None
         error = report.error
         if (
             report.state is JobState.FAILED
@@ -375,56 +376,56 @@ class Run:
             and error
             and error.kind == kind_of(DataLossError)
         ):
-            self._losses_told += 1
+            self._losses_reported += 1
         elif report.state in {JobState.FAILED, JobState.FENCED}:  # no other cluster has the name
-            self._watch.violated(
+            self._checker.record_violation(
                 f"the job is {report.state.lower()}: {error and f'{error.kind}: {error.message}'}"
             )
         elif lost and report.state is JobState.FINISHED:
-            self._watch.violated("the job has finished after a loss that is not accepted")
+            self._checker.record_violation("the job has finished after a loss that is not accepted")
         if not lost:
-            self._losses_told = 0
+            self._losses_reported = 0
 
-    def may_end(self, life: JobRun) -> bool:
+    def may_end(self, job_run: JobRun) -> bool:
         """Return whether the time to stop a job run has come."""
-        self._watch.look_at_plain_sinks()
-        if self._swaps.in_force:
+        self._checker.check_at_least_once_sinks()
+        if self._swaps.active:
             return False
         if self._written < len(self.plan.inputs):
-            share = self._scheduler.now / self.plan.weights.wild_s
+            share = self._scheduler.now / self.plan.fault_rates.fault_period_s
         else:
             share = self._oracle.visible / max(1, self._oracle.visible + self._oracle.missing)
-        match life.ends:
+        match job_run.ends:
             case "finished":
-                if self._by_hand not in {None, self._watch.journal.submission}:
+                if self._restoring_submission not in {None, self._checker.journal.submission}:
                     return False  # results that must appear again are counted from the claim on
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
             case "stop" | "cancel":
-                return share >= life.ends_at_share
+                return share >= job_run.ends_at_share
             case _:
                 return False
 
-    def submission(self, life: JobRun, config: Config, number: str) -> Submission:
+    def submission(self, job_run: JobRun, config: Config, number: str) -> Submission:
         """Return the submission of the user."""
         graph, id_ = build(self.plan.shape.pipeline, {}), f"submission-{number}"
-        restore = self._restore(life)
-        self._by_hand = None if restore == "latest" else id_
-        self._present = id_
+        restore = self._restore(job_run)
+        self._restoring_submission = None if restore == "latest" else id_
+        self._submission_id = id_
         return Submission(
             job=JobName(graph.name),
             reference=self.plan.shape.reference,
             working_folder=str(self._folder),
             params={},
-            parallelism=life.parallelism,
+            parallelism=job_run.parallelism,
             max_parallelism=config.job.max_parallelism,
             settings=config.to_dict(),
             fingerprint=graph.fingerprint(),
             code_digest=CODE_DIGEST,
             python_version=platform.python_version(),
             tidegate_version=TIDEGATE,
-            bounded=life.ends == "bounded" or life.wave_offsets is not None,
+            bounded=job_run.ends == "bounded" or job_run.wave_offsets is not None,
             restore=restore,
-            accept_data_loss=self._watch.accepting,
+            accept_data_loss=self._checker.accepting,
             take_over=False,
             restore_to_other_cluster=self._swaps.consents,
             id=id_,
@@ -432,26 +433,28 @@ class Run:
 
     def _has_begun(self) -> bool:
         """Return whether the job of the current submission has claimed."""
-        return bool(self._present) and self._watch.journal.submission == self._present
+        return bool(self._submission_id) and self._checker.journal.submission == self._submission_id
 
-    def _restore(self, life: JobRun) -> str:
+    def _restore(self, job_run: JobRun) -> str:
         """Return the restore option of the user.
 
         A job run that is started again after a failure continues from the last checkpoint.
         """
-        known = self._watch.journal.known(self.plan.settings["checkpoint"]["num_retained"])
-        if life.restore_back is None or not known or self._life_tries > 1:
+        restorable = self._checker.journal.restorable(
+            self.plan.settings["checkpoint"]["num_retained"]
+        )
+        if job_run.restore_back is None or not restorable or self._job_run_starts > 1:
             return self._swaps.restore
-        return known[min(life.restore_back, len(known) - 1)]
+        return restorable[min(job_run.restore_back, len(restorable) - 1)]
 
-    def config(self, life: JobRun) -> Config:
+    def config(self, job_run: JobRun) -> Config:
         """Return the configuration of a job run."""
         settings: dict[str, Any] = {key: dict(value) for key, value in self.plan.settings.items()}
-        settings["job"]["parallelism"] = life.parallelism
+        settings["job"]["parallelism"] = job_run.parallelism
         if self._swaps.bootstrap:
             settings["kafka"] = {"bootstrap_servers": self._swaps.bootstrap}
-        settings["taskmanager"] = {"slots": life.slots}
-        settings["cluster"]["task_managers"] = life.task_managers
+        settings["taskmanager"] = {"slots": job_run.slots}
+        settings["cluster"]["task_managers"] = job_run.task_managers
         return Config.from_dict(settings)
 
 
@@ -466,8 +469,8 @@ class _User:
     session cluster.
     """
 
-    def __init__(self, run: Run, life: JobRun, process: SimProcess, cluster: str) -> None:
-        self._run, self._life, self._process, self._cluster_name = run, life, process, cluster
+    def __init__(self, run: Run, job_run: JobRun, process: SimProcess, cluster: str) -> None:
+        self._run, self._job_run, self._process, self._cluster_name = run, job_run, process, cluster
         self.report: JobReport | None = None
         self.crashed = False
         self._told: int | None = None
@@ -491,8 +494,8 @@ class _User:
 
     def main(self) -> int:
         """Submit the job and wait for it, as `cli/local_run.py` does."""
-        run, config = self._run, self._run.config(self._life)
-        submission = run.submission(self._life, config, self._cluster_name)
+        run, config = self._run, self._run.config(self._job_run)
+        submission = run.submission(self._job_run, config, self._cluster_name)
         with contextlib.ExitStack() as ending:
             try:
                 client = self._client(config, ending)
@@ -502,9 +505,9 @@ class _User:
                     submission.job, lambda report: self._reported(report, client)
                 )
             except (ExternalError, RefusedError) as error:
-                self._process.scheduler.tell("the client stops: %s", error)
+                self._process.scheduler.record_event("the client stops: %s", error)
                 if self._submitted and isinstance(error, RefusedError):
-                    run.world.watch.violated(f"a job that was accepted is gone: {error}")
+                    run.world.watch.record_violation(f"a job that was accepted is gone: {error}")
                 return 1
         return 0
 
@@ -529,14 +532,14 @@ class _User:
 
     def _reported(self, report: JobReport, client: Client) -> None:
         if self._refused and report.state not in ENDED:
-            self._run.world.watch.violated("a stop was refused, and the job continues")
+            self._run.world.watch.record_violation("a stop was refused, and the job continues")
         told = self._told == report.epoch
-        if told or report.state in ENDED or not self._run.may_end(self._life):
+        if told or report.state in ENDED or not self._run.may_end(self._job_run):
             return
         try:
-            client.stop(report.job, final_checkpoint=self._life.ends != "cancel")
+            client.stop(report.job, final_checkpoint=self._job_run.ends != "cancel")
             self._told = report.epoch
         except RefusedError:
             self._refused = True  # the job has ended meanwhile
         except RpcError as error:
-            self._process.scheduler.tell("the stop could not be delivered: %s", error)
+            self._process.scheduler.record_event("the stop could not be delivered: %s", error)

@@ -126,7 +126,7 @@ class Scheduler:
         self.ready.append(thread)
         return True
 
-    def point(self) -> None:
+    def maybe_switch(self) -> None:
         """Let other threads run, at random. Fakes call it in each call that does not block, because
         a real thread can lose its turn between any two lines.
         """
@@ -152,7 +152,7 @@ class Scheduler:
             raise AssertionError(message)
         return self.current
 
-    def tell(self, what: str, *details: object) -> None:
+    def record_event(self, what: str, *details: object) -> None:
         """Record an event of the running process in the trace."""
         where = self.current.process.name if self.current else "world"
         self.story.record(self.now, where, what, *details)
@@ -270,7 +270,7 @@ class SimProcess:
                 raise
             except BaseException as error:  # noqa: BLE001 - kept for who judges the run
                 scheduler.bugs.append((thread, error))
-                scheduler.tell("thread %s died of %r", name, error)
+                scheduler.record_event("thread %s died of %r", name, error)
 
         thread.greenlet = greenlet.greenlet(body, scheduler.hub)
         self.threads.append(thread)
@@ -344,8 +344,8 @@ class SimProcess:
         A thread of the process must notice it, so a frozen process dies only after its thaw.
         """
         self._orphan = True
-        chance = self.scheduler.random
-        self.scheduler.call_later(chance.random() * ORPHAN_S_MAX, self._notice)
+        rng = self.scheduler.random
+        self.scheduler.call_later(rng.random() * ORPHAN_S_MAX, self._notice)
 
     def _notice(self) -> None:
         if not self.frozen:

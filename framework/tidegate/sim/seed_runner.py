@@ -37,7 +37,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     publications: int
     waves: int
-    retractions: int
+    rollbacks: int
     losses: int
     visible: int
     expired: int
@@ -55,7 +55,7 @@ class Summary:
     attempts: int = 0
     publications: int = 0
     waves: int = 0
-    retractions: int = 0
+    rollbacks: int = 0
     losses: int = 0
     expired: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class Summary:
         self.attempts += verdict.attempts
         self.publications += verdict.publications
         self.waves += verdict.waves
-        self.retractions += verdict.retractions
+        self.rollbacks += verdict.rollbacks
         self.losses += verdict.losses
         self.expired += verdict.expired
         if verdict.violation is not None:
@@ -84,7 +84,7 @@ class Summary:
             f"{len(self.violations)} with a violation; {self.virtual_s / 3600:.1f} h of virtual "
             f"time, {self.turns} turns, {self.kills} kills, {self.freezes} freezes, "
             f"{self.attempts} attempts, {self.publications} publications, {self.waves} waves of "
-            f"backfills, {self.retractions} rolled back, {self.losses} expected "
+            f"backfills, {self.rollbacks} rolled back, {self.losses} expected "
             f"losses, {self.expired} offsets of inputs expired"
         )
 
@@ -179,7 +179,7 @@ def serve(*, backfills: bool) -> None:
             attempts=outcome.attempts,
             publications=outcome.publications,
             waves=outcome.waves,
-            retractions=outcome.retractions,
+            rollbacks=outcome.rollbacks,
             losses=outcome.losses,
             visible=outcome.visible,
             expired=outcome.expired,

@@ -6,7 +6,7 @@ sees only the silence of a host. Therefore two JobManagers may run at once, and 
 find out that it was replaced. Clients and TaskManagers know one address, which leads to the newest
 JobManager.
 
-A TaskManager that has lost its JobManager joins the next one (`rejoining`), as in `bootstrap`.
+A TaskManager that has lost its JobManager joins the next one (`serve_forever`), as in `bootstrap`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SessionCluster:
                 self._start_jobmanager()
 
 
-def rejoining(serve: Callable[[], object], clock: Clock) -> NoReturn:
+def serve_forever(serve: Callable[[], object], clock: Clock) -> NoReturn:
     """Run the main function of a standalone TaskManager: serve JobManagers in an endless loop."""
     while True:
         with contextlib.suppress(RpcError):  # the JobManager is not reachable yet

@@ -44,7 +44,7 @@ OTHER_CLUSTER: Final = "the brokers' address leads to another Kafka cluster"
 MIRROR: Final = "a mirror has taken the place of the Kafka cluster"
 RECREATED: Final = "a topic was deleted and created again"
 KINDS: Final = (EMPTY, OLDER, OTHER_CLUSTER, MIRROR, RECREATED)
-SAID: Final = {
+REFUSAL_TEXTS: Final = {
     EMPTY: ("has no journal in this checkpoint storage",),
     OLDER: ("Its newest entries are missing",),
     OTHER_CLUSTER: ("kafka.bootstrap_servers leads to Kafka cluster elsewhere",),
@@ -53,7 +53,7 @@ SAID: Final = {
 }
 """Texts that the refusal for each kind of swap must contain."""
 MORE_RECORDS_MAX: Final = 8
-TOLD_MAX: Final = 2
+REFUSALS_MAX: Final = 2
 """Largest number of refusals before the user corrects the cause."""
 
 
@@ -74,12 +74,12 @@ class HasBack(Protocol):
 
 
 def drawn(
-    chance: random.Random, lives: Sequence[HasBack], shape: Shape, *, losing: bool, retention: bool
+    rng: random.Random, lives: Sequence[HasBack], shape: Shape, *, losing: bool, retention: bool
 ) -> tuple[Swap | None, ...]:
     """Draw the swap before each job run, or None."""
     swaps: list[Swap | None] = [None] * len(lives)
-    by_hand = any(life.restore_back is not None for life in lives)
-    if chance.random() >= RUNS or losing:
+    by_hand = any(job_run.restore_back is not None for job_run in lives)
+    if rng.random() >= RUNS or losing:
         return tuple(swaps)
     kinds = [OTHER_CLUSTER]
     if len(shape.plain) < len(shape.sinks):
@@ -88,9 +88,9 @@ def drawn(
         kinds += [MIRROR, MIRROR]
     if not (by_hand or retention or shape.plain):
         kinds += [RECREATED, RECREATED, RECREATED]
-    for number, life in enumerate(lives):
-        if number and life.restore_back is None and chance.random() < SWAPS:
-            swaps[number] = Swap(chance.choice(kinds), chance.randint(1, TOLD_MAX))
+    for number, job_run in enumerate(lives):
+        if number and job_run.restore_back is None and rng.random() < SWAPS:
+            swaps[number] = Swap(rng.choice(kinds), rng.randint(1, REFUSALS_MAX))
     return tuple(swaps)
 
 
@@ -106,9 +106,9 @@ class Swaps:
     ) -> None:
         self._world, self._oracle, self._swaps, self._write = world, oracle, swaps, write
         self._chance = world.scheduler.random_for("swaps")
-        self.in_force: Swap | None = None
+        self.active: Swap | None = None
         """The current swap, until the user corrects it."""
-        self._told = 0
+        self._refusals = 0
         self.met = 0
         """Number of swaps that were refused and corrected."""
         self._remedy: str = ""
@@ -119,88 +119,88 @@ class Swaps:
         if any(swap and swap.kind == OLDER for swap in swaps):
             world.watch.claimed = self._copy
 
-    def before(self, life: int) -> None:
+    def before(self, job_run: int) -> None:
         """Carry out the swap before the first start of a job run."""
-        swap = self._swaps[life]
+        swap = self._swaps[job_run]
         watch = self._world.watch
-        if swap is None or self.in_force or watch.journal.last.publication is None:
+        if swap is None or self.active or watch.journal.last.publication is None:
             return
         if self.consents or self.restore == "none":
             return  # the previous swap is not finished yet
-        self._world.bury()
+        self._world.kill_orphans()
         self._world.kafka.run_due()
-        watch.look_at_plain_sinks()
-        if not self._happens(swap.kind):
+        watch.check_at_least_once_sinks()
+        if not self._carry_out(swap.kind):
             return
-        self._tell("%s", swap.kind)
-        self.in_force, self._told = swap, 0
+        self._record_event("%s", swap.kind)
+        self.active, self._refusals = swap, 0
         watch.must_refuse, watch.may_claim = swap.kind, swap.kind == RECREATED
 
     def refused(self, report: JobReport) -> bool:
         """Return whether a job has failed because of the swap, as it must. Count the refusal."""
-        swap, error = self.in_force, report.error
+        swap, error = self.active, report.error
         if swap is None or report.state is not JobState.FAILED or error is None:
             return False
         if error.kind != kind_of(RefusedError):
             return False
-        if not any(words in error.message for words in SAID[swap.kind]):
+        if not any(words in error.message for words in REFUSAL_TEXTS[swap.kind]):
             return False
-        self._told += 1
-        if self._told >= swap.told:
+        self._refusals += 1
+        if self._refusals >= swap.told:
             self._correct(swap)
         return True
 
     @property
     def bootstrap(self) -> str:
         """Address of the brokers that the user gives; empty for the right one."""
-        swap = self.in_force
+        swap = self.active
         return ELSEWHERE if swap and swap.kind == OTHER_CLUSTER else ""
 
     @property
     def restore(self) -> str:
         """Restore option of the user: `none` until there is a checkpoint of the new topic."""
-        return "none" if self._remedies(RECREATED) else "latest"
+        return "none" if self._is_remedying(RECREATED) else "latest"
 
     @property
     def consents(self) -> bool:
         """Whether the user consents to the mirror, which ends with a checkpoint on the mirror."""
-        return self._remedies(MIRROR)
+        return self._is_remedying(MIRROR)
 
-    def _remedies(self, kind: str) -> bool:
+    def _is_remedying(self, kind: str) -> bool:
         published = len(self._world.watch.journal.checkpoints)
-        return self._remedy == kind and published == self._published and not self.in_force
+        return self._remedy == kind and published == self._published and not self.active
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def _happens(self, kind: str) -> bool:
+    def _carry_out(self, kind: str) -> bool:
         """Carry out a swap if it is possible now. Return whether it was."""
         world = self._world
         if kind == EMPTY:
             if not world.kafka.coordinator.list():
                 return False
-            world.mount_wrong(MemoryBlobs(ANOTHER), everyone)
+            world.mount_other(MemoryBlobs(ANOTHER), everyone)
         elif kind == OLDER:
-            return self._an_older_copy_is_there()
+            return self._swap_in_older_copy()
         elif kind == MIRROR:
-            return self._a_mirror_takes_over()
+            return self._swap_in_mirror()
         elif kind == RECREATED:
             self._recreate()
         return True
 
-    def _an_older_copy_is_there(self) -> bool:
+    def _swap_in_older_copy(self) -> bool:
         """Swap in an older copy, only if Kafka can show that it is older."""
         listed = map(parse_transactional_id, self._world.kafka.coordinator.list())
         newest = max((parts.attempt for parts in listed if parts), default=0)
         if not self._copies or newest <= self._copies[0][0]:
             return False
         identity = self._chance.choice((ANOTHER, self._world.blobs.identity))
-        self._world.mount_wrong(MemoryBlobs(identity, self._copies[0][1]), everyone)
+        self._world.mount_other(MemoryBlobs(identity, self._copies[0][1]), everyone)
         return True
 
     def _copy(self, attempt: int) -> None:
         self._copies = [*self._copies[-1:], (attempt, dict(self._world.blobs.objects))]
 
-    def _a_mirror_takes_over(self) -> bool:
+    def _swap_in_mirror(self) -> bool:
         """Swap in a mirror, only if no transaction is open: a mirror has no open transactions."""
         kafka, journal = self._world.kafka, self._world.watch.journal
         is_open = {
@@ -225,7 +225,7 @@ class Swaps:
         for _, name, partition in sorted(last.offsets):
             if name == topic:
                 self._fill(TopicPartition(topic, partition), last, longer=longer)
-        self._tell("topic %s is %s now", topic, "longer" if longer else "shorter")
+        self._record_event("topic %s is %s now", topic, "longer" if longer else "shorter")
 
     def _fill(
         self, topic_partition: TopicPartition, last: JournalPosition, *, longer: bool
@@ -244,13 +244,13 @@ class Swaps:
 
     def _correct(self, swap: Swap) -> None:
         """Correct the swap, as the user does."""
-        self.in_force = None
+        self.active = None
         self.met += 1
         self._world.watch.must_refuse = ""
         self._world.mounts.correct()
         self._remedy, self._published = swap.kind, len(self._world.watch.journal.checkpoints)
-        self._tell("understood: %s", swap.kind)
+        self._record_event("understood: %s", swap.kind)
 
-    def _tell(self, what: str, *details: object) -> None:
+    def _record_event(self, what: str, *details: object) -> None:
         scheduler = self._world.scheduler
         scheduler.story.record(scheduler.now, "world", what, *details)

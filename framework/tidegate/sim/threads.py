@@ -66,13 +66,13 @@ class SimQueue:
     def put(self, item: Any, /) -> None:
         self._items.append(item)
         self._waiters.wake_one()
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        self._scheduler.point()
-        give_up_s = None if timeout is None else self._scheduler.now + timeout
+        self._scheduler.maybe_switch()
+        deadline_s = None if timeout is None else self._scheduler.now + timeout
         while not self._items:
-            left_s = None if give_up_s is None else give_up_s - self._scheduler.now
+            left_s = None if deadline_s is None else deadline_s - self._scheduler.now
             if not block or (left_s is not None and left_s <= 0):
                 raise queue.Empty
             self._waiters.wait(left_s)
@@ -94,13 +94,13 @@ class SimEvent:
     def set(self) -> None:
         self._set = True
         self._waiters.wake_all()
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
 
     def clear(self) -> None:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         if self._set:
             return True
         # A woken thread returns True, even if another thread clears the event before it runs again.
@@ -108,18 +108,18 @@ class SimEvent:
 
 
 class SimLock:
-    """A lock like `threading.Lock`, or like `threading.RLock` if `again` is True."""
+    """A lock like `threading.Lock`, or like `threading.RLock` if `reentrant` is True."""
 
-    def __init__(self, scheduler: Scheduler, *, again: bool = False) -> None:
-        self._scheduler, self._again = scheduler, again
+    def __init__(self, scheduler: Scheduler, *, reentrant: bool = False) -> None:
+        self._scheduler, self._reentrant = scheduler, reentrant
         self._free = Waiters(scheduler)
         self._owner: SimThread | None = None
         self._depth = 0
 
     def __enter__(self) -> bool:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         thread = self._scheduler.running()
-        if not (self._again and self._owner is thread):
+        if not (self._reentrant and self._owner is thread):
             self._take()
         self._depth += 1
         return True
@@ -149,13 +149,13 @@ class SimCondition(SimLock):
     """A condition like `threading.Condition` with its default lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler, again=True)
+        super().__init__(scheduler, reentrant=True)
         self._changed = Waiters(scheduler)
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        give_up_s = None if timeout is None else self._scheduler.now + timeout
+        deadline_s = None if timeout is None else self._scheduler.now + timeout
         while not (result := predicate()):
-            left_s = None if give_up_s is None else give_up_s - self._scheduler.now
+            left_s = None if deadline_s is None else deadline_s - self._scheduler.now
             if left_s is not None and left_s <= 0:
                 return result
             depth, self._depth = self._depth, 0
@@ -187,7 +187,7 @@ class SimPool:
         if not self._idle.wake_one() and self._threads < self._workers:
             self._process.start(self._serve, name=f"{self._name}-{self._threads}")
             self._threads += 1
-        self._process.scheduler.point()
+        self._process.scheduler.maybe_switch()
 
     def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
         if wait:
@@ -208,7 +208,7 @@ class SimPool:
                     raise
                 except BaseException as error:  # noqa: BLE001 - kept for who judges the run
                     scheduler.bugs.append((scheduler.running(), error))
-                    scheduler.tell("work in pool %s raised %r", self._name, error)
+                    scheduler.record_event("work in pool %s raised %r", self._name, error)
             elif self._closed:
                 return
             else:
@@ -223,7 +223,7 @@ class SimThreads:
 
     def start(self, target: Callable[[], object], *, name: str) -> None:
         self._process.start(target, name=name)
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
 
     def queue(self) -> Queue[Any]:
         return SimQueue(self._scheduler)
@@ -249,12 +249,12 @@ class SimClock:
 
     def __init__(self, process: SimProcess) -> None:
         self._scheduler = process.scheduler
-        chance = self._scheduler.random_for(f"clock/{process.pid}")
-        self._origin_s = chance.random() * ORIGIN_S_MAX
-        self._error_ms = EPOCH_MS + chance.randint(-SKEW_MS_MAX, SKEW_MS_MAX)
+        rng = self._scheduler.random_for(f"clock/{process.pid}")
+        self._origin_s = rng.random() * ORIGIN_S_MAX
+        self._error_ms = EPOCH_MS + rng.randint(-SKEW_MS_MAX, SKEW_MS_MAX)
 
     def monotonic(self) -> float:
-        self._scheduler.point()
+        self._scheduler.maybe_switch()
         return self._scheduler.now + self._origin_s
 
     def now_ms(self) -> int:
@@ -277,7 +277,7 @@ class SimEntropy:
         return self._chance.random()
 
 
-class SimSelf:
+class SimCurrentProcess:
     """The `ports.processes.CurrentProcess` of one process."""
 
     def __init__(self, process: SimProcess) -> None:
@@ -302,4 +302,9 @@ class SimSelf:
 if TYPE_CHECKING:
 
     def _(process: SimProcess) -> tuple[Threads, Clock, Entropy, CurrentProcess]:
-        return SimThreads(process), SimClock(process), SimEntropy(process), SimSelf(process)
+        return (
+            SimThreads(process),
+            SimClock(process),
+            SimEntropy(process),
+            SimCurrentProcess(process),
+        )

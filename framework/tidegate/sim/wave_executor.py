@@ -37,7 +37,7 @@ from tidegate.sim.wave_faults import WaveFaults
 
 START_S: Final = 0.2
 """Longest start of a worker, in seconds. It is forked from a process with all imports done."""
-NEWS_S: Final = 0.0005
+NOTICE_DELAY_S: Final = 0.0005
 DIES_AFTER_S: Final = 0.15
 SPECULATES_AFTER_S: Final = 0.2
 FAILURES_MAX: Final = 4
@@ -93,9 +93,9 @@ class SimExecutor:
         driver: SimProcess,
         site: SimProcess,
         faults: WaveFaults,
-        chance: random.Random,
+        rng: random.Random,
     ) -> None:
-        self.world, self.faults, self.chance = world, faults, chance
+        self.world, self.faults, self.rng = world, faults, rng
         self.scheduler = world.scheduler
         self.events = SimQueue(self.scheduler)
         self.numbers = count()
@@ -124,7 +124,7 @@ class SimExecutor:
     @property
     def over(self) -> bool:
         """Whether the time of faults is over."""
-        return self.world.trouble.over
+        return self.world.request_faults.over
 
     def take_worker(self) -> Worker:
         """Return a free worker, or start a new one."""
@@ -143,7 +143,7 @@ class SimExecutor:
             if process.alive:
                 process.run_main(main)
 
-        self.scheduler.call_later(START_S * self.chance.uniform(0.2, 1.0), start)
+        self.scheduler.call_later(START_S * self.rng.uniform(0.2, 1.0), start)
         return worker
 
     def free(self, worker: Worker) -> None:
@@ -171,29 +171,29 @@ class SimExecutor:
             task = LevelTask(wave.deploys[run.task.index], run.task.level, host, run.number)
             run.job.runs[task.run_id] = run
             self.world.salts.renew(worker.process)
-            self.world.watch.worker_is(worker.process, wave.deploys[0].attempt)
-            self.scheduler.tell("%s begins, run %s", run.task, task.run_id)
+            self.world.watch.record_worker(worker.process, wave.deploys[0].attempt)
+            self.scheduler.record_event("%s begins, run %s", run.task, task.run_id)
             for sent in task.run(run.rows):
                 run.sent += sent
-                self.scheduler.point()
-            self.scheduler.tell("%s has ended, run %s", run.task, task.run_id)
-            self.later(_Ended(run, died=False), NEWS_S)
+                self.scheduler.maybe_switch()
+            self.scheduler.record_event("%s has ended, run %s", run.task, task.run_id)
+            self.later(_Ended(run, died=False), NOTICE_DELAY_S)
 
     def _died(self, worker: Worker, status: ExitStatus) -> None:
         del status
         if worker.run is not None:
-            self.later(_Ended(worker.run, died=True), NEWS_S)
+            self.later(_Ended(worker.run, died=True), NOTICE_DELAY_S)
 
     def _end_losers(self) -> None:
         """Kill the copies and late runs at random. The others continue as zombies."""
         for worker in self._workers:
-            if worker.run is not None and self.chance.random() >= self.faults.lingers:
+            if worker.run is not None and self.rng.random() >= self.faults.lingers:
                 worker.process.kill()
         self._workers = [worker for worker in self._workers if worker.process.alive]
 
     def _orphan(self, status: ExitStatus) -> None:
         del status
-        self.scheduler.call_later(ORPHAN_S_MAX * self.chance.random(), self.close)
+        self.scheduler.call_later(ORPHAN_S_MAX * self.rng.random(), self.close)
 
 
 class _Job:
@@ -201,7 +201,7 @@ class _Job:
 
     def __init__(self, executor: SimExecutor, wave: WaveTasks) -> None:
         self._executor, self._wave = executor, wave
-        self._chance, self._faults = executor.chance, executor.faults
+        self._chance, self._faults = executor.rng, executor.faults
         self._outputs: dict[TaskId, _Run] = {}
         """The run whose output counts, for each task."""
         self._lost: dict[TaskId, _Run] = {}
@@ -220,7 +220,7 @@ class _Job:
         rows = [row for task in last for row in self._outputs[task].sent]
         reports = [read_report(row.frame) for row in rows if row.edge == REPORT]
         attempt = self._wave.deploys[0].attempt
-        self._executor.world.watch.wave_ran(attempt, self._flaw(reports))
+        self._executor.world.watch.record_wave(attempt, self._flaw(reports))
         return reports
 
     def _await(self, wanted: Sequence[TaskId]) -> None:
@@ -238,7 +238,7 @@ class _Job:
             return  # it has ended, and the worker has another task or has died since
         if isinstance(event, _Slow):
             if run.job is self and run.task not in self._outputs:
-                self._executor.scheduler.tell("a copy of %s, because it is slow", run.task)
+                self._executor.scheduler.record_event("a copy of %s, because it is slow", run.task)
                 self._start(run.task, run.rows)
             return
         self._executor.free(worker)
@@ -258,7 +258,7 @@ class _Job:
         if task.level and self._hits(self._faults.loses):
             lost = self._chance.choice(senders)
             self._lost[lost] = self._outputs.pop(lost)
-            self._executor.scheduler.tell("the output of %s is lost", lost)
+            self._executor.scheduler.record_event("the output of %s is lost", lost)
             self._await([lost])
         rows = self._rows_for(task, self._outputs)
         if task.level and self._hits(self._faults.tears):

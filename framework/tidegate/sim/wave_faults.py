@@ -35,18 +35,18 @@ class WaveFaults:
     """Share of backfills in which a second driver is started."""
 
     @classmethod
-    def drawn(cls, chance: random.Random) -> WaveFaults:
+    def drawn(cls, rng: random.Random) -> WaveFaults:
         """Draw the shares. Each fault but `lingers` is absent in a third of the runs."""
 
         def share(most: float) -> float:
-            return most * chance.random() if chance.random() < 2 / 3 else 0.0
+            return most * rng.random() if rng.random() < 2 / 3 else 0.0
 
         return cls(
-            cores=chance.randint(1, CORES_MAX),
+            cores=rng.randint(1, CORES_MAX),
             dies=share(0.3),
             speculates=share(0.5),
             loses=share(0.6),
             tears=share(0.5),
-            lingers=chance.random(),
+            lingers=rng.random(),
             second_driver=share(0.6),
         )

@@ -107,7 +107,7 @@ FAILINGS: Final = (
 
 
 @dataclass(slots=True)
-class Met:
+class TriedRule:
     """A rule that was set."""
 
     failing: Failing
@@ -115,7 +115,7 @@ class Met:
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class BackfillStorageFaults:
     """One backfill on one version of Kafka."""
 
     version: str
@@ -139,13 +139,13 @@ class Storing:
                 yield self._result(met, stage)
             left = left[len(done) :]
 
-    def _job(self, failings: Sequence[Failing], stage: Stage) -> list[Met]:
+    def _job(self, failings: Sequence[Failing], stage: Stage) -> list[TriedRule]:
         """Run one job, and return the rules that were set, up to and including the first that
         failed.
         """
         folder = stage.new_folder(f"backfill {self.version} storage")
         bootstrap = stage.broker(self.version).bootstrap
-        done: list[Met] = []
+        done: list[TriedRule] = []
         with BackfillSubject.made(bootstrap, folder, PIPELINES[self.pipeline]) as subject:
             try:
                 _fail_one_after_the_other(subject, failings, done)
@@ -155,7 +155,7 @@ class Storing:
                 done[-1].verdict = short(error)
         return done
 
-    def _result(self, met: Met, stage: Stage) -> Result:
+    def _result(self, met: TriedRule, stage: Stage) -> Result:
         return Result(
             cell=self._cell(met.failing),
             name=met.failing.words,
@@ -171,14 +171,14 @@ class Storing:
 
 
 def _fail_one_after_the_other(
-    subject: BackfillSubject, failings: Sequence[Failing], done: list[Met]
+    subject: BackfillSubject, failings: Sequence[Failing], done: list[TriedRule]
 ) -> None:
     rules = Rules(subject.job.folder / "rules")
     subject.write((2 * len(failings) + 2) * WAVE)
     traps = [trap for each in failings for trap in (each.at, WAVE_BEGINS)]
     with subject.driver(*traps, environment=rules.environment) as driver:
         for number, failing in enumerate(failings):
-            done.append(Met(failing))
+            done.append(TriedRule(failing))
             until_snapped(driver, 2 * number)
             if failing.forgets:
                 shutil.rmtree(subject.job.folder / subject.options.settings["state.local_dir"])

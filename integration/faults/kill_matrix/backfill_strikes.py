@@ -76,7 +76,7 @@ FENCED: Final = "failed: FencedError"
 
 
 @dataclass(slots=True)
-class Struck:
+class ExecutedCell:
     """A cell that was carried out."""
 
     cell: Cell
@@ -116,18 +116,18 @@ class Series:
         left = [self._cells[key] for key in cells]
         while left:
             done = _job(left, stage)
-            for struck in done:
-                yield struck.result(stage)
+            for executed in done:
+                yield executed.result(stage)
             left = left[len(done) :]
 
 
-def _job(cells: Sequence[Cell], stage: Stage) -> list[Struck]:
+def _job(cells: Sequence[Cell], stage: Stage) -> list[ExecutedCell]:
     """Run one job, and return the cells that were struck, up to and including the first that
     failed.
     """
     first = cells[0]
     folder = stage.new_folder(f"backfill {first.version} {first.signal} {first.victim}")
-    done: list[Struck] = []
+    done: list[ExecutedCell] = []
     pipeline = PIPELINES[first.pipeline]
     with BackfillSubject.made(stage.broker(first.version).bootstrap, folder, pipeline) as subject:
         try:
@@ -137,12 +137,12 @@ def _job(cells: Sequence[Cell], stage: Stage) -> list[Struck]:
             (folder / "story.txt").write_text(str(error), encoding="utf-8")
             # An error after the last cell is the verdict of every cell.
             at_the_end = len(done) == len(cells) and isinstance(error, WrongError)
-            for struck in done if at_the_end else done[-1:]:
-                struck.verdict = short(error)
+            for executed in done if at_the_end else done[-1:]:
+                executed.verdict = short(error)
     return done
 
 
-Attack = Callable[[BackfillSubject, Sequence[Cell], list[Struck], Stage], None]
+Attack = Callable[[BackfillSubject, Sequence[Cell], list[ExecutedCell], Stage], None]
 
 
 def _attack_of(cell: Cell) -> Attack:
@@ -153,14 +153,14 @@ def _attack_of(cell: Cell) -> Attack:
 
 
 def kill_one_after_the_other(
-    subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
+    subject: BackfillSubject, cells: Sequence[Cell], done: list[ExecutedCell], stage: Stage
 ) -> None:
     """Run drivers, each of which continues where the previous one was killed. Do not strike the
     last one.
     """
     del stage
     for cell in cells:
-        done.append(Struck(cell))
+        done.append(ExecutedCell(cell))
         subject.write(2 * WAVE)
         with subject.driver(Trap(cell.point.point, holds=True)) as driver:
             holder = until_snapped(driver, 0)
@@ -201,7 +201,7 @@ class Frozen:
 
 
 def freeze_one_after_the_other(
-    subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
+    subject: BackfillSubject, cells: Sequence[Cell], done: list[ExecutedCell], stage: Stage
 ) -> None:
     """Run drivers, each of which takes over from a frozen one. Freeze it when the frozen one has
     ended.
@@ -210,7 +210,7 @@ def freeze_one_after_the_other(
     with ExitStack() as all_of_them:
         before: Frozen | None = None
         for cell in cells:
-            done.append(Struck(cell))
+            done.append(ExecutedCell(cell))
             subject.write(2 * WAVE)
             context = all_of_them.enter_context(ExitStack())
             driver = context.enter_context(subject.driver(Trap(cell.point.point, holds=True)))
@@ -232,7 +232,7 @@ def freeze_one_after_the_other(
 
 
 def strike_in_session(
-    subject: BackfillSubject, cells: Sequence[Cell], done: list[Struck], stage: Stage
+    subject: BackfillSubject, cells: Sequence[Cell], done: list[ExecutedCell], stage: Stage
 ) -> None:
     """Run one driver, and strike one process after the other in its waves."""
     subject.write((2 * len(cells) + 3) * WAVE)
@@ -245,7 +245,7 @@ def strike_in_session(
     runs.mkdir()
     with subject.driver(*traps, environment={RUNS: str(runs)}, **changes) as driver:
         for number, cell in enumerate(cells):
-            done.append(Struck(cell))
+            done.append(ExecutedCell(cell))
             holder = until_snapped(driver, 2 * number)
             again, at_ms = _repeated(runs), round(time.time() * 1000)
             victim = (

@@ -137,7 +137,7 @@ class BackfillSubject:
             raise WrongError(str(verdict))
         for sink, output in self.outputs.items():
             end = checker.read_committed(self.job.bootstrap, self.job.topics[sink])
-            if changed := output.taken_back(end):
+            if changed := output.vanished_records(end):
                 raise WrongError("; ".join(changed))
         if left := self.job.open_transactions():
             raise WrongError(f"transactions are left open: {', '.join(left)}")

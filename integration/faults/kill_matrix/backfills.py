@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from integration.faults.kill_matrix import page_of_backfills, report
 from integration.faults.kill_matrix.backfill_cells import SECTION, Cell, all_cells
 from integration.faults.kill_matrix.backfill_faults import FAULTS, Alone
-from integration.faults.kill_matrix.backfill_storage import Storing
+from integration.faults.kill_matrix.backfill_storage import BackfillStorageFaults
 from integration.faults.kill_matrix.backfill_strikes import Series
 from integration.faults.kill_matrix.scenarios import VERSIONS, Result, Scenario
 
@@ -25,7 +25,7 @@ def scenarios() -> Iterator[Scenario]:
         jobs.setdefault((cell.version, cell.signal, cell.victim), []).append(cell)
     for number, version in enumerate(reversed(VERSIONS)):
         yield from (Series(cells) for job, cells in jobs.items() if job[0] == version)
-        yield Storing(version, ("keyed", "two sinks")[number])
+        yield BackfillStorageFaults(version, ("keyed", "two sinks")[number])
         yield from (Alone(version, fault) for fault in FAULTS)
 
 

@@ -330,7 +330,7 @@ def _only_the_lost_is_missing(live: LiveJob) -> str:
     holed, wrong = live.holes()
     if wrong or not holed or verdict.twice or not verdict.missing:
         return f"after the loss was accepted: {wrong or said}"
-    if live.job.open_transactions() or live.taken_back():
+    if live.job.open_transactions() or live.vanished_records():
         return f"after the loss was accepted: {said}"
     return ""
 

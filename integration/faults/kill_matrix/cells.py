@@ -192,7 +192,7 @@ ESSENTIAL: Final = (
 )
 """Points at which the carrier is killed on every version, with every seed."""
 
-COMING_BACK: Final = ("slot.described", "jobmaster.publishing")
+FROZEN_POINTS: Final = ("slot.described", "jobmaster.publishing")
 """Points at which the carrier is frozen, on one of the versions."""
 
 ROUND: Final = 3
@@ -220,9 +220,9 @@ def sample(seed: int) -> dict[tuple[str, str], list[Cell]]:
             if step.point in ESSENTIAL:
                 _enter(jobs, version, KILL, step, step.carrier)
         turn = seed + number
-        if step.point in COMING_BACK:
+        if step.point in FROZEN_POINTS:
             _enter(jobs, VERSIONS[turn % 2], FREEZE, step, step.carrier)
-        if step.point in (*ESSENTIAL, *COMING_BACK) or turn % ROUND:
+        if step.point in (*ESSENTIAL, *FROZEN_POINTS) or turn % ROUND:
             continue
         victims = [victim for victim in VICTIMS if not step.excuse(victim)]
         version = VERSIONS[(turn // 2) % 2] if step.when != "end" else VERSIONS[turn % 2]

@@ -91,7 +91,7 @@ class Brokers:
         control = f"CONTROLLER://{HOST}:{ports[node].controller}"
         own = {party: f"{HOST}:{_free_port()}" for party in PARTIES}
         for party, address in own.items():
-            self._ways[party][node] = self.links[party].way_to(address)
+            self._ways[party][node] = self.links[party].proxy_address(address)
         listeners = [f"{party.upper()}://{address}" for party, address in own.items()]
         advertised = [f"{party.upper()}://{self._ways[party][node]}" for party in PARTIES]
         names = [party.upper() for party in PARTIES]

@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from integration.faults.kill_matrix.switchboard import ADDRESS, LaidRpc
+from integration.faults.kill_matrix.switchboard import ADDRESS, ProxiedRpc
 from integration.faults.kill_points.command import MAINS
 from tidegate.bootstrap import local_cluster
 from tidegate.cli import local_run
@@ -18,14 +18,14 @@ from tidegate.cli.main import main
 from tidegate.controlplane.client.local import LocalCluster
 
 
-def laid_cluster(*arguments: Any, **keywords: Any) -> LocalCluster:
+def proxied_cluster(*arguments: Any, **keywords: Any) -> LocalCluster:
     """Return a local cluster with the mains that the environment names."""
     cluster = local_cluster(*arguments, mains=json.loads(os.environ[MAINS]), **keywords)
     if ADDRESS in os.environ:
-        cluster._rpc = LaidRpc(cluster._rpc, "client")
+        cluster._rpc = ProxiedRpc(cluster._rpc, "client")
     return cluster
 
 
 if __name__ == "__main__":
-    local_run.local_cluster = laid_cluster  # type: ignore[attr-defined]
+    local_run.local_cluster = proxied_cluster  # type: ignore[attr-defined]
     main()

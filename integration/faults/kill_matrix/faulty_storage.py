@@ -114,7 +114,7 @@ class FailingStore:
 
     def create(self, path: str, data: bytes) -> CreateResult:
         """Create an object as the port requires. A StorageError means that nothing was written."""
-        rule = self.befalls("create", path)
+        rule = self.apply_rule("create", path)
         if rule is not None and rule.does == "silent":
             return CreateResult.UNKNOWN
         created = self._real.create(path, data)
@@ -126,12 +126,12 @@ class FailingStore:
             return real
 
         def call(path: str, *others: Any) -> Any:
-            self.befalls(name, path)
+            self.apply_rule(name, path)
             return real(path, *others)
 
         return call
 
-    def befalls(self, call: str, path: str) -> Rule | None:
+    def apply_rule(self, call: str, path: str) -> Rule | None:
         """Apply the first rule for this call, and return it. `create` itself applies `silent` and
         `unheard`.
         """
@@ -144,11 +144,11 @@ class FailingStore:
             if rule.times and not self._counts(given["number"], index, rule.times):
                 continue
             self._note(given["number"], rule, call, path)
-            self._suffer(rule, call, path)
+            self._apply_fault(rule, call, path)
             return rule
         return None
 
-    def _suffer(self, rule: Rule, call: str, path: str) -> None:
+    def _apply_fault(self, rule: Rule, call: str, path: str) -> None:
         match rule.does:
             case "slow":
                 time.sleep(rule.seconds)
@@ -189,7 +189,7 @@ class SlowState:
             return real
 
         def call(*arguments: Any) -> Any:
-            self._store.befalls(name, "local state")
+            self._store.apply_rule(name, "local state")
             return real(*arguments)
 
         return call

@@ -43,7 +43,7 @@ time.
 LAG_MS_MAX: Final = 2_000
 """Longest age of the lag in a report, in milliseconds."""
 COMMAND: Final = "integration.faults.kill_matrix.command"
-CALM: Final = {
+QUICK_RESTARTS: Final = {
     "restart.strategy": "fixed_delay",
     "restart.delay": "100 ms",
     "checkpoint.timeout": "10 s",
@@ -52,7 +52,7 @@ CALM: Final = {
 """Settings for many faults in sequence. The pauses of the defaults would only add waiting time."""
 
 
-class Feeder:
+class OrderProducer:
     """A feeder that writes orders in a thread until it is stopped."""
 
     def __init__(self, bootstrap: str, topic: str, seed: int) -> None:
@@ -73,14 +73,14 @@ class Feeder:
         self._topic, self._seed = topic, seed
         self.orders = self.large = 0
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._feed, name="feeder", daemon=True)
+        self._thread = threading.Thread(target=self._produce, name="feeder", daemon=True)
         self._thread.start()
 
-    def _feed(self) -> None:
-        chance = random.Random(self._seed)
+    def _produce(self) -> None:
+        rng = random.Random(self._seed)
         begun_s = time.monotonic()
         while not self._ending.wait(max(0.0, begun_s + self.orders / RATE - time.monotonic())):
-            customer, amount = f"c{chance.randrange(CUSTOMERS)}", chance.randrange(1, 100_000)
+            customer, amount = f"c{rng.randrange(CUSTOMERS)}", rng.randrange(1, 100_000)
             order = {
                 "order_id": f"{self._seed}-{self.orders}",
                 "customer_id": customer,
@@ -192,7 +192,7 @@ class LiveJob:
         self.job = Job.make(bootstrap, folder, pipeline)
         self._open = ExitStack()
         self._seed, self._environment = seed, dict(environment)
-        self._config = {**CALM, **(config or {})}
+        self._config = {**QUICK_RESTARTS, **(config or {})}
         self._options, self._traps = options, traps
         self._await_output = await_output
         self.watchers: dict[str, Watcher] = {}
@@ -201,8 +201,8 @@ class LiveJob:
     def __enter__(self) -> Self:
         try:
             bootstrap, topics = self.job.bootstrap, self.job.topics
-            self.feeder = Feeder(bootstrap, topics["orders"], self._seed)
-            self._open.callback(self.feeder._ending.set)
+            self.order_producer = OrderProducer(bootstrap, topics["orders"], self._seed)
+            self._open.callback(self.order_producer._ending.set)
             for sink, topic in topics.items():
                 if sink != "orders":
                     self.watchers[sink] = Watcher(bootstrap, topic, 4)
@@ -264,10 +264,10 @@ class LiveJob:
         With `lossy`, the amount of output is not known. So the output ends when the job has read
         all of the input, and no further output arrives.
         """
-        self.feeder.stop()
+        self.order_producer.stop()
         if lossy:
             self._until_all_is_read(time.time() * 1000)
-        counts = {"totals": self.feeder.orders, "large": self.feeder.large}
+        counts = {"totals": self.order_producer.orders, "large": self.order_producer.large}
         end_s = time.monotonic() + RECOVERY_S_MAX
         for sink, watcher in self.watchers.items():
             if lossy:
@@ -298,15 +298,15 @@ class LiveJob:
     def judge(self) -> str:
         """Judge the present content of Kafka. Return EXACT or the problem."""
         verdict = self.job.compare()
-        open_, taken_back = self.job.open_transactions(), self.taken_back()
-        if verdict.exact and not open_ and not taken_back:
+        open_, vanished_records = self.job.open_transactions(), self.vanished_records()
+        if verdict.exact and not open_ and not vanished_records:
             return EXACT
-        return _said(verdict, open_, taken_back)
+        return _describe(verdict, open_, vanished_records)
 
-    def taken_back(self) -> int:
+    def vanished_records(self) -> int:
         """Return how many records that readers saw during the run are no longer there."""
         return sum(
-            checker.taken_back(watcher.seen, self.committed(sink))
+            checker.vanished_records(watcher.seen, self.committed(sink))
             for sink, watcher in self.watchers.items()
         )
 
@@ -358,13 +358,13 @@ def _sequences(
     )
 
 
-def _said(verdict: Verdict, open_: list[str], taken_back: int) -> str:
+def _describe(verdict: Verdict, open_: list[str], vanished_records: int) -> str:
     said = (
         f"of {verdict.records} records, {verdict.missing} are missing and {verdict.twice} are"
         " there twice"
     )
     if verdict.other:
         said += f", {verdict.other[0]}"
-    if taken_back:
-        said += f", {taken_back} records that readers saw are gone"
+    if vanished_records:
+        said += f", {vanished_records} records that readers saw are gone"
     return said + (f", open transactions: {', '.join(open_)}" if open_ else "")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from integration.faults.kill_matrix.faulty_storage import failing, slowed
 from integration.faults.kill_matrix.proxy import HOST
-from integration.faults.kill_matrix.switchboard import ADDRESS, LaidExchange, LaidRpc
+from integration.faults.kill_matrix.switchboard import ADDRESS, ProxiedExchange, ProxiedRpc
 from integration.faults.kill_points import mains as killing
 from integration.faults.kill_points.kill_points import Plan, Traps
 from tidegate.config import Config
@@ -53,8 +53,8 @@ def run_slot(
 
 def run_jobmaster(job: JobName, address: str, epoch: LeaderEpoch, drivers: Drivers) -> int:
     """Run a JobMaster."""
-    laid = JobMasterDrivers(drivers)
-    return run_real_jobmaster(job, address, epoch, laid)
+    proxied = JobMasterDrivers(drivers)
+    return run_real_jobmaster(job, address, epoch, proxied)
 
 
 def run_taskmanager(
@@ -67,9 +67,9 @@ def run_taskmanager(
     processes: Processes,
 ) -> int:
     """Run a TaskManager."""
-    laid = SystemDrivers(killing.endpoint_of(drivers))
-    laid.rpc = _laid(laid, "taskmanager")
-    return run_real_taskmanager(id_, address, epoch, slots, config, laid, processes)
+    proxied = SystemDrivers(killing.endpoint_of(drivers))
+    proxied.rpc = _proxied_drivers(proxied, "taskmanager")
+    return run_real_taskmanager(id_, address, epoch, slots, config, proxied, processes)
 
 
 def run_jobmanager(
@@ -80,12 +80,12 @@ def run_jobmanager(
     **keywords: Any,
 ) -> int:
     """Run a JobManager."""
-    laid = JobManagerDrivers(drivers)
-    return run_real_jobmanager(cluster, config, laid, processes, **keywords)
+    proxied = JobManagerDrivers(drivers)
+    return run_real_jobmanager(cluster, config, proxied, processes, **keywords)
 
 
-def _laid(drivers: SystemDrivers, role: str) -> Any:
-    return LaidRpc(drivers.rpc, role) if ADDRESS in os.environ else drivers.rpc
+def _proxied_drivers(drivers: SystemDrivers, role: str) -> Any:
+    return ProxiedRpc(drivers.rpc, role) if ADDRESS in os.environ else drivers.rpc
 
 
 def _of_role(kafka: Mapping[str, str], role: str) -> Mapping[str, str]:
@@ -98,7 +98,7 @@ class JobManagerDrivers(SystemDrivers):
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(killing.endpoint_of(real))
-        self.rpc = _laid(self, "jobmanager")
+        self.rpc = _proxied_drivers(self, "jobmanager")
 
     def blob_store(self, url: str) -> BlobStore:
         return failing(super().blob_store(url), "jobmanager")
@@ -109,7 +109,7 @@ class JobMasterDrivers(killing.JobMasterDrivers):
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(Traps(Plan.from_environment()), real)
-        self.rpc = _laid(self, "jobmaster")
+        self.rpc = _proxied_drivers(self, "jobmaster")
 
     def blob_store(self, url: str) -> BlobStore:
         return failing(super().blob_store(url), "jobmaster")
@@ -126,7 +126,7 @@ class SlotDrivers(killing.SlotDrivers):
 
     def __init__(self, real: Drivers) -> None:
         super().__init__(Traps(Plan.from_environment()), real)
-        self.rpc = _laid(self, "slot")
+        self.rpc = _proxied_drivers(self, "slot")
 
     def blob_store(self, url: str) -> BlobStore:
         return failing(super().blob_store(url), "slot")
@@ -159,4 +159,4 @@ class SlotDrivers(killing.SlotDrivers):
             return super().exchange(job=job, attempt=attempt, ordinal=ordinal)
         # The slots use TCP, as across hosts, because a Unix socket has no network that can fail.
         real = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=HOST)
-        return LaidExchange(real, ordinal)
+        return ProxiedExchange(real, ordinal)

@@ -58,7 +58,7 @@ CONFIG = {
     "restart.strategy": "fixed_delay",
     "restart.delay": "100 ms",
 }
-LIFE_CELLS_MAX = 12
+JOB_RUN_CELLS_MAX = 12
 """The maximum number of cells of one job. Cells are recorded only after their job was judged."""
 
 report.SECTIONS[SECTION] = (page_of_steps.TITLE, page_of_steps.render)
@@ -73,12 +73,12 @@ def scenarios() -> list[Series]:
     jobs: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in all_cells():
         jobs.setdefault((cell.version, cell.signal, cell.pipeline), []).append(cell)
-    rounds = itertools.zip_longest(*(lives(cells) for cells in jobs.values()))
-    return [Series(life.cells) for each in rounds for life in each if life is not None]
+    rounds = itertools.zip_longest(*(split_into_runs(cells) for cells in jobs.values()))
+    return [Series(job_run.cells) for each in rounds for job_run in each if job_run is not None]
 
 
 @dataclass(slots=True)
-class Struck:
+class ExecutedCell:
     """A cell that was carried out."""
 
     cell: Cell
@@ -103,20 +103,20 @@ class Life:
         return [cell for cell in (self.start, *self.middle, self.end) if cell is not None]
 
 
-def lives(cells: Sequence[Cell]) -> list[Life]:
+def split_into_runs(cells: Sequence[Cell]) -> list[Life]:
     """Distribute cells over as few runs as possible."""
     starts = [cell for cell in cells if cell.step.when == "start"]
     ends = [cell for cell in cells if cell.step.when == "end"]
     middles = [cell for cell in cells if cell.step.when not in {"start", "end"}]
     # In the order of the protocol, each job would strike only one kind of process.
     random.Random(len(middles)).shuffle(middles)
-    count = max(len(starts), len(ends), -(-len(middles) // LIFE_CELLS_MAX), 1)
+    count = max(len(starts), len(ends), -(-len(middles) // JOB_RUN_CELLS_MAX), 1)
     dealt = [Life(middle=middles[number::count]) for number in range(count)]
-    for life, cell in zip(dealt, starts, strict=False):
-        life.start = cell
-    for life, cell in zip(dealt, ends, strict=False):
-        life.end = cell
-    return [life for life in dealt if life.cells]
+    for job_run, cell in zip(dealt, starts, strict=False):
+        job_run.start = cell
+    for job_run, cell in zip(dealt, ends, strict=False):
+        job_run.end = cell
+    return [job_run for job_run in dealt if job_run.cells]
 
 
 class Series:
@@ -135,27 +135,29 @@ class Series:
         left = [self._cells[key] for key in cells]
         first = left[0]
         name = f"{first.version}-{first.pipeline}-{first.signal}"
-        chance = stage.chance(name)
+        rng = stage.rng(name)
         while left:
-            done = self._job(lives(left)[0], chance, stage, name)
-            for struck in done:
-                yield _result(struck, stage)
-            over = {struck.cell.key for struck in done}
+            done = self._job(split_into_runs(left)[0], rng, stage, name)
+            for executed in done:
+                yield _result(executed, stage)
+            over = {executed.cell.key for executed in done}
             left = [cell for cell in left if cell.key not in over]
 
-    def _job(self, life: Life, chance: random.Random, stage: Stage, name: str) -> list[Struck]:
+    def _job(
+        self, job_run: Life, rng: random.Random, stage: Stage, name: str
+    ) -> list[ExecutedCell]:
         """Run one job, and return the cells that were struck, up to and including the first that
         failed.
         """
-        cell = life.cells[0]
+        cell = job_run.cells[0]
         folder = stage.new_folder(name)
         bootstrap = stage.broker(cell.version).bootstrap
-        done: list[Struck] = []
+        done: list[ExecutedCell] = []
         pipeline = PIPELINES[cell.pipeline]
         with Subject.made(bootstrap, folder, pipeline, seed=stage.seed, rate=RATE) as subject:
-            attack = Attack(subject, chance, done, stage)
+            attack = Attack(subject, rng, done, stage)
             try:
-                attack.live(life)
+                attack.run_cells(job_run)
             except (AssertionError, WrongError) as error:
                 (folder / "story.txt").write_text(str(error), encoding="utf-8")
                 done[-1].verdict = _short(error)
@@ -163,9 +165,9 @@ class Series:
                 subject.judge_at_the_end(WAIT_S)
             except (AssertionError, WrongError, TimeoutError, RuntimeError) as error:
                 (folder / "end.txt").write_text(str(error), encoding="utf-8")
-                for struck in done:
-                    if struck.verdict == EXACT:
-                        struck.verdict = f"the end of its job was wrong: {_short(error)}"
+                for executed in done:
+                    if executed.verdict == EXACT:
+                        executed.verdict = f"the end of its job was wrong: {_short(error)}"
         return done
 
 
@@ -173,49 +175,49 @@ class Attack:
     """The strikes at one job."""
 
     def __init__(
-        self, subject: Subject, chance: random.Random, done: list[Struck], stage: Stage
+        self, subject: Subject, rng: random.Random, done: list[ExecutedCell], stage: Stage
     ) -> None:
-        self._subject, self._chance, self._done, self._stage = subject, chance, done, stage
+        self._subject, self._chance, self._done, self._stage = subject, rng, done, stage
         self._job = subject.job
         self._frozen: list[int] = []
 
-    def live(self, life: Life) -> None:
+    def run_cells(self, job_run: Life) -> None:
         """Carry out one run with its cells.
 
         Raise AssertionError or WrongError at the first cell that goes wrong. That cell is then the
         last of the finished cells.
         """
-        kind = life.cells[0].signal
+        kind = job_run.cells[0].signal
         config = {**CONFIG, "cluster.heartbeat_timeout": f"{HEARTBEAT_TIMEOUT_S[kind]:g} s"}
-        traps = [self._trap(life.start)] if life.start else []
-        if life.start:
-            self._begin(life.start)
+        traps = [self._trap(job_run.start)] if job_run.start else []
+        if job_run.start:
+            self._begin(job_run.start)
         with self._subject.running(
             *OPTIONS, traps=traps, config=config, survives=kind == FREEZE
         ) as run:
             try:
-                if life.start:
-                    self._caught(run, life.start, 0)
-                    self._over(life.start)
-                for cell in life.middle:
+                if job_run.start:
+                    self._strike_when_reached(run, job_run.start, 0)
+                    self._judge(job_run.start)
+                for cell in job_run.middle:
                     self._begin(cell)
                     self._strike_in_the_middle(run, cell)
-                    self._over(cell)
+                    self._judge(cell)
                 run.until(self._steady, "the job has a checkpoint before the end", WAIT_S)
-                if life.end:
-                    self._begin(life.end)
-                    run.plan.add(self._trap(life.end))
+                if job_run.end:
+                    self._begin(job_run.end)
+                    run.plan.add(self._trap(job_run.end))
                 run.process.send_signal(signal.SIGINT)
-                if life.end:
-                    self._strike_at_the_end(run, life.end)
+                if job_run.end:
+                    self._strike_at_the_end(run, job_run.end)
                 code = run.wait(WAIT_S)
                 if code != 0:
                     raise WrongError(
                         f"the run was stopped, and its exit code was {code}: {run.story()}"
                     )
                 self._wake()
-                if life.end:
-                    self._over(life.end)
+                if job_run.end:
+                    self._judge(job_run.end)
             finally:
                 for pid in self._frozen:
                     with suppress(ProcessLookupError):
@@ -225,13 +227,13 @@ class Attack:
     # --- one cell -------------------------------------------------------------------------------
 
     def _begin(self, cell: Cell) -> None:
-        self._done.append(Struck(cell))
+        self._done.append(ExecutedCell(cell))
 
-    def _over(self, cell: Cell) -> None:
+    def _judge(self, cell: Cell) -> None:
         """Judge the visible output after the job has recovered."""
         self._subject.judge_so_far()
-        struck = self._done[-1]
-        times = ", ".join(f"{each:.1f} s" for each in struck.recovery_s)
+        executed = self._done[-1]
+        times = ", ".join(f"{each:.1f} s" for each in executed.recovery_s)
         self._stage.say(f"        {cell.key} {times}")
 
     def _trap(self, cell: Cell) -> Trap:
@@ -252,9 +254,9 @@ class Attack:
             self._done[-1].kills += 1
         claims = len(self._job.claims())
         number = run.plan.add(*traps) + len(traps) - 1
-        self._caught(run, cell, number, claims)
+        self._strike_when_reached(run, cell, number, claims)
 
-    def _caught(self, run: Run, cell: Cell, number: int, claims: int = 0) -> None:
+    def _strike_when_reached(self, run: Run, cell: Cell, number: int, claims: int = 0) -> None:
         """Wait until the carrier is at the point, strike, and wait until the job has recovered."""
         pid = self._await_trap(run, number)
         at_ms = round(time.time() * 1000)
@@ -314,8 +316,8 @@ class Attack:
         Return the pids that the other processes know in place of the frozen ones (see `mains`).
         When these pids are gone, the frozen processes were declared lost.
         """
-        struck = self._done[-1]
-        struck.kills += 1
+        executed = self._done[-1]
+        executed.kills += 1
         if cell.own:
             victims, shells = [carrier], []
         else:
@@ -404,8 +406,8 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _result(struck: Struck, stage: Stage) -> Result:
-    cell = struck.cell
+def _result(executed: ExecutedCell, stage: Stage) -> Result:
+    cell = executed.cell
     return Result(
         cell=cell.key,
         name=f"{VICTIMS[cell.victim]} at {cell.step.point}",
@@ -413,8 +415,8 @@ def _result(struck: Struck, stage: Stage) -> Result:
         pipeline=cell.pipeline,
         signal=cell.signal,
         seed=stage.seed,
-        kills=struck.kills,
-        recovery_s=tuple(round(each, 2) for each in struck.recovery_s),
-        verdict=struck.verdict,
+        kills=executed.kills,
+        recovery_s=tuple(round(each, 2) for each in executed.recovery_s),
+        verdict=executed.verdict,
         date=stage.date,
     )

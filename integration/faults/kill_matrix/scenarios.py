@@ -116,7 +116,7 @@ class Stage:
         folder.mkdir(parents=True)
         return folder
 
-    def chance(self, name: str) -> random.Random:
+    def rng(self, name: str) -> random.Random:
         """Return a random generator that is the same for the same seed and name."""
         return random.Random(f"{self.seed} {name}")
 

@@ -135,11 +135,11 @@ FULL: Final = {
     "full-logs": "the disk of logs is full, and a slot is killed",
 }
 FULL_S: Final = 4.0
-MET_S_MAX: Final = 30.0
+AFFECTED_S_MAX: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Storing:
+class StorageFaults:
     """One job, on a checkpoint storage that fails in every way."""
 
     version: str
@@ -205,7 +205,7 @@ class Storing:
 
 def _end(rules: Rules) -> None:
     """Remove the rule after it has affected a call. Raise AssertionError if none comes in time."""
-    end_s = time.monotonic() + MET_S_MAX
+    end_s = time.monotonic() + AFFECTED_S_MAX
     while not rules.met():
         if time.monotonic() > end_s:
             raise AssertionError("The rule has affected no call, so the test proves nothing.")
@@ -356,11 +356,11 @@ def may_mount() -> bool:
     return tried.returncode == 0
 
 
-def scenarios() -> Iterator[Storing | FullDisks]:
+def scenarios() -> Iterator[StorageFaults | FullDisks]:
     """Yield all scenarios of this module."""
-    yield Storing("4.3.0", "keyed")
-    yield Storing("4.3.0", "two sinks")
-    yield Storing("3.9.1", "stateless")
+    yield StorageFaults("4.3.0", "keyed")
+    yield StorageFaults("4.3.0", "two sinks")
+    yield StorageFaults("3.9.1", "stateless")
     if may_mount():
         yield FullDisks("4.3.0", "keyed")
         yield FullDisks("3.9.1", "two sinks")

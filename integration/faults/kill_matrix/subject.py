@@ -32,7 +32,7 @@ class WrongError(Exception):
     """The output is wrong, or an expected event did not happen."""
 
 
-class Feed:
+class OrderProducer:
     """A feed that writes orders at a steady rate, in a separate thread, and remembers them."""
 
     def __init__(self, bootstrap: str, topic: str, *, seed: int, rate: int) -> None:
@@ -90,7 +90,7 @@ class Feed:
 class Subject:
     """A job, its input, and the readers of its output."""
 
-    def __init__(self, job: Job, feed: Feed, outputs: dict[str, CommittedOutput]) -> None:
+    def __init__(self, job: Job, feed: OrderProducer, outputs: dict[str, CommittedOutput]) -> None:
         self.job, self.feed, self.outputs = job, feed, outputs
         self.begun = False
 
@@ -106,7 +106,7 @@ class Subject:
                 sink: open_.enter_context(CommittedOutput(bootstrap, job.topics[sink], keep=True))
                 for sink in job.sinks
             }
-            feed = Feed(bootstrap, job.topics["orders"], seed=seed, rate=rate)
+            feed = OrderProducer(bootstrap, job.topics["orders"], seed=seed, rate=rate)
             open_.callback(feed._over.set)
             open_.enter_context(seen_whole(job))
             yield cls(job, feed, outputs)
@@ -155,7 +155,7 @@ class Subject:
             raise WrongError(str(verdict))
         for sink, output in self.outputs.items():
             end = checker.read_committed(self.job.bootstrap, self.job.topics[sink])
-            if changed := output.taken_back(end):
+            if changed := output.vanished_records(end):
                 raise WrongError("; ".join(changed))
         if left := self.job.open_transactions():
             raise WrongError(f"transactions are left open: {', '.join(left)}")

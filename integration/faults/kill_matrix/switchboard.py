@@ -40,7 +40,7 @@ class Link:
         self.proxies: dict[str, Proxy] = {}
         """Proxies by the true address behind each."""
 
-    def way_to(self, address: str) -> str:
+    def proxy_address(self, address: str) -> str:
         """Return the address of the proxy in front of an address."""
         with self._lock:
             if address not in self.proxies:
@@ -97,7 +97,7 @@ class Switchboard:
             return listens
         with self._lock:
             to = self._roles[dials]
-        return self.link(role, to).way_to(dials)
+        return self.link(role, to).proxy_address(dials)
 
     def close(self) -> None:
         """Stop answering."""
@@ -122,7 +122,7 @@ def _ask(**question: str) -> str:
         return answer
 
 
-class LaidRpc:
+class ProxiedRpc:
     """The `ports.rpc.Rpc` of one role, which uses the proxies of the switchboard."""
 
     def __init__(self, real: Rpc, role: str) -> None:
@@ -139,7 +139,7 @@ class LaidRpc:
         return self._real.connect(_ask(role=self._role, dials=address))
 
 
-class LaidExchange:
+class ProxiedExchange:
     """A slot's end of the exchange, which reaches every peer through a proxy of the switchboard."""
 
     def __init__(self, real: Exchange, ordinal: int) -> None:
@@ -150,11 +150,11 @@ class LaidExchange:
         self, peers: Mapping[int, str], *, post: Any, on_frames: OnFrames, on_lost: OnLost
     ) -> None:
         """Connect to the proxies of these peers. A slot reaches itself directly."""
-        laid = {
+        proxied = {
             peer: address if peer == self._ordinal else _ask(role="slot", dials=address)
             for peer, address in peers.items()
         }
-        self._real.connect(laid, post=post, on_frames=on_frames, on_lost=on_lost)
+        self._real.connect(proxied, post=post, on_frames=on_frames, on_lost=on_lost)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

@@ -62,13 +62,13 @@ def orders(seed: int, prefix: str = "c") -> Iterator[tuple[bytes, bytes]]:
     """Yield the key and value of one order after the other, without end. Keys begin with the
     prefix.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for number in itertools.count():
-        customer = f"{prefix}{chance.randrange(CUSTOMERS)}"
+        customer = f"{prefix}{rng.randrange(CUSTOMERS)}"
         order = {
             "order_id": f"{seed}-{number}",
             "customer_id": customer,
-            "amount": str(Decimal(chance.randrange(1, 100_000)) / 100),
+            "amount": str(Decimal(rng.randrange(1, 100_000)) / 100),
             "placed_at_ms": number,
         }
         yield customer.encode(), json.dumps(order).encode()
@@ -160,7 +160,7 @@ class Job:
         arguments = ["run", "job:Job", "--json", "-p", str(parallelism), *options]
         for key, value in settings.items():
             arguments += ["-c", f"{key}={value}"]
-        surroundings = {
+        variables = {
             **os.environ,
             **(environment or {}),
             **plan.to_environment(),
@@ -169,16 +169,16 @@ class Job:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         if pace is not None:
-            surroundings[mains.PACE] = str(pace)
+            variables[mains.PACE] = str(pace)
         if survives or any(trap.stops for trap in traps):
-            surroundings[mains.SURVIVE] = "1"
+            variables[mains.SURVIVE] = "1"
         output = plan.folder.with_suffix(".out")
         errors = plan.folder.with_suffix(".err")
         with output.open("wb") as stdout, errors.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *arguments],
                 cwd=self.folder,
-                env=surroundings,
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -22,7 +22,9 @@ def show(case: Case) -> bool:
     for number, step in enumerate(result.run, 1):
         print(f"    {number}. {step}")
     sys.stdout.flush()
-    return result.violation.startswith(case.shows) and bool(result.violation) == bool(case.shows)
+    return result.violation.startswith(case.expected_violation) and bool(result.violation) == bool(
+        case.expected_violation
+    )
 
 
 def main() -> int:

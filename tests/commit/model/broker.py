@@ -43,7 +43,7 @@ Broker = tuple[Row, ...]
 """Sorted by id."""
 
 
-def look(broker: Broker, tid: Tid) -> Row | None:
+def find_row(broker: Broker, tid: Tid) -> Row | None:
     """The row of an id, if it was ever initialised."""
     return next((row for row in broker if row.tid == tid), None)
 
@@ -55,14 +55,14 @@ def store(broker: Broker, row: Row) -> Broker:
 
 def init_producer(broker: Broker, tid: Tid) -> tuple[Broker, int]:
     """InitProducerId: aborts what is open; the rows, and the new epoch."""
-    row = look(broker, tid)
+    row = find_row(broker, tid)
     epoch = 0 if row is None else row.epoch + (2 if row.status == ONGOING else 1)
     return store(broker, Row(tid, EMPTY, epoch, ())), epoch
 
 
 def verdict(broker: Broker, txn: Txn) -> str:
     """The state of a named transaction by DescribeTransactions: `done`, `open` or `lost`."""
-    row = look(broker, txn.tid)
+    row = find_row(broker, txn.tid)
     if row is None or row.epoch != txn.epoch:
         return "lost"
     if row.status == COMMIT:

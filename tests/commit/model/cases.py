@@ -16,7 +16,7 @@ from tests.commit.model.state import RULES, Bounds
 from tests.commit.model.wave_model import WaveModel
 from tests.commit.model.wave_state import WaveBounds
 
-RETRACT: Final = RULES | {"retract"}
+WITH_ROLLBACK: Final = RULES | {"retract"}
 SETTLE: Final = RULES | {"settle"}
 
 
@@ -26,25 +26,27 @@ class Case:
 
     name: str
     run: Callable[[], Result]
-    shows: str = ""
+    expected_violation: str = ""
     """The beginning of the violation's text. Empty if no violation is expected."""
 
 
-def live(name: str, *, shows: str = "", **bounds: Any) -> Case:
+def live(name: str, *, expected_violation: str = "", **bounds: Any) -> Case:
     """A search of the model of a live job."""
-    return Case(name, lambda: search(LiveModel(Bounds(**bounds))), shows)
+    return Case(name, lambda: search(LiveModel(Bounds(**bounds))), expected_violation)
 
 
-def waves(name: str, *, shows: str = "", **bounds: Any) -> Case:
+def waves(name: str, *, expected_violation: str = "", **bounds: Any) -> Case:
     """A search of the model of waves."""
-    return Case(f"waves, {name}", lambda: search(WaveModel(WaveBounds(**bounds))), shows)
+    return Case(
+        f"waves, {name}", lambda: search(WaveModel(WaveBounds(**bounds))), expected_violation
+    )
 
 
 def _broken(
     make: Callable[..., Case], table: dict[str, tuple[str, dict[str, Any]]]
 ) -> Iterable[Case]:
-    for name, (shows, bounds) in table.items():
-        yield make(f"broken: {name}", shows=shows, broken=name, **bounds)
+    for name, (expected_violation, bounds) in table.items():
+        yield make(f"broken: {name}", expected_violation=expected_violation, broken=name, **bounds)
 
 
 SMALL: Final = (
@@ -65,8 +67,14 @@ LARGER: Final = (
     live("three attempts, settled", attempts=3, records=1, checkpoints=1, rules=SETTLE),
     live("two attempts, settled", records=3, rules=SETTLE),
     live("two sinks, one timeout", sinks=2, checkpoints=1, timeouts=1),
-    live("two sinks, one timeout, retraction", sinks=2, checkpoints=1, timeouts=1, rules=RETRACT),
-    live("two timeouts, retraction", timeouts=2, rules=RETRACT),
+    live(
+        "two sinks, one timeout, retraction",
+        sinks=2,
+        checkpoints=1,
+        timeouts=1,
+        rules=WITH_ROLLBACK,
+    ),
+    live("two timeouts, retraction", timeouts=2, rules=WITH_ROLLBACK),
     waves("two receivers, each task run twice, a driver that ends it", widths=(1, 2), later_runs=0),
     waves("two senders, each task run twice, two drivers", widths=(2, 1)),
     waves("three levels, each task run twice", widths=(1, 2, 1), runs=(2, 2, 2), attempts=1),
@@ -77,7 +85,7 @@ DEEP: Final = (
     live("two sinks, three records, an aborted checkpoint", sinks=2, records=3, aborts=1, slots=5),
     live("three attempts, two records", attempts=3, checkpoints=1),
     live("three records, one timeout, one abort", records=3, timeouts=1, aborts=1, slots=5),
-    live("the same, retraction", records=3, timeouts=1, aborts=1, slots=5, rules=RETRACT),
+    live("the same, retraction", records=3, timeouts=1, aborts=1, slots=5, rules=WITH_ROLLBACK),
     waves("two receivers, each task run twice, two drivers", widths=(1, 2)),
     waves("two senders, two receivers, each task run twice", attempts=1),
     waves("two senders, two receivers, other rows", runs=(2, 1), attempts=1, faults=1),
@@ -121,8 +129,13 @@ BROKEN: Final = (
             "late duplicate InitProducerId": (LOSS, {}),
         },
     ),
-    live("without the rule: resweep", shows=STALL, rules=RULES - {"resweep"}),
-    live("without the rule: precheck", shows=EARLY_LOSS, timeouts=1, rules=RULES - {"precheck"}),
+    live("without the rule: resweep", expected_violation=STALL, rules=RULES - {"resweep"}),
+    live(
+        "without the rule: precheck",
+        expected_violation=EARLY_LOSS,
+        timeouts=1,
+        rules=RULES - {"precheck"},
+    ),
     *_broken(
         waves,
         {
@@ -166,7 +179,7 @@ LARGER_BROKEN: Final = tuple(
         {
             "retract after a commit": (
                 AHEAD,
-                {"sinks": 2, "checkpoints": 1, "timeouts": 1, "rules": RETRACT},
+                {"sinks": 2, "checkpoints": 1, "timeouts": 1, "rules": WITH_ROLLBACK},
             ),
         },
     )

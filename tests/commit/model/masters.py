@@ -30,7 +30,7 @@ from tests.commit.model.state import (
     LIST,
     LOST,
     PUBLISHED,
-    RETRACTED,
+    ROLLED_BACK,
     RUN,
     SETTLED,
     WAIT,
@@ -42,7 +42,7 @@ from tests.commit.model.state import (
     Sink,
     State,
     Tasks,
-    standing,
+    find_position,
 )
 
 Step = tuple[str, State]
@@ -79,10 +79,10 @@ class MasterSteps:
             case "deploy":
                 yield self._go("deploys", self.me._replace(does=RUN), deployed=True)
             case "run":
-                yield from self._end_named()
+                yield from self._commit_pending()
                 yield from self._run()
             case "wait":
-                yield from self._end_named()
+                yield from self._commit_pending()
                 yield from self._await_publication()
             case _:
                 pass
@@ -101,9 +101,12 @@ class MasterSteps:
 
     def _claim(self) -> Step:
         journal = self.state.journal
-        last = standing(journal)
+        last = find_position(journal)
         me = self.me._replace(
-            offset=last.offset, named=last.names, unended=last.names, txns=last.names
+            offset=last.offset,
+            named=last.pending_commits,
+            unended=last.pending_commits,
+            txns=last.pending_commits,
         )
         first = LIST if self._is("fence before commit") else DECIDE
         if self._is("no claim"):
@@ -123,7 +126,7 @@ class MasterSteps:
             return
         retracts = "retract" in self.bounds.rules
         if retracts and any(verdict(broker, txn) == "lost" for txn in me.named):
-            yield from self._retract()
+            yield from self._roll_back()
             return
         for txn in me.txns:
             found = verdict(broker, txn)
@@ -191,7 +194,7 @@ class MasterSteps:
 
     # --- a live attempt -------------------------------------------------------------------------
 
-    def _end_named(self) -> Iterator[Step]:
+    def _commit_pending(self) -> Iterator[Step]:
         me = self.me
         for txn in me.unended:
             found = verdict(self.state.broker, txn)
@@ -230,10 +233,10 @@ class MasterSteps:
         if gone and "precheck" in self.bounds.rules:
             yield self._go("sees a prepared transaction gone, fails", me._replace(does=DEAD))
             return
-        names = tasks.prepared
+        pending_commits = tasks.prepared
         if not self._is("unended not carried"):
-            names = me.unended + names
-        sent = Create(me.known + 1, Entry(PUBLISHED, self.number, tasks.barrier, names))
+            pending_commits = me.unended + pending_commits
+        sent = Create(me.known + 1, Entry(PUBLISHED, self.number, tasks.barrier, pending_commits))
         yield self._go(
             f"sends publication of offset {tasks.barrier} as {sent.number}",
             me._replace(does=WAIT, sent=sent),
@@ -252,8 +255,8 @@ class MasterSteps:
                 sent=None,
                 known=state.journal.index(mine) if anywhere else number,
                 offset=mine.offset,
-                named=mine.names,
-                unended=mine.names,
+                named=mine.pending_commits,
+                unended=mine.pending_commits,
             )
             label, seen = self._go("sees its publication", after)
             done = tasks._replace(barrier=None, done=tasks.done + 1, prepared=())
@@ -277,17 +280,19 @@ class MasterSteps:
 
     # --- a publication that is taken back -------------------------------------------------------
 
-    def _retract(self) -> Iterator[Step]:
+    def _roll_back(self) -> Iterator[Step]:
         """Reacts to the loss of a transaction that the publication names. The publication is rolled
         back if no transaction that it was the first to name is committed.
         """
         me, state = self.me, self.state
         known = state.journal[: me.known + 1]  # a newer claim may have followed
-        last = standing(known)
+        last = find_position(known)
         verdicts = {txn: verdict(state.broker, txn) for txn in me.named}
-        commit = last.firm or any(verdicts[txn] == "done" for txn in last.own)
+        commit = last.irrevocable or any(verdicts[txn] == "done" for txn in last.introduced)
         commit = commit and not self._is("retract after a commit")
-        still_open = [txn for txn in (me.named if commit else last.own) if verdicts[txn] == "open"]
+        still_open = [
+            txn for txn in (me.named if commit else last.introduced) if verdicts[txn] == "open"
+        ]
         for txn in still_open:
             # EndTxn(abort) cannot hit what is committed; InitProducerId would hide that it was.
             yield from self._send_end(txn, commit=commit)
@@ -298,10 +303,14 @@ class MasterSteps:
         elif len(state.journal) != me.known + 1:
             yield self._go("is fenced", me._replace(does=DEAD))
         else:
-            entry = Entry(RETRACTED, self.number)
-            before = standing((*known, entry))
-            names = before.names
+            entry = Entry(ROLLED_BACK, self.number)
+            before = find_position((*known, entry))
+            pending_commits = before.pending_commits
             after = me._replace(
-                known=me.known + 1, offset=before.offset, named=names, unended=names, txns=names
+                known=me.known + 1,
+                offset=before.offset,
+                named=pending_commits,
+                unended=pending_commits,
+                txns=pending_commits,
             )
             yield self._go("retracts the publication", after, journal=(*state.journal, entry))

@@ -35,8 +35,8 @@ from tests.commit.model.broker import (
     ONGOING,
     Row,
     committed,
+    find_row,
     init_producer,
-    look,
     store,
 )
 from tests.commit.model.masters import MasterSteps, Step
@@ -46,9 +46,9 @@ from tests.commit.model.state import (
     DEAD,
     LATE_CLAIM,
     LOST,
+    NOT_STARTED,
     PUBLISHED,
     RUN,
-    UNBORN,
     Bounds,
     Create,
     End,
@@ -77,8 +77,8 @@ class LiveModel:
             output=(0,) * bounds.records,
             timeouts=(),
             started=0,
-            may_time_out=bounds.timeouts,
-            may_abort=bounds.aborts,
+            timeouts_left=bounds.timeouts,
+            aborts_left=bounds.aborts,
         )
 
     def steps(self, state: State) -> Iterator[Step]:
@@ -88,12 +88,12 @@ class LiveModel:
             yield from self._landings(state, create)
         for end in state.ends:
             yield from self._arrivals(state, end)
-        if state.may_time_out:
+        if state.timeouts_left:
             for row in state.broker:
                 if row.status == ONGOING:
                     yield self._timeout(state, row)
         for number, master in enumerate(state.masters):
-            if master.does not in {UNBORN, DEAD, LOST}:
+            if master.does not in {NOT_STARTED, DEAD, LOST}:
                 yield from MasterSteps(self._bounds, state, number).all()
             tasks = state.tasks[number]
             if tasks is not None:
@@ -122,14 +122,17 @@ class LiveModel:
         if trims and any(each.kind == PUBLISHED for each in newer):
             # The number was taken and is deleted since: the create succeeds, in the past.
             believes = state.masters[entry.by]._replace(
-                does=RUN, offset=entry.offset, named=entry.names, unended=entry.names
+                does=RUN,
+                offset=entry.offset,
+                named=entry.pending_commits,
+                unended=entry.pending_commits,
             )
             yield f"{what} lands at a trimmed number", after.with_master(entry.by, believes)
         else:
             yield f"{what} refused", after
 
     def _arrivals(self, state: State, end: End) -> Iterator[Step]:
-        row = look(state.broker, end.tid)
+        row = find_row(state.broker, end.tid)
         if end.commit is None:
             broker, _ = init_producer(state.broker, end.tid)
             label = f"late duplicate of InitProducerId {end.tid}"
@@ -147,7 +150,7 @@ class LiveModel:
         published = [
             txn.records
             for entry in state.journal
-            for txn in entry.names
+            for txn in entry.pending_commits
             if (txn.tid, txn.epoch) == (row.tid, row.epoch)
         ]
         output = committed(state.output, row.records)
@@ -163,13 +166,13 @@ class LiveModel:
     @staticmethod
     def _timeout(state: State, row: Row) -> Step:
         entries = [create.entry for create in state.creates] + list(state.journal)
-        named = {(txn.tid, txn.epoch) for entry in entries for txn in entry.names}
+        named = {(txn.tid, txn.epoch) for entry in entries for txn in entry.pending_commits}
         when = "late" if (row.tid, row.epoch) in named else "early"
         aborted = Row(row.tid, ABORT, row.epoch + 1, ())
         after = state._replace(
             broker=store(state.broker, aborted),
             timeouts=(*state.timeouts, when),
-            may_time_out=state.may_time_out - 1,
+            timeouts_left=state.timeouts_left - 1,
         )
         words = {"late": "after publication", "early": "before publication"}
         return f"{row.tid} times out ({words[when]})", after

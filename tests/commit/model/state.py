@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from tests.commit.model.broker import Broker, Records, Tid, Txn
 
 # What a JobMaster does next.
-UNBORN: Final = "-"
+NOT_STARTED: Final = "-"
 CLAIM: Final = "claim"
 LATE_CLAIM: Final = "late claim"
 DECIDE: Final = "decide"
@@ -34,7 +34,7 @@ FAILED: Final = "failed"
 CLAIMED: Final = "C"
 PUBLISHED: Final = "P"
 SETTLED: Final = "S"
-RETRACTED: Final = "R"
+ROLLED_BACK: Final = "R"
 
 RULES: Final = frozenset({"resweep", "precheck"})
 """Rules that are in force unless a run leaves them out: dead attempts are fenced again and again,
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
     kind: str
     by: int
     offset: int = 0
-    names: tuple[Txn, ...] = ()
+    pending_commits: tuple[Txn, ...] = ()
 
 
 class End(NamedTuple):
@@ -87,7 +87,7 @@ class Create(NamedTuple):
 class Master(NamedTuple):
     """A JobMaster, which is an attempt."""
 
-    does: str = UNBORN
+    does: str = NOT_STARTED
     known: int = 0
     """The index of its last own entry."""
     offset: int = 0
@@ -139,8 +139,8 @@ class State(NamedTuple):
     timeouts: tuple[str, ...]
     """`early` or `late`: before or after the publication was sent."""
     started: int
-    may_time_out: int
-    may_abort: int
+    timeouts_left: int
+    aborts_left: int
 
     def with_master(self, number: int, master: Master) -> State:
         """With another JobMaster of this number."""
@@ -154,44 +154,46 @@ class State(NamedTuple):
     @property
     def latest(self) -> int | None:
         """The JobMaster that claimed last."""
-        before = (UNBORN, CLAIM, LATE_CLAIM)
+        before = (NOT_STARTED, CLAIM, LATE_CLAIM)
         claimed = [number for number, each in enumerate(self.masters) if each.does not in before]
         return claimed[-1] if claimed else None
 
 
-class Standing(NamedTuple):
+class JournalPosition(NamedTuple):
     """The state that the journal's entries result in."""
 
     offset: int = 0
-    names: tuple[Txn, ...] = ()
-    own: tuple[Txn, ...] = ()
+    pending_commits: tuple[Txn, ...] = ()
+    introduced: tuple[Txn, ...] = ()
     """Transactions that the publication was the first to name."""
-    firm: bool = False
+    irrevocable: bool = False
     """Whether one of these is known to be committed."""
 
 
-def standing(journal: tuple[Entry, ...]) -> Standing:
+def find_position(journal: tuple[Entry, ...]) -> JournalPosition:
     """The last publication that counts.
 
     A settled entry empties the list of named transactions. If a publication is rolled back, the one
     before it counts again. Of its transactions, only those are open that the rolled-back
     publication still carried, because the ids of the others may be in use again.
     """
-    stack = [Standing()]
+    stack = [JournalPosition()]
     for entry in journal:
         last = stack[-1]
         if entry.kind == PUBLISHED:
-            own = tuple(txn for txn in entry.names if txn not in last.names)
-            stack.append(Standing(entry.offset, entry.names, own))
+            introduced = tuple(
+                txn for txn in entry.pending_commits if txn not in last.pending_commits
+            )
+            stack.append(JournalPosition(entry.offset, entry.pending_commits, introduced))
         elif entry.kind == SETTLED:
-            stack[-1] = Standing(last.offset, firm=True)
-        elif entry.kind == RETRACTED:
-            carried = stack.pop().names
+            stack[-1] = JournalPosition(last.offset, irrevocable=True)
+        elif entry.kind == ROLLED_BACK:
+            carried = stack.pop().pending_commits
             last = stack[-1]
-            stack[-1] = Standing(
+            stack[-1] = JournalPosition(
                 last.offset,
-                tuple(txn for txn in last.names if txn in carried),
-                tuple(txn for txn in last.own if txn in carried),
-                last.firm or any(txn not in carried for txn in last.own),
+                tuple(txn for txn in last.pending_commits if txn in carried),
+                tuple(txn for txn in last.introduced if txn in carried),
+                last.irrevocable or any(txn not in carried for txn in last.introduced),
             )
     return stack[-1]

@@ -13,8 +13,8 @@ from tests.commit.model.broker import (
     Row,
     Tid,
     Txn,
+    find_row,
     init_producer,
-    look,
     store,
 )
 from tests.commit.model.masters import Step
@@ -70,7 +70,7 @@ class TaskSteps:
         tasks = self.tasks
         if self._is("one producer, many transactions") and tasks.done + len(tasks.prepared) > 0:
             # It waits for the commit and continues with the same epoch.
-            row = look(self.state.broker, self._tid(index, sink.slot))
+            row = find_row(self.state.broker, self._tid(index, sink.slot))
             if row and row.status == COMMIT and row.epoch == sink.epoch:
                 again = self._with(index, sink._replace(does=WRITE))
                 yield self._go(f"sink{index} begins again", again)
@@ -101,7 +101,7 @@ class TaskSteps:
 
     def _prepare(self, index: int, sink: Sink) -> Step:
         tid = self._tid(index, sink.slot)
-        row = look(self.state.broker, tid)
+        row = find_row(self.state.broker, tid)
         if row is None:
             message = f"{tid} was never initialised"
             raise AssertionError(message)
@@ -121,7 +121,7 @@ class TaskSteps:
         if sink.does != WRITE:
             return
         tid = self._tid(index, sink.slot)
-        row = look(self.state.broker, tid)
+        row = find_row(self.state.broker, tid)
         # A transaction of version 1: a write also opens a committed one of the same epoch again.
         if row is None or row.epoch != sink.epoch or row.status == ABORT:
             fenced = self._with(index, sink._replace(does=FAILED))
@@ -145,11 +145,11 @@ class TaskSteps:
                 f"barrier at {tasks.position}",
                 tasks._replace(barrier=tasks.position, sinks=sinks),
             )
-        if tasks.barrier is not None and self.state.may_abort:
+        if tasks.barrier is not None and self.state.aborts_left:
             kept = () if self._is("aborted checkpoint drops prepared") else tasks.prepared
             aborted = tasks._replace(barrier=None, sinks=self._all(BARRIER, WRITE), prepared=kept)
             label, after = self._go("checkpoint aborted", aborted)
-            yield label, after._replace(may_abort=self.state.may_abort - 1)
+            yield label, after._replace(aborts_left=self.state.aborts_left - 1)
 
     def _all(self, was: str, becomes: str) -> tuple[Sink, ...]:
         return tuple(

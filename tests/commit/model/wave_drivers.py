@@ -46,7 +46,7 @@ class DriverSteps:
         """Every step that it may take now."""
         match self.me.does:
             case "decide" | "commit":
-                yield from self._end_named()
+                yield from self._commit_pending()
                 if not self.me.unended:
                     yield (
                         self._fence()
@@ -65,7 +65,7 @@ class DriverSteps:
     def _is_latest(self) -> bool:
         return self.number == len(self.state.drivers) - 1
 
-    def _end_named(self) -> Iterator[Step]:
+    def _commit_pending(self) -> Iterator[Step]:
         me, state = self.me, self.state
         for txn in me.unended:
             found = verdict(state.broker, txn)
@@ -96,14 +96,16 @@ class DriverSteps:
     def _publish(self) -> Iterator[Step]:
         for chosen in self._collections():
             publication = self._publication(chosen)
-            opened = all(verdict(self.state.broker, txn) == "open" for txn in publication.names)
+            opened = all(
+                verdict(self.state.broker, txn) == "open" for txn in publication.pending_commits
+            )
             if not self._passes(chosen) or not opened:
                 continue
             if not self._is_latest:
                 yield self._go("is fenced", self.me._replace(does=DEAD))
                 return
-            names, positions = publication.names, publication.positions
-            driver = Driver(COMMIT, self.me.begins, positions, names, names)
+            pending_commits, positions = publication.pending_commits, publication.positions
+            driver = Driver(COMMIT, self.me.begins, positions, pending_commits, pending_commits)
             label, after = self._go(f"publishes the runs {chosen}", driver)
             yield label, after._replace(publications=(*after.publications, publication))
 
@@ -152,7 +154,7 @@ class DriverSteps:
     def _publication(self, chosen: Collection) -> Publication:
         """The publication of these reports. A split without a report is restored as a new one."""
         last = self.bounds.last
-        names: list[Txn] = []
+        pending_commits: list[Txn] = []
         files = []
         for task, run in enumerate(chosen[last]):
             if run is None:
@@ -162,9 +164,9 @@ class DriverSteps:
             files.append((path, report.holds))
             if report.holds:
                 tid = tid_of(self.bounds, self.number, task, run)
-                names.append(Txn(tid, report.epoch, report.holds))
+                pending_commits.append(Txn(tid, report.epoch, report.holds))
         positions = tuple(
             0 if run is None else min(position + 1, self.bounds.waves)
             for run, position in zip(chosen[0], self.me.begins, strict=True)
         )
-        return Publication(positions, tuple(names), tuple(files))
+        return Publication(positions, tuple(pending_commits), tuple(files))

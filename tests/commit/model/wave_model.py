@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.commit.model.broker import COMMIT as COMMITTED
-from tests.commit.model.broker import ONGOING, Row, Tid, committed, look, store
+from tests.commit.model.broker import ONGOING, Row, Tid, committed, find_row, store
 from tests.commit.model.search import Violation
 from tests.commit.model.wave_drivers import DriverSteps, Step
 from tests.commit.model.wave_runs import RunSteps
@@ -85,7 +85,7 @@ class WaveModel:
 
     def _claim(self, state: WaveState) -> Step:
         last = state.publications[-1] if state.publications else None
-        named = last.names if last else ()
+        named = last.pending_commits if last else ()
         positions = last.positions if last else (0,) * self._bounds.sources
         driver = Driver(DECIDE, positions, positions, named, named)
         empty = tuple(((),) * width for width in self._bounds.widths)
@@ -93,14 +93,14 @@ class WaveModel:
         return f"driver {len(state.drivers)} claims", after
 
     def _arrival(self, state: WaveState, tid: Tid, epoch: int) -> Iterator[Step]:
-        row = look(state.broker, tid)
+        row = find_row(state.broker, tid)
         if row is None or row.epoch != epoch or row.status != ONGOING:
             return  # fenced, or done
         label = f"EndTxn {tid} epoch {epoch} arrives, records {row.records}"
         published = [
             txn.records
             for publication in state.publications
-            for txn in publication.names
+            for txn in publication.pending_commits
             if (txn.tid, txn.epoch) == (tid, epoch)
         ]
         output = committed(state.output, row.records)

@@ -56,7 +56,7 @@ def deliveries(runs: tuple[TaskRun, ...], receiver: int, *, faults: bool) -> Ite
     for size in range(len(pool) + 1):
         for some in itertools.combinations(pool, size):
             if pool and frozenset(some) not in intact:
-                yield Delivery(some, f"only {_told(some)}", is_fault=True)
+                yield Delivery(some, f"only {_describe_rows(some)}", is_fault=True)
 
 
 def receive(rows: tuple[Row, ...], broken: str) -> Received | None:
@@ -81,7 +81,7 @@ def _written(number: int, records: Records) -> tuple[Row, ...]:
     return (*frames, Row(number, None, len(records)))
 
 
-def _told(rows: tuple[Row, ...]) -> str:
+def _describe_rows(rows: tuple[Row, ...]) -> str:
     words = [
         f"the marker of run {row.run}" if row.record is None else f"{row.record} of run {row.run}"
         for row in rows

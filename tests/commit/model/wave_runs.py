@@ -12,8 +12,8 @@ from tests.commit.model.broker import (
     Records,
     Row,
     Tid,
+    find_row,
     init_producer,
-    look,
     store,
 )
 from tests.commit.model.wave_rows import deliveries, receive
@@ -137,7 +137,7 @@ class RunSteps:
             yield self._report("reports, without output", task, number, run)
         elif run.status == OPEN:
             tid = tid_of(self.bounds, self.attempt, task, number)
-            row = look(state.broker, tid)
+            row = find_row(state.broker, tid)
             if row is None or row.epoch != run.epoch or row.status != EMPTY:
                 yield self._go("is fenced", level, task, number, TaskRun(FAILED))
                 return

@@ -81,7 +81,7 @@ class Publication(NamedTuple):
 
     positions: tuple[int, ...]
     """Waves that are read, for each source."""
-    names: tuple[Txn, ...]
+    pending_commits: tuple[Txn, ...]
     files: tuple[tuple[Path, Records], ...]
     """The state of each task of the last level: where it lies, and what it held."""
 

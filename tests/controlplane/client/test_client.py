@@ -53,7 +53,7 @@ def state(name: str, epoch: int = 0) -> JobReport:
     return JobReport(job=A, state=JobState(name), epoch=epoch)
 
 
-def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
+def test_submit_has_an_id_and_is_retried_with_the_same_id() -> None:
     addresses = iter(["one", "two", "two"])
     lines = Lines(RpcError("gone"), Acknowledge(), Acknowledge())
     client = Client(lines, VirtualClock(), lambda: next(addresses))
@@ -68,7 +68,7 @@ def test_a_submit_is_numbered_and_comes_again_as_the_same() -> None:
     assert first.submission.id != another.submission.id
 
 
-def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refused() -> None:
+def test_submit_fails_after_the_answer_timeout_and_at_once_on_refusal() -> None:
     gone = Client(Lines(*[RpcError("gone")] * 100), VirtualClock(), "here", answer_timeout_s=3)
     with pytest.raises(RpcError, match="gone"):
         gone.submit(submission())
@@ -77,7 +77,7 @@ def test_a_submit_is_given_up_when_nobody_answers_and_at_once_where_it_is_refuse
         refused.submit(submission())
 
 
-def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
+def test_client_waits_for_the_cluster_until_the_answer_timeout() -> None:
     late = Lines(RpcError("nobody"), RpcError("nobody"), JobList(jobs=()))
     Client(late, VirtualClock(), "here").wait_until_up()
     assert len(late.calls) == 3
@@ -86,13 +86,13 @@ def test_a_cluster_that_is_not_up_yet_is_waited_for_within_limits() -> None:
         never.wait_until_up()
 
 
-def test_what_is_refused_is_raised() -> None:
+def test_refused_stop_raises_refused_error() -> None:
     client = Client(Lines(Refused(reason="unknown")), VirtualClock(), "here")
     with pytest.raises(RefusedError, match="unknown"):
         client.stop(A)
 
 
-def test_waiting_ends_with_the_job_over_restarts_at_other_addresses() -> None:
+def test_wait_returns_when_the_job_ends_and_follows_the_jobmanager_to_a_new_address() -> None:
     addresses = iter(["one", "one", "two", "two"])
     lines = Lines(state("RUNNING"), RpcError("gone"), state("RECOVERING"), state("FINISHED"))
     seen: list[str] = []
@@ -102,7 +102,7 @@ def test_waiting_ends_with_the_job_over_restarts_at_other_addresses() -> None:
     assert [address for address, _ in lines.calls] == ["one", "one", "two", "two"]
 
 
-def test_waiting_has_limits() -> None:
+def test_wait_fails_after_its_timeout_or_the_answer_timeout() -> None:
     client = Client(Lines(*[state("RUNNING")] * 100), VirtualClock(), "here")
     with pytest.raises(RpcError, match="has not come so far within 3 s"):
         client.wait(A, timeout_s=3)
@@ -111,7 +111,7 @@ def test_waiting_has_limits() -> None:
         gone.wait(A)
 
 
-def test_waiting_asks_less_often_while_there_is_no_news() -> None:
+def test_wait_polls_less_often_while_the_report_does_not_change() -> None:
     clock = VirtualClock()
     asked: list[float] = []
     same, other = state("RUNNING"), state("RECOVERING")
@@ -121,12 +121,12 @@ def test_waiting_asks_less_often_while_there_is_no_news() -> None:
     assert pauses == [0.2, 0.3, 0.45, 0.675, 1.013, 1.519, 2.0, 2.0, 0.2, 0.3]
 
 
-def test_waiting_may_end_sooner() -> None:
+def test_wait_returns_early_when_its_condition_holds() -> None:
     client = Client(Lines(state("CREATED"), state("RUNNING")), VirtualClock(), "here")
     assert client.wait(A, until=lambda report: report.state == "RUNNING").state == "RUNNING"
 
 
-def test_a_list_and_a_stop_are_asked_for() -> None:
+def test_stop_and_list_send_one_request_without_a_retry() -> None:
     lines = Lines(Acknowledge())
     Client(lines, VirtualClock(), "here").stop(A, final_checkpoint=False)
     assert lines.calls == [("here", StopJob(job=A, final_checkpoint=False))]
@@ -141,7 +141,7 @@ def stops(lines: Lines) -> list[int]:
     return [n for n, (_, message) in enumerate(lines.calls) if isinstance(message, StopJob)]
 
 
-def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
+def test_stop_is_sent_again_to_each_new_jobmanager() -> None:
     """A JobManager keeps a stop in memory only. Without a repetition the next JobManager would run
     the job for ever.
     """
@@ -158,7 +158,7 @@ def test_a_stop_is_told_to_every_jobmanager_anew() -> None:
     }
 
 
-def test_a_stop_of_what_has_ended_meanwhile_is_at_its_end() -> None:
+def test_stop_refused_because_the_job_ends_meanwhile_is_no_error() -> None:
     lines = Lines(
         *(
             state("RUNNING", 1),
@@ -183,14 +183,14 @@ def test_a_stop_waits_for_a_jobmanager_that_is_down() -> None:
     assert stops(lines) == [3, 4]
 
 
-def test_a_stop_is_given_up_when_nobody_answers_for_the_patience() -> None:
+def test_stop_fails_if_no_jobmanager_answers_within_the_timeout() -> None:
     clock = VirtualClock()
     with pytest.raises(RpcError, match="gone"):
         Client(Lines(*[RpcError("gone")] * 1000), clock, "here").stop_and_wait(A)
     assert clock.now > ANSWER_TIMEOUT_S
 
 
-def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it() -> None:
+def test_stop_whose_reply_was_lost_succeeds_if_the_job_has_ended_meanwhile() -> None:
     lines = Lines(
         *(state("RUNNING", 1), RpcError("lost"), Refused(reason="has ended already")),
         state("FINISHED", 1),
@@ -204,7 +204,7 @@ def test_a_stop_whose_reply_was_lost_is_no_mistake_when_the_job_has_ended_by_it(
 REFUSED = JobReport(job=A, state=JobState.CREATED, start_refused="No process id is left.")
 
 
-def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> None:
+def test_stop_returns_with_the_reason_if_the_jobmaster_cannot_start() -> None:
     clock = VirtualClock()
     lines = Lines(REFUSED, Acknowledge(), *[REFUSED] * 1000)
     report = Client(lines, clock, "here").stop_and_wait(A, final_checkpoint=False)
@@ -213,7 +213,7 @@ def test_a_stop_of_a_job_whose_jobmaster_cannot_start_ends_and_says_why() -> Non
     assert START_TIMEOUT_S <= clock.now < START_TIMEOUT_S + 5
 
 
-def test_a_stop_waits_while_a_jobmaster_starts_now_and_then() -> None:
+def test_stop_keeps_waiting_if_only_some_jobmaster_starts_are_refused() -> None:
     """A host that is temporarily short of memory refuses some starts."""
     clock = VirtualClock()
     answers = [*[REFUSED] * 10, state("RECOVERING")] * 10
@@ -252,7 +252,7 @@ class Jobmanagers:
 
 
 class TestLocalCluster:
-    def test_follows_the_jobmanager_over_its_deaths(self) -> None:
+    def test_local_cluster_restarts_a_dead_jobmanager_and_follows_its_address(self) -> None:
         jobmanagers, restarts = Jobmanagers(), list[int]()
         cluster = LocalCluster(
             jobmanagers, Lines(), VirtualClock(), SystemThreads(), on_restart=restarts.append
@@ -268,7 +268,7 @@ class TestLocalCluster:
         assert cluster.restarts == 1
         assert len(jobmanagers.started) == 2
 
-    def test_is_given_up_when_the_jobmanager_does_not_come_up(self) -> None:
+    def test_local_cluster_fails_after_too_many_failed_jobmanager_starts(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         for number in range(FAILED_STARTS_MAX):
@@ -281,7 +281,7 @@ class TestLocalCluster:
         assert clock.now < ANSWER_TIMEOUT_S  # no call waits for a JobManager that does not come
         cluster.close()
 
-    def test_waits_for_the_jobmanager_so_long_and_no_longer(
+    def test_local_cluster_fails_if_the_jobmanager_is_not_ready_in_time(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("tidegate.controlplane.client.local.START_TIMEOUT_S", 0.01)
@@ -290,7 +290,7 @@ class TestLocalCluster:
             cluster.address()
         cluster.close()
 
-    def test_says_when_nothing_can_be_started(self) -> None:
+    def test_local_cluster_fails_if_no_jobmanager_process_can_be_spawned(self) -> None:
         jobmanagers = Jobmanagers()
         jobmanagers.refuses = FAILED_STARTS_MAX
         cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
@@ -298,7 +298,7 @@ class TestLocalCluster:
             cluster.address()
         cluster.close()
 
-    def test_waits_while_the_system_refuses_the_jobmanager(self) -> None:
+    def test_local_cluster_retries_while_the_operating_system_refuses_the_jobmanager(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         exited, ready = jobmanagers.started[0]
@@ -311,7 +311,7 @@ class TestLocalCluster:
         assert cluster.address() == "two"
         cluster.close()
 
-    def test_is_given_up_when_the_system_refuses_for_long(self) -> None:
+    def test_local_cluster_fails_if_the_operating_system_refuses_for_two_minutes(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         jobmanagers.refusal = ResourceExhaustedError("no process id")
         jobmanagers.refuses = 100_000
@@ -321,13 +321,13 @@ class TestLocalCluster:
             cluster.address()
         cluster.close()
 
-    def test_is_waited_for_longer_than_its_starts_may_be_refused(self) -> None:
+    def test_answer_timeout_of_a_local_cluster_exceeds_the_limit_of_refused_starts(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         assert cluster.client()._answer_timeout_s > 2 * REFUSED_S_MAX
         cluster.close()
 
-    def test_says_no_word_of_resources_where_the_start_fails_of_something_else(self) -> None:
+    def test_local_cluster_error_does_not_blame_resources_if_a_start_fails_otherwise(self) -> None:
         jobmanagers = Jobmanagers()
         cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
         jobmanagers.started[0][0](NO_RESOURCES)
@@ -337,7 +337,7 @@ class TestLocalCluster:
             cluster.address()
         cluster.close()
 
-    def test_tries_again_where_a_jobmanager_cannot_be_started_for_a_moment(self) -> None:
+    def test_local_cluster_retries_if_the_jobmanager_cannot_be_spawned_for_a_moment(self) -> None:
         jobmanagers, clock = Jobmanagers(), VirtualClock()
         cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
         exited, ready = jobmanagers.started[0]

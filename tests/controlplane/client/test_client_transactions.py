@@ -151,40 +151,40 @@ def causes(inspector: TransactionInspector) -> list[OpenReason]:
     return [each.cause for each in opened.open_transactions.get(HERE, ())]
 
 
-def test_leaders_are_asked_before_coordinators_and_again_for_what_none_claims() -> None:
+def test_unclaimed_transaction_is_looked_up_at_leaders_then_coordinators_then_leaders() -> None:
     tables = Tables({HERE: [producer(7, 0)]})
     assert causes(tables) == [OpenReason.HANGING]
     assert tables.asked == ["open", "survey", "open"]
 
 
-def test_what_all_is_claimed_of_is_not_asked_again() -> None:
+def test_leaders_are_not_asked_again_if_a_coordinator_knows_every_transaction() -> None:
     tables = Tables({HERE: [producer(7, 0)]}, known=[transaction(7)])
     assert causes(tables) == [OpenReason.OPEN]
     assert tables.asked == ["open", "survey"]
 
 
-def test_where_nothing_is_open_no_coordinator_is_asked() -> None:
+def test_coordinators_are_not_asked_if_no_transaction_is_open() -> None:
     tables = Tables({HERE: []})
     assert causes(tables) == []
     assert tables.asked == ["open"]
 
 
-def test_what_ended_between_two_looks_does_not_hang() -> None:
+def test_transaction_that_ended_before_the_second_look_is_not_hanging() -> None:
     tables = Tables({HERE: [producer(7, 0), producer(8, 5)]}, {HERE: [producer(8, 5)]})
     assert causes(tables) == [OpenReason.HANGING]
 
 
-def test_the_next_transaction_of_the_same_producer_is_another_one() -> None:
+def test_newer_transaction_of_the_same_producer_is_not_hanging() -> None:
     tables = Tables({HERE: [producer(7, 0)]}, {HERE: [producer(7, 9)]})
     assert causes(tables) == []
 
 
-def test_a_leader_that_does_not_answer_again_takes_nothing_back() -> None:
+def test_transaction_stays_hanging_if_the_leader_does_not_answer_the_second_look() -> None:
     tables = Tables({HERE: [producer(7, 0)]}, {})
     assert causes(tables) == [OpenReason.HANGING]
 
 
-def test_nothing_hangs_while_a_coordinator_is_silent() -> None:
+def test_no_transaction_is_called_hanging_while_a_coordinator_is_unreachable() -> None:
     tables = Tables(
         {HERE: [producer(7, 0), producer(8, 5)]}, known=[transaction(8)], unreachable=("b",)
     )
@@ -195,7 +195,7 @@ def test_nothing_hangs_while_a_coordinator_is_silent() -> None:
     assert (found, unreachable) == ([], ("b",))
 
 
-def test_hanging_ones_come_by_partition_and_offset() -> None:
+def test_hanging_transactions_are_sorted_by_partition_and_offset() -> None:
     tables = Tables({THERE: [producer(9, 3)], HERE: [producer(8, 2), producer(7, 5)]})
     found, _ = tool.hanging(
         tables, {HERE: 1, THERE: 2}, StillClock(), max_timeout_ms=0, progress=no_progress
@@ -211,7 +211,7 @@ class TestWhyStuck:
     def report(self, tables: Tables) -> tool.StuckReport:
         return tool.why_stuck(tables, {HERE: 1, THERE: 2}, StillClock(), progress=no_progress)
 
-    def test_names_the_first_open_transaction_and_those_behind_it(self) -> None:
+    def test_why_stuck_lists_open_transactions_from_the_stable_offset_on(self) -> None:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
@@ -226,7 +226,7 @@ class TestWhyStuck:
         assert there.open_transactions == ()
         assert tables.asked[-1] == "ends"
 
-    def test_leaves_out_what_ended_before_the_offsets_were_asked(self) -> None:
+    def test_why_stuck_omits_transactions_below_the_stable_offset(self) -> None:
         tables = Tables(
             {HERE: [producer(7, 4), producer(8, 6)], THERE: []},
             known=[transaction(7), transaction(8)],
@@ -238,7 +238,7 @@ class TestWhyStuck:
         here, _ = self.report(tables).partitions
         assert [each.producer.producer_id for each in here.open_transactions] == [8]
 
-    def test_says_which_partition_could_not_be_asked(self) -> None:
+    def test_why_stuck_reports_unreachable_partitions(self) -> None:
         tables = Tables({HERE: []}, end_offsets={HERE: PartitionEndOffsets(stable=3, end=3)})
         report = self.report(tables)
         assert report.unreachable == ("orders-1",)
@@ -249,7 +249,7 @@ class TestWhyStuck:
 
 
 class TestAbort:
-    def test_waits_until_the_markers_are_written(self) -> None:
+    def test_abort_waits_until_the_markers_are_written(self) -> None:
         aborting = transaction(7, state=TransactionState.PREPARE_ABORT, epoch=1)
         done = transaction(7, state=TransactionState.COMPLETE_ABORT, epoch=1)
         tables = Tables({}, described=[aborting, aborting, done])
@@ -258,7 +258,7 @@ class TestAbort:
         assert tables.asked == ["abort", *["describe"] * 3]
         assert clock.slept_s == pytest.approx(2 * tool.ABORT_PAUSE_S)
 
-    def test_does_not_wait_for_ever(self) -> None:
+    def test_abort_stops_waiting_after_its_time_limit(self) -> None:
         aborting = transaction(7, state=TransactionState.PREPARE_ABORT, epoch=1)
         clock = StillClock()
         outcome, _ = tool.abort(Tables({}, described=[aborting]), transaction(7), clock)
@@ -270,7 +270,7 @@ def find(tables: Tables, offset: int = 0, max_timeout_ms: int = MAX_TIMEOUT_MS) 
     return tool.find_hanging(tables, HERE, offset, StillClock(), max_timeout_ms=max_timeout_ms)
 
 
-def test_the_marker_is_for_what_hangs() -> None:
+def test_find_hanging_returns_the_hanging_transaction() -> None:
     found = find(Tables({HERE: [producer(7, 0)]}))
     assert (found.topic_partition, found.producer.producer_id) == (HERE, 7)
 
@@ -294,7 +294,7 @@ def test_the_marker_is_for_what_hangs() -> None:
         (lambda: Tables({}), 0, "orders-0"),
     ],
 )
-def test_nothing_else_is_ended_by_a_marker(
+def test_find_hanging_refuses_a_transaction_that_does_not_hang(
     tables: Callable[[], Tables], offset: int, said: str
 ) -> None:
     made = tables()
@@ -304,14 +304,14 @@ def test_nothing_else_is_ended_by_a_marker(
     assert not [each for each in made.asked if each.startswith("marker")]
 
 
-def test_a_partition_that_is_not_there_is_refused() -> None:
+def test_leaders_of_refuses_a_partition_that_does_not_exist() -> None:
     with pytest.raises(RefusedError, match="no partition 5: it has 2"):
         tool.leaders_of(Tables({}), "orders", 5)
     assert tool.leaders_of(Tables({}), "orders", 1) == {THERE: 2}
     assert tool.leaders_of(Tables({}), None, None) == {HERE: 1, THERE: 2}
 
 
-def test_it_is_looked_whether_the_marker_helped() -> None:
+def test_end_hanging_checks_whether_the_marker_ended_the_transaction() -> None:
     held = producer(7, 0)
     still = Tables({HERE: [held]})
     found = find(still)

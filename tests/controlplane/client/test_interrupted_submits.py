@@ -151,12 +151,12 @@ def submit_length() -> int:
 LENGTH = submit_length()
 
 
-def test_only_what_the_next_leader_has_found_counts() -> None:
+def test_submit_of_a_hung_leader_counts_only_if_the_next_leader_found_it() -> None:
     """The old leader hangs at any request while the next one claims its epoch and recovers."""
     assert interrupted(submits=False) == {(OLDS.id,), (EARLIER.id,)}, "both were reached"
 
 
-def test_what_the_next_leader_has_accepted_is_not_taken_back() -> None:
+def test_hung_leader_does_not_revert_a_submit_that_the_next_leader_accepted() -> None:
     """The old leader hangs at any request, during any part of the next leader's steps."""
     assert interrupted(submits=True) == {(NEWS.id,)}
 
@@ -185,7 +185,7 @@ def interrupted(*, submits: bool) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("effect", [False, True], ids=["not carried out", "carried out"])
-def test_a_leader_killed_at_any_request_of_a_submit_leaves_the_earlier_submission_or_its_own(
+def test_kill_at_any_request_of_a_submit_leaves_the_old_or_the_new_submission(
     effect: bool,
 ) -> None:
     outcomes = set()
@@ -214,9 +214,7 @@ def test_a_leader_killed_at_any_request_of_a_submit_leaves_the_earlier_submissio
     assert ((True, False) in outcomes) == effect, "a kill after the decision, before the reply"
 
 
-def test_a_request_of_a_dead_leader_that_arrives_at_any_time_changes_nothing_that_was_found() -> (
-    None
-):
+def test_late_request_of_a_dead_leader_does_not_change_what_the_next_leader_found() -> None:
     outcomes = set()
     for last, arrives in itertools.product(range(1, LENGTH + 1), range(1, REQUESTS_MAX)):
         blobs = ended_earlier()
@@ -259,7 +257,7 @@ def test_a_request_of_a_dead_leader_that_arrives_at_any_time_changes_nothing_tha
     assert outcomes == {(EARLIER.id,), (OLDS.id,)}
 
 
-def test_a_submit_that_is_not_accepted_leaves_the_job_to_the_other_cluster() -> None:
+def test_submit_that_is_not_accepted_leaves_the_job_with_the_other_cluster() -> None:
     """The other cluster runs the job, and would drop its JobMaster as soon as that is fenced."""
     for last in range(1, LENGTH + 1):
         blobs = Blobs()
@@ -285,9 +283,7 @@ def test_a_submit_that_is_not_accepted_leaves_the_job_to_the_other_cluster() -> 
             assert (counting(blobs), counting(blobs, "there")) == ([], [THEIRS.id])
 
 
-def test_a_decision_whose_outcome_the_storage_does_not_say_is_neither_accepted_nor_refused() -> (
-    None
-):
+def test_submit_gets_no_reply_while_the_outcome_of_its_decision_is_unknown() -> None:
     """The client waits, and asks again: the submission may count already."""
     blobs = Blobs()
     manager = ByHand(store(blobs))
@@ -309,7 +305,7 @@ def test_a_decision_whose_outcome_the_storage_does_not_say_is_neither_accepted_n
     assert (accepted(manager), manager.spawned) == (True, ["jobmaster"])
 
 
-def test_a_local_cluster_s_submission_counts_once_it_is_accepted() -> None:
+def test_submission_of_a_local_cluster_counts_once_accepted() -> None:
     blobs = Blobs()
     local = ByHand(store(blobs), session_cluster=False)
     local.submit(OLDS, CODE)

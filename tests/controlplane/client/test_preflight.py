@@ -73,18 +73,18 @@ def refusal(folder: Path, drivers: Any, settings: Config) -> str:
     return str(caught.value)
 
 
-def test_a_world_that_has_what_the_job_needs_is_left_in_peace(tmp_path: Path) -> None:
+def test_environment_check_passes_if_topics_rights_and_folders_exist(tmp_path: Path) -> None:
     settings = config(kafka__properties__client__id="x")
     check_environment(build(OrderTotals), settings, tmp_path, world())
 
 
-def test_brokers_that_do_not_answer_are_a_refusal_as_nothing_runs_yet(tmp_path: Path) -> None:
+def test_unreachable_brokers_refuse_the_job(tmp_path: Path) -> None:
     told = refusal(tmp_path, world(outage="No Kafka broker answered."), Config())
     assert told == "No Kafka broker answered."
 
 
 @pytest.mark.parametrize(("kind", "name"), [("source", "orders"), ("sink", "totals")])
-def test_a_topic_that_is_not_there_is_named_with_where_its_name_is_from(
+def test_missing_topic_is_refused_with_its_name_and_setting(
     tmp_path: Path, kind: str, name: str
 ) -> None:
     settings = load(command_line={f"{kind}s.{name}.topic": "absent"})
@@ -95,13 +95,15 @@ def test_a_topic_that_is_not_there_is_named_with_where_its_name_is_from(
 
 
 @pytest.mark.parametrize(("has", "lacks"), [("WRITE", "READ"), ("READ", "WRITE")])
-def test_a_right_that_is_missing_is_named(tmp_path: Path, has: str, lacks: str) -> None:
+def test_missing_topic_permission_is_refused_with_its_name(
+    tmp_path: Path, has: str, lacks: str
+) -> None:
     told = refusal(tmp_path, world(rights=frozenset({has})), Config())
     assert told.startswith(f"The job may not {lacks.lower()} topic ")
     assert f"its principal there are {has}. Grant it {lacks}" in told
 
 
-def test_transactional_ids_that_may_not_be_used_are_named_by_their_prefix(tmp_path: Path) -> None:
+def test_unauthorised_transactional_ids_are_refused_with_their_prefix(tmp_path: Path) -> None:
     settings = config(kafka__properties__client__id="x")
     told = refusal(tmp_path, world(may_end=False), settings)
     assert "may not use transactional ids that begin with 'tidegate.order-totals." in told
@@ -109,7 +111,7 @@ def test_transactional_ids_that_may_not_be_used_are_named_by_their_prefix(tmp_pa
 
 
 @pytest.mark.parametrize("setting", ["logs.dir", "state.local_dir"])
-def test_a_folder_that_cannot_be_written_is_named_with_its_setting(
+def test_folder_that_cannot_be_written_is_refused_with_its_setting(
     tmp_path: Path, setting: str
 ) -> None:
     (tmp_path / "file").touch()
@@ -118,7 +120,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_its_setting(
 
 
 @pytest.mark.parametrize(("kind", "known"), [("source", "orders"), ("sink", "totals")])
-def test_settings_of_a_source_or_sink_that_is_not_there_are_a_mistyped_name(
+def test_settings_of_an_unknown_source_or_sink_are_refused(
     tmp_path: Path, kind: str, known: str
 ) -> None:
     settings = load(command_line={f"{kind}s.ordres.topic": "x"})
@@ -130,7 +132,7 @@ def test_settings_of_a_source_or_sink_that_is_not_there_are_a_mistyped_name(
         make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
 
 
-def test_a_topic_that_kafka_cannot_have_is_refused_wherever_it_stands(tmp_path: Path) -> None:
+def test_invalid_topic_name_in_the_settings_is_refused(tmp_path: Path) -> None:
     settings = load(command_line={"sinks.totals.topic": ".."})
     with pytest.raises(PipelineError, match=r"^sinks\.totals\.topic: '\.\.' is no name of a topic"):
         make_submission(REFERENCE, tmp_path, OrderTotals, settings, RunOptions(params={}))
@@ -151,7 +153,7 @@ def test_a_topic_that_kafka_cannot_have_is_refused_wherever_it_stands(tmp_path: 
         ("kafka.properties.group.id", "it is tidegate.<job>.<source>"),
     ],
 )
-def test_properties_that_are_ours_are_refused_wherever_they_stand(
+def test_kafka_properties_that_tidegate_sets_itself_are_refused(
     tmp_path: Path, key: str, said: str
 ) -> None:
     settings = load(command_line={key: "x"})
@@ -160,7 +162,7 @@ def test_properties_that_are_ours_are_refused_wherever_they_stand(
     assert str(caught.value).startswith(f"{key} is set by tidegate: {said}")
 
 
-def test_a_job_that_runs_in_this_folder_is_not_started_twice(tmp_path: Path) -> None:
+def test_run_lock_refuses_a_second_run_of_the_job_in_the_same_folder(tmp_path: Path) -> None:
     with RunLock(tmp_path, "checkpoints", JOB):
         again = RunLock(tmp_path, "checkpoints", JOB)
         with pytest.raises(RefusedError, match=r"'order-totals' is running already, .* process \d"):
@@ -169,7 +171,7 @@ def test_a_job_that_runs_in_this_folder_is_not_started_twice(tmp_path: Path) -> 
         pass  # the lock went with the first
 
 
-def test_a_storage_where_no_lock_can_be_is_refused(tmp_path: Path) -> None:
+def test_run_lock_is_refused_if_the_checkpoint_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     lock = RunLock(tmp_path, "file/x", JOB)
     with pytest.raises(
@@ -178,7 +180,7 @@ def test_a_storage_where_no_lock_can_be_is_refused(tmp_path: Path) -> None:
         lock.__enter__()
 
 
-def test_a_job_has_another_name_than_its_class_where_the_settings_say_so(tmp_path: Path) -> None:
+def test_setting_job_name_overrides_the_name_of_the_pipeline(tmp_path: Path) -> None:
     """Its transactional ids are looked at under that name, too."""
     settings = config(**{"job.name": "order-totals-v2"})
     made, graph, _ = make_submission(
@@ -187,6 +189,6 @@ def test_a_job_has_another_name_than_its_class_where_the_settings_say_so(tmp_pat
     assert (made.job, graph.name) == ("order-totals-v2", "order-totals")
 
 
-def test_a_name_that_no_job_can_have_is_refused() -> None:
+def test_invalid_job_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"job\.name"):
         config(**{"job.name": "Order Totals"})

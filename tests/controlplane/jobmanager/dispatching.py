@@ -17,7 +17,7 @@ from tidegate.protocol.reports import JobReport, ReportJob
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(3)
-SILENCE_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 1_000
 A = JobName("a")
 
 
@@ -25,7 +25,7 @@ class Shell:
     """Hands events to a Dispatcher and keeps what it instructs."""
 
     def __init__(self) -> None:
-        self.machine = Dispatcher("here", EPOCH, SILENCE_MS)
+        self.machine = Dispatcher("here", EPOCH, HEARTBEAT_TIMEOUT_MS)
         self.now_ms = 0
         self.asks = 0
         self.instructions: list[j.Instruction] = []

@@ -19,7 +19,7 @@ def blobs() -> Blobs:
     return Blobs()
 
 
-def test_a_jobmaster_that_is_started_later_is_told_of_the_newest_attempt(running: Shell) -> None:
+def test_restarted_jobmaster_receives_the_newest_claimed_attempt(running: Shell) -> None:
     assert running.last(j.StoreClaim) == j.StoreClaim(job=A, attempt=1)
     running.report(100, attempt=7)
     stored = [each for each in running.instructions if isinstance(each, j.StoreClaim)]
@@ -39,7 +39,7 @@ def test_a_claim_that_could_not_be_stored_is_stored_with_the_next_report(running
     assert running.last(j.StoreClaim) == j.StoreClaim(job=A, attempt=2)
 
 
-def test_a_report_before_the_claim_says_nothing_of_a_journal() -> None:
+def test_report_before_the_claim_stores_no_claim() -> None:
     shell = Shell()
     shell.ask(SubmitJob(submission=submission()))
     shell.event(j.SubmissionStored(job=A))
@@ -48,14 +48,14 @@ def test_a_report_before_the_claim_says_nothing_of_a_journal() -> None:
     assert not [each for each in shell.instructions if isinstance(each, j.StoreClaim)]
 
 
-def test_a_new_submission_may_begin_a_journal(running: Shell) -> None:
+def test_new_submission_of_an_ended_job_has_no_claimed_attempt(running: Shell) -> None:
     running.report(100, state="FAILED")
     running.event(j.ResultStored(job=A))
     running.ask(SubmitJob(submission=submission()))
     assert running.machine.submission(A).claimed_attempt == 0
 
 
-def test_the_next_jobmanager_knows_it_from_the_storage(blobs: Blobs) -> None:
+def test_next_jobmanager_reads_the_claimed_attempt_from_storage(blobs: Blobs) -> None:
     store = leader_of(blobs)
     submit(store)
     ((first, _),) = store_of(blobs).jobs()
@@ -72,6 +72,6 @@ def test_the_next_jobmanager_knows_it_from_the_storage(blobs: Blobs) -> None:
     assert third.claimed_attempt == 0, "it is known of one submission"
 
 
-def test_a_claim_of_a_job_that_is_not_known_is_a_bug(blobs: Blobs) -> None:
+def test_claim_of_an_unknown_job_raises_internal_error(blobs: Blobs) -> None:
     with pytest.raises(InternalError, match="neither submitted nor found"):
         store_of(blobs).put_claim(A, 1)

@@ -50,7 +50,7 @@ def submission(settings: dict[str, object]) -> Submission:
     )
 
 
-def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
+def test_session_cluster_imposes_its_directories_and_cluster_settings_and_no_others() -> None:
     given = submission(load(command_line=THEIRS).to_dict())
     imposed = apply_cluster_settings(given, load(command_line=OWN))
     result = Config.from_dict(imposed.settings)
@@ -64,7 +64,7 @@ def test_places_and_the_cluster_are_its_own_and_the_rest_is_the_job_s() -> None:
     assert msgspec.structs.replace(imposed, settings=given.settings) == given
 
 
-def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> None:
+def test_missing_secret_is_reported_by_its_key_without_its_value() -> None:
     key = "kafka.properties.sasl.password"
     given = submission(load(command_line={key: "s3cr3t"}).to_dict())
     assert missing_secret(given, load(command_line={key: "s3cr3t"})) is None
@@ -76,11 +76,11 @@ def test_a_secret_that_the_cluster_does_not_have_is_named_and_not_shown() -> Non
         assert "s3cr3t" not in why_not
 
 
-def test_what_is_no_secret_may_differ() -> None:
+def test_setting_that_is_not_secret_may_differ_from_the_cluster() -> None:
     given = submission(load(command_line={"kafka.properties.client.id": "x"}).to_dict())
     assert missing_secret(given, Config()) is None
 
 
-def test_a_secret_that_is_empty_is_none() -> None:
+def test_empty_secret_is_not_reported_as_missing() -> None:
     given = submission(load(command_line={"kafka.properties.sasl.password": ""}).to_dict())
     assert missing_secret(given, Config()) is None

@@ -36,7 +36,7 @@ class Rpc:
         raise NotImplementedError
 
 
-def test_a_new_process_at_an_address_gets_a_new_connection() -> None:
+def test_connection_is_closed_and_reopened_after_its_address_is_invalidated() -> None:
     rpc = Rpc()
     connections = Connections(rpc, SystemThreads())
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_a_new_process_at_an_address_gets_a_new_connection() -> None:
     assert rpc.made == ["x", "x"]
 
 
-def test_of_too_many_the_one_that_was_used_longest_ago_is_closed(
+def test_least_recently_used_connection_is_closed_above_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "OPEN_MAX", 2)

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.controlplane.jobmanager.dispatching import EPOCH, SILENCE_MS, A, Shell, submission
+from tests.controlplane.jobmanager.dispatching import (
+    EPOCH,
+    HEARTBEAT_TIMEOUT_MS,
+    A,
+    Shell,
+    submission,
+)
 from tidegate.controlplane.jobmanager import dispatcher_events as j
 from tidegate.controlplane.jobmanager.dispatcher import (
     ENDED_MAX,
@@ -34,16 +40,14 @@ from tidegate.protocol.reports import JobList, JobReport
 
 
 class TestSubmit:
-    def test_is_answered_when_it_is_stored_with_the_cluster_that_runs_it(
-        self, shell: Shell
-    ) -> None:
+    def test_submit_is_acknowledged_once_stored_with_its_cluster_name(self, shell: Shell) -> None:
         assert shell.ask(SubmitJob(submission=submission())) is None
         assert shell.instructions == [j.StoreSubmission(submission=submission(cluster="here"))]
         shell.event(j.SubmissionStored(job=A))
         assert shell.replies == {1: Acknowledge()}
         assert shell.start_number() == 1
 
-    def test_that_comes_again_is_the_same_one_and_answered_when_it_is_stored(
+    def test_repeated_submit_with_the_same_id_is_acknowledged_without_a_second_start(
         self, shell: Shell
     ) -> None:
         again = SubmitJob(submission=msgspec.structs.replace(submission(), id="x"))
@@ -60,7 +64,7 @@ class TestSubmit:
         assert shell.ask(again) == Acknowledge()
         assert shell.start_number() == 1
 
-    def test_of_a_live_name_is_refused_whatever_the_job_does(self, shell: Shell) -> None:
+    def test_submit_is_refused_while_a_job_of_that_name_has_not_ended(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         for move in (
             lambda: shell.event(j.SubmissionStored(job=A)),
@@ -73,7 +77,7 @@ class TestSubmit:
         assert isinstance(refused, Refused)
         assert "tidegate stop a" in refused.reason
 
-    def test_that_cannot_be_stored_leaves_nothing(self, shell: Shell) -> None:
+    def test_submit_that_cannot_be_stored_leaves_no_job(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         error = ErrorReport.of(StorageError("full"))
         shell.event(j.SubmissionNotStored(job=A, error=error))
@@ -82,7 +86,9 @@ class TestSubmit:
         shell.ask(SubmitJob(submission=submission()))
         assert shell.machine.phase(A) is Phase.STORING
 
-    def test_after_the_end_starts_anew_and_ends_a_lingering_jobmaster(self, running: Shell) -> None:
+    def test_submit_after_the_job_ended_kills_its_old_jobmaster_and_starts_a_new_one(
+        self, running: Shell
+    ) -> None:
         running.report(100, "FINISHED")
         running.event(j.ResultStored(job=A))
         done = running.event(
@@ -96,7 +102,7 @@ class TestSubmit:
 
 
 class TestJobMaster:
-    def test_that_dies_is_started_again_and_its_slots_are_freed(self, running: Shell) -> None:
+    def test_dead_jobmaster_is_restarted_and_its_slots_are_released(self, running: Shell) -> None:
         running.report(100, attempt=4)
         done = running.exits()
         assert done == [j.ReleaseJobSlots(job=A), j.ScheduleStart(job=A, start=1, after_ms=0)]
@@ -108,7 +114,9 @@ class TestJobMaster:
         assert "status -9" in shown.failed_attempts[0].error.message
         assert shown.failed_attempts[0].attempt == 4
 
-    def test_that_dies_leaves_its_counters_to_the_next(self, running: Shell) -> None:
+    def test_restarted_jobmaster_continues_the_counters_of_the_dead_one(
+        self, running: Shell
+    ) -> None:
         running.report(100, attempt=4, records_in=70, checkpoints_completed=3)
         running.exits()
         between = running.shown()
@@ -122,7 +130,7 @@ class TestJobMaster:
         shown = running.shown()
         assert (shown.records_in, shown.checkpoints_completed, shown.restarts) == (76, 5, 1)
 
-    def test_that_was_replaced_is_refused(self, running: Shell) -> None:
+    def test_replaced_jobmaster_is_refused(self, running: Shell) -> None:
         running.exits()
         running.event(j.StartDelayElapsed(job=A, start=1))
         gone = Refused(reason="process 100 is not the JobMaster of a")
@@ -132,30 +140,32 @@ class TestJobMaster:
         assert running.machine.phase(A) is Phase.RUNNING
         assert running.event(j.JobMasterExited(job=A, start=1, status=0)) == []
 
-    def test_of_another_epoch_is_refused(self, running: Shell) -> None:
+    def test_jobmaster_of_another_leader_epoch_is_refused(self, running: Shell) -> None:
         refused = running.register(100, LeaderEpoch(EPOCH - 1))
         assert isinstance(refused, Refused)
         assert f"leader epoch {EPOCH - 1} is not {EPOCH}" in refused.reason
 
-    def test_of_a_job_that_has_ended_is_refused(self, running: Shell) -> None:
+    def test_jobmaster_of_an_ended_job_is_refused(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         assert running.register(100) == Refused(reason="job a has ended")
 
-    def test_is_not_asked_what_is_not_its_own(self, running: Shell) -> None:
+    def test_dispatcher_refuses_a_message_it_does_not_handle(self, running: Shell) -> None:
         assert running.ask(Acknowledge()) == Refused(reason="the Dispatcher takes no Acknowledge")
 
-    def test_may_register_twice(self, running: Shell) -> None:
+    def test_jobmaster_may_register_twice(self, running: Shell) -> None:
         assert isinstance(running.register(100), JobMasterAccepted)
 
-    def test_that_is_silent_is_killed(self, running: Shell) -> None:
-        running.now_ms = SILENCE_MS
+    def test_silent_jobmaster_is_killed_after_the_heartbeat_timeout(self, running: Shell) -> None:
+        running.now_ms = HEARTBEAT_TIMEOUT_MS
         assert running.event(j.DispatcherTick()) == []
         running.now_ms += 1
         (kill,) = running.event(j.DispatcherTick())
         assert isinstance(kill, j.KillJobMaster)
         assert kill.pid == 100
 
-    def test_that_imports_may_be_silent_for_as_long_as_a_start_takes(self, running: Shell) -> None:
+    def test_jobmaster_that_imports_the_job_is_killed_only_after_the_start_timeout(
+        self, running: Shell
+    ) -> None:
         running.exits()
         running.event(j.StartDelayElapsed(job=A, start=1))
         running.imports(101)
@@ -166,23 +176,27 @@ class TestJobMaster:
         assert isinstance(kill, j.KillJobMaster)
         assert kill.pid == 101
 
-    def test_that_has_imported_may_be_silent_no_longer_than_any(self, shell: Shell) -> None:
+    def test_jobmaster_that_has_reported_is_killed_after_the_heartbeat_timeout(
+        self, shell: Shell
+    ) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.imports(100)
         shell.now_ms = START_MS_MAX
         shell.report(100)
-        shell.now_ms += SILENCE_MS + 1
+        shell.now_ms += HEARTBEAT_TIMEOUT_MS + 1
         assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
 
-    def test_that_does_not_register_is_killed(self, shell: Shell) -> None:
+    def test_jobmaster_that_does_not_register_is_killed(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
         shell.now_ms = START_MS_MAX + 1
         assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
 
-    def test_whose_start_was_put_off_has_all_its_time_to_register(self, shell: Shell) -> None:
+    def test_start_timeout_of_a_jobmaster_begins_when_its_process_starts(
+        self, shell: Shell
+    ) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
         shell.now_ms = 2 * START_MS_MAX
@@ -194,7 +208,7 @@ class TestJobMaster:
 
 class TestEnd:
     @pytest.mark.parametrize("state", ["FINISHED", "FAILED", "CANCELED"])
-    def test_is_answered_when_it_is_stored_and_nothing_is_started_again(
+    def test_end_is_acknowledged_once_its_result_is_stored_and_no_jobmaster_is_started(
         self, running: Shell, state: str
     ) -> None:
         assert running.report(100, state) is None
@@ -207,13 +221,13 @@ class TestEnd:
         assert running.exits(0) == [j.ReleaseJobSlots(job=A)]
         assert running.shown().state == state
 
-    def test_of_a_deposed_job_is_no_result(self, running: Shell) -> None:
+    def test_end_of_a_fenced_job_is_stored_as_fenced(self, running: Shell) -> None:
         running.report(100, "DEPOSED")
         stored = running.last(j.StoreResult)
         assert isinstance(stored, j.StoreResult)
         assert stored.fenced
 
-    def test_of_a_deposed_job_is_shown_once_another_cluster_has_it(self, running: Shell) -> None:
+    def test_fenced_state_is_shown_only_after_its_storing_succeeded(self, running: Shell) -> None:
         running.report(100, "DEPOSED")
         assert running.shown().state == "RECOVERING"
         running.event(j.ResultStored(job=A))
@@ -221,7 +235,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("stopped_first", [False, True])
     @pytest.mark.parametrize("leaves_first", [False, True])
-    def test_is_none_where_no_other_cluster_has_the_deposed_job(
+    def test_fenced_job_is_restarted_if_this_cluster_still_owns_it(
         self, running: Shell, *, leaves_first: bool, stopped_first: bool
     ) -> None:
         if stopped_first:
@@ -249,7 +263,7 @@ class TestEnd:
         assert shown.failed_attempts[-1].error is not None
         assert shown.failed_attempts[-1].error.kind == "DeposedError"
 
-    def test_is_stored_again_until_the_storage_takes_it(self, running: Shell) -> None:
+    def test_storing_the_result_is_retried_until_it_succeeds(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.exits(0)
         assert running.event(j.DispatcherTick()) == []  # still under way
@@ -257,13 +271,13 @@ class TestEnd:
         (again,) = running.event(j.DispatcherTick())
         assert isinstance(again, j.StoreResult)
 
-    def test_kills_a_jobmaster_that_stays(self, running: Shell) -> None:
+    def test_jobmaster_that_does_not_exit_after_the_end_is_killed(self, running: Shell) -> None:
         running.report(100, "FINISHED")
         running.event(j.ResultStored(job=A))
         running.now_ms = EXIT_TIMEOUT_MS + 1
         assert isinstance(running.event(j.DispatcherTick())[0], j.KillJobMaster)
 
-    def test_is_shown_of_so_many_jobs(self, shell: Shell) -> None:
+    def test_job_list_is_limited_to_the_newest_ended_jobs(self, shell: Shell) -> None:
         ended = [
             (
                 submission(JobName(f"j{n}"), "here"),
@@ -285,11 +299,13 @@ class TestEnd:
 
 
 class TestStop:
-    def test_reaches_the_jobmaster(self, running: Shell) -> None:
+    def test_stop_is_forwarded_to_the_jobmaster(self, running: Shell) -> None:
         assert running.ask(StopJob(job=A)) == Acknowledge()
         assert running.last(j.ForwardStop) == forward(1, 100)
 
-    def test_reaches_every_jobmaster_until_the_end(self, running: Shell) -> None:
+    def test_stop_is_forwarded_to_each_restarted_jobmaster_and_retried_if_not_taken(
+        self, running: Shell
+    ) -> None:
         running.ask(StopJob(job=A))
         running.exits()
         running.event(j.StartDelayElapsed(job=A, start=1))
@@ -299,19 +315,21 @@ class TestStop:
         running.event(j.StopNotAccepted(job=A, start=2))  # it was only starting
         assert running.event(j.DispatcherTick()) == [forward(2, 101)]
 
-    def test_waits_for_a_jobmaster(self, shell: Shell) -> None:
+    def test_stop_before_the_first_start_is_forwarded_once_the_jobmaster_runs(
+        self, shell: Shell
+    ) -> None:
         shell.ask(SubmitJob(submission=submission()))
         assert shell.ask(StopJob(job=A)) == Acknowledge()
         shell.event(j.SubmissionStored(job=A))
         shell.started(100)
         assert shell.event(j.DispatcherTick()) == [forward(1, 100)]
 
-    def test_does_not_take_back_a_cancel(self, running: Shell) -> None:
+    def test_stop_after_a_cancel_remains_a_cancel(self, running: Shell) -> None:
         running.ask(StopJob(job=A, final_checkpoint=False))
         running.ask(StopJob(job=A))
         assert running.last(j.ForwardStop) == forward(1, 100, final_checkpoint=False)
 
-    def test_of_an_unknown_or_ended_job_is_refused(self, running: Shell) -> None:
+    def test_stop_of_an_unknown_or_ended_job_is_refused(self, running: Shell) -> None:
         unknown = running.ask(StopJob(job=JobName("other")))
         assert isinstance(unknown, Refused)
         assert "knows no job named other: tidegate list shows" in unknown.reason
@@ -321,7 +339,7 @@ class TestStop:
 
 
 class TestRecovery:
-    def test_starts_what_has_not_ended_and_shows_what_has(self) -> None:
+    def test_recovery_starts_unfinished_jobs_and_lists_ended_jobs(self) -> None:
         shell = Shell()
         b = JobName("b")
         ended = JobReport(job=b, state=JobState.FINISHED, attempt=9)
@@ -343,28 +361,28 @@ class Adversary:
     """Carries instructions out well, badly or late, and lets anything happen in between."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.shell = Shell()
         self.pids: dict[int, int] = {}
         self.alive: set[int] = set()
 
     def act(self) -> None:
-        shell, chance = self.shell, self.chance
-        shell.now_ms += chance.randrange(400)
-        start = chance.choice([*self.pids, 0])
+        shell, rng = self.shell, self.rng
+        shell.now_ms += rng.randrange(400)
+        start = rng.choice([*self.pids, 0])
         pid = self.pids.get(start, 5)
         ends = ["FINISHED", "FAILED", "CANCELED", "DEPOSED"]
         acts: list[Callable[[], object]] = [
             lambda: shell.ask(SubmitJob(submission=submission())),
             lambda: shell.register(pid),
             lambda: shell.report(pid),
-            lambda: shell.report(pid, chance.choice(ends)),
+            lambda: shell.report(pid, rng.choice(ends)),
             lambda: self.exit(start),
-            lambda: shell.ask(StopJob(job=A, final_checkpoint=chance.random() < 0.5)),
+            lambda: shell.ask(StopJob(job=A, final_checkpoint=rng.random() < 0.5)),
             lambda: shell.event(j.DispatcherTick()),
             self.follow_next,
         ]
-        chance.choice(acts)()
+        rng.choice(acts)()
 
     def follow_next(self) -> None:
         if self.shell.instructions:
@@ -374,17 +392,17 @@ class Adversary:
         """All that was instructed is done, and goes well."""
         waiting = self.shell.instructions
         while waiting:
-            self.follow(waiting.pop(self.chance.randrange(len(waiting))), 1.0)
+            self.follow(waiting.pop(self.rng.randrange(len(waiting))), 1.0)
 
     def follow(self, instruction: j.Instruction, well: float) -> None:
-        shell, good = self.shell, self.chance.random() < well
+        shell, good = self.shell, self.rng.random() < well
         match instruction:
             case j.StoreSubmission() if good:
                 shell.event(j.SubmissionStored(job=A))
             case j.StoreSubmission():
                 error = ErrorReport.of(StorageError(""))
                 shell.event(j.SubmissionNotStored(job=A, error=error))
-            case j.StoreResult(fenced=True) if good and self.chance.random() < 0.5:
+            case j.StoreResult(fenced=True) if good and self.rng.random() < 0.5:
                 shell.event(j.JobStillOwned(job=A))
             case j.StoreResult():
                 shell.event(j.ResultStored(job=A) if good else j.ResultNotStored(job=A))

@@ -67,7 +67,7 @@ def of(store: Store, loop: Loop, *, alone: bool = False) -> Leadership:
     [((True, True), True, ["stored"]), ((False,), False, []), ((True, False), True, [])],
     ids=["leads", "was followed before", "was followed while it wrote"],
 )
-def test_only_who_leads_before_and_after_has_written(
+def test_write_is_confirmed_only_if_the_jobmanager_leads_before_and_after_it(
     leads: tuple[bool, ...], written: bool, posted: list[str]
 ) -> None:
     """Found by the simulator: a submit was answered as accepted, and the newer JobManager, which
@@ -78,13 +78,13 @@ def test_only_who_leads_before_and_after_has_written(
     assert (writes == ["x"], loop.posted, loop.stopped) == (written, posted, not posted)
 
 
-def test_where_nothing_is_written_one_look_is_enough() -> None:
+def test_leader_is_checked_once_if_there_is_no_write() -> None:
     store, loop = Store(True), Loop()
     of(store, loop).run_if_leader(None, "leads", str)
     assert (loop.posted, store.looks) == (["leads"], 1)
 
 
-def test_a_local_one_never_looks() -> None:
+def test_local_jobmanager_never_checks_leadership() -> None:
     store, loop, writes = Store(), Loop(), list[str]()
     leadership = of(store, loop, alone=True)
     leadership.run_if_leader(lambda: writes.append("x"), "stored", str)
@@ -92,7 +92,7 @@ def test_a_local_one_never_looks() -> None:
     assert (writes, loop.posted, store.looks) == (["x"], ["stored"], 0)
 
 
-def test_a_write_that_fails_is_told() -> None:
+def test_failed_write_is_reported() -> None:
     def broken() -> None:
         raise StorageError("the disk is full")
 
@@ -101,7 +101,7 @@ def test_a_write_that_fails_is_told() -> None:
     assert (loop.posted, loop.stopped) == (["the disk is full"], False)
 
 
-def test_it_looks_now_and_then() -> None:
+def test_leadership_is_checked_once_per_interval_and_its_loss_stops_the_loop() -> None:
     store, loop = Store(True, False), Loop()
     leadership = of(store, loop)
     leadership.check_periodically(CHECK_INTERVAL_MS - 1)
@@ -114,7 +114,7 @@ def test_it_looks_now_and_then() -> None:
 
 
 @pytest.mark.parametrize(("leads", "posted"), [(True, ["stored"]), (False, [])])
-def test_what_is_written_is_not_called_failed_while_the_storage_does_not_answer(
+def test_write_is_not_reported_as_failed_while_the_second_leader_check_gets_no_answer(
     *, leads: bool, posted: list[str]
 ) -> None:
     """The written submission exists, and the next leader finds it. If the JobManager reported a
@@ -125,7 +125,7 @@ def test_what_is_written_is_not_called_failed_while_the_storage_does_not_answer(
     assert (loop.posted, len(loop.pauses), loop.stopped) == (posted, 2, not posted)
 
 
-def test_without_an_answer_before_it_nothing_is_written() -> None:
+def test_write_is_not_made_if_the_first_leader_check_fails() -> None:
     store, loop, writes = Store(None), Loop(), list[str]()
     of(store, loop).run_if_leader(lambda: writes.append("x"), "stored", str)
     assert (writes, loop.posted) == ([], ["the storage does not answer"])

@@ -34,7 +34,7 @@ def test_counters_are_those_of_all_jobmasters_and_each_death_is_a_restart(
     assert len(shown.failed_attempts) == min(len(died), HISTORY_MAX)
 
 
-def test_the_last_checkpoint_is_shown_until_the_next_jobmaster_has_completed_one() -> None:
+def test_last_checkpoint_of_a_dead_jobmaster_is_shown_until_a_newer_one_completes() -> None:
     history = JobHistory()
     history.record_jobmaster_death(report(last_checkpoint=LAST), DIED, 0)
     assert history.add_sums(report()).last_checkpoint == LAST
@@ -42,7 +42,7 @@ def test_the_last_checkpoint_is_shown_until_the_next_jobmaster_has_completed_one
     assert history.add_sums(report(last_checkpoint=newer)).last_checkpoint == newer
 
 
-def test_a_job_that_has_ended_counts_from_zero() -> None:
+def test_counters_begin_at_zero_after_the_history_is_cleared() -> None:
     history = JobHistory()
     history.record_jobmaster_death(report(records_in=5), DIED, 0)
     history.clear()

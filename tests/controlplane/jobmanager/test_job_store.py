@@ -98,7 +98,7 @@ def test_the_newest_epoch_leads(blobs: Blobs) -> None:
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_claim_of_unknown_outcome_is_repeated_and_recognised(
+def test_epoch_claim_of_unknown_outcome_is_retried_and_recognised(
     blobs: Blobs, *, happened: bool
 ) -> None:
     blobs.unknown = [happened]
@@ -106,13 +106,13 @@ def test_a_claim_of_unknown_outcome_is_repeated_and_recognised(
     assert store_of(blobs).claim_epoch("theirs") == 2
 
 
-def test_a_store_that_never_says_is_given_up(blobs: Blobs) -> None:
+def test_epoch_claim_fails_if_the_outcome_stays_unknown(blobs: Blobs) -> None:
     blobs.unknown = [False] * 1000
     with pytest.raises(StorageError, match="epoch"):
         store_of(blobs).claim_epoch("n")
 
 
-def test_a_job_is_found_until_it_has_ended_and_again_when_submitted_anew(blobs: Blobs) -> None:
+def test_job_has_a_result_only_between_its_end_and_the_next_submission(blobs: Blobs) -> None:
     store = leader_of(blobs)
     submit(store, HERE)
     assert jobs_of(store) == [(HERE, None)]
@@ -126,7 +126,7 @@ def test_a_job_is_found_until_it_has_ended_and_again_when_submitted_anew(blobs: 
     assert jobs_of(store) == [(HERE, FINISHED)]
 
 
-def test_jobs_of_other_clusters_are_left_alone(blobs: Blobs) -> None:
+def test_store_lists_only_jobs_of_its_own_cluster(blobs: Blobs) -> None:
     submit(leader_of(blobs), HERE)
     other = msgspec.structs.replace(HERE, cluster="other")
     submit(leader_of(blobs, "other"), other)
@@ -134,7 +134,7 @@ def test_jobs_of_other_clusters_are_left_alone(blobs: Blobs) -> None:
     assert jobs_of(leader_of(blobs, "other")) == [(other, None)]
 
 
-def test_a_job_that_another_cluster_has_taken_has_moved_and_leaves_no_result(
+def test_job_that_another_cluster_accepted_has_moved_and_gets_no_result(
     blobs: Blobs,
 ) -> None:
     store = leader_of(blobs)
@@ -168,7 +168,7 @@ def limited(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
 
 
 @pytest.mark.parametrize("writes", range(5))
-def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
+def test_kill_between_two_writes_of_a_submit_does_not_restart_an_ended_job(
     blobs: Blobs, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = leader_of(blobs)
@@ -184,7 +184,7 @@ def test_a_kill_between_two_writes_of_a_submit_revives_no_ended_job(
 
 @pytest.mark.parametrize("writes", range(4))
 @pytest.mark.parametrize("before", ["nothing", "ended", "another cluster's"])
-def test_a_submit_that_fails_leaves_nothing_that_a_later_jobmanager_would_run(
+def test_failed_submit_is_never_run_and_leaves_another_clusters_job_in_place(
     blobs: Blobs, writes: int, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = leader_of(blobs), leader_of(blobs, "other")
@@ -227,7 +227,7 @@ def late(blobs: Blobs, monkeypatch: pytest.MonkeyPatch, name: str) -> list[Calla
     return under_way
 
 
-def test_a_submit_that_arrives_late_takes_no_job_back(
+def test_submit_that_arrives_late_does_not_take_the_job_from_another_cluster(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The submit failed for its client, and another cluster takes the job before the request
@@ -245,7 +245,7 @@ def test_a_submit_that_arrives_late_takes_no_job_back(
     assert jobs_of(leader_of(blobs, "other")) == []
 
 
-def test_a_submit_that_the_storage_never_answered_is_run_by_no_later_jobmanager(
+def test_submit_that_storage_never_acknowledged_is_not_run_by_a_later_jobmanager(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client was notified that the submit failed."""
@@ -261,7 +261,7 @@ def test_a_submit_that_the_storage_never_answered_is_run_by_no_later_jobmanager(
 
 
 @pytest.mark.parametrize("arrives", ["before the next leader looks", "afterwards"])
-def test_a_decision_of_unknown_outcome_is_final_once_the_next_leader_has_looked(
+def test_decision_of_unknown_outcome_is_final_once_the_next_leader_has_read_it(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch, arrives: str
 ) -> None:
     old = leader_of(blobs)
@@ -283,20 +283,20 @@ def test_a_decision_of_unknown_outcome_is_final_once_the_next_leader_has_looked(
     assert jobs_of(leader_of(blobs)) == found
 
 
-def test_a_submission_of_a_version_without_decisions_counts(blobs: Blobs) -> None:
+def test_submission_of_an_old_version_counts_without_a_decision(blobs: Blobs) -> None:
     """The object of the submission has no epoch, and no other object is next to it."""
     blobs.objects[f"{FIRST}/submission.json"] = msgspec.json.encode(HERE)
     blobs.objects["_cluster/here/jobs/a"] = b""
     assert leader_of(blobs).jobs() == [(HERE, None)]
 
 
-def test_a_submission_without_an_epoch_is_not_written(blobs: Blobs) -> None:
+def test_submission_without_a_leader_epoch_raises_internal_error(blobs: Blobs) -> None:
     """It would count at once."""
     with pytest.raises(InternalError, match="without a leader epoch"):
         store_of(blobs).put_submission(HERE)
 
 
-def test_a_result_that_arrives_late_ends_no_later_run(
+def test_result_that_arrives_late_does_not_end_a_newer_submission(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, later = leader_of(blobs), leader_of(blobs)
@@ -313,7 +313,7 @@ def test_a_result_that_arrives_late_ends_no_later_run(
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_a_submit_of_unknown_outcome_is_repeated_and_recognised(
+def test_submit_of_unknown_outcome_is_retried_and_recognised(
     blobs: Blobs, *, happened: bool
 ) -> None:
     store = leader_of(blobs)
@@ -326,7 +326,7 @@ def test_a_submit_of_unknown_outcome_is_repeated_and_recognised(
     assert jobs_of(leader_of(blobs)) == [(HERE, FINISHED)]
 
 
-def test_of_two_that_submit_at_once_the_later_has_the_job(
+def test_later_of_two_concurrent_submits_owns_the_job(
     blobs: Blobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = msgspec.structs.replace(HERE, cluster="other")
@@ -345,7 +345,7 @@ def test_of_two_that_submit_at_once_the_later_has_the_job(
     assert jobs_of(leader_of(blobs, "other")) == []
 
 
-def test_what_others_put_beside_the_numbers_is_none(blobs: Blobs) -> None:
+def test_store_ignores_foreign_files(blobs: Blobs) -> None:
     store = leader_of(blobs)
     submit(store, HERE)
     blobs.objects["a/submissions/.DS_Store"] = blobs.objects["_cluster/here/leaders/.x"] = b""
@@ -353,7 +353,7 @@ def test_what_others_put_beside_the_numbers_is_none(blobs: Blobs) -> None:
     assert store.claim_epoch("m") == 2
 
 
-def test_two_submissions_of_a_job_are_kept_and_their_numbers_grow(blobs: Blobs) -> None:
+def test_store_keeps_the_two_newest_submissions_of_a_job(blobs: Blobs) -> None:
     store = leader_of(blobs)
     for number in range(12):
         submit(store, msgspec.structs.replace(HERE, id=str(number)))
@@ -366,7 +366,7 @@ def test_two_submissions_of_a_job_are_kept_and_their_numbers_grow(blobs: Blobs) 
     ]
 
 
-def test_submissions_that_were_not_accepted_delete_nothing_that_counts(blobs: Blobs) -> None:
+def test_submissions_that_were_not_accepted_do_not_delete_the_accepted_one(blobs: Blobs) -> None:
     submit(leader_of(blobs), HERE)
     for number in range(3):
         leader_of(blobs).put_submission(msgspec.structs.replace(HERE, id=str(number)))
@@ -378,7 +378,7 @@ STORED = StoredCode(digest="0123abcd", size=len(CODE))
 WITH_CODE = msgspec.structs.replace(HERE, code=STORED)
 
 
-def test_the_code_of_a_submission_lies_beside_it_and_is_found_by_later_leaders(
+def test_code_is_stored_next_to_its_submission_and_found_by_later_leaders(
     blobs: Blobs,
 ) -> None:
     store = leader_of(blobs)
@@ -391,7 +391,7 @@ def test_the_code_of_a_submission_lies_beside_it_and_is_found_by_later_leaders(
     assert found.code == store.stored_code(A)
 
 
-def test_code_is_deleted_with_its_submission_and_not_before(blobs: Blobs) -> None:
+def test_code_is_deleted_together_with_its_submission(blobs: Blobs) -> None:
     store, kept = leader_of(blobs), []
     for number in range(4):
         code = f"files {number}".encode()
@@ -442,14 +442,14 @@ def test_a_submission_is_stored_only_with_its_code(
     assert leader_of(blobs).jobs() == []
 
 
-def test_a_torn_submission_is_named(blobs: Blobs) -> None:
+def test_torn_submission_raises_an_error_with_its_path(blobs: Blobs) -> None:
     submit(leader_of(blobs), HERE)
     blobs.objects[f"{FIRST}/submission.json"] = b"{"
     with pytest.raises(CorruptCheckpointError, match=rf"{FIRST}/submission\.json"):
         jobs_of(leader_of(blobs))
 
 
-def test_names_are_paths_of_the_storage(blobs: Blobs) -> None:
+def test_submitted_job_has_the_expected_storage_paths(blobs: Blobs) -> None:
     store = leader_of(blobs)
     submit(store, HERE)
     store.put_result(FINISHED)
@@ -463,7 +463,7 @@ def test_names_are_paths_of_the_storage(blobs: Blobs) -> None:
     assert JobName("a") == A
 
 
-def test_a_password_of_the_cluster_is_not_written_down_and_is_there_after_recovery(
+def test_cluster_password_is_not_stored_and_is_filled_in_on_recovery(
     blobs: Blobs,
 ) -> None:
     def settings(password: str) -> dict[str, object]:
@@ -489,7 +489,7 @@ def test_a_password_of_the_cluster_is_not_written_down_and_is_there_after_recove
     assert jobs_of(leader(own)) == [(other, None)]
 
 
-def test_files_have_a_version_and_one_without_reads_as_the_first(blobs: Blobs) -> None:
+def test_files_have_version_1_and_are_readable_without_it(blobs: Blobs) -> None:
     store = leader_of(blobs)
     submit(store, HERE)
     store.put_result(FINISHED)
@@ -502,7 +502,7 @@ def test_files_have_a_version_and_one_without_reads_as_the_first(blobs: Blobs) -
 
 
 @pytest.mark.parametrize("name", ["submission.json", "decision.json", "result.json"])
-def test_a_file_of_a_newer_version_is_refused_by_name(blobs: Blobs, name: str) -> None:
+def test_file_of_a_newer_version_is_refused_with_its_name(blobs: Blobs, name: str) -> None:
     store = leader_of(blobs)
     submit(store, HERE)
     store.put_result(FINISHED)

@@ -104,7 +104,7 @@ class Shell:
         return answers[0] if answers else None
 
 
-def test_a_new_taskmanager_at_an_address_is_not_spoken_to_over_the_old_ones_connection() -> None:
+def test_registration_of_a_taskmanager_closes_the_old_connection_to_its_address() -> None:
     shell = Shell(session_cluster=True)
     join = RegisterTaskManager(
         id=TaskManagerId("x"),
@@ -132,7 +132,7 @@ def test_a_submission_with_a_secret_that_a_session_cluster_lacks_is_refused() ->
     assert [each.job for each in knows.stored] == ["a"]
 
 
-def test_a_session_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own() -> None:
+def test_session_cluster_imposes_its_directories_and_local_cluster_keeps_those_of_the_job() -> None:
     given = submission(load(command_line={"state.local_dir": "/theirs"}).to_dict())
     for session_cluster, directory in ((True, "/ours"), (False, "/theirs")):
         shell = Shell(session_cluster=session_cluster, state__local_dir="/ours")
@@ -141,7 +141,7 @@ def test_a_session_cluster_imposes_its_places_and_a_local_one_has_the_job_s_own(
         assert Config.from_dict(stored.settings).state.local_dir == directory
 
 
-def test_slots_are_given_to_the_present_jobmaster_only() -> None:
+def test_slot_request_is_refused_if_the_sender_is_not_the_current_jobmaster() -> None:
     request = RequestSlots(
         job=JobName("a"), epoch=EPOCH, attempt=Attempt(1), count=1, jobmaster_address="h:9"
     )
@@ -149,7 +149,7 @@ def test_slots_are_given_to_the_present_jobmaster_only() -> None:
     assert Shell(session_cluster=True).ask(request) == refused
 
 
-def test_a_report_says_which_jobmanager_shows_it() -> None:
+def test_job_report_carries_the_leader_epoch_of_the_jobmanager() -> None:
     shell = Shell(session_cluster=True)
     shell.ask(SubmitJob(submission=submission(Config().to_dict())))
     report = shell.ask(GetJob(job=JobName("a")))
@@ -157,7 +157,7 @@ def test_a_report_says_which_jobmanager_shows_it() -> None:
     assert report.epoch == EPOCH
 
 
-def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told_of() -> None:
+def test_resubmit_kills_the_old_jobmaster_and_reports_its_exit() -> None:
     shell, job = Shell(session_cluster=False), JobName("a")
     submit = SubmitJob(submission=submission(Config().to_dict()))
 
@@ -188,7 +188,7 @@ def test_the_earlier_jobmaster_of_a_job_that_is_submitted_anew_is_ended_and_told
 
 
 @pytest.mark.parametrize("session_cluster", [True, False])
-def test_code_that_is_not_what_the_submission_names_is_refused(*, session_cluster: bool) -> None:
+def test_submit_is_refused_if_its_code_does_not_match_the_digest(*, session_cluster: bool) -> None:
     code = StoredCode(digest=hashlib.sha256(b"files").hexdigest(), size=5)
     given = msgspec.structs.replace(submission(Config().to_dict()), code=code)
     shell = Shell(session_cluster=session_cluster)

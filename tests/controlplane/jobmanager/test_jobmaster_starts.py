@@ -19,7 +19,7 @@ from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import Acknowledge, Refused, StopJob, SubmitJob
 
 
-def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_closed(
+def test_job_fails_without_closing_transactions_if_no_jobmaster_ever_registers(
     shell: Shell,
 ) -> None:
     shell.ask(SubmitJob(submission=submission()))
@@ -38,7 +38,7 @@ def test_a_jobmaster_that_never_comes_up_fails_the_job_though_it_cannot_be_close
     assert "transactions may stay open" in stored.report.error.message
 
 
-def test_a_jobmaster_that_never_comes_through_its_import_is_followed_by_one_that_only_closes(
+def test_close_only_jobmaster_starts_after_repeated_deaths_during_import(
     running: Shell,
 ) -> None:
     for pid in range(101, 101 + FAILED_STARTS_MAX):
@@ -63,7 +63,7 @@ def test_a_jobmaster_that_never_comes_through_its_import_is_followed_by_one_that
 
 
 @pytest.mark.parametrize("status", [None, NO_RESOURCES])
-def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
+def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources(
     running: Shell, status: int | None
 ) -> None:
     running.exits(-9)
@@ -93,7 +93,7 @@ def test_a_jobmaster_that_the_system_refuses_is_started_until_it_comes_up(
     assert shown.state == "RECOVERING", "of the rest the last word holds until it reports"
 
 
-def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
+def test_report_says_that_storage_does_not_confirm_leadership_before_a_start(shell: Shell) -> None:
     """A session cluster starts no JobMaster before the storage confirms who leads."""
     shell.ask(SubmitJob(submission=submission()))
     shell.event(j.SubmissionStored(job=A))
@@ -115,7 +115,7 @@ def test_a_start_that_the_storage_holds_up_is_told(shell: Shell) -> None:
     assert shell.shown().start_refused == ""
 
 
-def test_a_cancel_is_carried_out_by_a_jobmaster_that_starts_late(running: Shell) -> None:
+def test_cancel_is_forwarded_to_a_jobmaster_whose_start_was_refused_before(running: Shell) -> None:
     running.exits(-9)
     running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
     refused = j.JobMasterExited(
@@ -133,7 +133,7 @@ def test_a_cancel_is_carried_out_by_a_jobmaster_that_starts_late(running: Shell)
     assert (told.message, told.address) == (cancel, "master 200")
 
 
-def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell) -> None:
+def test_failed_start_count_resets_after_a_jobmaster_report(running: Shell) -> None:
     for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
         running.exits()
         running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
@@ -143,7 +143,7 @@ def test_a_jobmaster_that_has_reported_once_forgives_those_before(running: Shell
     assert running.machine.phase(A) is Phase.RUNNING
 
 
-def test_a_jobmaster_of_another_version_is_put_off_and_named(running: Shell) -> None:
+def test_jobmaster_of_another_version_is_retried_and_its_version_is_shown(running: Shell) -> None:
     """The package was upgraded under a JobManager that runs."""
     running.exits(-9)
     for _ in range(2 * FAILED_STARTS_MAX):
@@ -162,7 +162,7 @@ def test_a_jobmaster_of_another_version_is_put_off_and_named(running: Shell) -> 
     assert shown.restarts == 1, "the kill was one restart"
 
 
-def test_a_jobmaster_whose_storage_hangs_is_no_failed_start(running: Shell) -> None:
+def test_jobmaster_exit_because_of_hanging_storage_is_not_a_failed_start(running: Shell) -> None:
     for pid in range(101, 101 + 2 * FAILED_STARTS_MAX):
         running.exits(STORAGE_HANGS)
         running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
@@ -170,7 +170,7 @@ def test_a_jobmaster_whose_storage_hangs_is_no_failed_start(running: Shell) -> N
         running.report(pid, "RECOVERING", attempt=0, planned=False)
 
 
-def test_a_jobmaster_that_imports_is_not_through_and_may_be_silent(running: Shell) -> None:
+def test_jobmaster_that_plans_may_be_silent_until_the_start_timeout(running: Shell) -> None:
     running.exits(-9)
     running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
     running.imports(101)

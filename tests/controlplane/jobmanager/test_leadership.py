@@ -137,7 +137,7 @@ class ByHand:
 START = j.StartJobMaster(job=A, start=1)
 
 
-def test_one_that_was_replaced_starts_no_jobmaster_and_ends(
+def test_replaced_jobmanager_starts_no_jobmaster_and_exits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = ByHand(tmp_path)
@@ -156,7 +156,7 @@ def test_one_that_was_replaced_starts_no_jobmaster_and_ends(
 
 
 @pytest.mark.parametrize("report", [DEPOSED, FAILED])
-def test_one_that_was_replaced_takes_no_job_from_the_other(
+def test_replaced_jobmanager_stores_no_result_for_a_job_of_the_new_leader(
     tmp_path: Path, report: JobReport
 ) -> None:
     old = ByHand(tmp_path)
@@ -167,7 +167,7 @@ def test_one_that_was_replaced_takes_no_job_from_the_other(
     assert [each.job for each, result in new.store.jobs() if result is None] == [A]
 
 
-def test_the_one_that_leads_takes_back_a_job_that_the_other_has_deposed(tmp_path: Path) -> None:
+def test_leading_jobmanager_restarts_a_job_whose_jobmaster_was_fenced(tmp_path: Path) -> None:
     ByHand(tmp_path)
     new = ByHand(tmp_path)
     new.submit()
@@ -179,7 +179,7 @@ def test_the_one_that_leads_takes_back_a_job_that_the_other_has_deposed(tmp_path
     assert (new.spawned, new.loop.stopped) == (["jobmaster", "jobmaster"], False)
 
 
-def test_one_that_was_replaced_accepts_no_submit(tmp_path: Path) -> None:
+def test_replaced_jobmanager_accepts_no_submit(tmp_path: Path) -> None:
     """The other would not know of it: the client asks again, and comes to that one."""
     old, new = ByHand(tmp_path), ByHand(tmp_path)
     old.submit()
@@ -187,7 +187,7 @@ def test_one_that_was_replaced_accepts_no_submit(tmp_path: Path) -> None:
     assert new.store.jobs() == []
 
 
-def test_one_that_was_replaced_finds_out_by_itself(tmp_path: Path) -> None:
+def test_replaced_jobmanager_stops_after_its_periodic_leader_check(tmp_path: Path) -> None:
     old = ByHand(tmp_path)
     old.service.start()
     old.goes_on(after_s=60.0)
@@ -199,7 +199,7 @@ def test_one_that_was_replaced_finds_out_by_itself(tmp_path: Path) -> None:
     assert old.loop.stopped
 
 
-def test_while_the_storage_does_not_say_who_leads_nothing_is_started_and_nothing_ends(
+def test_jobmanager_waits_while_storage_does_not_answer_the_leader_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager = ByHand(tmp_path)
@@ -223,7 +223,7 @@ def test_while_the_storage_does_not_say_who_leads_nothing_is_started_and_nothing
     assert manager.loop.stopped, "it goes on looking"
 
 
-def test_one_whose_port_is_taken_claims_no_epoch(tmp_path: Path) -> None:
+def test_jobmanager_whose_port_is_in_use_claims_no_epoch(tmp_path: Path) -> None:
     """Or starting a second one by mistake would end the first."""
     leader = ByHand(tmp_path)
 
@@ -243,7 +243,7 @@ def test_one_whose_port_is_taken_claims_no_epoch(tmp_path: Path) -> None:
     assert leader.store.is_leader(leader.service.epoch)
 
 
-def test_one_look_at_a_time_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_checks_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that hangs must not hold all worker threads."""
     manager = ByHand(tmp_path)
     manager.service.start()
@@ -254,7 +254,7 @@ def test_one_look_at_a_time_is_under_way(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(asked) == 1
 
 
-def test_a_local_cluster_has_one_jobmanager_and_asks_nobody(
+def test_local_jobmanager_makes_no_leader_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = ByHand(tmp_path, session_cluster=False)

@@ -6,7 +6,7 @@ from tests.controlplane.jobmanager.dispatching import A, Shell
 from tidegate.controlplane.jobmanager import dispatcher_events as j
 
 
-def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: Shell) -> None:
+def test_restart_delay_doubles_while_the_jobmaster_keeps_dying(running: Shell) -> None:
     pauses = []
     for pid in range(101, 106):
         awaits = running.exits()[-1]
@@ -22,7 +22,7 @@ def test_one_that_dies_again_and_again_is_awaited_longer_and_longer(running: She
     assert awaits.after_ms == 0
 
 
-def test_one_that_dies_after_its_checkpoints_is_not_awaited_longer_and_longer(
+def test_restart_delay_stays_at_one_second_if_checkpoints_completed(
     running: Shell,
 ) -> None:
     """The JobMaster itself can run, but something kills it."""
@@ -37,7 +37,9 @@ def test_one_that_dies_after_its_checkpoints_is_not_awaited_longer_and_longer(
     assert pauses == [0, *[1_000] * 5]
 
 
-def test_one_that_follows_one_with_checkpoints_has_them_not(running: Shell) -> None:
+def test_checkpoints_of_an_earlier_jobmaster_do_not_limit_later_restart_delays(
+    running: Shell,
+) -> None:
     running.report(100, checkpoints_completed=1)
     pauses = []
     for pid in range(101, 105):

@@ -24,7 +24,7 @@ from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 @pytest.fixture
 def cluster() -> Cluster:
-    cluster = Cluster(fate=lambda: "good")
+    cluster = Cluster(delivery=lambda: "good")
     cluster.add_task_manager("x", 2)
     cluster.add_task_manager("y", 2)
     return cluster
@@ -37,29 +37,29 @@ def spread(cluster: Cluster, job: str) -> dict[str, int]:
 
 def test_a_request_is_spread_over_task_managers(cluster: Cluster) -> None:
     cluster.request("a", 2)
-    cluster.settle()
+    cluster.run_until_idle()
     assert spread(cluster, "a") == {"x": 1, "y": 1}
     assert cluster.running("a") == [(1, 0), (1, 1)]
 
 
-def test_a_request_that_does_not_fit_waits_whole_and_lets_a_smaller_one_pass(
+def test_request_that_does_not_fit_gets_no_slot_and_lets_a_smaller_request_pass(
     cluster: Cluster,
 ) -> None:
     cluster.request("a", 5)
     cluster.request("b", 3)
-    cluster.settle()
+    cluster.run_until_idle()
     assert cluster.running("a") == []
     assert cluster.running("b") == [(1, 0), (1, 1), (1, 2)]
     cluster.add_task_manager("z", 4)
-    cluster.settle()
+    cluster.run_until_idle()
     assert len(cluster.running("a")) == 5
 
 
 def test_a_new_attempt_replaces_the_processes_of_the_old_one(cluster: Cluster) -> None:
     cluster.request("a", 4)
-    cluster.settle()
+    cluster.run_until_idle()
     cluster.request("a", 4)
-    cluster.settle()
+    cluster.run_until_idle()
     assert cluster.running("a") == [(2, ordinal) for ordinal in range(4)]
     assert cluster.lost == []  # what was stopped on purpose is not reported as lost
 
@@ -68,61 +68,61 @@ def test_an_older_attempt_is_refused(cluster: Cluster) -> None:
     cluster.request("a", 1)
     cluster.request("a", 1)
     cluster.attempts["a"] = 1
-    reply = cluster.to_rm(request("a", 1))
+    reply = cluster.call_resource_manager(request("a", 1))
     assert isinstance(reply, Refused)
     assert "older" in reply.reason
 
 
-def test_a_lost_slot_is_told_and_replaced_only_when_asked(cluster: Cluster) -> None:
+def test_lost_slot_is_reported_and_replaced_only_on_request(cluster: Cluster) -> None:
     cluster.request("a", 2)
-    cluster.settle()
+    cluster.run_until_idle()
     cluster.kill(*min(cluster.processes))
-    cluster.settle()
+    cluster.run_until_idle()
     assert cluster.lost == [("a", 1)]
     assert len(cluster.running("a")) == 1
     cluster.request_again("a", 2)
-    cluster.settle()
+    cluster.run_until_idle()
     assert cluster.running("a") == [(1, 0), (1, 1)]
 
 
-def test_all_slots_of_a_lost_task_manager_are_told(cluster: Cluster) -> None:
+def test_all_slots_of_a_lost_task_manager_are_reported(cluster: Cluster) -> None:
     cluster.request("a", 4)
-    cluster.settle()
+    cluster.run_until_idle()
     cluster.kill_task_manager("x")
     assert cluster.lost == [("a", 1), ("a", 1)]
 
 
 def test_slots_of_a_job_without_jobmaster_are_stopped(cluster: Cluster) -> None:
     cluster.request("a", 4)
-    cluster.settle()
-    cluster.of_rm(r.JobReleased(job=JobName("a")))
-    cluster.settle()
+    cluster.run_until_idle()
+    cluster.feed_resource_manager(r.JobReleased(job=JobName("a")))
+    cluster.run_until_idle()
     assert cluster.running("a") == []
     assert cluster.rm.free_slots() == 4
 
 
 def test_released_slots_are_stopped_up_to_their_attempt(cluster: Cluster) -> None:
     cluster.request("a", 2)
-    cluster.settle()
+    cluster.run_until_idle()
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
     cluster.request("a", 2)  # attempt 2 begins before the release of attempt 1 arrives
-    assert cluster.to_rm(release) == Acknowledge()
-    cluster.settle()
+    assert cluster.call_resource_manager(release) == Acknowledge()
+    cluster.run_until_idle()
     assert cluster.running("a") == [(2, 0), (2, 1)]
     assert cluster.released == [("a", 1)], "the slots of a newer attempt are not waited for"
 
 
-def test_the_slots_of_other_jobs_are_not_waited_for(cluster: Cluster) -> None:
+def test_release_does_not_wait_for_slots_of_other_jobs(cluster: Cluster) -> None:
     for job in ("a", "b"):
         cluster.request(job, 2)
-    cluster.settle()
-    cluster.to_rm(ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1)))
-    cluster.settle()
+    cluster.run_until_idle()
+    cluster.call_resource_manager(ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1)))
+    cluster.run_until_idle()
     assert cluster.released == [("a", 1)]
     assert cluster.running("b") == [(1, 0), (1, 1)]
 
 
-def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
+def test_jobmaster_is_notified_once_when_its_released_slots_have_stopped() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
     (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
@@ -138,7 +138,7 @@ def test_a_job_is_told_when_the_slots_that_it_has_released_are_gone() -> None:
     assert rm.handle(r.ResourceManagerTick(), 0) == [], "once"
 
 
-def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() -> None:
+def test_release_without_slots_is_confirmed_at_once_and_never_without_a_jobmaster() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
@@ -159,7 +159,7 @@ def test_a_job_without_a_slot_is_told_at_once_and_one_without_jobmaster_never() 
     assert rm.handle(r.SlotStopped(slot=start.slot, allocation_id=start.allocation_id), 0) == []
 
 
-def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
+def test_slot_lost_message_carries_the_allocation_id() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
     (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
@@ -173,15 +173,15 @@ def test_what_is_told_of_a_lost_slot_says_which_use_of_it() -> None:
     assert isinstance(stop, r.StopSlotAt)
 
 
-def test_an_attempt_does_not_change_how_many_slots_it_needs(cluster: Cluster) -> None:
+def test_second_request_of_an_attempt_with_another_slot_count_is_refused(cluster: Cluster) -> None:
     cluster.request("a", 1)
-    cluster.settle()
+    cluster.run_until_idle()
     refused = Refused(reason="attempt 1 asked for 1 slots")
-    assert cluster.to_rm(request("a", 2)) == refused
+    assert cluster.call_resource_manager(request("a", 2)) == refused
     assert cluster.running("a") == [(1, 0)]
 
 
-def test_two_processes_do_not_have_one_name(cluster: Cluster) -> None:
+def test_second_task_manager_with_a_registered_id_is_refused(cluster: Cluster) -> None:
     for pid, address in ((2, "x"), (1, "elsewhere")):
         join = RegisterTaskManager(
             id=TaskManagerId("x"),
@@ -192,25 +192,32 @@ def test_two_processes_do_not_have_one_name(cluster: Cluster) -> None:
             tidegate_version=TIDEGATE,
             python_version=PYTHON,
         )
-        assert cluster.to_rm(join) == Refused(reason="another x is registered")
+        assert cluster.call_resource_manager(join) == Refused(reason="another x is registered")
 
 
-def test_what_is_not_of_slots_is_refused(cluster: Cluster) -> None:
-    assert cluster.to_rm(Acknowledge()) == Refused(reason="ResourceManager takes no Acknowledge")
+def test_resource_manager_refuses_a_message_it_does_not_handle(cluster: Cluster) -> None:
+    assert cluster.call_resource_manager(Acknowledge()) == Refused(
+        reason="ResourceManager takes no Acknowledge"
+    )
 
 
 def test_messages_of_another_epoch_are_refused(cluster: Cluster) -> None:
     for epoch in (EPOCH - 1, EPOCH + 1):
-        reply = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch)))
+        reply = cluster.call_resource_manager(
+            TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=LeaderEpoch(epoch))
+        )
         reason = f"leader epoch {epoch} is not {EPOCH}, this JobManager's"
         assert reply == Refused(reason=reason)
-    assert cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)) == Acknowledge()
+    assert (
+        cluster.call_resource_manager(TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH))
+        == Acknowledge()
+    )
 
 
 class TestLocal:
     """TaskManagers that are started here."""
 
-    def test_missing_ones_are_started_and_lost_ones_replaced_at_once(self) -> None:
+    def test_local_task_managers_are_started_and_replaced_at_once_when_they_exit(self) -> None:
         rm = ResourceManager(EPOCH, 2, 1000)
         assert rm.start(0) == [starts("tm-7-1"), starts("tm-7-2")]
         register(rm, "tm-7-1")
@@ -218,7 +225,7 @@ class TestLocal:
         assert starts("tm-7-3") in rm.handle(exited, 10)
         assert rm.handle(exited, 10) == []
 
-    def test_those_that_die_young_are_replaced_more_and_more_slowly(self) -> None:
+    def test_restart_delay_grows_for_task_managers_that_die_before_they_register(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         pauses = []
@@ -229,7 +236,7 @@ class TestLocal:
             pauses.append(start.after_ms)
         assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
 
-    def test_those_that_the_system_refuses_are_no_failures(self) -> None:
+    def test_start_refused_by_the_operating_system_does_not_count_as_a_failure(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         for number in range(1, 9):
@@ -240,7 +247,7 @@ class TestLocal:
         died = r.TaskManagerExited(id=TaskManagerId("tm-7-9"), status=-9)
         assert starts("tm-7-10") in rm.handle(died, 10)
 
-    def test_those_that_die_after_they_have_started_slots_are_replaced_within_a_second(
+    def test_restart_delay_is_at_most_one_second_for_task_managers_that_started_slots(
         self,
     ) -> None:
         """The TaskManagers themselves can run, but something kills them."""
@@ -259,7 +266,7 @@ class TestLocal:
             pauses += [each.after_ms for each in begun if isinstance(each, r.StartTaskManager)]
         assert pauses == [0, *[1_000] * 5]
 
-    def test_those_that_die_together_are_one_failure(self) -> None:
+    def test_task_managers_that_die_together_count_as_one_failure(self) -> None:
         rm = ResourceManager(EPOCH, 4, 1000)
         begun = rm.start(0)
         pauses = []
@@ -273,7 +280,7 @@ class TestLocal:
             pauses.append([each.after_ms for each in begun if isinstance(each, r.StartTaskManager)])
         assert pauses == [[0] * 4, [1_000] * 4, [2_000] * 4]
 
-    def test_a_quiet_time_is_forgiving_to_all_of_them(self) -> None:
+    def test_restart_delay_resets_after_a_time_without_failures(self) -> None:
         rm = ResourceManager(EPOCH, 2, 1_000_000)
         rm.start(0)
         register(rm, "tm-7-1")
@@ -284,7 +291,7 @@ class TestLocal:
         exited = r.TaskManagerExited(id=TaskManagerId("tm-7-1"), status=-9)
         assert starts("tm-7-8") in rm.handle(exited, RESET_AFTER_MS)
 
-    def test_a_silent_one_is_dropped_and_refused_from_then_on(self) -> None:
+    def test_silent_task_manager_is_replaced_and_then_refused(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         register(rm, "tm-7-1")
@@ -301,7 +308,7 @@ class TestLocal:
         assert reply.message == Refused(reason=lost)
         assert register(rm, "tm-7-1") == Refused(reason="tm-7-1 was declared lost or has exited")
 
-    def test_one_that_does_not_register_is_killed(self) -> None:
+    def test_task_manager_that_does_not_register_is_disconnected(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)
         assert rm.handle(r.ResourceManagerTick(), REGISTRATION_MS_MAX) == []
@@ -312,7 +319,7 @@ class TestLocal:
 class TestStandaloneTaskManagers:
     """TaskManagers that come by themselves."""
 
-    def test_none_is_started_or_replaced_here(self) -> None:
+    def test_standalone_task_managers_are_neither_started_nor_replaced(self) -> None:
         rm = ResourceManager(EPOCH, 0, 1000)
         assert rm.start(0) == []
         join(rm, "x", "host:1")
@@ -320,7 +327,7 @@ class TestStandaloneTaskManagers:
         assert isinstance(drop, r.DisconnectTaskManager)
         assert rm.task_managers() == ()
 
-    def test_one_learns_the_epoch_by_registering_and_may_register_again(self) -> None:
+    def test_standalone_task_manager_receives_the_epoch_at_each_registration(self) -> None:
         rm = ResourceManager(EPOCH, 0, 1000)
         for _ in range(2):
             assert join(rm, "x", "host:1") == [
@@ -328,19 +335,21 @@ class TestStandaloneTaskManagers:
             ]
         assert rm.task_managers() == (("x", 1, 2),)
 
-    def test_only_a_registration_may_lack_the_epoch_and_a_wrong_one_is_refused(self) -> None:
+    def test_registration_of_a_standalone_task_manager_with_a_wrong_epoch_is_refused(self) -> None:
         rm = ResourceManager(EPOCH, 0, 1000)
         wrong = join(rm, "x", "host:1", LeaderEpoch(EPOCH - 1))
         assert isinstance(wrong[0], r.Reply)
         assert isinstance(wrong[0].message, Refused)
         assert rm.task_managers() == ()
 
-    def test_one_at_the_address_of_another_replaces_it_and_its_slots_are_lost_at_once(self) -> None:
-        cluster = Cluster(fate=lambda: "good")
+    def test_new_task_manager_at_the_same_address_replaces_the_old_one_and_loses_its_slots(
+        self,
+    ) -> None:
+        cluster = Cluster(delivery=lambda: "good")
         for name in ("old", "other"):
             cluster.add_task_manager(name, 2)
         cluster.request("a", 4)
-        cluster.settle()
+        cluster.run_until_idle()
         told = join(cluster.rm, "new", "old")  # an address is a name in that cluster
         messages = [each.message for each in told if isinstance(each, r.NotifyJobMaster)]
         lost = [message for message in messages if isinstance(message, SlotLost)]
@@ -350,10 +359,12 @@ class TestStandaloneTaskManagers:
         assert [each.id for each in told if isinstance(each, r.DisconnectTaskManager)] == ["old"]
         assert [name for name, _, _ in cluster.rm.task_managers()] == ["other", "new"]
         cluster.rm.validate()
-        refused = cluster.to_rm(TaskManagerHeartbeat(id=TaskManagerId("old"), epoch=EPOCH))
+        refused = cluster.call_resource_manager(
+            TaskManagerHeartbeat(id=TaskManagerId("old"), epoch=EPOCH)
+        )
         assert isinstance(refused, Refused)
 
-    def test_one_at_an_address_of_its_own_replaces_nobody(self) -> None:
+    def test_task_manager_at_another_address_replaces_none(self) -> None:
         rm = ResourceManager(EPOCH, 0, 1000)
         join(rm, "x", "host:1")
         join(rm, "y", "host:2")

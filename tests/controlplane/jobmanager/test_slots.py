@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.controlplane.parts import FATES, Cluster
+from tests.controlplane.parts import DELIVERIES, Cluster
 from tidegate.controlplane.jobmanager import resource_manager_events as r
 from tidegate.controlplane.taskmanager import machine as t
 from tidegate.controlplane.taskmanager.machine import TaskManagerMachine
@@ -31,31 +31,31 @@ def act(cluster: Cluster, draw: Callable[[int], int]) -> None:
     elif choice == 2 and cluster.processes:
         cluster.kill(*sorted(cluster.processes)[draw(len(cluster.processes))])
     elif choice == 3:
-        cluster.of_rm(r.ResourceManagerTick())
+        cluster.feed_resource_manager(r.ResourceManagerTick())
     elif choice == 4 and draw(4) == 0:
-        cluster.of_rm(r.JobReleased(job=JobName(job)))
+        cluster.feed_resource_manager(r.JobReleased(job=JobName(job)))
         cluster.attempts.setdefault(job, 0)
     elif choice == 5 and draw(6) == 0 and len(cluster.tms) > 1:
         cluster.kill_task_manager(min(cluster.tms))
-    elif cluster.under_way:
-        cluster.under_way.pop(draw(len(cluster.under_way)))()
+    elif cluster.in_flight:
+        cluster.in_flight.pop(draw(len(cluster.in_flight)))()
 
 
 def live(seed: int) -> None:
     """A life of the cluster; fails where attempts meet in a slot, or the newest lacks one."""
     randrange = random.Random(seed).randrange
-    cluster = Cluster(fate=lambda: (FATES + ("good",) * 6)[randrange(11)])
+    cluster = Cluster(delivery=lambda: (DELIVERIES + ("good",) * 6)[randrange(11)])
     for name in TASK_MANAGERS:
         cluster.add_task_manager(name, SLOTS)
     for _ in range(120):
         act(cluster, randrange)
         assert cluster.occupied == []
-    cluster.settle()
+    cluster.run_until_idle()
     while len(cluster.tms) < len(TASK_MANAGERS):
         cluster.add_task_manager(f"more-{len(cluster.tms)}", SLOTS)
     for job, count in JOBS.items():
         cluster.request(job, count)
-    cluster.settle()
+    cluster.run_until_idle()
     assert cluster.occupied == []
     for job, count in JOBS.items():
         newest = cluster.attempts[job]
@@ -64,11 +64,11 @@ def live(seed: int) -> None:
 
 @settings(max_examples=settings().max_examples * 3 // 2)
 @given(st.integers(min_value=0))
-def test_slots_hold_one_attempt_and_the_newest_gets_what_it_asks(seed: int) -> None:
+def test_slot_never_runs_two_attempts_and_the_newest_attempt_gets_its_slots(seed: int) -> None:
     live(seed)
 
 
-def test_a_task_manager_that_forgets_what_it_stopped_is_found_out(
+def test_simulation_detects_a_task_manager_that_forgets_a_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     original = TaskManagerMachine._stop
@@ -84,7 +84,7 @@ def test_a_task_manager_that_forgets_what_it_stopped_is_found_out(
     assert fails_at_some_seed()
 
 
-def test_a_task_manager_that_calls_a_slot_free_before_it_is_is_found_out(
+def test_simulation_detects_a_task_manager_that_acknowledges_a_stop_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hasty(machine: TaskManagerMachine, ask: int, stop: StopSlot) -> list[t.Instruction]:

@@ -114,7 +114,7 @@ def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
     assert live.slots[0].registered == OTHER
 
 
-def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
+def test_late_slot_of_an_older_allocation_does_not_replace_the_newer_one() -> None:
     """The end of that slot would not be reported a second time, and the job would be deployed to
     it.
     """
@@ -127,7 +127,7 @@ def test_a_slot_that_was_given_up_and_comes_late_takes_nobodys_place() -> None:
     assert lines[1].sent == [LEAVE]
 
 
-def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
+def test_slot_that_registers_after_the_deployment_is_told_to_close() -> None:
     """The slot belongs to a TaskManager that was declared lost while the slot was starting. Seen in
     the kill matrix: the job hung, because all further messages went to the slot without tasks.
     """
@@ -141,7 +141,7 @@ def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     assert (lines[1].sent, lines[1].closed) == ([LEAVE], True)
 
 
-def test_what_is_free_is_what_the_journal_says() -> None:
+def test_checkpoint_completed_carries_the_ended_and_released_transactional_ids() -> None:
     """The ids go to every slot as they were handed in; nothing is remembered here."""
     live, lines = attempt()
     live.register(FIRST)
@@ -154,7 +154,7 @@ def test_what_is_free_is_what_the_journal_says() -> None:
     assert told == [((two,), (one, two)), ((), ())]
 
 
-def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
+def test_summed_slot_metrics_decide_whether_the_job_has_a_backlog() -> None:
     clock, wakes = Clock(), list[float]()
     live, _ = attempt(clock, wakes)
     live.register(FIRST)
@@ -183,7 +183,7 @@ def test_what_all_slots_count_together_says_whether_the_job_is_behind() -> None:
     assert wakes[3:] == [2], "one short interval after it"
 
 
-def test_a_count_of_an_unknown_slot_is_nobodys() -> None:
+def test_heartbeat_of_an_unknown_slot_does_not_change_the_metrics() -> None:
     live, _ = attempt()
     live.heartbeat(3, SlotMetrics(records_in=10, lag=500))
     assert live.metrics() == SlotMetrics()

@@ -19,7 +19,7 @@ def monitor(waiting_for: str = "A slot is missing", at_s: float = 100.0) -> Dela
     return made
 
 
-def test_a_wait_is_told_once_it_has_lasted_long_enough() -> None:
+def test_delay_is_reported_after_the_wait_lasted_ten_seconds() -> None:
     watched = monitor()
     assert watched.delay(100.0 + SHOWN_AFTER_S - 0.1) is None
     found = watched.delay(100.0 + SHOWN_AFTER_S)
@@ -33,7 +33,7 @@ def test_a_job_that_does_not_wait_has_no_delay() -> None:
     assert watched.delay(1_000.0) is None
 
 
-def test_progress_begins_another_wait() -> None:
+def test_delay_begins_anew_when_the_reason_of_the_wait_changes() -> None:
     watched = monitor("2 slots are missing")
     watched.observe(109.0, "1 slots are missing")
     assert watched.delay(112.0) is None
@@ -80,7 +80,7 @@ def test_a_wait_is_logged_when_it_is_new_and_then_once_a_minute() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 30.0), st.sampled_from(["", "a", "b"])), max_size=30))
-def test_a_told_wait_has_lasted_since_it_was_first_observed(
+def test_reported_delay_begins_when_the_wait_was_first_observed(
     steps: list[tuple[float, str]],
 ) -> None:
     watched, now_s, since_s, last = DelayMonitor(), 0.0, 0.0, ""

@@ -137,7 +137,7 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         effects.EndTransaction(transaction=txn("c2")),
     ],
 )
-def test_another_cluster_is_refused(effect: Effect) -> None:
+def test_transaction_effect_on_another_kafka_cluster_is_refused(effect: Effect) -> None:
     log = Log()
     with pytest.raises(RefusedError, match=r"names transactions on Kafka cluster c2.*cluster c1"):
         runner(log).perform(effect)
@@ -184,7 +184,7 @@ def ending(slot: int) -> Procedure[EndTxnResult]:
     )
 
 
-def test_what_goes_together_goes_side_by_side_and_is_answered_in_order() -> None:
+def test_gathered_procedures_run_concurrently_and_return_in_order() -> None:
     def named(slot: int) -> Procedure[tuple[int, EndTxnResult]]:
         return slot, (yield from ending(slot))
 
@@ -192,7 +192,7 @@ def test_what_goes_together_goes_side_by_side_and_is_answered_in_order() -> None
     assert ends == [(0, EndTxnResult.ACCEPTED), (2, EndTxnResult.ACCEPTED)]
 
 
-def test_of_what_goes_together_all_go_on_to_their_end_and_the_first_error_is_thrown() -> None:
+def test_gathered_procedures_all_run_to_their_end_and_the_first_error_is_raised() -> None:
     done: list[str] = []
 
     def slow(name: str) -> Procedure[None]:
@@ -222,7 +222,7 @@ def test_a_procedure_runs_on_a_real_folder(tmp_path: Path) -> None:
     assert store.list("job") == [f"job/journal/{n:020d}.json" for n in (1, 2, 3)]
 
 
-def test_a_procedure_that_is_to_stop_is_left_where_it_stands() -> None:
+def test_stopped_procedure_is_closed_at_its_current_effect_without_an_error() -> None:
     seen: list[str] = []
 
     def procedure() -> Procedure[None]:
@@ -242,7 +242,7 @@ def test_a_procedure_that_is_to_stop_is_left_where_it_stands() -> None:
     assert len(clock.slept) == 3
 
 
-def test_what_is_tried_again_is_told_and_other_failures_are_the_procedures_own() -> None:
+def test_retryable_errors_are_reported_and_other_errors_are_not() -> None:
     class Away(Log):
         def describe(self, transactional_id: TransactionalId) -> None:
             raise KafkaUnavailableError("no broker of here answers")

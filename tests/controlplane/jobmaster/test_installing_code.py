@@ -73,24 +73,24 @@ def submitted(folder: Path) -> Submission:
     )
 
 
-def test_the_code_is_unpacked_beside_the_local_state_of_the_job(tmp_path: Path) -> None:
+def test_code_is_unpacked_below_the_local_state_directory_of_the_job(tmp_path: Path) -> None:
     folder = installed_code(submitted(tmp_path), Config(), bound(Storage(0)))
     assert folder == tmp_path / ".tidegate" / "state" / "a" / "code" / digest_of(DATA)
     assert (folder / "job.py").read_bytes() == b"x"
 
 
-def test_a_submission_of_an_older_version_has_no_archive(tmp_path: Path) -> None:
+def test_submission_without_code_installs_nothing(tmp_path: Path) -> None:
     old = msgspec.structs.replace(submitted(tmp_path), code=None)
     assert installed_code(old, Config(), bound(Storage(0))) is None
 
 
-def test_a_storage_that_does_not_answer_fails_the_attempt_and_not_the_job(tmp_path: Path) -> None:
+def test_storage_error_during_the_code_fetch_is_retryable(tmp_path: Path) -> None:
     found = job_storage(Storage(1), tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert isinstance(found, StorageError)
     assert found.retry is not Retry.NO
 
 
-def test_a_storage_that_vanishes_before_the_code_is_there_is_waited_for(tmp_path: Path) -> None:
+def test_code_fetch_waits_while_the_storage_is_gone(tmp_path: Path) -> None:
     storage = Storage(2)
     storage.error = StorageGoneError("X is gone.")
     fetched = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
@@ -98,7 +98,7 @@ def test_a_storage_that_vanishes_before_the_code_is_there_is_waited_for(tmp_path
     assert (fetched / "job.py").is_file()
 
 
-def test_a_fetch_that_hangs_is_a_call_that_is_watched(tmp_path: Path) -> None:
+def test_code_fetch_is_a_watched_storage_call(tmp_path: Path) -> None:
     hanging = list[str]()
     storage = Storage(0)
     fetching = job_storage(storage, tmp_path)
@@ -109,14 +109,16 @@ def test_a_fetch_that_hangs_is_a_call_that_is_watched(tmp_path: Path) -> None:
     assert hanging == ["the code of the job"]
 
 
-def test_code_that_cannot_be_unpacked_is_an_error_of_the_attempt(tmp_path: Path) -> None:
+def test_memory_error_during_the_code_fetch_is_a_resource_error_of_the_attempt(
+    tmp_path: Path,
+) -> None:
     storage = Storage(1)
     storage.error = MemoryError()
     found = job_storage(storage, tmp_path).fetch_code(submitted(tmp_path), Config(), run_to_end)
     assert isinstance(found, ResourceExhaustedError)
 
 
-def test_a_damaged_archive_is_not_waited_for(tmp_path: Path) -> None:
+def test_damaged_code_archive_is_not_retried(tmp_path: Path) -> None:
     storage = Storage(0)
     storage.objects[PATH] = b"damaged"
     with pytest.raises(CorruptCheckpointError, match="is damaged"):

@@ -78,7 +78,7 @@ def test_a_bug_in_a_sweep_is_raised_in_the_loop(bug: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [DISK_FAILED, NO_FILES], ids=repr)
-def test_a_sweep_that_the_system_fails_is_told_and_repeated(
+def test_sweep_with_an_operating_system_error_is_logged_and_retried(
     error: OSError, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = claimed(queue.SimpleQueue())
@@ -112,7 +112,7 @@ def test_a_sweep_that_the_system_fails_is_told_and_repeated(
     ids=repr,
 )
 @pytest.mark.parametrize("where", ["an effect", "a driver"])
-def test_a_recovery_that_the_system_fails_is_repeated(
+def test_operating_system_error_in_a_recovery_is_recoverable(
     foreign: Exception, kind: type[TidegateError], where: str
 ) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -140,7 +140,7 @@ def test_a_bug_in_a_recovery_is_raised_in_the_loop() -> None:
         posted.get(timeout=10)()
 
 
-def test_an_attempt_whose_last_look_the_system_fails_ends() -> None:
+def test_ownership_check_with_an_operating_system_error_fails_the_attempt() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     made.journal._runner()._actions[ListObjects] = failing(DISK_FAILED)
@@ -179,12 +179,12 @@ def published(
     return told, errors
 
 
-def test_without_failures_a_checkpoint_is_published_and_committed() -> None:
+def test_checkpoint_is_published_and_committed_without_failures() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     assert published(claimed(posted), posted, "committed") == (["published", "committed"], [])
 
 
-def test_a_create_that_the_system_fails_leaves_the_journal_in_doubt() -> None:
+def test_operating_system_error_in_create_entry_marks_the_last_write_as_unknown() -> None:
     """It may have been carried out before it failed. A close that did not look would end by a state
     without that publication, and abort what it names.
     """
@@ -200,7 +200,7 @@ def test_a_create_that_the_system_fails_leaves_the_journal_in_doubt() -> None:
     assert made.journal._runner().run(entries()) == 3, "two claims and the close"
 
 
-def test_a_manifest_that_the_system_does_not_write_ends_the_attempt() -> None:
+def test_operating_system_error_in_the_manifest_write_fails_the_attempt() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = claimed(posted)
     once(made, WriteObject, DISK_FAILED)
@@ -215,7 +215,7 @@ def test_a_manifest_that_the_system_does_not_write_ends_the_attempt() -> None:
     ("step", "before"),
     [("commit", ["published"]), ("clean_up", ["published", "committed"])],
 )
-def test_what_the_system_fails_behind_a_publication_ends_the_attempt(
+def test_operating_system_error_after_the_publication_fails_the_attempt(
     step: str, before: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -227,7 +227,7 @@ def test_what_the_system_fails_behind_a_publication_ends_the_attempt(
 
 
 @pytest.mark.parametrize("kind", [CreateEntry, ListTransactions])
-def test_a_system_that_fails_once_does_not_make_a_failed_job_of_a_finished_one(
+def test_close_is_retried_after_an_operating_system_error(
     kind: type[Effect],
 ) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -94,7 +94,7 @@ def closed(made: JournalWorker, posted: queue.SimpleQueue[Any]) -> object:
     return outcomes[0]
 
 
-def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
+def test_journal_is_claimed_again_before_close_if_its_last_write_is_unknown() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     journal = made.journal._claim()
@@ -104,7 +104,7 @@ def test_a_journal_in_doubt_is_claimed_anew_before_it_is_closed() -> None:
     assert made.journal._runner().run(entries()) == 3, "two claims and the close"
 
 
-def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_they_begin() -> None:
+def test_ownership_check_reports_an_attempt_fenced_by_its_successor() -> None:
     """If the slots began, no process would end their transactions after the successor had closed
     the job. The simulator found this with two JobManagers that both believed they led.
     """
@@ -124,7 +124,9 @@ def test_an_attempt_that_was_deposed_while_it_waited_for_slots_is_told_before_th
     assert "fenced by attempt 2" in str(outcomes[1])
 
 
-def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ownership_check_detects_a_successor_whose_claim_was_truncated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     made.journal.claimed = made.journal._claim()
@@ -141,7 +143,7 @@ def test_a_successor_whose_claim_was_trimmed_is_seen_too(monkeypatch: pytest.Mon
     assert isinstance(outcomes[0], FencedError)
 
 
-def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
+def test_ownership_check_passes_if_the_storage_does_not_answer() -> None:
     """One hiccup of the storage must not cost an attempt."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
@@ -157,7 +159,7 @@ def test_without_an_answer_whose_the_job_is_slots_begin() -> None:
     assert outcomes == [None]
 
 
-def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor() -> None:
+def test_jobmaster_that_hung_in_its_first_claim_does_not_fence_its_successor() -> None:
     """Seen in the kill matrix: the JobMaster read further and claimed. The job then ended as
     fenced, although no other attempt had fenced it.
     """
@@ -182,7 +184,7 @@ def test_one_that_stood_still_in_its_first_claim_does_not_push_out_its_successor
     assert made.journal._runner().run(entries()) == 0
 
 
-def test_a_recovery_does_not_wait_for_what_a_publication_asks_in_vain() -> None:
+def test_abandoned_publication_stops_retrying_its_topic_ids_request() -> None:
     """Rights were taken away: readers failed of it, and the publication asked for 30 s more."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
@@ -207,7 +209,7 @@ def test_a_recovery_does_not_wait_for_what_a_publication_asks_in_vain() -> None:
     assert len(asked) == 2
 
 
-def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> None:
+def test_claimed_journal_is_closed_without_another_claim() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     made.journal.claimed = made.journal._claim()
@@ -215,7 +217,7 @@ def test_a_journal_that_is_known_is_closed_by_the_attempt_that_holds_it() -> Non
     assert made.journal._runner().run(entries()) == 2
 
 
-def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one() -> None:
+def test_close_is_retried_after_a_storage_error() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     made.journal.claimed = made.journal._claim()
@@ -232,7 +234,7 @@ def test_a_storage_that_fails_once_does_not_make_a_failed_job_of_a_finished_one(
     assert made.journal._runner().run(entries()) == 2
 
 
-def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
+def test_close_whose_reply_was_lost_is_not_repeated() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
     made.journal.claimed = made.journal._claim()
@@ -242,7 +244,7 @@ def test_a_close_whose_answer_was_lost_has_closed_the_job() -> None:
     assert made.journal._runner().run(entries()) == 2, "it was not claimed again"
 
 
-def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
+def test_zombie_sweep_is_skipped_while_another_one_runs() -> None:
     """Without a broker one takes for ever, and each ten seconds would bring another."""
     made = work(queue.SimpleQueue())
     made.journal.claimed = made.journal._claim()
@@ -266,7 +268,7 @@ def test_no_sweep_waits_behind_one_that_is_under_way() -> None:
     answers.put({})
 
 
-def test_a_failed_job_whose_submission_never_claimed_leaves_the_journal_alone() -> None:
+def test_close_of_a_submission_without_a_claim_does_not_change_the_journal() -> None:
     """A refused run changes nothing, whatever an earlier run has left."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     made = work(posted)
@@ -282,7 +284,7 @@ def test_a_failed_job_whose_submission_never_claimed_leaves_the_journal_alone() 
     assert made.journal._runner().run(entries()) == 1, "the claim of another submission stands"
 
 
-def test_without_a_plan_a_job_is_settled_and_closed_by_its_own_claim() -> None:
+def test_job_without_a_plan_claims_and_closes_its_journal() -> None:
     """Its module cannot be imported any more, after a JobMaster was killed."""
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     first = work(posted)
@@ -297,14 +299,14 @@ def test_without_a_plan_a_job_is_settled_and_closed_by_its_own_claim() -> None:
     assert made.journal._runner().run(kinds()) == ["claim", "claim", "closed"]
 
 
-def test_without_a_plan_a_job_that_has_never_run_claims_nothing() -> None:
+def test_job_without_a_plan_that_has_never_run_makes_no_claim() -> None:
     made = work(queue.SimpleQueue())
     with pytest.raises(PipelineError, match="no module"):
         made.journal._recover(PipelineError("there is no module"), lambda _: None)
     assert made.journal._runner().run(entries()) == 0
 
 
-def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
+def test_retryable_plan_error_does_not_close_the_journal() -> None:
     first = work(queue.SimpleQueue())
     first.journal._claim()
     made = work(queue.SimpleQueue())
@@ -317,7 +319,7 @@ def test_a_plan_that_may_succeed_later_is_no_reason_to_close() -> None:
     assert made.journal._runner().run(kinds()) == ["claim", "claim"]
 
 
-def test_without_a_plan_a_submission_that_has_not_run_does_not_claim_yet() -> None:
+def test_submission_without_a_plan_that_has_not_run_makes_no_claim() -> None:
     """Its first claim compares the journal with the groups of the sources, which the plan names."""
     made = work(queue.SimpleQueue())
     with pytest.raises(UserCodeError, match="is down"):
@@ -325,7 +327,7 @@ def test_without_a_plan_a_submission_that_has_not_run_does_not_claim_yet() -> No
     assert made.journal._runner().run(entries()) == 0
 
 
-def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -> None:
+def test_job_without_a_plan_is_finished_if_its_final_checkpoint_is_published() -> None:
     made = work(queue.SimpleQueue())
     journal = made.journal._claim()
     made.journal._runner().run(publish(journal, manifest(journal, 1, final=True), ()))
@@ -335,7 +337,7 @@ def test_without_a_plan_a_job_whose_last_checkpoint_is_published_is_finished() -
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
+def test_recovery_with_a_published_final_checkpoint_does_not_ask_the_sources(
     final: bool,
 ) -> None:
     """Its topic may be gone by then; the job is finished all the same."""
@@ -355,7 +357,9 @@ def test_a_job_whose_last_checkpoint_is_published_asks_nothing_of_its_sources(
             made.journal._recover(plan, lambda _: None)
 
 
-def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restored_manifest_of_another_kafka_cluster_is_refused_without_consent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Rolling back during the recovery leads to an older manifest than the claim has checked."""
     made = work(queue.SimpleQueue())
     made.journal._plan = cast("Any", SimpleNamespace(graph=[], state_metadata=None))
@@ -381,7 +385,7 @@ def test_every_manifest_is_checked_when_it_is_restored(monkeypatch: pytest.Monke
     assert seen == [True, False]
 
 
-def test_a_journal_that_a_jobmaster_has_claimed_must_be_there() -> None:
+def test_claim_is_refused_if_the_journal_of_an_earlier_claim_is_lost() -> None:
     """The consent of `take_over` is used up, and a job without transactions has no ids in Kafka."""
     made = work(queue.SimpleQueue())
     cast("Any", made.journal._submission).take_over = True
@@ -413,7 +417,7 @@ def at_offset(published: Manifest, offset: int, topic_id: str = "") -> Manifest:
     return msgspec.structs.replace(published, subtasks=(part,))
 
 
-def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
+def test_restore_of_an_older_checkpoint_reports_the_offsets_to_be_read_again() -> None:
     made = work(queue.SimpleQueue())
     made.journal.claimed = made.journal._claim()
     with_offset(made, 1, 100)
@@ -433,7 +437,7 @@ def test_who_restores_an_older_checkpoint_is_told_what_is_read_again() -> None:
     assert again.journal._read_again(journal) == "", "it was told with the first attempt"
 
 
-def test_offsets_of_consumer_groups_are_compared_before_the_first_claim(
+def test_first_claim_is_compared_with_the_offsets_of_the_consumer_groups(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = work(queue.SimpleQueue())

@@ -106,7 +106,7 @@ def before_deployment(state: JobState) -> JobMachine:
     return job
 
 
-def test_slots_are_asked_for_with_the_claim_and_deployed_only_after_the_fencing() -> None:
+def test_slots_are_acquired_with_the_claim_and_deployed_after_the_recovery() -> None:
     job = machine()
     assert job.handle(ProcessStarted()) == [Recover()]
     assert job.handle(Claimed(attempt=ONE)) == [AcquireSlots(attempt=ONE)]
@@ -118,7 +118,7 @@ def test_slots_are_asked_for_with_the_claim_and_deployed_only_after_the_fencing(
     assert job.handle(SlotReady(attempt=ONE, ordinal=1)) == [StartAttempt(attempt=ONE)]
 
 
-def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() -> None:
+def test_lost_slot_ends_the_attempt_and_the_restart_delay_overlaps_the_recovery() -> None:
     job = running()
     instructions = job.handle(
         SlotDisappeared(attempt=ONE, slot=slot(1), reason="killed by signal 9")
@@ -137,7 +137,7 @@ def test_a_lost_slot_ends_the_attempt_and_the_wait_runs_beside_the_recovery() ->
     assert job.restarts == 1
 
 
-def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
+def test_loss_of_an_older_slot_allocation_is_ignored() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
@@ -158,7 +158,7 @@ def test_a_late_word_of_an_earlier_use_of_a_slot_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "state", [JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS]
 )
-def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState) -> None:
+def test_slot_lost_before_the_deployment_is_missing_again(state: JobState) -> None:
     """The ResourceManager brings another slot, and the attempt continues."""
     job = before_deployment(state)
     assert (
@@ -172,7 +172,7 @@ def test_a_slot_that_goes_before_the_deployment_is_missing_again(state: JobState
 @pytest.mark.parametrize(
     "state", [JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS]
 )
-def test_a_slot_that_is_silent_before_the_deployment_ends_the_attempt(state: JobState) -> None:
+def test_silent_slot_before_the_deployment_ends_the_attempt(state: JobState) -> None:
     """The ResourceManager takes it for occupied, and would bring no other to this one."""
     job = before_deployment(state)
     gone = SlotDisappeared(
@@ -194,7 +194,7 @@ def test_messages_of_an_older_attempt_change_nothing() -> None:
     assert job.slots_missing == 2
 
 
-def test_a_recovery_whose_attempt_has_failed_meanwhile_is_not_taken_for_the_next_one() -> None:
+def test_recovery_of_a_failed_attempt_is_not_used_for_the_next_attempt() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
@@ -206,7 +206,7 @@ def test_a_recovery_whose_attempt_has_failed_meanwhile_is_not_taken_for_the_next
     assert job.state is JobState.WAITING_FOR_SLOTS
 
 
-def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> None:
+def test_failed_recovery_is_retried_only_after_the_restart_delay() -> None:
     job = machine()
     job.handle(ProcessStarted())
     failed = job.handle(RecoveryFailed(error=KafkaUnavailableError("no broker")))
@@ -214,7 +214,7 @@ def test_a_recovery_that_failed_is_not_tried_again_before_the_wait_is_over() -> 
     assert job.handle(RestartDelayElapsed(restart=1)) == [Recover()]
 
 
-def test_the_wait_of_an_earlier_restart_ends_no_later_one() -> None:
+def test_restart_delay_of_an_earlier_restart_does_not_end_a_later_one() -> None:
     job = running()
     job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
     job.handle(Claimed(attempt=TWO))
@@ -241,7 +241,7 @@ def test_lost_data_fails_the_job_without_another_attempt() -> None:
     assert (job.state, str(job.error)) == (JobState.FAILED, "gone")
 
 
-def test_when_the_strategy_gives_up_the_job_closes_as_failed_and_says_why() -> None:
+def test_job_closes_as_failed_with_its_error_if_the_restart_strategy_gives_up() -> None:
     job = running()
     job._next_delay = lambda: None
     error = UserCodeError("step 'total' raised")
@@ -265,7 +265,7 @@ def test_a_bounded_job_ends_after_its_last_subtask_and_a_final_checkpoint() -> N
     assert job.state is JobState.FINISHED
 
 
-def test_what_had_ended_in_the_attempt_before_has_not_ended_in_the_next() -> None:
+def test_ended_subtasks_of_an_earlier_attempt_are_not_ended_in_the_next_one() -> None:
     """The next attempt begins at a checkpoint from before the end. A final checkpoint after its
     first ended subtask would leave out what the others have not read.
     """
@@ -292,7 +292,7 @@ def test_a_cancel_while_the_final_checkpoint_is_committed_stays_a_cancel() -> No
     assert job.state is JobState.CANCELED
 
 
-def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_visible() -> None:
+def test_stop_during_a_recovery_closes_the_job_only_after_the_recovery() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
@@ -300,7 +300,7 @@ def test_a_stop_in_the_middle_of_a_recovery_waits_until_what_is_published_is_vis
     assert job.handle(JobRecovered(attempt=ONE)) == [STOPPED_WITHOUT]
 
 
-def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
+def test_failure_while_stopping_recovers_again_and_then_closes_without_a_checkpoint() -> None:
     job = running()
     job.handle(StopRequested(final_checkpoint=True))
     assert job.state is JobState.STOPPING
@@ -312,12 +312,12 @@ def test_a_failure_while_stopping_restarts_and_then_stops() -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.RESTARTING, JobState.WAITING_FOR_SLOTS])
-def test_a_stop_while_nothing_runs_says_that_there_is_no_final_checkpoint(state: JobState) -> None:
+def test_stop_before_the_deployment_closes_without_a_final_checkpoint(state: JobState) -> None:
     job = before_deployment(state)
     assert job.handle(StopRequested(final_checkpoint=True)) == [STOPPED_WITHOUT]
 
 
-def test_a_stop_before_the_end_of_the_input_says_so_and_one_after_it_does_not() -> None:
+def test_stop_end_is_reported_only_if_the_input_has_not_ended() -> None:
     for ended, stopped in ((0, StopEnd.WITH_CHECKPOINT), (1, StopEnd.WITH_CHECKPOINT), (2, "")):
         job = running()
         for subtask in sorted(SUBTASKS)[:ended]:
@@ -328,9 +328,7 @@ def test_a_stop_before_the_end_of_the_input_says_so_and_one_after_it_does_not() 
         assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [close]
 
 
-def test_a_stop_whose_final_checkpoint_was_published_by_a_jobmaster_before_is_told_as_that() -> (
-    None
-):
+def test_stop_reports_the_final_checkpoint_that_an_earlier_jobmaster_published() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(StopRequested(final_checkpoint=True))
@@ -344,14 +342,14 @@ def test_a_stop_whose_final_checkpoint_was_published_by_a_jobmaster_before_is_to
     assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
 
 
-def test_a_final_publication_of_this_submit_is_settled_and_nothing_is_started() -> None:
+def test_recovered_final_checkpoint_finishes_the_job_without_a_deployment() -> None:
     job = machine()
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=TWO))
     assert job.handle(JobRecovered(attempt=TWO, final=True)) == [Close(outcome=JobState.FINISHED)]
 
 
-def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
+def test_fenced_jobmaster_exits_and_never_claims_again() -> None:
     job = running()
     assert job.handle(AttemptFailed(attempt=ONE, error=FencedError("newer claim"))) == [
         ExitProcess()
@@ -361,7 +359,7 @@ def test_a_deposed_jobmaster_leaves_and_never_claims_again() -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.FINISHED, JobState.CANCELED, JobState.FAILED])
-def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
+def test_closed_journal_gives_the_end_state_of_the_job(
     state: JobState,
 ) -> None:
     job = machine(delay=None)
@@ -372,21 +370,21 @@ def test_a_journal_that_was_closed_before_the_end_was_told_says_how_it_ended(
     assert (job.error is error) == (state is JobState.FAILED)
 
 
-def test_a_stop_whose_journal_could_not_be_closed_is_no_success() -> None:
+def test_cancel_fails_the_job_if_the_journal_cannot_be_closed() -> None:
     job = running()
     job.handle(StopRequested(final_checkpoint=False))
     job.handle(CloseFailed(error=KafkaUnavailableError("no broker answers")))
     assert (job.state, str(job.error)) == (JobState.FAILED, "no broker answers")
 
 
-def test_a_stop_whose_journal_another_has_claimed_is_deposed_not_failed() -> None:
+def test_cancel_ends_as_fenced_if_another_attempt_claimed_the_journal() -> None:
     job = running()
     job.handle(StopRequested(final_checkpoint=False))
     job.handle(CloseFailed(error=FencedError("attempt 2 has claimed the job")))
     assert job.state is JobState.FENCED
 
 
-def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
+def test_slot_request_timeout_reports_how_many_slots_the_job_has() -> None:
     job = machine(delay=None)
     job.handle(ProcessStarted())
     job.handle(Claimed(attempt=ONE))
@@ -397,7 +395,7 @@ def test_a_job_that_waits_too_long_for_slots_says_how_many_it_has() -> None:
     assert "needs 2 slots and got 1" in str(job.error)
 
 
-def test_a_bug_of_ours_is_not_retried() -> None:
+def test_internal_error_closes_the_job_without_a_restart() -> None:
     for bug in (InternalError("bug"), reported(KeyError("x"))):
         job = running()
         job.handle(AttemptFailed(attempt=ONE, error=bug))
@@ -405,7 +403,7 @@ def test_a_bug_of_ours_is_not_retried() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EROFS, errno.ECONNRESET])
-def test_a_disk_or_a_connection_that_failed_in_a_slot_restarts_the_job(number: int) -> None:
+def test_disk_or_connection_error_in_a_slot_restarts_the_job(number: int) -> None:
     job = running()
     error = reported(OSError(number, os.strerror(number)))
     job.handle(AttemptFailed(attempt=ONE, error=error))
@@ -481,7 +479,7 @@ def assert_ended_in_order(job: JobMachine, story: list[Event], *, closing: bool)
 
 
 @given(beginnings, st.lists(events, max_size=40), st.sampled_from([None, 0.0, 1.0]))
-def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
+def test_no_order_of_events_deploys_before_recovery_or_acts_after_the_end(
     beginning: list[Event], story: list[Event], delay: float | None
 ) -> None:
     job = machine(delay)
@@ -517,7 +515,7 @@ def test_whatever_comes_nothing_runs_before_a_recovery_and_an_end_is_an_end(
 @pytest.mark.parametrize(
     "error", [PipelineError("no module"), StartFailedError("it died"), RefusedError("no topic")]
 )
-def test_a_job_without_a_plan_or_a_restore_is_closed_all_the_same(error: TidegateError) -> None:
+def test_job_that_cannot_be_planned_or_restored_is_closed_as_failed(error: TidegateError) -> None:
     """Nothing was claimed, so no slot was asked for: `Close` claims, if there is a journal."""
     job = machine()
     assert job.handle(ProcessStarted()) == [Recover()]
@@ -526,14 +524,14 @@ def test_a_job_without_a_plan_or_a_restore_is_closed_all_the_same(error: Tidegat
     assert (job.state, job.error) == (JobState.FAILED, error)
 
 
-def test_without_a_plan_a_job_whose_final_checkpoint_is_published_is_finished() -> None:
+def test_job_without_a_plan_finishes_if_its_final_checkpoint_is_published() -> None:
     job = machine()
     job.handle(ProcessStarted())
     assert job.handle(JobRecovered(attempt=ONE)) == [], "of an attempt that was not claimed"
     assert job.handle(JobRecovered(attempt=ONE, final=True)) == [Close(outcome=JobState.FINISHED)]
 
 
-def test_an_illegal_move_is_a_bug_that_is_named() -> None:
+def test_illegal_state_change_raises_internal_error_with_both_states() -> None:
     job = machine()
     with pytest.raises(InternalError, match="created cannot become closing"):
         job.handle(StopRequested(final_checkpoint=False)) or job._close(JobState.CANCELED)

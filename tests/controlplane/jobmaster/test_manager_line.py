@@ -61,7 +61,7 @@ SUBMISSION = Submission(
 @pytest.mark.parametrize(
     ("refused", "unwanted"), [(ReportJob, True), (ReleaseSlots, False)], ids=["report", "request"]
 )
-def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
+def test_jobmaster_is_replaced_if_its_report_is_refused_and_not_another_request(
     refused: type[Message], unwanted: bool
 ) -> None:
     told = threading.Event()
@@ -75,7 +75,7 @@ def test_a_jobmaster_whose_report_is_refused_hears_that_it_is_not_wanted(
     assert told.is_set() == unwanted
 
 
-def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -> None:
+def test_jobmaster_retries_until_it_knows_whether_it_was_replaced() -> None:
     answers: list[Message | RpcError] = [
         JobMasterAccepted(submission=SUBMISSION),
         JobMasterAccepted(submission=SUBMISSION),
@@ -110,7 +110,7 @@ def test_a_jobmaster_asks_until_it_knows_whether_another_has_taken_its_place() -
 @pytest.mark.parametrize(
     "error", [OSError("too many open files"), ResourceExhaustedError("the JobManager's memory")]
 )
-def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> None:
+def test_message_is_retried_after_an_error_on_either_side(error: Exception) -> None:
     """The thread would end, and the JobManager take the JobMaster for dead."""
     errors = [error, error]
 
@@ -136,7 +136,7 @@ def test_a_message_that_fails_on_either_side_is_repeated(error: Exception) -> No
     assert released.wait(10)
 
 
-def test_a_jobmaster_that_no_jobmanager_answers_ends_instead_of_claiming() -> None:
+def test_jobmaster_stops_without_a_claim_if_no_jobmanager_answers() -> None:
     """The JobMaster no longer notices the end of its JobManager. Without a timeout it would ask for
     ever, and no process would end it.
     """

@@ -10,7 +10,7 @@ from tidegate.controlplane.jobmaster.job_plan import transactional_ids_per_subta
 
 @pytest.mark.parametrize("failures", [0, 2, 14, 100])
 @pytest.mark.parametrize("interval_ms", [10, 100, 10_000])
-def test_checkpoints_that_may_fail_never_take_all_transaction_slots(
+def test_tolerable_failed_checkpoints_never_use_up_all_transactional_ids(
     failures: int, interval_ms: int
 ) -> None:
     """Each that fails leaves its transaction prepared, until one is published that names it. With
@@ -22,7 +22,7 @@ def test_checkpoints_that_may_fail_never_take_all_transaction_slots(
     assert transactional_ids_per_subtask(settings) >= prepared + current + warm + freed
 
 
-def test_short_intervals_do_not_take_ids_without_end() -> None:
+def test_count_of_transactional_ids_is_limited_for_short_intervals() -> None:
     assert (
         transactional_ids_per_subtask(
             CheckpointSettings(interval=1, tolerable_failed_checkpoints=2)

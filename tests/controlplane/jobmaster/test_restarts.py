@@ -12,7 +12,7 @@ def strategy(chance: float = 0.5, **settings: object) -> RestartStrategy:
     return restart_strategy(RestartSettings.model_validate(settings), lambda: chance)
 
 
-def test_the_default_delay_doubles_up_to_its_bound_without_end() -> None:
+def test_default_restart_delay_doubles_up_to_its_maximum_without_an_attempt_limit() -> None:
     default = strategy()
     delays = [default.next_backoff(0.0) for _ in range(14)]
     assert delays[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
@@ -25,7 +25,7 @@ def test_jitter_spreads_the_delay_and_does_not_add_up() -> None:
     assert [high.next_backoff(0.0) for _ in range(2)] == pytest.approx([0.11, 0.22])
 
 
-def test_a_quiet_time_begins_the_delay_anew() -> None:
+def test_restart_delay_resets_after_an_attempt_ran_for_the_reset_threshold() -> None:
     one = strategy(reset_backoff_threshold="10 s", attempts=2)
     assert one.next_backoff(0.0) == 0.1
     assert one.next_backoff(10.0) == 0.2, "ran for less than 10 s"
@@ -45,24 +45,24 @@ def delays_of_attempts_that_run_for(seconds: float) -> list[float]:
     return delays
 
 
-def test_pauses_between_attempts_that_run_are_a_small_part_of_the_time() -> None:
+def test_restart_delay_stays_short_for_attempts_that_run_30_seconds() -> None:
     """Processes that are killed every half a minute, say: each wait was up to a minute."""
     assert max(delays_of_attempts_that_run_for(30.0)) == pytest.approx(1.5)
 
 
-def test_a_job_that_fails_at_once_again_waits_as_long_as_before() -> None:
+def test_restart_delay_grows_to_its_maximum_for_attempts_that_run_below_20_seconds() -> None:
     """A record that stops every attempt stops the long pauses only if the attempt ran for long."""
     delays = delays_of_attempts_that_run_for(19.9)
     assert delays[:5] == [0.1, 0.2, 0.4, 0.8, 1.6]
     assert delays[10:] == [60.0, 60.0]
 
 
-def test_a_long_run_does_not_forgive_the_count() -> None:
+def test_long_run_does_not_reset_the_count_of_attempts() -> None:
     one = strategy(attempts=2)
     assert [one.next_backoff(now_s) for now_s in (0.0, 100.0, 200.0)] == [0.1, 0.2, None]
 
 
-def test_fixed_delays_are_counted() -> None:
+def test_fixed_delay_strategy_stops_after_its_number_of_attempts() -> None:
     one = strategy(strategy="fixed_delay", delay="3 s", attempts=2)
     assert [one.next_backoff(float(n)) for n in range(3)] == [3.0, 3.0, None]
     endless = strategy(strategy="fixed_delay", delay="3 s")
@@ -80,9 +80,9 @@ def test_a_failure_rate_fails_the_job_when_it_is_exceeded() -> None:
     assert one.next_backoff(22) is None, "12, 17, 22"
 
 
-def test_a_rate_of_one_never_restarts() -> None:
+def test_failure_rate_strategy_with_one_failure_per_interval_never_restarts() -> None:
     assert strategy(strategy="failure_rate", max_failures_per_interval=1).next_backoff(0) is None
 
 
-def test_none_never_restarts() -> None:
+def test_strategy_none_never_restarts() -> None:
     assert strategy(strategy="none").next_backoff(0.0) is None

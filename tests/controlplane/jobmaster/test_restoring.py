@@ -151,7 +151,7 @@ class World:
 
 
 @pytest.mark.parametrize("records", [40, 400])
-def test_a_topic_that_was_created_again_is_refused_shorter_or_longer(records: int) -> None:
+def test_recreated_topic_is_refused_whether_shorter_or_longer(records: int) -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -162,7 +162,7 @@ def test_a_topic_that_was_created_again_is_refused_shorter_or_longer(records: in
     assert f"ends at offset {records}" in said
 
 
-def test_fewer_partitions_are_refused() -> None:
+def test_restore_is_refused_if_the_topic_has_fewer_partitions() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -171,7 +171,7 @@ def test_fewer_partitions_are_refused() -> None:
     assert "has no partition 0" in world.refusal(checkpoint), split
 
 
-def test_a_log_that_was_truncated_is_refused_shorter_or_longer_than_the_position() -> None:
+def test_truncated_log_is_refused_even_if_it_grew_past_the_checkpoint_offset() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -187,7 +187,7 @@ def test_a_log_that_was_truncated_is_refused_shorter_or_longer_than_the_position
     assert world.offset(before_the_cut) == 80, "an older checkpoint reads on"
 
 
-def test_a_clean_election_refuses_nothing() -> None:
+def test_clean_leader_election_does_not_refuse_the_restore() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -198,7 +198,7 @@ def test_a_clean_election_refuses_nothing() -> None:
     assert not world.heard
 
 
-def test_a_position_behind_the_end_is_refused_of_a_bounded_run_too() -> None:
+def test_bounded_run_is_refused_if_the_checkpoint_offset_is_behind_the_log_end() -> None:
     world = World(bounded=True)
     world.create(100)
     checkpoint = world.checkpoint(100, end_offset=100)
@@ -206,7 +206,7 @@ def test_a_position_behind_the_end_is_refused_of_a_bounded_run_too() -> None:
     assert "ends at offset 60" in world.refusal(checkpoint)
 
 
-def test_a_topic_that_is_absent_is_asked_for_as_long_as_an_outage_is_tolerated() -> None:
+def test_absent_topic_is_retried_for_the_tolerated_outage_and_then_refused() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -216,13 +216,13 @@ def test_a_topic_that_is_absent_is_asked_for_as_long_as_an_outage_is_tolerated()
     assert said.endswith("Kafka has repeated this for 180 s (checkpoint.tolerated_outage).")
 
 
-def test_a_topic_that_the_job_has_never_read_is_asked_for_as_long() -> None:
+def test_absent_topic_of_a_first_start_is_retried_for_the_tolerated_outage() -> None:
     world = World()
     said = world.refusal(None, OUTAGE_S)
     assert re.search("topic of source 'a' .* cannot be read", said)
 
 
-def test_an_absent_topic_is_asked_for_again_once_the_submission_has_begun() -> None:
+def test_absent_topic_is_refused_with_the_start_offset_before_the_first_checkpoint() -> None:
     world = World("latest")
     world.create(100)
     assert world.offset() == 100
@@ -230,7 +230,7 @@ def test_an_absent_topic_is_asked_for_again_once_the_submission_has_begun() -> N
     assert "is offset 100, and Kafka has no topic" in world.refusal(None, OUTAGE_S)
 
 
-def test_rights_that_are_given_back_within_the_outage_fail_nothing(
+def test_restore_continues_if_rights_return_within_the_tolerated_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -257,7 +257,7 @@ def test_a_topic_that_was_created_again_before_the_first_checkpoint_is_refused()
     assert "with id fake-topic-id-00000002" in world.refusal(None)
 
 
-def test_a_broker_that_is_behind_for_a_moment_refuses_nothing() -> None:
+def test_broker_that_is_behind_for_a_moment_does_not_refuse_the_restore() -> None:
     """A leader that was just elected has fewer records, and then all of them."""
     world = World()
     world.create(100)
@@ -274,7 +274,7 @@ def test_a_broker_that_is_behind_for_a_moment_refuses_nothing() -> None:
     assert world.waited_s() < CONFIRMATION_S
 
 
-def test_a_start_stays_where_the_first_attempt_found_it() -> None:
+def test_later_attempt_keeps_the_start_offset_of_the_first_attempt() -> None:
     world = World("latest")
     world.create(100)
     assert world.offset() == 100
@@ -282,7 +282,7 @@ def test_a_start_stays_where_the_first_attempt_found_it() -> None:
     assert world.offset() == 100
 
 
-def test_another_cluster_is_read_on_at_the_same_offsets_where_the_user_says_so() -> None:
+def test_restore_to_another_cluster_keeps_the_checkpoint_offsets() -> None:
     world = World()
     world.create(100)
     checkpoint = world.checkpoint(100)
@@ -291,7 +291,7 @@ def test_another_cluster_is_read_on_at_the_same_offsets_where_the_user_says_so()
     assert world.offset(checkpoint, on_other_cluster=True) == 100
 
 
-def test_rights_that_stay_away_end_the_attempt_and_not_the_job(
+def test_rights_missing_beyond_the_tolerated_outage_fail_the_attempt_and_not_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -324,7 +324,7 @@ def script(world: World, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[fl
     monkeypatch.setattr(RestoreResolver, "_resolve_once", scripted)
 
 
-def test_a_finding_is_not_repeated_by_refusals_between_two_answers(
+def test_authorisation_errors_do_not_count_as_a_repeated_source_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An earlier version failed the job permanently at the second finding, 10 s later."""
@@ -335,7 +335,7 @@ def test_a_finding_is_not_repeated_by_refusals_between_two_answers(
     assert world.waited_s() >= 13.0
 
 
-def test_refusals_are_not_repeated_if_kafka_answers_between_them(
+def test_authorisation_outage_restarts_if_kafka_answers_in_between(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An earlier version counted the time of the answers: refusals of 180 s end the attempt."""
@@ -350,7 +350,7 @@ def end_of(partition: int, offset: int) -> PartitionEnd:
     return PartitionEnd(source=Uid("a"), topic="t", partition=partition, offset=offset)
 
 
-def test_ends_that_the_client_has_chosen_count_and_not_those_of_the_first_attempt() -> None:
+def test_bounded_run_uses_the_end_offsets_that_the_client_chose() -> None:
     world = World(bounded=True, ends=(end_of(0, 70),))
     world.create(100)
     ((split,),) = world.restoring.resolve(None).splits
@@ -368,7 +368,7 @@ def test_a_partition_without_a_chosen_end_is_not_read() -> None:
     ]
 
 
-def test_a_chosen_end_behind_the_log_is_refused_when_kafka_has_repeated_it() -> None:
+def test_chosen_end_offset_beyond_the_log_end_is_refused_after_retries() -> None:
     world = World(bounded=True, ends=(end_of(0, 170),))
     world.create(100)
     assert "up to offset 170, but the partition begins at offset 0 and ends at offset 100" in (

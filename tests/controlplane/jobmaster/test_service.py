@@ -56,7 +56,7 @@ def running() -> Shell:
     return shell
 
 
-def test_the_first_sweeps_come_soon_and_then_every_ten_seconds() -> None:
+def test_zombie_sweeps_run_soon_after_start_and_then_every_ten_seconds() -> None:
     """The recovery misses transactions if their coordinator was elected just before it. These
     transactions hold readers back until a sweep finds them.
     """
@@ -66,7 +66,7 @@ def test_the_first_sweeps_come_soon_and_then_every_ten_seconds() -> None:
     assert swept == [1.0, 3.0, 7.0, 15.0, 25.0, 35.0]
 
 
-def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
+def test_job_is_closed_only_after_the_slots_are_released() -> None:
     shell = fourth()
     shell.master._close(Close(outcome=JobState.FINISHED))
     shell.run_until(1.0)
@@ -80,7 +80,7 @@ def test_own_ids_are_fenced_only_when_no_slot_is_left() -> None:
     assert shell.closed == ["finished"]
 
 
-def test_the_wait_for_the_slots_has_an_end() -> None:
+def test_close_stops_waiting_for_the_slot_release_after_the_timeout() -> None:
     shell = fourth()
     shell.master._close(Close(outcome=JobState.CANCELED))
     shell.run_until(RELEASE_S - 0.1)
@@ -89,7 +89,7 @@ def test_the_wait_for_the_slots_has_an_end() -> None:
     assert shell.closed == ["canceled"]
 
 
-def test_a_failed_attempts_slots_are_waited_for_too() -> None:
+def test_close_waits_for_the_slots_of_a_failed_attempt() -> None:
     shell = fourth()
     shell.master._end_attempt(Attempt(4))
     shell.master._machine.attempt = None
@@ -108,7 +108,7 @@ def test_a_job_that_never_had_slots_is_closed_at_once() -> None:
     assert shell.closed == ["failed"]
 
 
-def test_the_slots_leave_before_they_are_stopped() -> None:
+def test_slots_are_released_only_after_all_of_them_have_exited() -> None:
     """They close the user's functions meanwhile; the last to go is waited for."""
     shell = Shell(slots=2)
     shell.claims(1)
@@ -125,7 +125,7 @@ def test_the_slots_leave_before_they_are_stopped() -> None:
     assert [type(message) for message in shell.sent[before:]] == [ReleaseSlots]
 
 
-def test_a_slot_that_does_not_leave_is_stopped() -> None:
+def test_slot_that_does_not_exit_is_released_after_the_close_timeout() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=1)
@@ -136,7 +136,7 @@ def test_a_slot_that_does_not_leave_is_stopped() -> None:
     assert isinstance(shell.sent[-1], ReleaseSlots)
 
 
-def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
+def test_slot_lost_of_an_older_allocation_is_ignored() -> None:
     shell = Shell()
     shell.claims(1)
     for allocation_id in (1, 3):  # given out again
@@ -147,7 +147,7 @@ def test_the_word_of_a_slots_end_says_which_use_of_the_slot() -> None:
     assert shell.slots_missing() == 1
 
 
-def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed() -> None:
+def test_storage_error_during_close_does_not_replace_the_error_of_a_failed_job() -> None:
     shell = running()
     shell.master._fail(Attempt(1), DataLossError("output is lost"))
     assert shell.state() is JobState.CLOSING
@@ -157,7 +157,7 @@ def test_what_delays_the_close_of_a_failed_job_does_not_hide_why_it_has_failed()
     assert shell.reported_error() == "output is lost"
 
 
-def test_a_report_without_news_is_sent_seldom() -> None:
+def test_unchanged_report_is_sent_only_every_three_seconds() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=3)
@@ -175,7 +175,7 @@ def test_a_report_without_news_is_sent_seldom() -> None:
     assert len(shell.reports) == before
 
 
-def test_a_part_of_a_checkpoint_brings_what_its_slot_has_counted() -> None:
+def test_checkpoint_acknowledgement_updates_the_metrics_of_its_slot() -> None:
     shell = running()
     shell.master.receive(
         AcknowledgeCheckpoint(
@@ -193,7 +193,7 @@ def test_a_part_of_a_checkpoint_brings_what_its_slot_has_counted() -> None:
     assert shell.reports[-1].records_in == 7
 
 
-def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
+def test_last_checkpoint_report_shows_alignment_and_sync_time() -> None:
     shell = running()
     live = shell.master._live
     assert live is not None
@@ -222,7 +222,7 @@ def test_how_long_subtasks_aligned_and_stood_still_is_reported() -> None:
     assert (last.alignment_ms, last.sync_ms) == (40, 7)
 
 
-def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
+def test_at_most_two_checkpoint_reports_are_sent_per_second() -> None:
     shell = running()
     live = shell.master._live
     assert live is not None
@@ -236,7 +236,7 @@ def test_of_many_checkpoints_a_second_two_are_told_at_once() -> None:
     assert len(shell.reports) == 4
 
 
-def test_a_silent_slot_is_given_up_and_stopped() -> None:
+def test_silent_slot_is_declared_lost_and_released() -> None:
     """Nothing is deployed yet, and no other process would bring a slot in its place."""
     shell = Shell()
     shell.claims(1)
@@ -248,7 +248,7 @@ def test_a_silent_slot_is_given_up_and_stopped() -> None:
     assert shell.sent[-1].attempt == 1
 
 
-def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
+def test_lost_slot_is_not_reported_again_as_silent() -> None:
     shell = running()
     shell.loses(1, 0, allocation_id=3)
     shell.claims(2)
@@ -266,7 +266,7 @@ def test_a_slot_that_is_known_to_be_lost_is_not_found_silent_as_well() -> None:
     )
 
 
-def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
+def test_slot_whose_older_allocation_was_lost_may_time_out() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=4)
@@ -276,7 +276,7 @@ def test_a_slot_whose_earlier_use_is_lost_may_be_found_silent() -> None:
     assert isinstance(shell.sent[-1], ReleaseSlots)
 
 
-def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
+def test_slot_that_refuses_its_deployment_fails_the_attempt() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=3)
@@ -287,7 +287,7 @@ def test_a_slot_that_does_not_take_its_deployment_ends_the_attempt() -> None:
     assert shell.reported_error() == ("Slot tm-1/0 was lost: it refused StartSources: it leaves.")
 
 
-def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
+def test_slot_that_registers_after_the_deployment_replaces_none() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=1)
@@ -298,7 +298,7 @@ def test_what_registers_after_the_deployment_takes_nobodys_place() -> None:
     assert live.slots[0].registered.allocation_id == 1
 
 
-def test_the_slots_that_a_failure_takes_with_it_are_not_its_reason() -> None:
+def test_slots_lost_after_the_first_failure_do_not_replace_its_error() -> None:
     shell = Shell(slots=2)
     shell.claims(1)
     for ordinal in range(2):
@@ -314,7 +314,7 @@ def test_the_slots_that_a_failure_takes_with_it_are_not_its_reason() -> None:
     assert shell.reported_error() == first
 
 
-def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
+def test_slots_that_exit_while_the_job_closes_do_not_replace_its_error() -> None:
     shell = Shell()
     shell.claims(1)
     shell.registers(1, 0, allocation_id=1)
@@ -329,7 +329,7 @@ def test_the_slots_that_leave_at_the_end_are_not_its_reason() -> None:
     assert shell.reported_error() == "Slot tm-1/0 was lost: out of memory."
 
 
-def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
+def test_slots_are_not_deployed_if_the_attempt_was_fenced() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
     cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
@@ -346,7 +346,7 @@ def test_slots_begin_only_when_the_job_is_still_this_attempts() -> None:
     assert sent == [], "of an attempt that is over"
 
 
-def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
+def test_slot_that_registers_during_the_ownership_check_replaces_none() -> None:
     shell, asked = Shell(), list[Callable[[TidegateError | None], None]]()
     cast("Any", shell.master._journal).check_ownership = asked.append
     shell.claims(1)
@@ -362,7 +362,7 @@ def test_a_place_is_taken_while_it_is_asked_whose_the_job_is() -> None:
 
 
 @pytest.mark.parametrize(("gone", "restarts"), [("the storage is gone", 0), ("", 1)])
-def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
+def test_declined_checkpoint_does_not_count_as_failed_while_the_storage_is_gone(
     gone: str, restarts: int
 ) -> None:
     shell = running()
@@ -390,7 +390,7 @@ def test_a_declined_checkpoint_counts_only_if_the_storage_is_there(
     assert live.coordinator.counts.failed_in_a_row == (0 if gone else tolerable + 1)
 
 
-def test_a_job_is_planned_when_its_code_is_there_and_reports_meanwhile(
+def test_job_is_planned_after_its_code_is_fetched_and_reports_unplanned_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shell, fetching, recovered = Shell(), list[Callable[[Any], None]](), list[object]()
@@ -416,7 +416,7 @@ def test_a_job_is_planned_when_its_code_is_there_and_reports_meanwhile(
     assert shell.reports[-1].planned
 
 
-def test_a_jobmaster_that_was_replaced_while_it_fetched_the_code_claims_nothing() -> None:
+def test_jobmaster_replaced_during_the_code_fetch_makes_no_claim() -> None:
     shell, fetching = Shell(), list[Callable[[Any], None]]()
     cast("Any", shell.master._journal).fetch_code = fetching.append
     shell.master._plan = None
@@ -426,7 +426,7 @@ def test_a_jobmaster_that_was_replaced_while_it_fetched_the_code_claims_nothing(
 
 
 @pytest.mark.parametrize(("final_checkpoint", "outcome"), [(True, "finished"), (False, "canceled")])
-def test_a_stop_does_not_wait_for_recoveries_that_fail(
+def test_stop_during_a_failing_recovery_closes_the_job_at_once(
     final_checkpoint: bool, outcome: str
 ) -> None:
     shell = Shell()

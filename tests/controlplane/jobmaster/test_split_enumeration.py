@@ -65,7 +65,7 @@ def starts(partitions: int) -> dict[int, int]:
         ("committed", ["group", "earliest"]),
     ],
 )
-def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[str]) -> None:
+def test_partition_carries_the_kind_of_its_start_offset(start: Any, kinds: list[str]) -> None:
     admin = SimpleNamespace(
         partitions=lambda _: 2,
         earliest=each(2),
@@ -78,7 +78,7 @@ def test_each_partition_tells_how_its_start_was_chosen(start: Any, kinds: list[s
     assert [each.start_kind for each in enumerated(start, admin)] == kinds
 
 
-def test_offsets_that_were_given_are_where_a_source_begins() -> None:
+def test_source_begins_at_the_given_partition_offsets() -> None:
     assert starts(3) == {0: 2, 1: 7, 2: 2}
 
 
@@ -88,12 +88,12 @@ def test_an_offset_of_a_partition_that_is_not_there_is_refused() -> None:
         starts(1)
 
 
-def test_a_topic_that_is_not_there_any_more_is_named_with_its_source() -> None:
+def test_missing_topic_is_refused_with_the_name_of_its_source() -> None:
     with pytest.raises(RefusedError, match=r"source 'a' \(.*\) cannot be read: Kafka has no topic"):
         starts(0)
 
 
-def test_what_an_open_transaction_hides_from_a_bounded_run_is_counted() -> None:
+def test_offsets_hidden_by_open_transactions_are_counted_for_a_bounded_run() -> None:
     admin = SimpleNamespace(
         partitions=lambda _: 2,
         earliest=each(2),

@@ -48,7 +48,7 @@ def test_a_message_of_another_attempt_is_refused() -> None:
     assert len(posted) == 2
 
 
-def test_a_message_whose_attempt_ended_while_it_waited_changes_nothing() -> None:
+def test_queued_message_is_ignored_if_its_attempt_has_ended() -> None:
     for live in (None, LIVE):
         decided: list[object] = []
         master = jobmaster(live, decided, [])
@@ -58,5 +58,5 @@ def test_a_message_whose_attempt_ended_while_it_waited_changes_nothing() -> None
     assert len(decided) == 1
 
 
-def test_nothing_is_taken_before_the_jobmaster_is_made() -> None:
+def test_message_is_refused_before_the_jobmaster_has_started() -> None:
     assert _receive_when_started([], ready(LIVE)) == Refused(reason="this JobMaster is starting")

@@ -24,7 +24,7 @@ class Clock:
         return self.now_s
 
 
-def test_the_oldest_call_is_found_when_it_lasts_too_long() -> None:
+def test_oldest_storage_call_is_reported_as_hanging_after_the_timeout() -> None:
     clock = Clock()
     calls = StorageCalls(cast("Any", clock))
     with calls.during("create a"):
@@ -39,7 +39,7 @@ def test_the_oldest_call_is_found_when_it_lasts_too_long() -> None:
     assert calls.hanging(0.0) is None
 
 
-def test_an_effect_on_the_storage_is_a_call_that_is_watched() -> None:
+def test_storage_effect_is_a_watched_storage_call() -> None:
     clock = Clock()
     calls = StorageCalls(cast("Any", clock))
     seen: list[object] = []
@@ -60,7 +60,7 @@ def test_an_effect_on_the_storage_is_a_call_that_is_watched() -> None:
     assert seen == [("ReadObject job/journal/1", 0.0)]
 
 
-def test_a_jobmaster_whose_call_hangs_leaves_with_a_status_of_its_own() -> None:
+def test_jobmaster_exits_with_its_own_status_if_a_storage_call_hangs() -> None:
     clock, left = Clock(), list[int]()
     storage = SimpleNamespace(
         store=SimpleNamespace(confirm=lambda: None),
@@ -95,7 +95,7 @@ class TestDeployment:
         assert shell.master._machine.state is JobState.DEPLOYING
         return shell
 
-    def test_a_restore_that_brings_nothing_ends_the_attempt(self) -> None:
+    def test_restore_without_progress_fails_the_attempt(self) -> None:
         shell = self.deploying()
         for now_s in range(0, 130, 5):
             shell.now_s = now_s
@@ -105,14 +105,14 @@ class TestDeployment:
         assert error is not None
         assert "does not answer 'files/1/a.sst'" in str(error)
 
-    def test_a_long_restore_that_goes_on_is_waited_for(self) -> None:
+    def test_long_restore_with_progress_does_not_fail_the_attempt(self) -> None:
         shell = self.deploying()
         for now_s in range(0, 1000, 5):
             shell.now_s = now_s
             self.beats(shell, "files/1/a.sst", 1000 * (now_s // 100))
         assert shell.master._machine.state is JobState.DEPLOYING
 
-    def test_code_that_opens_for_long_is_not_the_storages_fault(self) -> None:
+    def test_slow_open_of_user_code_does_not_count_as_a_hanging_restore(self) -> None:
         shell = self.deploying()
         for now_s in range(0, 1000, 5):
             shell.now_s = now_s

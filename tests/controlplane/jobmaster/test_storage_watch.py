@@ -60,7 +60,7 @@ class Watched:
         self.posted.get(timeout=30)()
 
 
-def test_a_loss_and_a_return_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_storage_loss_and_return_are_each_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     for answer in (None, StorageGoneError("X is gone."), StorageGoneError("X is gone.")):
         watched.check_storage(answer)
@@ -72,7 +72,7 @@ def test_a_loss_and_a_return_are_told_once(caplog: pytest.LogCaptureFixture) -> 
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
-def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_storage_check_that_hangs_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     watched = Watched()
     watched.watch.check_storage()
@@ -88,7 +88,7 @@ def test_a_look_that_does_not_return_is_told(caplog: pytest.LogCaptureFixture) -
     assert watched.watch.trouble == ""
 
 
-def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
+def test_failure_is_judged_after_a_storage_check_that_began_later() -> None:
     watched, judged = Watched(), list[str]()
     watched.watch.check_storage()  # it may have seen the storage before the failure
     watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
@@ -101,7 +101,7 @@ def test_a_failure_is_judged_after_a_look_that_began_later() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), MemoryError()])
-def test_a_look_that_fails_in_any_way_ends_and_others_follow(error: Exception) -> None:
+def test_storage_check_that_raises_any_error_ends_and_later_checks_run(error: Exception) -> None:
     """A failed checkpoint waits for a look, so that one without an end would stop all others."""
     watched, judged = Watched(), list[str]()
     watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
@@ -112,7 +112,7 @@ def test_a_look_that_fails_in_any_way_ends_and_others_follow(error: Exception) -
     assert watched.watch.trouble == "X is gone."
 
 
-def test_a_failure_without_a_look_under_way_begins_one() -> None:
+def test_failure_without_a_running_storage_check_starts_one() -> None:
     watched, judged = Watched(), list[str]()
     for _ in range(2):
         watched.watch.check_storage_then(lambda: judged.append(watched.watch.gone))
@@ -122,7 +122,7 @@ def test_a_failure_without_a_look_under_way_begins_one() -> None:
     assert judged == ["", ""]
 
 
-def test_a_look_that_hangs_is_a_call_that_is_watched() -> None:
+def test_storage_check_is_a_watched_storage_call() -> None:
     watched = Watched()
     watched.watch.check_storage()
     assert watched.store.asked.get(timeout=30)

@@ -32,7 +32,7 @@ JOINS = RegisterTaskManager(
 ACCEPTED = TaskManagerAccepted(epoch=LeaderEpoch(3))
 
 
-def test_a_standalone_taskmanager_waits_for_as_long_as_it_takes(
+def test_standalone_taskmanager_retries_registration_without_a_timeout(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lines = Lines(*[RpcError("nobody answers")] * 200, ACCEPTED)
@@ -42,7 +42,7 @@ def test_a_standalone_taskmanager_waits_for_as_long_as_it_takes(
     assert told == ["waiting for the JobManager: nobody answers"] * 4, "every 30 s of 100"
 
 
-def test_one_that_was_started_by_a_jobmanager_does_not_wait() -> None:
+def test_taskmanager_started_by_a_jobmanager_does_not_retry_registration() -> None:
     lines = Lines(RpcError("nobody answers"))
     with pytest.raises(RpcError):
         _register(lines.connect("jm"), JOINS, VirtualClock(), 0.0)
@@ -53,7 +53,7 @@ def test_one_that_was_started_by_a_jobmanager_does_not_wait() -> None:
 @pytest.mark.parametrize(
     ("interval", "timeout"), [("1 s", "15 s"), ("1 s", "3 s"), ("5 s", "15 s"), ("2 s", "30 s")]
 )
-def test_behind_a_lost_heartbeat_there_is_time_for_another(
+def test_heartbeat_timeout_leaves_time_for_another_heartbeat_after_a_lost_one(
     interval: str, timeout: str, standalone: bool
 ) -> None:
     """A connection that has gone silent is found out by it, and the next one has a new one."""

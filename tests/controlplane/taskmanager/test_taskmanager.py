@@ -15,14 +15,18 @@ from tidegate.protocol.messages import (
 )
 
 EPOCH = LeaderEpoch(2)
-SILENCE_MS = 1_000
+HEARTBEAT_TIMEOUT_MS = 1_000
 HEARTBEAT = TaskManagerHeartbeat(id=TaskManagerId("x"), epoch=EPOCH)
 
 
 @pytest.fixture
 def machine() -> t.TaskManagerMachine:
     return t.TaskManagerMachine(
-        id_=TaskManagerId("x"), epoch=EPOCH, slots=2, heartbeat_timeout_ms=SILENCE_MS, now_ms=0
+        id_=TaskManagerId("x"),
+        epoch=EPOCH,
+        slots=2,
+        heartbeat_timeout_ms=HEARTBEAT_TIMEOUT_MS,
+        now_ms=0,
     )
 
 
@@ -105,7 +109,9 @@ def test_a_report_is_repeated_until_it_is_answered(machine: t.TaskManagerMachine
     assert machine.handle(t.Replied(message=message, reply=Acknowledge()), 0) == []
 
 
-def test_a_stop_is_answered_when_the_process_is_gone(machine: t.TaskManagerMachine) -> None:
+def test_stop_is_acknowledged_when_the_slot_process_has_exited(
+    machine: t.TaskManagerMachine,
+) -> None:
     run(machine, 1, 100)
     assert ask(machine, 2, stop(1)) == [t.KillSlot(pid=100)]
     assert ask(machine, 3, stop(1)) == []
@@ -116,7 +122,7 @@ def test_a_stop_is_answered_when_the_process_is_gone(machine: t.TaskManagerMachi
     ]
 
 
-def test_a_stop_of_what_is_only_being_forked_waits_for_its_pid(
+def test_stop_during_a_fork_kills_the_process_once_its_pid_is_known(
     machine: t.TaskManagerMachine,
 ) -> None:
     ask(machine, 1, start(1))
@@ -141,7 +147,7 @@ def test_a_start_that_comes_twice_forks_once(machine: t.TaskManagerMachine) -> N
     assert ask(machine, 3, start(1)) == [t.Reply(ask=3, message=Acknowledge())]
 
 
-def test_a_stop_of_an_older_attempt_or_another_job_spares_what_runs(
+def test_stop_of_an_older_attempt_or_another_job_does_not_kill_the_running_slot(
     machine: t.TaskManagerMachine,
 ) -> None:
     run(machine, 3, 100, attempt=2)
@@ -150,7 +156,9 @@ def test_a_stop_of_an_older_attempt_or_another_job_spares_what_runs(
     assert "runs attempt 2" in refused(ask(machine, 4, start(4, attempt=3)))
 
 
-def test_other_leaders_and_slots_are_refused(machine: t.TaskManagerMachine) -> None:
+def test_start_with_another_epoch_or_an_unknown_slot_is_refused(
+    machine: t.TaskManagerMachine,
+) -> None:
     assert "epoch" in refused(ask(machine, 1, start(1, epoch=EPOCH - 1)))
     assert "epoch" in refused(ask(machine, 2, start(1, epoch=EPOCH + 1)))
     assert "no slot 2" in refused(ask(machine, 3, start(1, index=2)))
@@ -158,34 +166,40 @@ def test_other_leaders_and_slots_are_refused(machine: t.TaskManagerMachine) -> N
 
 
 class TestEnd:
-    def test_when_refused(self, machine: t.TaskManagerMachine) -> None:
+    def test_taskmanager_exits_if_its_heartbeat_is_refused(
+        self, machine: t.TaskManagerMachine
+    ) -> None:
         reply = t.Replied(message=HEARTBEAT, reply=Refused(reason="was given up"))
         (end,) = machine.handle(reply, 0)
         assert isinstance(end, t.ExitProcess)
         assert "was given up" in end.reason
         assert machine.handle(t.HeartbeatDue(), 0) == []
 
-    def test_when_the_jobmanager_is_silent(self, machine: t.TaskManagerMachine) -> None:
+    def test_taskmanager_exits_if_the_jobmanager_is_silent_for_the_heartbeat_timeout(
+        self, machine: t.TaskManagerMachine
+    ) -> None:
         assert machine.handle(t.HeartbeatDue(), 0) == [t.SendToJobManager(message=HEARTBEAT)]
         assert machine.handle(t.HeartbeatDue(), 10) == []  # one at a time
         machine.handle(t.Replied(message=HEARTBEAT, reply=Acknowledge()), 100)
         machine.handle(t.HeartbeatDue(), 200)
-        assert machine.handle(t.RequestFailed(message=HEARTBEAT), 100 + SILENCE_MS) == []
-        (end,) = machine.handle(t.RequestFailed(message=HEARTBEAT), 101 + SILENCE_MS)
+        assert machine.handle(t.RequestFailed(message=HEARTBEAT), 100 + HEARTBEAT_TIMEOUT_MS) == []
+        (end,) = machine.handle(t.RequestFailed(message=HEARTBEAT), 101 + HEARTBEAT_TIMEOUT_MS)
         assert isinstance(end, t.ExitProcess)
 
-    def test_also_when_a_heartbeat_never_returns(self, machine: t.TaskManagerMachine) -> None:
+    def test_taskmanager_exits_if_a_heartbeat_never_returns(
+        self, machine: t.TaskManagerMachine
+    ) -> None:
         machine.handle(t.HeartbeatDue(), 0)
-        (end,) = machine.handle(t.HeartbeatDue(), SILENCE_MS + 1)
+        (end,) = machine.handle(t.HeartbeatDue(), HEARTBEAT_TIMEOUT_MS + 1)
         assert isinstance(end, t.ExitProcess)
 
-    def test_without_its_fork_server(self, machine: t.TaskManagerMachine) -> None:
+    def test_taskmanager_exits_if_its_fork_server_dies(self, machine: t.TaskManagerMachine) -> None:
         (end,) = machine.handle(t.ForkServerExited(status=-9), 0)
         assert isinstance(end, t.ExitProcess)
         assert "-9" in end.reason
 
 
-def test_a_fork_that_the_system_refuses_leaves_the_slot_free(
+def test_slot_is_free_after_the_operating_system_refused_the_fork(
     machine: t.TaskManagerMachine,
 ) -> None:
     ask(machine, 1, start(1))
@@ -197,7 +211,7 @@ def test_a_fork_that_the_system_refuses_leaves_the_slot_free(
     run(machine, 2, 100)
 
 
-def test_a_stop_of_what_could_not_be_forked_is_answered(machine: t.TaskManagerMachine) -> None:
+def test_stop_is_acknowledged_if_the_fork_was_refused(machine: t.TaskManagerMachine) -> None:
     ask(machine, 1, start(1))
     ask(machine, 2, stop(1))
     refusal = t.NotForked(index=0, reason="no process id")

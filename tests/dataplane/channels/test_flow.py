@@ -182,7 +182,7 @@ def _never(peer: int, error: Exception) -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_every_schedule_keeps_order_and_credits(seed: int) -> None:
+def test_channels_keep_order_and_credits_under_every_random_schedule(seed: int) -> None:
     Flow(seed).run()
 
 
@@ -264,7 +264,7 @@ MISTAKES: list[tuple[str, dict[str, type]]] = [
 
 
 @pytest.mark.parametrize("mistake", [parts for _, parts in MISTAKES], ids=[n for n, _ in MISTAKES])
-def test_a_planted_mistake_is_found(mistake: dict[str, type]) -> None:
+def test_flow_check_finds_a_planted_mistake_in_a_channel(mistake: dict[str, type]) -> None:
     found = 0
     for seed in range(20):
         try:

@@ -51,7 +51,7 @@ def payload(*batches: RecordBatch) -> bytes:
     return b"".join(data_frame(encoded_batches))
 
 
-def test_golden_bytes() -> None:
+def test_frames_have_the_golden_bytes() -> None:
     assert control_frame(BARRIER).hex() == "01020000000000000007000000000000000c01"
     assert control_frame(EndOfInput()).hex() == "0103"
     assert credit_frame(5).hex() == "010400000005"
@@ -72,7 +72,7 @@ def test_golden_bytes() -> None:
 
 
 @given(st.lists(record_batches(), min_size=1, max_size=5))
-def test_batches_come_back(batches: list[RecordBatch]) -> None:
+def test_record_batches_survive_encode_and_decode(batches: list[RecordBatch]) -> None:
     assert codec().decode(payload(*batches)) == batches
 
 
@@ -100,20 +100,18 @@ def test_a_column_is_decoded_out_of_the_frame_without_a_copy() -> None:
         final=st.booleans(),
     )
 )
-def test_barriers_come_back(barrier: Barrier) -> None:
+def test_barrier_survives_encode_and_decode(barrier: Barrier) -> None:
     assert read_control(control_frame(barrier)) == barrier
     assert frame_kind(control_frame(barrier)) is FrameKind.BARRIER
 
 
-def test_the_other_frames_come_back() -> None:
+def test_end_of_input_and_credit_frames_survive_encode_and_decode() -> None:
     assert read_control(control_frame(EndOfInput())) == EndOfInput()
     assert read_credit(credit_frame(2**32 - 1)) == 2**32 - 1
 
 
 @given(st.lists(record_batches(), min_size=1, max_size=3), st.data())
-def test_a_torn_frame_is_an_error_of_the_exchange(
-    batches: list[RecordBatch], data: st.DataObject
-) -> None:
+def test_torn_frame_raises_exchange_error(batches: list[RecordBatch], data: st.DataObject) -> None:
     whole = payload(*batches)
     cut = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(ExchangeError, match="orders -> totals"):
@@ -123,14 +121,14 @@ def test_a_torn_frame_is_an_error_of_the_exchange(
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_an_error_of_the_exchange_or_a_frame(noise: bytes) -> None:
+def test_random_bytes_raise_exchange_error_or_decode_as_a_frame(noise: bytes) -> None:
     for prefix in (b"", b"\x01\x01\x00\x01", b"\x01\x02", b"\x01\x04"):
         for read in (codec().decode, read_control, read_credit, frame_kind):
             with contextlib.suppress(ExchangeError):  # anything else fails the test
                 read(prefix + noise)
 
 
-def test_another_version_is_refused() -> None:
+def test_frame_of_another_version_is_refused() -> None:
     frame = bytearray(payload(batch(0, 1)))
     frame[0] = 2
     with pytest.raises(ExchangeError, match="version"):
@@ -145,7 +143,7 @@ def test_columns_that_differ_in_length_are_refused() -> None:
         codec().decode(payload(crooked))
 
 
-def test_a_batch_too_large_for_a_frame_is_cut() -> None:
+def test_batch_too_large_for_a_frame_is_split() -> None:
     large = "x" * (MAX_FRAME_BYTES // 3)
     whole = RecordBatch([large] * 5, [1, 2, 3, 4, 5], ORIGIN, [b"k", None, b"", b"l", b"m"])
     encoded_batches = codec().encode(whole)
@@ -162,7 +160,7 @@ def test_a_batch_too_large_for_a_frame_is_cut() -> None:
     )
 
 
-def test_a_record_too_large_for_a_frame_is_named() -> None:
+def test_error_names_the_record_too_large_for_a_frame() -> None:
     values = ["small", "x" * MAX_FRAME_BYTES]
     with pytest.raises(RecordTooLargeError) as raised:
         codec().encode(RecordBatch(values, [8, 9], ORIGIN))
@@ -171,14 +169,14 @@ def test_a_record_too_large_for_a_frame_is_named() -> None:
         assert name in message
 
 
-def test_a_value_that_cannot_be_encoded_is_named() -> None:
+def test_error_names_the_record_whose_value_cannot_be_encoded() -> None:
     with pytest.raises(UserCodeError) as raised:
         codec().encode(RecordBatch(["fine", object()], [8, 9], ORIGIN))
     for name in ("orders -> totals", "'orders'", "orders-3@9", "object"):
         assert name in str(raised.value)
 
 
-def test_errors_of_a_decoder_are_errors_of_the_exchange() -> None:
+def test_column_decoder_error_raises_exchange_error() -> None:
     class Broken(PlainColumn):
         def __init__(self) -> None:
             super().__init__()
@@ -188,6 +186,6 @@ def test_errors_of_a_decoder_are_errors_of_the_exchange() -> None:
         FrameCodec("a -> b", "a", Broken()).decode(payload(batch(0, 1)))
 
 
-def test_slices_keep_columns_together() -> None:
+def test_slice_of_a_batch_keeps_values_offsets_and_keys_aligned() -> None:
     whole = RecordBatch(["a", "b", "c"], [1, 2, 3], ORIGIN, [b"x", None, b"z"])
     assert slice_batch(whole, 1, 3) == RecordBatch(["b", "c"], [2, 3], ORIGIN, [None, b"z"])

@@ -33,7 +33,7 @@ def drain(gate: InputGate) -> list[tuple[int, StreamElement]]:
     return taken
 
 
-def test_channels_take_turns() -> None:
+def test_input_gate_reads_its_channels_in_turn() -> None:
     channels = [local(0), local(1), local(2)]
     gate = InputGate(channels)
     assert (len(gate), gate.available(), gate.next_element()) == (3, False, None)
@@ -64,7 +64,7 @@ def test_a_busy_channel_does_not_starve_another() -> None:
     assert calm_came <= 4
 
 
-def test_nothing_leaves_a_blocked_channel() -> None:
+def test_blocked_channel_gives_no_element() -> None:
     first, second = local(0), local(1)
     gate = InputGate([first, second])
     first.put(BARRIER)
@@ -94,7 +94,7 @@ def test_unblocking_one_leaves_the_others_blocked() -> None:
     assert [index for index, _ in drain(gate)] == [1]
 
 
-def test_kinds_are_seen_before_elements_are_taken() -> None:
+def test_input_channel_shows_the_kind_of_its_next_element() -> None:
     granted: list[int] = []
     channel = remote(granted)
     assert channel.peek_kind() is None
@@ -108,7 +108,7 @@ def test_kinds_are_seen_before_elements_are_taken() -> None:
     assert seen == ["records", "records", "barrier", "end_of_input"]
 
 
-def test_a_frame_counts_until_its_last_batch_is_taken() -> None:
+def test_frame_counts_in_channel_depth_until_its_last_batch_is_taken() -> None:
     granted: list[int] = []
     channel = remote(granted, capacity=2)
     gate = InputGate([channel])
@@ -125,7 +125,7 @@ def test_a_frame_counts_until_its_last_batch_is_taken() -> None:
     assert depths == [(2, []), (2, []), (1, [1]), (0, [1, 1]), (0, [1, 1])]
 
 
-def test_credits_come_back_by_halves() -> None:
+def test_channel_returns_credits_in_halves_of_its_capacity() -> None:
     granted: list[int] = []
     channel = remote(granted, capacity=8)
     for first in range(8):
@@ -138,7 +138,7 @@ def test_credits_come_back_by_halves() -> None:
     assert (granted, channel.unannounced_credit) == ([4, 4], 0)
 
 
-def test_a_sender_without_credit_is_found_out() -> None:
+def test_frame_sent_without_credit_is_refused() -> None:
     channel = remote([], capacity=2)
     channel.offer_frame(frame(0))
     channel.offer_frame(frame(1))
@@ -146,6 +146,6 @@ def test_a_sender_without_credit_is_found_out() -> None:
         channel.offer_frame(frame(2))
 
 
-def test_an_empty_channel_gives_nothing() -> None:
+def test_pop_of_an_empty_channel_is_refused() -> None:
     with pytest.raises(InternalError, match="empty"):
         local().pop()

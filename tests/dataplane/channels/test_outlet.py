@@ -140,7 +140,7 @@ def test_a_failing_key_function_names_step_and_record() -> None:
     assert not channels[1].elements
 
 
-def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
+def test_error_names_the_record_when_a_key_function_raises_stop_iteration() -> None:
     channels = [Heard(), Heard()]
     record_writer = KeyGroupWriter(
         lambda items: next(iter(items)), str.encode, 128, channels, step="s"
@@ -151,7 +151,7 @@ def test_a_key_function_that_raises_stop_iteration_names_the_record() -> None:
     assert not channels[1].elements
 
 
-def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
+def test_error_names_the_record_whose_key_cannot_be_encoded() -> None:
     record_writer = KeyGroupWriter(
         lambda value: value, str.encode, 128, [Heard(), Heard()], step="s"
     )
@@ -159,7 +159,7 @@ def test_a_key_that_cannot_be_encoded_names_the_record() -> None:
         record_writer.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
 
 
-def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
+def test_record_writer_sends_barriers_to_all_channels_and_needs_all_channels_writable() -> None:
     channels = [Heard(), Heard(), Heard()]
     record_writer = key_outlet(channels)
     record_writer.emit_control(BARRIER)
@@ -172,7 +172,7 @@ def test_control_goes_everywhere_and_writing_needs_everybody() -> None:
     assert not record_writer.writable()
 
 
-def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
+def test_forward_writer_has_one_channel_and_skips_empty_batches() -> None:
     one = Heard()
     forward = ForwardWriter(one)
     forward.emit(batch(0, 2))
@@ -183,7 +183,7 @@ def test_a_forward_outlet_has_one_channel_and_passes_no_empty_batch() -> None:
     assert not forward.writable()
 
 
-def test_a_local_channel_hands_on_the_very_batch_up_to_its_capacity() -> None:
+def test_local_channel_passes_the_same_batch_object_up_to_its_capacity() -> None:
     receiver = InputChannel(edge(), SubtaskIndex(0), 2)
     gate = InputGate([receiver])
     channel = LocalOutputChannel(receiver)
@@ -213,14 +213,14 @@ def test_small_batches_share_a_frame_until_it_is_full() -> None:
     assert wire.offsets()[1:] == [list(range(520, 530))]
 
 
-def test_many_tiny_batches_fill_a_frame_before_the_kernel_s_limit_of_parts() -> None:
+def test_frame_of_tiny_batches_is_sent_before_the_kernel_limit_of_parts() -> None:
     wire = Wire()
     for first in range(128):
         wire.channel.put(batch(first, 1))
     assert len(wire.payloads) == 1
 
 
-def test_large_records_make_frames_of_bytes_not_of_records() -> None:
+def test_frame_size_is_limited_in_bytes_for_large_records() -> None:
     wire = Wire(initial=100)
     for start in (0, 200):
         rows = list(range(start, start + 200))
@@ -230,7 +230,7 @@ def test_large_records_make_frames_of_bytes_not_of_records() -> None:
     assert max(len(payload) for payload in wire.payloads[4:]) < 150_000
 
 
-def test_gathered_segments_and_a_huge_one_do_not_share_a_frame() -> None:
+def test_buffered_segments_and_a_huge_segment_do_not_share_a_frame() -> None:
     wire = Wire()
     wire.channel.put(batch(0, 100))
     wire.channel.put(RecordBatch(["x" * (MAX_FRAME_BYTES - 200)], [100], ORIGIN))
@@ -238,7 +238,7 @@ def test_gathered_segments_and_a_huge_one_do_not_share_a_frame() -> None:
     assert all(len(payload) <= MAX_FRAME_BYTES for payload in wire.payloads)
 
 
-def test_without_credit_frames_wait_and_the_task_stops() -> None:
+def test_frames_wait_and_channel_is_not_writable_without_credit() -> None:
     wire = Wire(initial=2)
     for first in (0, 512, 1024):
         assert wire.channel.writable()
@@ -251,7 +251,7 @@ def test_without_credit_frames_wait_and_the_task_stops() -> None:
     assert wire.offsets() == [list(range(n, n + 512)) for n in (0, 512, 1024)]
 
 
-def test_a_barrier_flushes_and_queues_behind_what_waits_for_credit() -> None:
+def test_barrier_flushes_the_buffer_and_queues_after_frames_that_wait_for_credit() -> None:
     wire = Wire(initial=1)
     wire.channel.put(batch(0, 5))
     wire.channel.put_control(BARRIER)
@@ -272,7 +272,7 @@ def test_a_barrier_needs_no_credit() -> None:
     assert wire.kinds() == ["DATA", "BARRIER"]
 
 
-def test_a_flush_without_credit_is_made_up_for_when_credit_comes() -> None:
+def test_flush_without_credit_is_done_when_credit_arrives() -> None:
     wire = Wire(initial=1)
     wire.channel.put(batch(0, 5))
     wire.channel.flush()
@@ -285,7 +285,7 @@ def test_a_flush_without_credit_is_made_up_for_when_credit_comes() -> None:
     assert wire.offsets() == [list(range(5)), list(range(5, 15))]
 
 
-def test_credit_that_was_never_spent_is_our_bug() -> None:
+def test_credit_that_was_never_spent_raises_internal_error() -> None:
     wire = Wire(initial=2)
     wire.channel.put(batch(0, 600))
     with pytest.raises(InternalError, match="credits came back"):

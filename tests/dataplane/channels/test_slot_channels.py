@@ -132,7 +132,7 @@ def _key(value: str) -> str:
     return value[:2]
 
 
-def test_gates_and_outlets_follow_the_plan() -> None:
+def test_input_gates_and_record_writers_follow_the_plan() -> None:
     slots = Slots(3)
     slot = slots.slots[1]
     assert len(slot.gate(ORDERS)) == 0
@@ -159,7 +159,7 @@ def test_one_slot_needs_no_codec_and_no_peer() -> None:
     assert slots.exchanges[0].peers == {}
 
 
-def test_a_blocked_channel_holds_nobody_else_up() -> None:
+def test_blocked_channel_does_not_stop_other_channels() -> None:
     slots = Slots(2, initial_credit=2)
     gate = slots.slots[1].gate(TOTALS)
     mine = next(key for key in range(100) if _owner(f"{key:02d}", 2) == 1)
@@ -203,7 +203,7 @@ def _owner(key: str, parallelism: int) -> int:
 
 
 @pytest.mark.parametrize("payload", [control_frame(BARRIER), credit_frame(1), b"\x01\x01\x00\x00"])
-def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
+def test_frame_of_an_unknown_channel_is_refused(payload: bytes) -> None:
     slot = Slots(2).slots[0]
     forward = next(e.index for e, _ in slot.record_writers(ORDERS) if e.partitioning == "forward")
     for peer, number in ((1, forward), (1, 99), (5, 0), (0, 0)):
@@ -211,7 +211,7 @@ def test_frames_of_no_channel_are_refused(payload: bytes) -> None:
             slot.on_frames(peer, [(number, payload)])
 
 
-def test_credit_without_an_expense_is_an_error() -> None:
+def test_slot_refuses_credit_for_frames_that_were_never_sent() -> None:
     slot = Slots(2).slots[0]
     number = next(e.index for e, _ in slot.record_writers(ORDERS) if e.partitioning == "key")
     with pytest.raises(InternalError, match="credits"):
@@ -224,7 +224,7 @@ class Order:
     amount: Decimal
 
 
-def test_records_of_a_declared_type_travel_as_that_type() -> None:
+def test_records_of_a_declared_type_arrive_as_that_type() -> None:
     network = Network()
     logical = StreamGraph("typed")
     logical.add("source", (), location="x:1", uid=ORDERS, record_type=Order)

@@ -36,7 +36,7 @@ def prepared_table(count: int = 2, at: int = 1) -> TransactionalIdPool:
     return table
 
 
-def test_an_id_passes_all_states_and_is_free_again() -> None:
+def test_transactional_id_is_reused_only_after_ended_and_released() -> None:
     table = prepared_table()
     assert table.transactions() == (transaction(0, 1),)
     table.ended(0)
@@ -47,14 +47,14 @@ def test_an_id_passes_all_states_and_is_free_again() -> None:
     assert table.take_free() == 0
 
 
-def test_freed_before_ended_is_about_a_transaction_before() -> None:
+def test_early_release_message_does_not_release_a_prepared_transactional_id() -> None:
     table = prepared_table(count=1)
     table.freed(0)
     assert table.state(0) is IdState.PREPARED
     assert table.take_free() is None
 
 
-def test_a_late_ended_of_an_older_checkpoint_does_not_drop_a_newer_transaction() -> None:
+def test_late_ended_message_of_an_older_checkpoint_keeps_the_newer_transaction() -> None:
     table = prepared_table(at=7)
     table.ended(0, by=checkpoint(6))
     assert table.transactions() == (transaction(0, 7),)
@@ -62,7 +62,7 @@ def test_a_late_ended_of_an_older_checkpoint_does_not_drop_a_newer_transaction()
     assert table.transactions() == ()
 
 
-def test_messages_about_ids_without_a_transaction_change_nothing() -> None:
+def test_ended_and_release_messages_for_ids_without_a_transaction_change_nothing() -> None:
     table = TransactionalIdPool(1)
     table.ended(0)
     table.freed(0)
@@ -72,7 +72,7 @@ def test_messages_about_ids_without_a_transaction_change_nothing() -> None:
     assert table.state(0) is IdState.INITIALISING
 
 
-def test_an_illegal_move_is_our_bug() -> None:
+def test_forbidden_state_change_of_a_transactional_id_raises_internal_error() -> None:
     table = TransactionalIdPool(1)
     with pytest.raises(InternalError, match="from free to current"):
         table.taken(0)
@@ -89,7 +89,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_an_id_is_never_taken_while_a_publication_may_list_its_transaction(
+def test_transactional_id_is_never_reused_while_a_publication_may_list_it(
     steps: list[tuple[str, int]],
 ) -> None:
     table = TransactionalIdPool(4)

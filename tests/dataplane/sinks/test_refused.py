@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.sinks.doubles import Broker
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Json, Raw
 from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.kafka_sink import KafkaSink
@@ -40,7 +40,7 @@ def batch(*values: Any, keys: list[bytes | None] | None = None) -> RecordBatch:
     return RecordBatch(list(values), range(10, 10 + len(values)), TopicPartition("in", 3), keys)
 
 
-def test_the_limit_of_the_topic_is_exact() -> None:
+def test_sink_with_a_policy_refuses_only_records_over_the_topic_limit() -> None:
     kept = Kept()
     encoder = BatchEncoder(KafkaSink("out", value=Raw()), Uid("out"), kept.refusals, LARGEST)
     fits = b"x" * (FITS - 1)
@@ -50,7 +50,7 @@ def test_the_limit_of_the_topic_is_exact() -> None:
     assert kept.offsets() == [11]
 
 
-def test_headers_count_too() -> None:
+def test_headers_count_for_the_size_of_a_record() -> None:
     kept = Kept()
     sink: Any = KafkaSink.records("out", key=Raw(), value=Raw())
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals, LARGEST)
@@ -62,7 +62,7 @@ def test_headers_count_too() -> None:
     assert kept.offsets() == [11]
 
 
-def test_a_key_and_a_value_that_cannot_be_encoded_are_refused_and_keys_stay_beside_values() -> None:
+def test_sink_refuses_records_it_cannot_encode_and_keeps_keys_aligned_with_values() -> None:
     kept = Kept()
     sink: Any = KafkaSink("out", value=Raw(), record_key=lambda value: value.decode())
     encoder = BatchEncoder(sink, Uid("out"), kept.refusals)
@@ -75,7 +75,7 @@ def test_a_key_and_a_value_that_cannot_be_encoded_are_refused_and_keys_stay_besi
     assert encoded.keys == [b"1", b"3"]
 
 
-def test_an_error_of_the_keys_format_is_covered() -> None:
+def test_sink_policy_covers_an_error_of_the_key_format() -> None:
     class NoKey(Json[int]):
         def encoder(self) -> Any:
             def refuse(key: int) -> bytes:
@@ -95,7 +95,7 @@ def test_an_error_of_the_keys_format_is_covered() -> None:
 @pytest.mark.parametrize(
     "error", [MemoryError(), OSError(errno.EMFILE, "files"), RuntimeError("can't start new thread")]
 )
-def test_a_resource_that_the_system_refused_is_no_fault_of_the_record(error: Exception) -> None:
+def test_sink_policy_does_not_cover_errors_of_memory_or_file_resources(error: Exception) -> None:
     def key_by(value: bytes) -> bytes:
         if value == b"b":
             raise error
@@ -109,25 +109,25 @@ def test_a_resource_that_the_system_refused_is_no_fault_of_the_record(error: Exc
     assert kept.offsets() == []
 
 
-def test_without_a_policy_the_sink_raises() -> None:
+def test_sink_without_a_policy_raises_for_a_value_that_it_cannot_encode() -> None:
     encoder = BatchEncoder(KafkaSink("out", value=Raw()), Uid("out"))
     with pytest.raises(UserCodeError, match="offset 11"):
         encoder.encode(batch(b"a", 7))
 
 
-def test_a_writer_of_which_all_records_are_refused_begins_no_transaction() -> None:
+def test_writer_begins_no_transaction_if_all_records_are_refused() -> None:
     broker, kept = Broker(), Kept()
-    around = Surroundings(broker, broker, warm=2, slots=8)
-    around.context.max_message_bytes = {"out": LARGEST}
+    harness = SubtaskHarness(broker, broker, warm=2, slots=8)
+    harness.context.max_message_bytes = {"out": LARGEST}
     sink = KafkaSink("out", value=Raw())
-    writer = KafkaSinkWriter(sink, Uid("out"), around.context, kept.refusals)
+    writer = KafkaSinkWriter(sink, Uid("out"), harness.context, kept.refusals)
     writer.open()
-    around.settle()
+    harness.run_until_idle()
     writer.write(batch(b"x" * LARGEST))
-    around.settle()
+    harness.run_until_idle()
     assert kept.offsets() == [10]
     assert broker.log == []
-    assert around.counters.records_out == 0
+    assert harness.counters.records_out == 0
     writer.write(batch(b"x" * LARGEST, b"y"))
-    around.settle()
-    assert around.counters.records_out == 1
+    harness.run_until_idle()
+    assert harness.counters.records_out == 1

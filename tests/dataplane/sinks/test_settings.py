@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dataplane.sinks.doubles import Broker
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config
@@ -33,42 +33,42 @@ def given(
         "sinks": {"out": {"properties": here or {}}},
     }
     broker = Broker()
-    around = Surroundings(broker, broker, config=Config.model_validate(config))
-    KafkaSinkWriter(sink, Uid("out"), around.context).open()
-    around.settle()
+    harness = SubtaskHarness(broker, broker, config=Config.model_validate(config))
+    KafkaSinkWriter(sink, Uid("out"), harness.context).open()
+    harness.run_until_idle()
     settings = dict(broker.settings[0])
     assert settings.pop("bootstrap.servers") == "broker:9092"
     assert settings.pop("message.max.bytes") == str(CLIENT_MAX_BYTES)  # the topic's is not known
     return settings
 
 
-def test_the_clients_limit_is_the_topics() -> None:
+def test_producer_message_limit_is_the_limit_of_the_topic() -> None:
     broker = Broker()
-    around = Surroundings(broker, broker)
-    around.context.max_message_bytes = {"out": 5_000}
-    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), around.context).open()
-    around.settle()
+    harness = SubtaskHarness(broker, broker)
+    harness.context.max_message_bytes = {"out": 5_000}
+    KafkaSinkWriter(KafkaSink("out", value=Raw()), Uid("out"), harness.context).open()
+    harness.run_until_idle()
     assert broker.settings[0]["message.max.bytes"] == "5000"
     assert broker.settings[0]["batch.size"] == "5000"
 
 
 @pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once", "none"])
-def test_what_nobody_says_is_left_to_the_driver(guarantee: Any) -> None:
+def test_sink_without_settings_gives_the_producer_no_settings(guarantee: Any) -> None:
     assert given(KafkaSink("out", value=Raw(), guarantee=guarantee)) == {}
 
 
-def test_keywords_are_settings_of_librdkafka() -> None:
+def test_sink_keywords_become_librdkafka_settings() -> None:
     sink = KafkaSink("out", value=Raw(), compression="zstd", linger="1 s", properties={"a.b": True})
     assert given(sink) == {COMPRESSION: "zstd", LINGER: "1000", "a.b": "true"}
 
 
-def test_what_is_configured_for_all_clients_holds_where_a_sink_says_nothing() -> None:
+def test_properties_for_all_clients_apply_where_the_sink_declares_none() -> None:
     everywhere = {COMPRESSION: "lz4", LINGER: "20"}
     assert given(KafkaSink("out", value=Raw()), everywhere=everywhere) == everywhere
     sink = KafkaSink("out", value=Raw(), compression="none")
     assert given(sink, everywhere=everywhere) == {COMPRESSION: "none", LINGER: "20"}
 
 
-def test_what_is_configured_for_the_sink_wins_over_its_declaration() -> None:
+def test_properties_configured_for_the_sink_override_its_declaration() -> None:
     sink = KafkaSink("out", value=Raw(), compression="lz4", linger="1 s")
     assert given(sink, here={LINGER: "7"}) == {COMPRESSION: "lz4", LINGER: "7"}

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tests.drivers.kafka.surroundings import Surroundings
+from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Json, Raw, Utf8
 from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
 from tidegate.api.kafka_source import KafkaSource
@@ -135,11 +135,11 @@ class Bench:
         receivers: int = 1,
     ) -> None:
         self.double = ReaderDouble()
-        self.around = Surroundings(self.double, cast("TransactionAdmin", None), config=config)
+        self.harness = SubtaskHarness(self.double, cast("TransactionAdmin", None), config=config)
         self.reader = KafkaSourceReader(
             source or KafkaSource("in", value=Utf8()),
             Uid("src"),
-            self.around.context,
+            self.harness.context,
             keep_keys=keep_keys,
             receivers=receivers,
         )
@@ -153,7 +153,7 @@ class Bench:
         return {each.topic_partition: each.offset for each in self.reader.snapshot()}
 
 
-def test_batches_are_of_one_partition_and_positions_follow_what_was_returned() -> None:
+def test_each_batch_is_of_one_partition_and_positions_follow_the_returned_records() -> None:
     bench = Bench()
     assert bench.double.assigned == {P0: 0, P1: 5}
     assert bench.positions() == {P0: 0, P1: 5}
@@ -165,7 +165,7 @@ def test_batches_are_of_one_partition_and_positions_follow_what_was_returned() -
     assert not bench.reader.finished()
 
 
-def test_a_snapshot_passes_what_is_no_record_and_never_goes_back() -> None:
+def test_snapshot_position_passes_control_records_and_never_goes_back() -> None:
     """A position that stayed in front of a marker would be gone from the log with the marker."""
     bench = Bench()
     bench.poll(run(P0, *texts(0, "a", "b")))
@@ -177,13 +177,13 @@ def test_a_snapshot_passes_what_is_no_record_and_never_goes_back() -> None:
     assert bench.reader.lag() == 0
 
 
-def test_offsets_behind_a_control_record_are_the_records_own() -> None:
+def test_records_after_a_control_record_keep_their_own_offsets() -> None:
     bench = Bench()
     (batch,) = bench.poll(run(P0, *texts(0, "a", "b"), *texts(3, "c")))
     assert batch == (P0, ["a", "b", "c"], [0, 1, 3])
 
 
-def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_levels() -> None:
+def test_reader_commits_to_group_of_job_and_source_and_merges_properties_of_both_levels() -> None:
     config = Config.from_dict(
         {
             "kafka": {"bootstrap_servers": "b:1", "properties": {"client.id": "x"}},
@@ -207,7 +207,7 @@ def test_it_reports_to_a_group_of_job_and_source_and_takes_settings_of_both_leve
 
 
 class TestBounded:
-    def test_records_from_the_end_on_are_dropped_and_the_partition_is_paused(self) -> None:
+    def test_records_from_the_end_offset_on_are_dropped_and_the_partition_is_paused(self) -> None:
         bench = Bench(None, split(P0, 0, 2), split(P1, 5, 9))
         assert bench.double.with_ends
         assert bench.poll(run(P0, *texts(1, "b", "c"))) == [(P0, ["b"], [1])]
@@ -217,7 +217,7 @@ class TestBounded:
         assert bench.positions() == {P0: 2, P1: 5}
         assert not bench.reader.finished()
 
-    def test_the_end_is_a_position_not_a_record(self) -> None:
+    def test_bounded_reader_ends_at_a_position_even_without_a_record_there(self) -> None:
         bench = Bench(None, split(P0, 0, 3))
         bench.poll(run(P0, *texts(0, "a")))
         bench.double.passed = {P0: 4}
@@ -227,7 +227,7 @@ class TestBounded:
         assert bench.reader.finished()
         assert bench.positions() == {P0: 3}
 
-    def test_splits_that_are_at_their_end_are_not_read(self) -> None:
+    def test_split_that_starts_at_its_end_is_not_read(self) -> None:
         bench = Bench(None, split(P0, 4, 4), split(P1, 0, 1))
         assert bench.double.assigned == {P1: 0}
         assert not bench.reader.finished()
@@ -249,7 +249,7 @@ class TestBounded:
     def test_a_subtask_without_splits_is_finished_and_has_no_consumer(self) -> None:
         bench = Bench()
         bench.double.assigned = None
-        reader = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.context)
+        reader = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.harness.context)
         reader.open(())
         assert reader.finished()
         assert reader.poll(60.0) == []
@@ -270,7 +270,7 @@ class TestABadRecord:
     def source(self, **options: Any) -> KafkaSource[Any]:
         return KafkaSource("in", value=Json(int), **options)
 
-    def test_fails_by_default_and_is_named(self) -> None:
+    def test_bad_record_raises_by_default_and_the_error_names_it(self) -> None:
         bench = Bench(self.source())
         with pytest.raises(BadRecordError) as raised:
             bench.poll(run(P0, *self.BAD))
@@ -281,7 +281,7 @@ class TestABadRecord:
         assert "dead_letter_topic='TOPIC'" in text
         assert "'src'" in text
 
-    def test_without_a_value_says_so(self) -> None:
+    def test_bad_record_error_says_that_the_record_is_a_tombstone(self) -> None:
         bench = Bench(self.source())
         with pytest.raises(BadRecordError, match=r"offset 2.*no value \(a tombstone\)"):
             bench.poll(run(P0, *self.BAD[2:]))
@@ -289,20 +289,20 @@ class TestABadRecord:
         with pytest.raises(BadRecordError, match=r"offset 2.*no value \(a tombstone\)"):
             raw.poll(run(P0, *self.BAD))
 
-    def test_is_skipped_and_counted(self) -> None:
+    def test_bad_record_is_skipped_and_counted(self) -> None:
         bench = Bench(self.source(on_bad_record="skip"), keep_keys=True)
         bench.double.runs.append([run(P0, *self.BAD)])
         (batch,) = bench.reader.poll(0)
         assert (batch.values, list(batch.offsets), batch.keys) == ([1, 4], [0, 3], [None, b"key"])
-        assert bench.around.counters.skipped == 3
+        assert bench.harness.counters.skipped == 3
         assert bench.positions()[P0] == 5
         assert bench.reader.take_dead_letters() == []
 
-    def test_goes_to_the_dead_letters_with_its_provenance(self) -> None:
+    def test_bad_record_goes_to_the_dead_letters_with_its_provenance(self) -> None:
         source = self.source(on_bad_record="dead_letter", dead_letter_topic="dead")
         bench = Bench(source)
         assert bench.poll(run(P0, *self.BAD)) == [(P0, [1, 4], [0, 3])]
-        assert bench.around.counters.dead_letters == 3
+        assert bench.harness.counters.dead_letters == 3
         letters = bench.reader.take_dead_letters()
         assert [each.offsets for each in letters] == [[1], [2], [4]]
         (letter,) = letters[2].values
@@ -318,7 +318,7 @@ class TestABadRecord:
         }
         assert bench.reader.take_dead_letters() == []
 
-    def test_keeps_its_own_headers(self) -> None:
+    def test_dead_letter_keeps_the_headers_of_the_bad_record(self) -> None:
         source = self.source(on_bad_record="dead_letter", dead_letter_topic="dead")
         bench = Bench(source)
         bench.poll(run(P0, MessageDouble(0, b"x", None, [("h", b"1")], (0, 0))))
@@ -327,7 +327,7 @@ class TestABadRecord:
         assert ("tidegate.source.timestamp", b"-1") in letters.values[0].headers
 
     @pytest.mark.parametrize("error", [MemoryError(), OSError(24, "too many open files")])
-    def test_is_not_one_for_which_there_was_no_memory_or_file(
+    def test_record_is_not_bad_if_memory_or_files_were_exhausted(
         self, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         """That says nothing of the record, which a restart may well decode."""
@@ -339,16 +339,16 @@ class TestABadRecord:
         bench = Bench(self.source(on_bad_record="skip"))
         with pytest.raises(type(error)):
             bench.poll(run(P0, MessageDouble(0, b"1")))
-        assert bench.around.counters.skipped == 0
+        assert bench.harness.counters.skipped == 0
 
-    def test_of_nothing_else_leaves_no_batch(self) -> None:
+    def test_poll_with_only_bad_records_returns_no_batch(self) -> None:
         bench = Bench(self.source(on_bad_record="skip"))
         assert bench.poll(run(P0, MessageDouble(0, b"x"), MessageDouble(1, b"y"))) == []
         assert bench.positions()[P0] == 2
 
 
 class TestWholeRecords:
-    def test_carry_key_headers_and_provenance(self) -> None:
+    def test_whole_records_carry_key_headers_and_provenance(self) -> None:
         source: KafkaSource[Any] = KafkaSource.records("in", key=Utf8(), value=Json(int))
         bench = Bench(source)
         message = MessageDouble(3, b"1", b"k", [("h", b"x")], (1, 77))
@@ -356,20 +356,20 @@ class TestWholeRecords:
             (P1, [ConsumerRecord("k", 1, "in", 1, 3, 77, (("h", b"x"),))], [3])
         ]
 
-    def test_have_raw_keys_without_a_key_format(self) -> None:
+    def test_whole_records_have_raw_keys_without_a_key_format(self) -> None:
         source: KafkaSource[Any] = KafkaSource.records("in", value=Json(int))
         bench = Bench(source)
         messages = (MessageDouble(0, b"1", b"k"), MessageDouble(1, b"2"))
         ((_, values, _),) = bench.poll(run(P0, *messages))
         assert [each.key for each in values] == [b"k", None]
 
-    def test_are_bad_without_a_key_that_has_a_format(self) -> None:
+    def test_whole_record_without_a_key_is_bad_if_there_is_a_key_format(self) -> None:
         source: KafkaSource[Any] = KafkaSource.records("in", key=Utf8(), value=Json(int))
         bench = Bench(source)
         with pytest.raises(BadRecordError, match="it has no key"):
             bench.poll(run(P0, MessageDouble(0, b"1")))
 
-    def test_let_tombstones_through_where_asked(self) -> None:
+    def test_whole_records_pass_tombstones_only_with_tombstones_true(self) -> None:
         strict: KafkaSource[Any] = KafkaSource.records("in", value=Json(int))
         with pytest.raises(BadRecordError, match="tombstones=True"):
             Bench(strict).poll(run(P0, MessageDouble(0, None)))
@@ -378,7 +378,7 @@ class TestWholeRecords:
         assert values[0].value is None
 
 
-def test_lag_counts_up_to_the_known_ends() -> None:
+def test_lag_is_counted_up_to_the_end_offsets_once_all_are_known() -> None:
     bench = Bench()
     assert bench.reader.lag() is None
     bench.double.ends = {P0: 10}
@@ -389,18 +389,18 @@ def test_lag_counts_up_to_the_known_ends() -> None:
     assert bench.reader.lag() == 4
 
 
-def test_a_source_is_opened_once_and_before_it_is_used() -> None:
+def test_reader_refuses_a_second_open_and_use_before_open() -> None:
     bench = Bench()
     with pytest.raises(InternalError):
         bench.reader.open(())
-    unopened = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.around.context)
+    unopened = KafkaSourceReader(KafkaSource("in", value=Utf8()), Uid("s"), bench.harness.context)
     unopened.close()
     with pytest.raises(InternalError):
         unopened.commit((), CheckpointId.parse("2-7"))
 
 
 @pytest.mark.parametrize("end", [None, 100])
-def test_a_snapshot_has_the_topic_id_and_the_leader_epoch_of_what_was_read(end: int | None) -> None:
+def test_snapshot_has_topic_id_and_leader_epoch_of_the_records_read(end: int | None) -> None:
     first = msgspec.structs.replace(split(P0, end=end), topic_id="id-1", leader_epoch=3)
     second = msgspec.structs.replace(split(P1, end=end), topic_id="id-1")
     bench = Bench(None, first, second)

@@ -76,7 +76,9 @@ def forget(state: KeyedStateBackend) -> None:
     state._all_cached = False
 
 
-def test_a_batch_is_read_at_once_and_only_what_is_missing(store: CountingStore) -> None:
+def test_rows_of_a_batch_are_one_read_of_only_the_keys_not_in_the_cache(
+    store: CountingStore,
+) -> None:
     state = keyed(store, total=total())
     forget(state)
     state.rows(["a", "b", "a"])
@@ -87,7 +89,7 @@ def test_a_batch_is_read_at_once_and_only_what_is_missing(store: CountingStore) 
     assert store.reads == [2, 1]
 
 
-def test_nothing_is_looked_for_in_a_store_that_began_empty_until_a_row_was_dropped(
+def test_store_that_began_empty_is_not_read_until_the_cache_drops_a_row(
     store: CountingStore,
 ) -> None:
     state = keyed(store, 2, total=total(), log=ListState(int))
@@ -104,7 +106,7 @@ def test_nothing_is_looked_for_in_a_store_that_began_empty_until_a_row_was_dropp
     assert store.reads == [4]
 
 
-def test_what_was_restored_is_looked_for(store: CountingStore) -> None:
+def test_restored_store_is_read_for_keys_not_in_the_cache(store: CountingStore) -> None:
     before = keyed(store, total=total())
     add(before, ["a"])
     before.flush()
@@ -125,7 +127,7 @@ def test_new_and_known_keys_of_a_batch_each_get_their_own_cell(store: CountingSt
     assert [each.value for each in (known, twice)] == [2, 4]
 
 
-def test_only_what_changed_is_written(store: CountingStore) -> None:
+def test_flush_writes_only_changed_values(store: CountingStore) -> None:
     state = keyed(store, total=total())
     add(state, ["a", "b"])
     values(state, ["c"])
@@ -139,7 +141,7 @@ def test_only_what_changed_is_written(store: CountingStore) -> None:
     assert (store.puts, store.deletes) == (3, 0)
 
 
-def test_a_default_that_nobody_touched_is_not_stored(store: CountingStore) -> None:
+def test_untouched_default_is_not_stored(store: CountingStore) -> None:
     state = keyed(
         store, bag=ValueState(list[int], factory=list), log=ListState(int), seen=MapState(str, int)
     )
@@ -148,7 +150,7 @@ def test_a_default_that_nobody_touched_is_not_stored(store: CountingStore) -> No
     assert (store.puts, store.deletes) == (0, 0)
 
 
-def test_a_value_that_changed_in_place_is_written_and_one_that_was_read_is_not(
+def test_flush_writes_a_value_changed_in_place_but_not_a_value_that_was_only_read(
     store: CountingStore,
 ) -> None:
     state = keyed(store, bag=ValueState(list[int], factory=list))
@@ -163,7 +165,7 @@ def test_a_value_that_changed_in_place_is_written_and_one_that_was_read_is_not(
     assert store.puts == 2
 
 
-def test_clearing_deletes_what_is_stored_and_nothing_else(store: CountingStore) -> None:
+def test_clear_deletes_only_stored_values(store: CountingStore) -> None:
     state = keyed(store, total=total(), log=ListState(int))
     for _ in range(2):
         for cell in state.rows(["a"])[0]:
@@ -181,7 +183,7 @@ def test_clearing_deletes_what_is_stored_and_nothing_else(store: CountingStore) 
     assert list(store.scan(b"", b"\xff")) == []
 
 
-def test_a_value_set_after_a_clear_is_there(store: CountingStore) -> None:
+def test_value_set_after_a_clear_is_stored(store: CountingStore) -> None:
     state = keyed(store, total=total())
     add(state, ["a"])
     state.flush()
@@ -240,7 +242,7 @@ def test_a_large_map_is_read_entry_by_entry(store: CountingStore) -> None:
     assert store.reads == [1, 1, 1]
 
 
-def test_a_map_that_is_cleared_while_it_is_iterated_says_so(store: CountingStore) -> None:
+def test_map_cleared_during_iteration_raises_runtime_error(store: CountingStore) -> None:
     state = keyed(store, seen=MapState(str, int))
     (cell,) = state.rows(["a"])
     cell["a"], cell["b"] = 1, 2
@@ -251,7 +253,7 @@ def test_a_map_that_is_cleared_while_it_is_iterated_says_so(store: CountingStore
         next(entries)
 
 
-def test_a_batch_with_more_records_than_keys_is_flushed_whole(store: CountingStore) -> None:
+def test_flush_writes_all_changes_of_batches_with_repeated_keys(store: CountingStore) -> None:
     """More was handed out than is cached: the flush looks through the cache."""
     state = keyed(store, total=total())
     for _ in range(5):
@@ -289,13 +291,13 @@ def test_cells_of_equal_content_are_each_saved(
     assert [cell.value for cell in totals("abc")] == [7, 7, 1]
 
 
-def test_a_key_of_another_subtask_is_our_bug(store: CountingStore) -> None:
+def test_key_of_another_subtask_raises_internal_error(store: CountingStore) -> None:
     state = KeyedStateBackend(UID, declare(total=total()), str, 8, range(2), store, 10)
     with pytest.raises(InternalError, match="key group 6 came to 'running-total'"):
         state.rows(["ann"])
 
 
-def test_after_a_failed_flush_nothing_is_flushed_any_more(store: CountingStore) -> None:
+def test_snapshot_is_refused_after_a_failed_flush(store: CountingStore) -> None:
     """The changes that the flush took from the cells are lost, so a later snapshot must not pass
     for whole.
     """
@@ -309,7 +311,7 @@ def test_after_a_failed_flush_nothing_is_flushed_any_more(store: CountingStore) 
         state.begin_snapshot()
 
 
-def test_a_closed_state_has_no_empty_rows_to_give(store: CountingStore) -> None:
+def test_closed_state_backend_refuses_to_give_rows(store: CountingStore) -> None:
     state = keyed(store, total=total())
     add(state, ["a"])
     state.close()
@@ -317,7 +319,7 @@ def test_a_closed_state_has_no_empty_rows_to_give(store: CountingStore) -> None:
         state.rows(["a"])
 
 
-def test_a_value_of_another_type_names_uid_and_state(store: CountingStore) -> None:
+def test_error_of_a_value_of_another_type_names_uid_and_state(store: CountingStore) -> None:
     state = keyed(store, total=total(), when=ValueState(Decimal, default=Decimal(0)))
     _, when = state.rows(["a"])[0]
     when.value = object()
@@ -325,7 +327,7 @@ def test_a_value_of_another_type_names_uid_and_state(store: CountingStore) -> No
         state.flush()
 
 
-def test_a_stored_value_that_cannot_be_read_names_uid_and_state(store: CountingStore) -> None:
+def test_error_of_an_unreadable_stored_value_names_uid_and_state(store: CountingStore) -> None:
     state = keyed(store, total=total())
     (cell,) = state.rows(["a"])
     cell.value = 5
@@ -337,7 +339,7 @@ def test_a_stored_value_that_cannot_be_read_names_uid_and_state(store: CountingS
         state.rows(["a"])
 
 
-def test_a_key_of_another_type_names_the_step(store: CountingStore) -> None:
+def test_error_of_a_key_of_another_type_names_the_step(store: CountingStore) -> None:
     state = keyed(store, total=total())
     with pytest.raises(UserCodeError, match="'running-total' was given a key"):
         state.rows([5])

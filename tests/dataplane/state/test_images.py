@@ -84,7 +84,9 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize("flushed", [False, True], ids=["never flushed", "flushed before"])
-def test_a_restored_cell_is_stored_as_it_was(store: MemoryStore, kind: str, flushed: bool) -> None:
+def test_cell_restored_from_an_image_is_stored_with_the_content_of_the_image(
+    store: MemoryStore, kind: str, flushed: bool
+) -> None:
     make, change, content = CELLS[kind]
     mutable = "mutable" in kind
     state = KeyedStateBackend(UID, declare(it=make()), str, 8, range(8), store, 100)
@@ -114,7 +116,7 @@ def test_a_restored_cell_is_stored_as_it_was(store: MemoryStore, kind: str, flus
     assert content(cell()) != before
 
 
-def test_nothing_is_undone_where_an_image_could_not_be_taken() -> None:
+def test_undo_restores_no_cell_if_an_image_could_not_be_taken() -> None:
     class Broken:
         def image(self, *, mutable: bool) -> object:
             raise ValueError("cannot be copied")
@@ -185,28 +187,28 @@ class Formed:
 
 @pytest.mark.parametrize("mutable", [False, True])
 @pytest.mark.parametrize("seed", range(150))
-def test_a_map_under_images_is_a_map_whose_failed_calls_never_were(
+def test_map_state_after_undo_equals_a_dict_without_the_undone_calls(
     store: MemoryStore, seed: int, mutable: bool
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     of: Any = list[int] if mutable else tuple[int, ...]
     state = KeyedStateBackend(UID, declare(it=MapState(int, of)), str, 8, range(8), store, 100)
     expected: dict[int, Any] = {}
-    for number in range(chance.randrange(60)):
-        if chance.random() < 0.1:
+    for number in range(rng.randrange(60)):
+        if rng.random() < 0.1:
             state.flush()
         images = Images(state.rows(["ann"]), [mutable])
         row = next(images)
         after = copy.deepcopy(expected)
-        for _ in range(chance.randrange(1, 4)):
-            call, argument = chance.choice(MAP_CALLS), number + chance.randrange(9)
+        for _ in range(rng.randrange(1, 4)):
+            call, argument = rng.choice(MAP_CALLS), number + rng.randrange(9)
             call(Formed(row, mutable=mutable), argument)
             call(Formed(after, mutable=mutable), argument)
-        if chance.random() < 0.4:
+        if rng.random() < 0.4:
             images.undo()
         else:
             expected = after
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             assert dict(row.items()) == expected
     state.flush()
     assert [accessor.cached_count for accessor in state._accessors] == [0]
@@ -214,7 +216,7 @@ def test_a_map_under_images_is_a_map_whose_failed_calls_never_were(
     assert dict(row.items()) == expected
 
 
-def test_an_image_of_a_map_costs_what_the_calls_change_and_not_what_the_map_holds(
+def test_map_image_copies_only_the_entries_that_calls_change(
     store: MemoryStore,
 ) -> None:
     state = KeyedStateBackend(

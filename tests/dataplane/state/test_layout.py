@@ -23,11 +23,11 @@ from tidegate.errors import InternalError
     ("length", "head"),
     [(0, "00"), (1, "01"), (127, "7f"), (128, "8001"), (300, "ac02"), (20_000, "a09c01")],
 )
-def test_a_key_has_its_length_in_front(length: int, head: str) -> None:
+def test_key_part_starts_with_the_length_of_the_key(length: int, head: str) -> None:
     assert key_part(b"x" * length) == bytes.fromhex(head) + b"x" * length
 
 
-def test_a_state_has_its_name_in_front() -> None:
+def test_name_part_starts_with_the_length_of_the_state_name() -> None:
     assert name_part("total") == b"\x05total"
     assert name_part("größe") == b"\x07gr\xc3\xb6\xc3\x9fe"
     for name in ("", "x" * 256):
@@ -41,7 +41,7 @@ def test_a_key_group_is_two_bytes() -> None:
     assert groups_span(range(32_768)) == (b"\x00\x00", b"\x80\x00")
 
 
-def test_the_entries_of_a_map_end_where_the_prefix_does() -> None:
+def test_entries_span_of_a_map_ends_after_the_last_key_with_its_prefix() -> None:
     assert entries_span(b"\x00\x01\x01m\x01k") == (b"\x00\x01\x01m\x01k", b"\x00\x01\x01m\x01l")
     first, end = entries_span(b"\x00\x01\x01m\x02\xff\xff")
     assert end == b"\x00\x01\x01m\x03"
@@ -58,7 +58,7 @@ GOLDEN = {
 """Stored entries of a step for the key "ann", as hex, with 8 key groups."""
 
 
-def test_what_a_step_stores_is_what_old_checkpoints_hold(tmp_path: Path) -> None:
+def test_stored_keys_and_values_have_the_golden_bytes_of_old_checkpoints(tmp_path: Path) -> None:
     states = declare(total=ValueState(Decimal, default=Decimal(0)), log=ListState(int))
     states |= declare(seen=MapState(str, int), untouched=ValueState(int, default=3))
     step = Step(tmp_path, states)

@@ -26,14 +26,16 @@ def test_only_folders_of_earlier_attempts_are_removed(tmp_path: Path) -> None:
     assert attempts(tmp_path) == ["4", "5", "notes"]
 
 
-def test_the_newest_earlier_ones_are_kept_by_number(tmp_path: Path) -> None:
+def test_remove_earlier_keeps_the_newest_earlier_attempts_by_number(tmp_path: Path) -> None:
     for name in ("2", "9", "17", "34", "49"):
         (tmp_path / name / "0-1").mkdir(parents=True)
     LocalStateDir(tmp_path, 34, "0-1").remove_earlier(keep=2)
     assert attempts(tmp_path) == ["17", "34", "49", "9"]
 
 
-def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Path) -> None:
+def test_local_folder_is_made_empty_and_removed_without_folders_of_other_slots(
+    tmp_path: Path,
+) -> None:
     mine, other = LocalStateDir(tmp_path, 1, "0-1"), LocalStateDir(tmp_path, 1, "0-2")
     for folder in (mine, other):
         folder.make()
@@ -44,7 +46,7 @@ def test_a_folder_is_made_empty_and_removed_without_its_neighbours(tmp_path: Pat
     assert attempts(tmp_path / "1") == ["0-2"]
 
 
-def test_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
+def test_remove_all_of_the_last_slot_removes_the_job_folder(tmp_path: Path) -> None:
     root = tmp_path / "job" / "j1"
     killed, mine, other = (
         LocalStateDir(root, attempt, slot) for attempt, slot in ((1, "0-1"), (2, "0-2"), (2, "1-3"))
@@ -58,7 +60,7 @@ def test_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_what_is_left_does_not_stand_in_the_way(
+def test_folders_of_earlier_attempts_are_removed_if_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk may be full of nothing else. But only then it goes: others may restore from
@@ -82,13 +84,13 @@ def test_what_is_left_does_not_stand_in_the_way(
     assert attempts(tmp_path) == ["2"]
 
 
-def test_a_folder_that_somebody_removed_fails_nobody(tmp_path: Path) -> None:
+def test_missing_job_folder_raises_no_error(tmp_path: Path) -> None:
     folder = LocalStateDir(tmp_path / "job", 2, "0-1")
     folder.remove_earlier()
     assert list(folder.previous_files().names()) == []
 
 
-def test_earlier_files_are_those_of_earlier_attempts(tmp_path: Path) -> None:
+def test_previous_files_are_the_files_of_earlier_attempts(tmp_path: Path) -> None:
     for attempt in (1, 2, 3):
         folder = LocalStateDir(tmp_path, attempt, "0-1")
         folder.make()
@@ -97,7 +99,7 @@ def test_earlier_files_are_those_of_earlier_attempts(tmp_path: Path) -> None:
     assert list(found.names()) == ["of-1"]
 
 
-def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
+def test_missing_folder_has_no_local_state_files(tmp_path: Path) -> None:
     """Another slot of this host may remove the folder at the same time."""
     there = tmp_path / "there"
     there.mkdir()
@@ -105,7 +107,7 @@ def test_a_folder_that_vanishes_has_no_files(tmp_path: Path) -> None:
     assert list(LocalStateFiles.find_in([tmp_path / "gone", there]).names()) == ["file"]
 
 
-def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
+def test_folder_that_vanishes_during_listing_raises_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -119,7 +121,7 @@ def test_a_folder_that_vanishes_while_it_is_read_is_passed_over(
     assert list(LocalStateFiles.find_in([tmp_path]).names()) == ["file"]
 
 
-def test_only_the_attempt_just_before_tells_a_wave_what_is_verified(
+def test_wave_trusts_verified_notes_of_the_previous_attempt_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a wave fails, the next one reads every file: one that cannot be read may be why."""

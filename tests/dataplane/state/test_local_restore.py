@@ -25,7 +25,9 @@ def _linked_or_copied(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("_linked_or_copied")
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_what_an_earlier_attempt_left_is_not_fetched(tmp_path: Path, parallelism: int) -> None:
+def test_rocksdb_files_left_by_an_earlier_attempt_are_not_downloaded(
+    tmp_path: Path, parallelism: int
+) -> None:
     """With tables, and with a changelog's segments; also where the key groups move."""
     step = rocksdb_step(tmp_path)
     step.start(2)
@@ -47,7 +49,7 @@ def test_what_an_earlier_attempt_left_is_not_fetched(tmp_path: Path, parallelism
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_what_a_store_in_memory_left_is_not_fetched_either(
+def test_memory_backend_files_left_by_an_earlier_attempt_are_not_downloaded(
     tmp_path: Path, parallelism: int
 ) -> None:
     """Every subtask gives its file the same name, and the checksums differ."""
@@ -62,7 +64,7 @@ def test_what_a_store_in_memory_left_is_not_fetched_either(
 
 
 @pytest.mark.usefixtures("_linked_or_copied")
-def test_a_file_that_was_left_is_known_to_be_in_the_storage(tmp_path: Path) -> None:
+def test_table_restored_from_a_local_file_is_not_uploaded_again(tmp_path: Path) -> None:
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)
@@ -77,7 +79,7 @@ def test_a_file_that_was_left_is_known_to_be_in_the_storage(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("_linked_or_copied")
 @pytest.mark.parametrize("damage", [b"", b"x", None])
-def test_what_does_not_fit_any_more_is_fetched(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_or_missing_local_file_is_downloaded(tmp_path: Path, damage: bytes | None) -> None:
     """Torn, altered or gone: also when every file of that name is."""
     step = rocksdb_step(tmp_path)
     step.start(1)
@@ -96,7 +98,7 @@ def test_what_does_not_fit_any_more_is_fetched(tmp_path: Path, damage: bytes | N
     step.stop()
 
 
-def test_where_no_link_leads_the_file_is_fetched(
+def test_files_are_downloaded_if_a_hard_link_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = rocksdb_step(tmp_path)
@@ -117,7 +119,9 @@ def test_where_no_link_leads_the_file_is_fetched(
 
 
 @pytest.mark.usefixtures("_linked_or_copied")
-def test_what_cannot_be_read_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_local_file_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bad sector must not stop a restore that the storage can serve, nor the one after it."""
     step = rocksdb_step(tmp_path)
     step.start(1)
@@ -167,7 +171,7 @@ def test_a_table_that_was_verified_on_this_host_is_not_read_again(
     step.stop()
 
 
-def test_a_note_of_an_earlier_start_of_the_host_does_not_count(
+def test_verified_note_of_an_earlier_boot_of_the_host_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
@@ -183,7 +187,7 @@ def test_a_note_of_an_earlier_start_of_the_host_does_not_count(
     step.stop()
 
 
-def test_a_note_that_is_torn_fails_no_restore(
+def test_torn_verified_note_does_not_fail_the_restore(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_files, "LINKED_BYTES_MIN", 0)
@@ -201,7 +205,7 @@ def test_a_note_that_is_torn_fails_no_restore(
     step.stop()
 
 
-def test_a_table_that_changed_since_it_was_verified_is_read_again(
+def test_table_that_changed_after_it_was_verified_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has its name, its inode and its size still: the time of its last change tells."""
@@ -221,7 +225,7 @@ def test_a_table_that_changed_since_it_was_verified_is_read_again(
     step.stop()
 
 
-def test_a_note_that_does_not_count_is_passed_over(
+def test_verified_note_is_ignored_by_a_restore_that_does_not_trust_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The restore ignores such a note, as in a slot and after a wave that failed."""

@@ -30,7 +30,7 @@ def cell(state: KeyedStateBackend, key: str = "a") -> Any:
     return state.rows([key])[0]
 
 
-def test_pending_entries_are_met_in_their_places(state: KeyedStateBackend) -> None:
+def test_map_iteration_yields_pending_entries_in_key_order(state: KeyedStateBackend) -> None:
     seen = cell(state)
     for map_key in ("a", "c", "d", "g"):
         seen[map_key] = 2
@@ -53,7 +53,7 @@ def test_a_cleared_map_is_empty_at_once(state: KeyedStateBackend) -> None:
         del seen["d"]
 
 
-def test_what_is_set_after_a_clear_is_all_there_is(state: KeyedStateBackend) -> None:
+def test_map_has_only_entries_set_after_a_clear(state: KeyedStateBackend) -> None:
     seen = cell(state)
     seen.clear()
     seen["d"] = seen["e"] = seen["x"] = 3
@@ -65,7 +65,7 @@ def test_what_is_set_after_a_clear_is_all_there_is(state: KeyedStateBackend) -> 
         assert list(cell(state, key).items()) == [("b", 1), ("d", 1), ("f", 1)]
 
 
-def test_a_deleted_entry_does_not_come_back(state: KeyedStateBackend) -> None:
+def test_deleted_map_entry_stays_deleted_after_a_flush(state: KeyedStateBackend) -> None:
     del cell(state)["d"]
     assert "d" not in cell(state)
     with pytest.raises(KeyError):

@@ -255,13 +255,13 @@ def run(events: list[Any], backend: str) -> None:
 
 @settings(max_examples=2 * EXAMPLES)
 @given(histories())
-def test_memory_equals_a_dict(events: list[Any]) -> None:
+def test_memory_backend_equals_a_dict_for_any_history(events: list[Any]) -> None:
     run([event for event in events if event[0] != "backend"], "memory")
 
 
 @settings(max_examples=2 * EXAMPLES // 5, suppress_health_check=[HealthCheck.too_slow])
 @given(histories())
-def test_rocksdb_equals_a_dict(events: list[Any]) -> None:
+def test_rocksdb_backend_equals_a_dict_for_any_history(events: list[Any]) -> None:
     run(events, "rocksdb")
 
 
@@ -272,7 +272,7 @@ def one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
     whole.step.stop()
 
 
-def test_every_operation_survives_a_restore(one: Run) -> None:
+def test_every_state_operation_survives_a_restore(one: Run) -> None:
     """Not left to chance: each operation, on a key of its own and of known content."""
     for key in OPERATIONS:
         for before in ("count_add", "bag_append", "log_append", "boxes_append"):

@@ -129,13 +129,13 @@ def run(events: list[Any], backend: str) -> None:
 
 @settings(max_examples=2 * EXAMPLES)
 @given(histories())
-def test_in_memory_a_snapshot_is_what_was_there_at_its_barrier(events: list[Any]) -> None:
+def test_memory_backend_snapshot_holds_the_state_at_its_barrier(events: list[Any]) -> None:
     run(events, "memory")
 
 
 @settings(max_examples=max(10, EXAMPLES // 4))
 @given(histories())
-def test_in_rocksdb_a_snapshot_is_what_was_there_at_its_barrier(events: list[Any]) -> None:
+def test_rocksdb_backend_snapshot_holds_the_state_at_its_barrier(events: list[Any]) -> None:
     run(events, "rocksdb")
 
 
@@ -152,7 +152,7 @@ def step(tmp_path: Path) -> Any:
     step.stop()
 
 
-def test_a_barrier_saves_nothing_itself(step: Step) -> None:
+def test_begin_snapshot_writes_no_rows(step: Step) -> None:
     """A barrier therefore delays no batch, however much has changed."""
     (state,) = step.subtasks
     add(state, [str(number) for number in range(50)])
@@ -184,7 +184,7 @@ def test_a_step_with_a_map_saves_everything_at_its_barrier(tmp_path: Path) -> No
     step.stop()
 
 
-def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step) -> None:
+def test_snapshot_that_failed_half_way_cannot_be_finished(step: Step) -> None:
     (state,) = step.subtasks
     add(state, ["a", "b", "c"])
     state.begin_snapshot()
@@ -201,7 +201,7 @@ def test_a_snapshot_that_failed_half_way_cannot_pass_for_whole(step: Step) -> No
             state.save_next()
 
 
-def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: Step) -> None:
+def test_cache_keeps_rows_changed_after_the_barrier_when_it_drops_saved_rows(step: Step) -> None:
     state = step.subtasks[0]
     state._limit = 2
     add(state, ["a", "b", "c", "d"])
@@ -213,7 +213,7 @@ def test_what_changed_since_the_barrier_is_not_dropped_with_what_is_saved(step: 
     assert [cell.value for cell in state.rows(["a", "b", "c", "d"])] == [11, 1, 1, 1]
 
 
-def test_rows_are_taken_once_and_in_their_order() -> None:
+def test_pending_rows_are_taken_once_and_in_order() -> None:
     first, second, third = object(), object(), object()
     rows = PendingRows(iter([first, second, first, third, second]))
     assert list(rows.some()) == [first, second]

@@ -164,7 +164,7 @@ def test_all_states_may_be_dropped(step: Step) -> None:
         ((), {"log": number("total")}),  # the checkpoint has both
     ],
 )
-def test_state_that_the_code_does_not_know_is_refused_by_name(
+def test_restore_refuses_a_checkpoint_with_a_state_that_the_code_does_not_declare(
     step: Step, dropped: tuple[str, ...], states: dict[str, Any]
 ) -> None:
     start(step, total=number(), log=number())
@@ -172,14 +172,14 @@ def test_state_that_the_code_does_not_know_is_refused_by_name(
         start(step, step.snapshot(), 1, dropped=dropped, **states)
 
 
-def test_a_name_without_a_checkpoint_is_a_new_state(step: Step) -> None:
+def test_renamed_from_without_a_checkpoint_makes_a_new_state(step: Step) -> None:
     start(step, count=number("total"), dropped=("seen",))
     add(step, 0, 1)
     start(step, step.snapshot(), 2, count=number("total"), dropped=("seen",))
     assert values(step) == {1}
 
 
-def test_subtasks_that_disagree_about_names_are_not_restored(step: Step) -> None:
+def test_restore_refuses_subtasks_with_different_stored_names(step: Step) -> None:
     start(step, (), 2, total=number())
     one, other = step.snapshot()
     changed = msgspec.structs.replace(other, stored_names={"total": "sum"})

@@ -58,7 +58,7 @@ def schemas(step: Step, name: str) -> list[Any]:
     return [json.loads(schema) for schema in step.subtasks[0].schemas[name]]
 
 
-def test_a_changed_record_is_read_under_the_schema_that_it_was_written_under(step: Step) -> None:
+def test_stored_value_is_read_with_the_schema_that_it_was_written_with(step: Step) -> None:
     start(step, user=user(Old))
     for key in ("a", "b"):
         step.cells(key)[0].value = Old(key, 1)  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def test_a_changed_record_is_read_under_the_schema_that_it_was_written_under(ste
     assert len(schemas(step, "user")) == 2
 
 
-def test_lists_and_maps_are_resolved_too(step: Step) -> None:
+def test_items_of_list_and_map_states_are_read_with_the_schema_of_their_writer(step: Step) -> None:
     start(step, log=ListState(Old), seen=MapState(str, Old))
     log, seen = step.cells("a")
     log.append(Old("x", 1))  # type: ignore[attr-defined]
@@ -112,7 +112,7 @@ def of_all_kinds() -> dict[str, State]:
     }
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_under_the_same_schema_numbers(
+def test_checkpoint_of_an_earlier_tidegate_version_keeps_its_schema_numbers(
     step: Step,
 ) -> None:
     start(step, (), 1, **of_all_kinds())
@@ -144,7 +144,7 @@ REFUSED: list[tuple[State, State, str]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "message"), REFUSED)
-def test_what_cannot_be_read_is_refused_before_any_record(
+def test_incompatible_state_declaration_is_refused_before_any_record(
     step: Step, old: State, new: State, message: str
 ) -> None:
     start(step, s=old)
@@ -183,7 +183,7 @@ LONGER = make_dataclass("Point", [("x", int), ("y", int), ("z", int, 0)], frozen
         (tuple[str, int], tuple[int, str], False),
     ],
 )
-def test_the_type_of_a_key_never_changes(step: Step, old: Any, new: Any, same: bool) -> None:
+def test_restore_refuses_another_key_type(step: Step, old: Any, new: Any, same: bool) -> None:
     step.key_type = old
     start(step, total=ValueState(int, default=0))
     snapshots = step.snapshot()

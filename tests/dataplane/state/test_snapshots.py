@@ -34,7 +34,7 @@ def step(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Step]:
 # --- upload -------------------------------------------------------------------------------------
 
 
-def test_files_lie_under_attempt_vertex_subtask_and_uid(step: Step) -> None:
+def test_path_of_a_state_file_has_attempt_vertex_subtask_and_uid(step: Step) -> None:
     step.start(2)
     add(step)
     for index, snapshot in enumerate(step.snapshot()):
@@ -46,7 +46,7 @@ def test_files_lie_under_attempt_vertex_subtask_and_uid(step: Step) -> None:
     assert set(step.blobs.puts) == set(step.blobs.objects)
 
 
-def test_no_path_is_used_twice(step: Step) -> None:
+def test_no_storage_path_is_uploaded_twice(step: Step) -> None:
     step.start(1)
     for _ in range(5):
         add(step)
@@ -54,7 +54,7 @@ def test_no_path_is_used_twice(step: Step) -> None:
     assert len(step.blobs.puts) == len(set(step.blobs.puts))
 
 
-def test_a_table_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sst_table_is_uploaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 0)
     step = rocksdb_step(tmp_path)
     step.start(1)
@@ -67,7 +67,7 @@ def test_a_table_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     step.stop()
 
 
-def test_between_full_checkpoints_only_what_changed_is_sent(tmp_path: Path) -> None:
+def test_only_changelog_segments_are_uploaded_between_full_checkpoints(tmp_path: Path) -> None:
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)
@@ -83,7 +83,7 @@ def test_between_full_checkpoints_only_what_changed_is_sent(tmp_path: Path) -> N
     step.stop()
 
 
-def test_what_was_sent_for_a_checkpoint_that_failed_is_not_sent_again(tmp_path: Path) -> None:
+def test_tables_uploaded_for_a_failed_checkpoint_are_not_uploaded_again(tmp_path: Path) -> None:
     step = rocksdb_step(tmp_path)
     step.start(1)
     add(step)
@@ -133,7 +133,7 @@ def test_two_runs_of_a_subtask_store_no_file_under_the_same_path(tmp_path: Path)
     assert blobs.get(f"{JOB}/{file.path}") == b"published"
 
 
-def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: Path) -> None:
+def test_file_name_with_other_content_is_refused_and_overwrites_no_file(tmp_path: Path) -> None:
     blobs = MemoryBlobs()
     one = uploader(blobs)
     upload(one, tmp_path, 1, table="old")
@@ -143,14 +143,14 @@ def test_a_name_with_other_content_is_refused_and_overwrites_nothing(tmp_path: P
     assert list(blobs.objects.values()) == [b"old"]
 
 
-def test_a_copy_of_what_was_sent_is_as_good_as_a_link(tmp_path: Path) -> None:
+def test_copy_of_an_uploaded_file_is_not_uploaded_again(tmp_path: Path) -> None:
     blobs = MemoryBlobs()
     one = uploader(blobs)
     assert upload(one, tmp_path, 1, table="old") == upload(one, tmp_path, 2, table="old")
     assert len(blobs.puts) == 1
 
 
-def test_what_was_sent_is_not_looked_at_again(tmp_path: Path) -> None:
+def test_uploaded_file_is_not_read_again_even_if_it_was_removed_locally(tmp_path: Path) -> None:
     """A file that was uploaded is not missed if it was removed locally: the storage has it."""
     blobs = MemoryBlobs()
     one = uploader(blobs)
@@ -170,7 +170,7 @@ def test_what_was_sent_is_not_looked_at_again(tmp_path: Path) -> None:
         one.upload(SimpleNamespace(files=lambda: [tmp_path / "new"]), {}, {})
 
 
-def test_only_files_of_the_last_checkpoint_are_remembered(tmp_path: Path) -> None:
+def test_uploader_remembers_only_files_of_the_last_checkpoint(tmp_path: Path) -> None:
     one = uploader(MemoryBlobs())
     for counter in range(1, 20):
         upload(one, tmp_path, counter, **{f"table-{counter}": "x", "always": "c"})
@@ -181,7 +181,7 @@ def test_only_files_of_the_last_checkpoint_are_remembered(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 8])
-def test_a_restore_has_each_key_once(step: Step, parallelism: int) -> None:
+def test_restore_at_another_parallelism_has_each_key_once(step: Step, parallelism: int) -> None:
     step.start(3)
     add(step)
     step.start(parallelism, step.snapshot())
@@ -192,7 +192,7 @@ def test_a_restore_has_each_key_once(step: Step, parallelism: int) -> None:
         assert {int.from_bytes(key[:2], "big") for key in pairs} <= set(state._key_groups)
 
 
-def test_a_restore_takes_nothing_outside_its_key_groups(step: Step) -> None:
+def test_restore_keeps_no_row_outside_its_key_groups(step: Step) -> None:
     """One old subtask with all groups, two new ones with half: nothing is there twice."""
     step.start(1)
     add(step)
@@ -223,7 +223,7 @@ def test_tables_are_shared_across_attempts(tmp_path: Path, monkeypatch: pytest.M
     step.stop()
 
 
-def test_a_table_of_a_dead_attempt_and_one_of_this_keep_apart(tmp_path: Path) -> None:
+def test_tables_of_two_attempts_with_the_same_rocksdb_number_do_not_collide(tmp_path: Path) -> None:
     """Two attempts restore the same checkpoint and continue differently. RocksDB numbers their
     tables the same.
     """
@@ -242,7 +242,7 @@ def test_a_table_of_a_dead_attempt_and_one_of_this_keep_apart(tmp_path: Path) ->
     step.stop()
 
 
-def test_another_backend_restores_by_copying(step: Step) -> None:
+def test_snapshot_of_another_backend_is_restored_by_copying(step: Step) -> None:
     step.start(2)
     add(step)
     snapshots = step.snapshot()
@@ -252,7 +252,7 @@ def test_another_backend_restores_by_copying(step: Step) -> None:
     assert {one.backend for one in step.snapshot()} == {step.backend}
 
 
-def test_what_was_downloaded_for_copying_is_removed(step: Step, tmp_path: Path) -> None:
+def test_files_downloaded_for_a_restore_are_removed(step: Step, tmp_path: Path) -> None:
     step.start(2)
     add(step)
     step.start(3, step.snapshot())
@@ -276,7 +276,9 @@ def restore_one(
 
 
 @pytest.mark.parametrize("groups", [range(8), range(2)])
-def test_an_altered_file_is_refused_and_named(step: Step, tmp_path: Path, groups: range) -> None:
+def test_restore_refuses_and_names_an_altered_or_missing_file(
+    step: Step, tmp_path: Path, groups: range
+) -> None:
     step.start(1)
     add(step)
     (snapshot,) = step.snapshot()
@@ -314,7 +316,7 @@ def test_subtasks_that_state_different_schemas_are_refused(step: Step, tmp_path:
         restore_one(step, [low, high], range(8), tmp_path / "r")
 
 
-def test_a_file_name_never_leaves_its_folder(step: Step, tmp_path: Path) -> None:
+def test_restore_refuses_a_file_name_that_leaves_its_folder(step: Step, tmp_path: Path) -> None:
     step.blobs.objects[f"{JOB}/evil"] = b""
     evil = StateFile(name="../evil", path="evil", size=0, sha256="")
     snapshot = KeyedSnapshot(
@@ -324,7 +326,7 @@ def test_a_file_name_never_leaves_its_folder(step: Step, tmp_path: Path) -> None
         restore_one(step, [snapshot], range(8), tmp_path / "r")
 
 
-def test_a_fresh_start_is_empty(step: Step, tmp_path: Path) -> None:
+def test_restore_without_snapshots_gives_an_empty_store(step: Step, tmp_path: Path) -> None:
     fresh = restore_one(step, [], range(8), tmp_path / "fresh")
     assert list(fresh.store.scan(b"", b"\xff")) == []
     assert not fresh.schemas

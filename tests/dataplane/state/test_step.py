@@ -78,7 +78,7 @@ def around(tmp_path: Path) -> Surroundings:
     return Surroundings(tmp_path, MemoryBlobs())
 
 
-def test_a_snapshot_is_frozen_at_once_and_stored_later(around: Surroundings) -> None:
+def test_snapshot_is_frozen_at_the_barrier_and_uploaded_later(around: Surroundings) -> None:
     state = around.open()
     around.add(state, 1)
     state.snapshot(around.done.append, around.failed.append)
@@ -117,7 +117,7 @@ def test_uploads_keep_the_order_of_their_barriers(around: Surroundings) -> None:
     state.close()
 
 
-def test_slow_turns_save_more_at_once(
+def test_slow_turns_save_more_rows_of_a_snapshot_per_turn(
     around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that takes seconds must not make a snapshot take minutes."""
@@ -165,7 +165,7 @@ def test_a_snapshot_is_saved_between_batches(
     assert len(around.done) == 2
 
 
-def test_a_failed_upload_is_reported_and_harms_no_later_one(around: Surroundings) -> None:
+def test_failed_upload_is_reported_and_the_next_upload_succeeds(around: Surroundings) -> None:
     state = around.open()
     around.add(state, 3)
     around.blobs.failing = "CURRENT.1"
@@ -182,7 +182,7 @@ def test_a_failed_upload_is_reported_and_harms_no_later_one(around: Surroundings
     again.close()
 
 
-def test_a_store_that_cannot_be_frozen_ends_the_attempt(around: Surroundings) -> None:
+def test_store_that_cannot_make_a_snapshot_ends_the_attempt(around: Surroundings) -> None:
     """Out of the I/O thread's action, and not as a declined checkpoint."""
     state = around.open()
     around.add(state, 3)
@@ -203,7 +203,9 @@ def test_closing_drops_uploads_that_have_not_begun(around: Surroundings) -> None
     assert not around.mailbox
 
 
-def test_a_subtask_takes_its_share_of_other_subtasks_and_steps(around: Surroundings) -> None:
+def test_subtask_restores_its_key_groups_from_the_snapshot_of_another_subtask(
+    around: Surroundings,
+) -> None:
     state = around.open()
     around.add(state, 7)
     state.snapshot(around.done.append, around.failed.append)

@@ -87,7 +87,7 @@ WRONG: list[tuple[Any, Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("state", "change", "value", "what"), WRONG)
-def test_a_value_that_cannot_be_stored_is_named_with_its_key(
+def test_flush_error_names_state_and_key_of_a_value_that_cannot_be_stored(
     store: MemoryStore, state: Any, change: Any, value: Any, what: str
 ) -> None:
     backend = keyed(store, found=state())
@@ -104,7 +104,7 @@ def test_a_value_that_cannot_be_stored_is_named_with_its_key(
 
 
 @pytest.mark.parametrize(("state", "change", "value", "what"), WRONG)
-def test_a_record_is_told_at_once_what_its_state_cannot_store(
+def test_unstorable_state_value_is_found_right_after_the_call_of_its_record(
     store: MemoryStore, state: Any, change: Any, value: Any, what: str
 ) -> None:
     declared = state()
@@ -120,7 +120,9 @@ def test_a_record_is_told_at_once_what_its_state_cannot_store(
     backend.flush()
 
 
-def test_a_mistake_between_two_batches_is_named_too(store: MemoryStore) -> None:
+def test_snapshot_error_names_state_and_key_of_a_value_that_cannot_be_stored(
+    store: MemoryStore,
+) -> None:
     backend = keyed(store, total=value_of(int, 0), name=value_of(str, ""))
     rows = backend.rows(["a", "b"])
     rows[1][1].value = 5
@@ -138,7 +140,7 @@ def test_a_mistake_between_two_batches_is_named_too(store: MemoryStore) -> None:
         (lambda: ORDERS, assign, Order("a", [BIG, 1]), Order("a", [BIG, 1])),
     ],
 )
-def test_what_comes_back_as_a_value_of_its_type_is_stored(
+def test_value_that_decodes_to_its_declared_type_is_stored(
     store: MemoryStore, state: Any, change: Any, value: Any, read: Any
 ) -> None:
     backend = keyed(store, found=state())
@@ -153,7 +155,7 @@ def test_what_comes_back_as_a_value_of_its_type_is_stored(
     assert type(cell.value) is type(read)
 
 
-def test_big_ints_of_lists_and_maps_come_back(store: MemoryStore) -> None:
+def test_big_ints_in_list_and_map_states_are_restored(store: MemoryStore) -> None:
     states = {"many": ListState(int), "by": MapState(str, int)}
     backend = keyed(store, **states)
     many, by = backend.rows(["a"])[0]
@@ -165,7 +167,7 @@ def test_big_ints_of_lists_and_maps_come_back(store: MemoryStore) -> None:
     assert (list(many), by["x"]) == ([BIG], -BIG)
 
 
-def test_a_map_that_is_asked_for_a_key_without_bytes_names_itself(store: MemoryStore) -> None:
+def test_lookup_of_a_map_key_that_cannot_be_encoded_names_the_state(store: MemoryStore) -> None:
     (cell,) = keyed(store, by=MapState(int, int)).rows(["a"])
     with pytest.raises(StateValueError, match="state 'by' cannot have the entry 1180"):
         cell.get(BIG)
@@ -177,7 +179,7 @@ def test_a_default_that_cannot_be_stored_is_refused(store: MemoryStore) -> None:
         keyed(store, many=ValueState(list[int], factory=wrong))
 
 
-def test_memory_that_runs_out_is_no_wrong_value(
+def test_memory_error_during_encoding_is_not_reported_as_a_wrong_value(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = keyed(store, total=value_of(int, 0))
@@ -196,7 +198,7 @@ def test_memory_that_runs_out_is_no_wrong_value(
         accessor.why_not(5)
 
 
-def test_items_that_a_list_had_before_are_not_looked_at_again(store: MemoryStore) -> None:
+def test_old_items_of_a_list_state_are_not_checked_again(store: MemoryStore) -> None:
     (cell,) = keyed(store, many=ListState(int)).rows(["a"])
     cell.append(1)
     image = cell.image(mutable=False)
@@ -206,7 +208,7 @@ def test_items_that_a_list_had_before_are_not_looked_at_again(store: MemoryStore
     assert cell.changed_since(image, mutable=False) == [[3]]
 
 
-def test_entries_that_a_map_had_before_are_not_looked_at_again(store: MemoryStore) -> None:
+def test_old_entries_of_a_map_state_are_not_checked_again(store: MemoryStore) -> None:
     (cell,) = keyed(store, by=MapState(int, str)).rows(["a"])
     cell[1], cell[2], cell[3] = "a", "b", "c"
     image = cell.image(mutable=False)
@@ -231,7 +233,7 @@ def asking(store: MemoryStore, policy: Any) -> tuple[KeyedOperator, Collected]:
     return KeyedOperator("P", node, state, {MAIN: out.append}, Refusals("asks", policy)), out
 
 
-def test_a_map_that_is_asked_for_a_key_without_bytes_fails_with_the_record(
+def test_error_names_the_record_that_looks_up_a_map_key_that_cannot_be_encoded(
     store: MemoryStore,
 ) -> None:
     operator, _ = asking(store, "fail")
@@ -243,7 +245,9 @@ def test_a_map_that_is_asked_for_a_key_without_bytes_fails_with_the_record(
     assert "The record came from orders-3 at offset 101. " in said
 
 
-def test_a_policy_refuses_a_record_that_asks_for_a_key_without_bytes(store: MemoryStore) -> None:
+def test_policy_refuses_a_record_that_looks_up_a_map_key_that_cannot_be_encoded(
+    store: MemoryStore,
+) -> None:
     operator, out = asking(store, "skip")
     operator.process(batch(1, BIG, 2))
     assert [value for each in out for value in each.values] == [1, 2]

@@ -61,10 +61,10 @@ class TaskRun:
 
 
 class Execution:
-    """Runs tasks of PLAN; `chance` decides what each sends and whose rows it is given."""
+    """Runs tasks of PLAN; `rng` decides what each sends and whose rows it is given."""
 
-    def __init__(self, chance: Random) -> None:
-        self._chance = chance
+    def __init__(self, rng: Random) -> None:
+        self._chance = rng
         self.runs: dict[TaskId, list[TaskRun]] = defaultdict(list)
 
     def run(self, task: TaskId, rows: list[Row]) -> TaskRun:

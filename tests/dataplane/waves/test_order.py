@@ -90,7 +90,7 @@ def times(rows: list[Row]) -> list[int]:
 
 
 @given(st.lists(timestamps), st.integers(-1, 1 << 63))
-def test_the_order_of_a_source_only_grows_and_stays_below_the_markers(
+def test_time_order_of_a_source_only_grows_and_stays_below_the_marker(
     given_ms: list[int], now_ms: int
 ) -> None:
     order = TimeOrder(now_ms)
@@ -101,7 +101,7 @@ def test_the_order_of_a_source_only_grows_and_stays_below_the_markers(
         before = order.ord
 
 
-def test_the_last_moment_that_has_a_place_is_below_the_markers() -> None:
+def test_order_of_the_largest_timestamp_is_below_the_marker() -> None:
     order = TimeOrder(1 << 63)
     order.advance(TIME_MS_MAX)
     for _ in range(3):
@@ -126,7 +126,9 @@ def test_the_frames_of_a_channel_stay_in_their_order_and_before_its_marker(
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.booleans())
-def test_sources_of_different_rates_meet_by_time(fast: int, slow: int, together: bool) -> None:
+def test_frames_of_sources_with_different_rates_are_merged_by_timestamp(
+    fast: int, slow: int, together: bool
+) -> None:
     """Both in one task, and each in a task of its own."""
     first = [NOW_MS - 10_000 + fast * number for number in range(50)]
     second = [NOW_MS - 10_000 + slow * number for number in range(50)]
@@ -134,7 +136,7 @@ def test_sources_of_different_rates_meet_by_time(fast: int, slow: int, together:
     assert times(rows) == sorted(first + second)
 
 
-def test_a_timestamp_from_the_future_counts_for_nothing() -> None:
+def test_timestamp_in_the_future_does_not_delay_later_frames() -> None:
     good = [NOW_MS - 300, NOW_MS - 200, NOW_MS - 100]
     wild = [NOW_MS - 250, 1 << 60, NOW_MS - 150]
     assert times(rows_of(0, wild) + rows_of(1, good)) == [
@@ -147,12 +149,12 @@ def test_a_timestamp_from_the_future_counts_for_nothing() -> None:
     ]
 
 
-def test_sources_without_timestamps_take_turns() -> None:
+def test_frames_of_sources_without_timestamps_alternate() -> None:
     rows = rows_of(0, [-1] * 3) + rows_of(1, [-1] * 3)
     assert [row.sender for row in received(rows) if row.ord < LAST] == [0, 1, 0, 1, 0, 1]
 
 
-def test_a_source_with_few_records_reads_few_at_a_time() -> None:
+def test_poll_share_of_a_source_is_proportional_to_its_records() -> None:
     fast, slow, none = VertexId("fast"), VertexId("slow"), VertexId("none")
     assert poll_shares({fast: 4000, slow: 10, none: 0}) == {fast: 1.0, slow: 0.0025, none: 0.0}
     assert poll_shares({none: 0}) == {none: 1.0}

@@ -42,7 +42,7 @@ def accept(into: RowReceiver, rows: list[Row]) -> None:
         into.accept(row)
 
 
-def test_a_whole_channel_is_taken_and_its_run_noted() -> None:
+def test_receiver_accepts_a_complete_channel_and_records_the_run_of_its_sender() -> None:
     made, (channel,) = receiver()
     accept(made, sent(3))
     made.finish()
@@ -51,7 +51,7 @@ def test_a_whole_channel_is_taken_and_its_run_noted() -> None:
     assert made.consumed() == (((0, 0), RUN.hex()),)
 
 
-def test_an_empty_channel_needs_its_marker_too() -> None:
+def test_wave_is_incomplete_if_an_empty_channel_has_no_marker() -> None:
     made, _ = receiver(2)
     accept(made, sent(0))
     with pytest.raises(IncompleteWaveError, match="1 of 2 channels have no marker"):
@@ -61,7 +61,7 @@ def test_an_empty_channel_needs_its_marker_too() -> None:
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_a_lost_frame_is_found_by_the_marker(lost: int) -> None:
+def test_marker_detects_a_lost_frame(lost: int) -> None:
     rows = sent(3)
     del rows[lost]
     made, _ = receiver()
@@ -69,7 +69,7 @@ def test_a_lost_frame_is_found_by_the_marker(lost: int) -> None:
         accept(made, rows)
 
 
-def test_a_row_that_comes_twice_is_refused() -> None:
+def test_receiver_refuses_a_duplicate_row() -> None:
     rows = sent(3)
     made, _ = receiver()
     with pytest.raises(IncompleteWaveError, match="the one before it has number 1"):
@@ -97,7 +97,7 @@ def test_a_marker_of_another_checkpoint_is_refused() -> None:
             made.accept(Row(0, 0, 0, LAST, 0, RUN, frame))
 
 
-def test_a_row_for_nobody_is_refused() -> None:
+def test_receiver_refuses_a_row_of_an_unknown_channel() -> None:
     made, _ = receiver()
     with pytest.raises(IncompleteWaveError, match="no channel here expects it"):
         made.accept(sent(1)[0]._replace(edge=4))
@@ -117,7 +117,7 @@ def test_a_failed_sender_stops_its_receivers_at_their_first_row() -> None:
         accept(made, sorted(rows, key=lambda row: row.ord))
 
 
-def test_nothing_is_sent_behind_a_marker() -> None:
+def test_sender_refuses_a_frame_after_the_marker() -> None:
     sender = RowSender(0, RUN)
     sender.open(0, 0)
     sender.send(0, 0, (MARKER,))

@@ -21,30 +21,30 @@ from tidegate.errors import IncompleteWaveError
 from tidegate.protocol.waves import Row, TaskId, TaskReport
 
 
-def reader_rows(execution: Execution, task: TaskId, chance: Random, disorder: float) -> list[Row]:
+def reader_rows(execution: Execution, task: TaskId, rng: Random, disorder: float) -> list[Row]:
     """Rows for a run of a task: from each sender the rows of one run, or of two, or not all."""
     rows: list[Row] = []
     for sender in sorted(task_inputs(PLAN)[task]):
         runs = execution.runs[sender]
-        chosen = chance.choice(runs) if chance.random() < disorder else runs[-1]
+        chosen = rng.choice(runs) if rng.random() < disorder else runs[-1]
         mine = rows_for(task, chosen.rows)
-        if chance.random() < disorder / 4:
-            other = rows_for(task, chance.choice(runs).rows)
-            mine = [row for row in mine + other if chance.random() < 0.5]
-        elif chance.random() < disorder / 4:
-            mine = [row for row in mine if chance.random() < 0.8]
+        if rng.random() < disorder / 4:
+            other = rows_for(task, rng.choice(runs).rows)
+            mine = [row for row in mine + other if rng.random() < 0.5]
+        elif rng.random() < disorder / 4:
+            mine = [row for row in mine if rng.random() < 0.8]
         rows += mine
     return rows
 
 
-def executed(chance: Random, disorder: float) -> dict[TaskId, TaskRun]:
+def executed(rng: Random, disorder: float) -> dict[TaskId, TaskRun]:
     """An execution; the run of each task whose report was collected."""
-    execution = Execution(chance)
+    execution = Execution(rng)
     for task in TASKS:
-        for _ in range(1 + (chance.random() < disorder) + (chance.random() < disorder)):
-            execution.run(task, reader_rows(execution, task, chance, disorder))
+        for _ in range(1 + (rng.random() < disorder) + (rng.random() < disorder)):
+            execution.run(task, reader_rows(execution, task, rng, disorder))
     return {
-        task: chance.choice(runs) if chance.random() < disorder else runs[-1]
+        task: rng.choice(runs) if rng.random() < disorder else runs[-1]
         for task, runs in execution.runs.items()
     }
 
@@ -69,13 +69,13 @@ def passes(collected: dict[TaskId, TaskRun]) -> bool:
 
 
 @given(st.integers(0, 1 << 62), st.floats(0.0, 1.0))
-def test_a_wave_that_passes_is_one_execution(seed: int, disorder: float) -> None:
+def test_wave_that_passes_the_run_check_is_one_execution(seed: int, disorder: float) -> None:
     collected = executed(Random(seed), disorder)
     if passes(collected):
         assert_whole(collected)
 
 
-def test_of_random_executions_some_pass_and_some_do_not() -> None:
+def test_run_check_passes_some_random_executions_and_refuses_others() -> None:
     outcomes = [passes(executed(Random(seed), 0.2)) for seed in range(300)]
     assert 50 < sum(outcomes) < 250
 

@@ -6,7 +6,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.contracts.exchange import Slot
-from tests.contracts.surroundings import Surroundings
+from tests.contracts.surroundings import ContractEnvironment
 from tidegate.drivers.exchange import SocketExchange
 
 
@@ -15,14 +15,14 @@ def socket_slot(
 ) -> Slot:
     """A slot that listens on a Unix socket, or on a free port of `host`."""
     exchange = SocketExchange(job=job, attempt=attempt, ordinal=ordinal, host=host)
-    return Slot(exchange, Surroundings())
+    return Slot(exchange, ContractEnvironment())
 
 
 class SocketWorld:
     """Makes slots in this process and closes them."""
 
     def __init__(self, host: str | None = None) -> None:
-        self.around = Surroundings()
+        self.environment = ContractEnvironment()
         self._host = host
         self._slots: list[Slot] = []
 
@@ -40,7 +40,7 @@ class SocketWorld:
             if peer.socket is not None:
                 peer.socket.shutdown(socket.SHUT_RDWR)
 
-    def nowhere(self) -> str:
+    def unused_address(self) -> str:
         return "unix:/nowhere/x" if self._host is None else f"{self._host}:1"
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def channels(slot: Slot, ordinal: int) -> SlotChannels:
     )
 
 
-def theirs() -> list[str]:
+def keys_of_slot_1() -> list[str]:
     """Keys of slot 1."""
     names = [f"key-{n}" for n in range(400)]
     groups = [key_group(name.encode(), MAX_PARALLELISM) for name in names]
@@ -56,7 +56,7 @@ def theirs() -> list[str]:
 
 def batches(source: VertexId, records: int) -> list[RecordBatch]:
     """The batches that a source sends: offsets 0, 1, 2 …, all to slot 1."""
-    names = theirs()
+    names = keys_of_slot_1()
     return [
         RecordBatch(
             [[names[n % len(names)], "x" * 40] for n in range(start, min(records, start + BATCH))],

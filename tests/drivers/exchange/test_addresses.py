@@ -32,7 +32,7 @@ def folder_of(listener: addresses.Listener) -> Path:
     return listener.folder
 
 
-def test_only_old_folders_that_nobody_listens_in_are_removed(temporary: Path) -> None:
+def test_listen_removes_only_old_socket_folders_without_a_listener(temporary: Path) -> None:
     killed, young, living = (addresses.listen(None) for _ in range(3))
     killed.socket.close()  # as the kernel does for a killed process: the folder stays
     young.socket.close()

@@ -30,8 +30,8 @@ def world_on(host: str | None) -> Iterator[SocketWorld]:
     world = SocketWorld(host)
     yield world
     world.close()
-    world.around.until(lambda: threads.issuperset(threading.enumerate()))
-    world.around.until(lambda: _open_files() <= files)
+    world.environment.until(lambda: threads.issuperset(threading.enumerate()))
+    world.environment.until(lambda: _open_files() <= files)
 
 
 class TestSocketExchange(ExchangeContract):
@@ -83,7 +83,9 @@ def test_a_second_connection_of_a_slot_is_refused(world: SocketWorld, early: boo
     [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100, exchange_frame(HandshakeRejected(reason="?")), b""],
     ids=["http", "zeros", "wrong message", "nothing"],
 )
-def test_strangers_are_closed_and_hurt_nobody(world: SocketWorld, noise: bytes) -> None:
+def test_foreign_connection_is_closed_and_does_not_disturb_the_slots(
+    world: SocketWorld, noise: bytes
+) -> None:
     low, high = world.slot(0), world.slot(1)
     assert _say(high.address, noise, then_close=not noise) is None
     high.connect({0: low.address})
@@ -93,14 +95,14 @@ def test_strangers_are_closed_and_hurt_nobody(world: SocketWorld, noise: bytes) 
     assert not high.lost
 
 
-def test_a_silent_stranger_is_closed_in_time(
+def test_silent_foreign_connection_is_closed_after_the_handshake_timeout(
     world: SocketWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.drivers.exchange.sockets.HANDSHAKE_TIMEOUT_S", 0.1)
     assert _say(world.slot(1).address, b"") is None
 
 
-def test_the_folder_of_a_unix_socket_goes_when_all_are_linked(world: SocketWorld) -> None:
+def test_unix_socket_folder_is_removed_when_all_peers_are_connected(world: SocketWorld) -> None:
     low, high = world.slot(0), world.slot(1)
     folders = [Path(s.address.removeprefix("unix:")).parent for s in (low, high)]
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
@@ -118,7 +120,7 @@ def test_the_folder_of_a_unix_socket_goes_when_all_are_linked(world: SocketWorld
     assert not folder.exists()
 
 
-def test_a_long_temporary_folder_is_not_used(
+def test_temporary_folder_with_a_too_long_path_is_not_used_for_sockets(
     world: SocketWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     long = tmp_path / ("x" * 120)
@@ -129,7 +131,7 @@ def test_a_long_temporary_folder_is_not_used(
     assert not list(long.iterdir())
 
 
-def test_an_address_that_is_not_ours_is_an_error() -> None:
+def test_listen_on_a_foreign_address_raises_exchange_error() -> None:
     with pytest.raises(ExchangeError, match=r"203\.0\.113\.1"):
         addresses.listen("203.0.113.1")
 

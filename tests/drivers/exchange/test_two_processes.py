@@ -54,11 +54,11 @@ def receiver(host: str | None) -> Iterator[Slot]:
 
 @pytest.fixture
 def sender(host: str | None) -> Iterator[Sender]:
-    ours, theirs = multiprocessing.Pipe()
+    ours, keys_of_slot_1 = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=send, args=(theirs, host, RECORDS))
+    process = context.Process(target=send, args=(keys_of_slot_1, host, RECORDS))
     process.start()
-    theirs.close()
+    keys_of_slot_1.close()
     yield process, ours
     process.kill()
     process.join()
@@ -109,7 +109,7 @@ def start(receiver: Slot, sender: Sender) -> tuple[Received, list[ExchangeError]
     return Received(gate), lost, [c.index for c in gate.channels if c.sender == 0]
 
 
-def test_a_blocked_channel_holds_up_nobody_and_loses_nothing(
+def test_blocked_channel_does_not_delay_other_channels_and_loses_no_record(
     receiver: Slot, sender: Sender
 ) -> None:
     received, lost, (blocked, *others) = start(receiver, sender)

@@ -44,14 +44,16 @@ def feed(reader: FrameReader, data: bytes, most: int) -> list[Frame]:
     st.integers(1, 100),
     st.integers(16, 64),
 )
-def test_frames_survive_any_tearing(frames: list[Frame], most: int, room: int) -> None:
+def test_frames_are_read_unchanged_however_the_stream_is_split(
+    frames: list[Frame], most: int, room: int
+) -> None:
     stream = b"".join(frame_head(len(payload), channel) + payload for channel, payload in frames)
     reader = FrameReader(room)
     assert feed(reader, stream, most) == frames
     assert reader.empty
 
 
-def test_a_large_frame_needs_its_own_size_and_no_more_for_ever() -> None:
+def test_read_buffer_has_its_normal_size_again_after_a_large_frame() -> None:
     reader = FrameReader()
     large = bytes(range(256)) * (5 * READ_BYTES // 256)
     frames = [(1, b"before"), (2, large), (3, b"after")]
@@ -74,7 +76,7 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_read() -> None:
         feed(FrameReader(64, 100), b"GET / HTTP/1.1\r\n", 99)
 
 
-def test_golden_bytes() -> None:
+def test_frame_head_and_handshake_have_the_golden_bytes() -> None:
     assert (frame_head(3, 7) + b"abc").hex() == "0000000300000007616263"
     hello = HandshakeRequest(job="j", attempt=2, sender=0, receiver=1)
     assert exchange_frame(hello).hex() == (
@@ -94,18 +96,18 @@ def test_golden_bytes() -> None:
         EndOfStream(),
     ],
 )
-def test_messages_of_the_exchange_come_back(message: ExchangeMessage) -> None:
+def test_exchange_message_survives_encoding_and_decoding(message: ExchangeMessage) -> None:
     ((channel, payload),) = feed(FrameReader(), exchange_frame(message), 5)
     assert channel == EXCHANGE_CHANNEL
     assert decode_exchange_message(payload) == message
 
 
-def test_a_goodbye_is_always_the_same() -> None:
+def test_goodbye_frame_decodes_to_end_of_stream() -> None:
     assert decode_exchange_message(END_OF_STREAM) == EndOfStream()
 
 
 @given(st.binary())
-def test_noise_is_an_error_of_the_exchange(noise: bytes) -> None:
+def test_noise_raises_exchange_error(noise: bytes) -> None:
     with pytest.raises(ExchangeError):
         decode_exchange_message(b"\xc1" + noise)
 

@@ -32,7 +32,7 @@ class Client:
         pass
 
 
-def settings_given(
+def client_settings(
     monkeypatch: pytest.MonkeyPatch,
     client: str,
     make: Callable[[dict[str, str]], object],

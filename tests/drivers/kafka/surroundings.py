@@ -24,7 +24,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionAdmin
 
 
-class Surroundings:
+class SubtaskHarness:
     def __init__(
         self,
         drivers: object,
@@ -69,7 +69,7 @@ class Surroundings:
         """Run one waiting I/O action; what it raises is a failure of the attempt."""
         self._guarded(self.io.pop(index))
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Run everything that waits, until nothing does (not with threads)."""
         for _ in range(1000):
             self.mailbox.run_posted()

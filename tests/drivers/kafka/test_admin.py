@@ -71,7 +71,7 @@ def admin_over(client: Answering) -> KafkaClusterAdmin:
         KafkaError.OFFSET_NOT_AVAILABLE,
     ],
 )
-def test_offsets_are_asked_for_again_while_a_leader_is_elected(code: int) -> None:
+def test_offset_request_is_retried_while_a_leader_is_elected(code: int) -> None:
     """The topics were made just before: a broker may know fewer of their leaders than the client
     does.
     """
@@ -101,7 +101,7 @@ class Describing(Answering):
 LEADERLESS = KafkaError(KafkaError._NOENT)
 
 
-def test_a_topic_that_may_not_be_described_is_not_taken_for_one_without_leaders() -> None:
+def test_topic_without_describe_permission_raises_not_allowed_error() -> None:
     """The client says the same of both. A topic that was taken for absent failed the job
     permanently.
     """
@@ -113,20 +113,20 @@ def test_a_topic_that_may_not_be_described_is_not_taken_for_one_without_leaders(
 
 
 @pytest.mark.parametrize("why", [None, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._TIMED_OUT])
-def test_a_topic_without_leaders_is_asked_for_again_whatever_else_is_said_of_it(
+def test_offset_request_of_a_topic_without_leaders_is_retried(
     why: int | None,
 ) -> None:
     client = Describing(why, {FIRST: LEADERLESS}, {FIRST: LEADERLESS}, {FIRST: 5})
     assert admin_over(client).latest([FIRST]) == {FIRST: 5}
 
 
-def test_a_denial_does_not_replace_an_offset() -> None:
+def test_offset_is_returned_even_if_the_topic_may_not_be_described() -> None:
     denied = KafkaError.TOPIC_AUTHORIZATION_FAILED
     client = Describing(denied, {FIRST: LEADERLESS}, {FIRST: 5})
     assert admin_over(client).latest([FIRST]) == {FIRST: 5}
 
 
-def test_another_error_is_told_at_once() -> None:
+def test_offset_error_that_is_not_retryable_is_raised_at_once() -> None:
     client = Answering({FIRST: KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)})
     with pytest.raises(TidegateError, match="orders-0"):
         admin_over(client).latest([FIRST])
@@ -180,7 +180,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_client_that_waits_for_a_dead_leader_is_not_waited_for() -> None:
+def test_client_that_waits_for_a_dead_leader_is_replaced() -> None:
     """It would wait until its request times out, and again with the next request."""
     admin = admin_over(Answering())
     in_turn(admin, Silent(), Silent(), Answering({FIRST: 5}))
@@ -188,7 +188,7 @@ def test_a_client_that_waits_for_a_dead_leader_is_not_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_slow_answer_to_the_first_question_counts() -> None:
+def test_late_answer_of_the_first_client_is_used() -> None:
     admin, slow = admin_over(Answering()), Silent()
     in_turn(admin, slow, *(Silent() for _ in range(100)))
     answers = threading.Timer(0.2, lambda: slow.waiting[0].set_result(SimpleNamespace(offset=5)))
@@ -198,7 +198,7 @@ def test_a_slow_answer_to_the_first_question_counts() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_partition_without_an_answer_has_no_offset() -> None:
+def test_invalid_offset_is_requested_again() -> None:
     """The client says "invalid" of it, without an error: an end before any position."""
     invalid = {FIRST: OFFSET_INVALID, SECOND: 7}
     assert admin_over(Answering(invalid, {FIRST: 5})).latest([FIRST, SECOND]) == {
@@ -208,7 +208,7 @@ def test_a_partition_without_an_answer_has_no_offset() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_without_any_answer_the_brokers_are_named() -> None:
+def test_missing_answer_of_all_clients_raises_kafka_unavailable_error() -> None:
     admin = admin_over(Answering())
     in_turn(admin, *(Silent() for _ in range(100)))
     with pytest.raises(KafkaUnavailableError, match="tell the offsets of orders-0"):
@@ -216,7 +216,7 @@ def test_without_any_answer_the_brokers_are_named() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_limit_of_a_broker_that_has_just_died_is_that_of_the_others() -> None:
+def test_transaction_timeout_limit_ignores_a_dead_broker() -> None:
     admin = admin_over(Answering())
     in_turn(admin, Brokers({"1": 900, "3": 800}, frozenset({"2"})))
     assert admin.transaction_max_timeout_ms() == 800

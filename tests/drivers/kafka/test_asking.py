@@ -56,7 +56,7 @@ def wait_until_gone(client: weakref.ref[Client]) -> bool:
     return client() is None
 
 
-def test_a_client_goes_after_its_last_answer_without_another_question() -> None:
+def test_admin_client_is_released_after_its_last_answer_without_a_new_question() -> None:
     futures: list[Future[Any]] = []
     client = ask_and_forget(futures)
     futures[0].set_result(1)
@@ -81,7 +81,7 @@ def test_a_closed_admin_leaves_no_client_for_the_garbage_collector() -> None:
             gc.enable()
 
 
-def test_closed_clients_let_go_of_a_client_whose_questions_are_answered() -> None:
+def test_close_releases_an_admin_client_without_open_questions() -> None:
     clients = AdminClients(lambda: cast("Any", Client()))
     client: weakref.ref[Any] = weakref.ref(clients.current)
 
@@ -96,7 +96,7 @@ def test_closed_clients_let_go_of_a_client_whose_questions_are_answered() -> Non
     assert client() is None, "the next question may come hours later"
 
 
-def test_a_client_that_was_replaced_goes_although_all_answers_came_in_time(
+def test_replaced_admin_client_is_released_after_its_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(asking, "RENEW_CLIENT_S", 0.02)

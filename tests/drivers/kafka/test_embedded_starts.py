@@ -47,7 +47,7 @@ def refused(folder: Path, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_data_that_cannot_be_formatted_is_shown_with_the_tools_words(
+def test_failed_format_of_the_data_is_reported_with_the_output_of_the_tool(
     java: FakeJava, tmp_path: Path
 ) -> None:
     java.tool = "print('no room'); raise SystemExit(3)"
@@ -57,26 +57,30 @@ def test_data_that_cannot_be_formatted_is_shown_with_the_tools_words(
     assert java.starts == 0
 
 
-def test_a_broker_that_ends_is_shown_with_its_last_words(java: FakeJava, tmp_path: Path) -> None:
+def test_broker_that_exits_at_start_is_reported_with_its_last_output(
+    java: FakeJava, tmp_path: Path
+) -> None:
     java.broker = "print('a setting is wrong')"
     told = refused(tmp_path, timeout_s=10.0)
     assert "did not start: its process has ended" in told
     assert told.endswith("\na setting is wrong")
 
 
-def test_a_broker_that_does_not_answer_is_not_waited_for_for_ever(
+def test_start_fails_after_the_timeout_if_the_broker_does_not_answer(
     java: FakeJava, tmp_path: Path
 ) -> None:
     assert "did not start: it did not answer in 0 s" in refused(tmp_path, timeout_s=0.2)
 
 
-def test_other_ports_are_tried_so_often(java: FakeJava, tmp_path: Path) -> None:
+def test_start_fails_after_the_maximum_number_of_tries_with_other_ports(
+    java: FakeJava, tmp_path: Path
+) -> None:
     java.broker = TAKEN
     assert f"{STARTS_MAX} times another process took one of its ports" in refused(tmp_path)
     assert java.starts == STARTS_MAX
 
 
-def test_a_restart_keeps_its_ports_and_says_when_one_is_taken(
+def test_restart_keeps_its_ports_and_fails_if_a_port_is_in_use(
     java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as ready:

@@ -27,7 +27,7 @@ from tidegate.sim.kafka.faults import (
     Api,
     Call,
     Code,
-    Lost,
+    LostPart,
     Verdict,
     answer_lost,
     refused,
@@ -116,7 +116,7 @@ def world() -> World:
 
 
 class TestEnding:
-    def test_a_lost_answer_leaves_an_end_that_took_effect(self, world: World) -> None:
+    def test_end_takes_effect_if_only_its_answer_is_lost(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [answer_lost(noticed_s=3.0)]
         started = world.clock.now_s
@@ -125,7 +125,7 @@ class TestEnding:
         assert world.visible() == [b"a"]
         assert world.commit() is EndTxnResult.ACCEPTED
 
-    def test_a_lost_request_leaves_nothing(self, world: World) -> None:
+    def test_end_has_no_effect_if_its_request_is_lost_or_refused(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [unreachable(1.0), refused(Code.NOT_COORDINATOR)]
         assert world.commit() is EndTxnResult.RETRY
@@ -133,7 +133,7 @@ class TestEnding:
         assert world.facts().state is TransactionState.ONGOING
         assert world.commit() is EndTxnResult.ACCEPTED
 
-    def test_an_end_may_arrive_when_nobody_waits_for_it_any_more(self, world: World) -> None:
+    def test_late_end_takes_effect_after_its_sender_gave_up_and_died(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [Verdict(request_s=15.0)]
         started = world.clock.now_s
@@ -144,7 +144,7 @@ class TestEnding:
         world.passes(6.0)
         assert world.visible() == [b"a"]
 
-    def test_unless_what_was_in_flight_died_with_its_sender(self, world: World) -> None:
+    def test_late_end_has_no_effect_if_it_was_dropped_with_its_sender(self, world: World) -> None:
         world.prepared()
         world.script.planned[Api.END_TXN] = [Verdict(request_s=15.0)]
         world.commit()
@@ -152,7 +152,7 @@ class TestEnding:
         world.passes(6.0)
         assert world.visible() == []
 
-    def test_markers_arrive_one_by_one_and_what_is_decided_stands(self) -> None:
+    def test_commit_decision_stands_while_markers_arrive_one_by_one(self) -> None:
         world = World(2)
         producer = world.begun()
         producer.send("out", [b"a", b"b"], None)
@@ -189,7 +189,9 @@ class TestAsking:
             Code.COORDINATOR_NOT_AVAILABLE,
         ],
     )
-    def test_a_coordinator_that_is_away_is_asked_again(self, world: World, code: Code) -> None:
+    def test_request_to_an_unavailable_coordinator_is_retried(
+        self, world: World, code: Code
+    ) -> None:
         world.prepared()
         world.script.planned[Api.DESCRIBE_TRANSACTIONS] = [refused(code)] * 3
         world.script.planned[Api.LIST_TRANSACTIONS] = [unreachable(0.1), refused(code)]
@@ -209,7 +211,7 @@ class TestAsking:
             (lambda world: world.writer.producer({}, NAME, 1000), 60.0),
         ],
     )
-    def test_an_outage_that_outlasts_the_patience_is_told(
+    def test_outage_longer_than_the_timeout_raises_kafka_unavailable_error(
         self, world: World, ask: Callable[[World], object], deadline_s: float
     ) -> None:
         world.script.always = dict.fromkeys(Api, unreachable(0.2))
@@ -234,7 +236,7 @@ class TestProducing:
         world.prepared(b"a", b"b")
         assert world.written() == [b"a", b"b"]
 
-    def test_also_when_the_first_copy_comes_last(self, world: World) -> None:
+    def test_late_duplicate_of_a_batch_is_not_written_again(self, world: World) -> None:
         producer = world.begun()
         world.script.planned[Api.PRODUCE] = [Verdict(request_s=20.0)]
         producer.send("out", [b"a"], None)
@@ -254,7 +256,9 @@ class TestProducing:
         producer.flush(30)
         assert world.written() == [b"%d" % number for number in range(10)]
 
-    def test_what_cannot_be_delivered_in_time_fails_for_good(self, world: World) -> None:
+    def test_producer_fails_permanently_if_a_record_is_not_delivered_in_time(
+        self, world: World
+    ) -> None:
         for api in (Api.ADD_PARTITIONS, Api.PRODUCE):
             world.script.always = {api: unreachable(0.1)}
             producer = world.begun(timeout_ms=5_000)
@@ -265,7 +269,7 @@ class TestProducing:
             with pytest.raises(TransactionError, match="MSG_TIMED_OUT"):
                 producer.flush(60)
 
-    def test_a_flush_that_waits_long_enough_gives_up_for_good(self, world: World) -> None:
+    def test_producer_fails_permanently_after_a_flush_timeout(self, world: World) -> None:
         producer = world.begun()
         world.script.planned[Api.PRODUCE] = [Verdict(request_s=5.0)]
         producer.send("out", [b"a"], None)
@@ -278,7 +282,7 @@ class TestProducing:
         with pytest.raises(TransactionError, match="1 records"):
             producer.flush(2.0)
 
-    def test_a_batch_of_a_zombie_does_not_outlive_the_fence(self, world: World) -> None:
+    def test_late_batch_of_a_fenced_producer_is_not_written(self, world: World) -> None:
         producer = world.prepared(b"a")
         world.script.planned[Api.PRODUCE] = [Verdict(request_s=1.0)]
         producer.send("out", [b"late"], None)
@@ -293,7 +297,9 @@ class TestProducing:
         with pytest.raises(TransactionError, match="fenced"):
             producer.flush(1)
 
-    def test_nor_falls_into_its_successors_transaction(self, world: World) -> None:
+    def test_late_first_batch_of_a_fenced_producer_does_not_join_its_successors_transaction(
+        self, world: World
+    ) -> None:
         """The zombie's first batch is in order for a leader. Only the epoch distinguishes it from
         the successor's batch.
         """
@@ -311,7 +317,7 @@ class TestProducing:
         world.passes(1.0)
         assert world.visible() == [b"b"]
 
-    def test_a_batch_that_meets_a_decision_before_its_marker_is_in_the_transaction(
+    def test_batch_that_arrives_before_the_commit_marker_belongs_to_the_transaction(
         self, world: World
     ) -> None:
         """Real brokers do the same: leaders ask the coordinator for the first batch only."""
@@ -323,7 +329,7 @@ class TestProducing:
         world.passes(3.0)
         assert world.visible() == [b"a", b"late"]
 
-    def test_a_full_queue_is_waited_for(self, world: World) -> None:
+    def test_send_waits_while_the_producer_queue_is_full(self, world: World) -> None:
         producer = world.writer.producer({"queue.buffering.max.messages": "2"}, None, 0)
         world.script.planned[Api.PRODUCE] = [Verdict(answer_s=3.0)]
         started = world.clock.now_s
@@ -334,7 +340,9 @@ class TestProducing:
 
 
 class TestStopping:
-    def test_the_transaction_of_the_dead_stays_open_until_its_timeout(self, world: World) -> None:
+    def test_transaction_of_a_killed_process_stays_open_until_its_timeout(
+        self, world: World
+    ) -> None:
         world.prepared()
         world.writer.kill()
         world.passes(60.0)
@@ -345,7 +353,7 @@ class TestStopping:
         assert world.facts().state is TransactionState.COMPLETE_ABORT
 
     @pytest.mark.parametrize(("drops", "written"), [(False, [b"a"]), (True, [])])
-    def test_what_was_in_flight_arrives_or_not(
+    def test_in_flight_batch_of_a_killed_process_arrives_unless_dropped(
         self, world: World, drops: bool, written: list[bytes]
     ) -> None:
         producer = world.begun()
@@ -357,7 +365,7 @@ class TestStopping:
         world.passes(30.0)
         assert world.written() == written, "and what was only queued never does"
 
-    def test_a_process_sends_behind_its_callers_back(self, world: World) -> None:
+    def test_producer_sends_in_the_background_without_a_flush(self, world: World) -> None:
         producer = world.begun()
         producer.send("out", [b"a"], None)
         assert world.written() == []
@@ -373,14 +381,14 @@ class TestStopping:
         world.writer.thaw()
         assert world.written() == [b"a"]
 
-    def test_a_killed_process_that_goes_on_is_a_fault_of_the_simulator(self, world: World) -> None:
+    def test_request_of_a_killed_process_raises_internal_error(self, world: World) -> None:
         world.control.kill()
         with pytest.raises(InternalError, match="control"):
             world.log.describe(NAME)
 
 
 class TestIds:
-    def test_an_idle_id_is_forgotten_after_a_week(self, world: World) -> None:
+    def test_idle_transactional_id_is_forgotten_after_a_week(self, world: World) -> None:
         world.prepared()
         facts = world.facts()
         world.commit()
@@ -394,7 +402,7 @@ class TestIds:
         world.log.fence(NAME)
         assert world.facts().producer_id != facts.producer_id
 
-    def test_but_not_one_that_is_open(self) -> None:
+    def test_transactional_id_with_an_open_transaction_is_not_forgotten(self) -> None:
         clock = SleepingClock()
         kafka = FakeKafka(clock, max_timeout_ms=2**31 - 1)
         kafka.create_topic("out", 1)
@@ -406,17 +414,17 @@ class TestIds:
         clock.sleep(20 * DAY_S)
         assert process.transaction_admin({}).list("") == {NAME: TransactionState.ONGOING}
 
-    def test_when_epochs_are_used_up_there_is_a_new_producer_id(self, world: World) -> None:
+    def test_new_producer_id_is_assigned_when_the_epochs_are_used_up(self, world: World) -> None:
         world.log.fence(NAME)
         before = world.facts().producer_id
-        world.kafka.coordinator.spend_epochs(NAME, EPOCH_LAST - 1)
+        world.kafka.coordinator.set_epoch(NAME, EPOCH_LAST - 1)
         world.log.fence(NAME)
         assert (world.facts().producer_id, world.facts().epoch) == (before, EPOCH_LAST)
         world.log.fence(NAME)
         assert world.facts().producer_id > before
         assert world.facts().epoch == 0
         again = world.facts().producer_id
-        world.kafka.coordinator.spend_epochs(NAME, EPOCH_LAST - 1)
+        world.kafka.coordinator.set_epoch(NAME, EPOCH_LAST - 1)
         world.prepared()
         assert (world.facts().producer_id, world.facts().epoch) == (again, EPOCH_LAST)
         world.log.fence(NAME)
@@ -424,7 +432,7 @@ class TestIds:
         assert world.facts().epoch == 0
         assert world.visible() == []
 
-    def test_timeouts_are_searched_for_every_ten_seconds(self, world: World) -> None:
+    def test_transaction_timeouts_are_checked_every_ten_seconds(self, world: World) -> None:
         world.passes(3.0)
         producer = world.begun(timeout_ms=1_000)
         producer.send("out", [b"a"], None)
@@ -460,7 +468,7 @@ class TestReading:
         (run,) = reader.poll(10, 5.0)
         assert [each.value() for each in run.messages] == [b"a"]
 
-    def test_what_retention_has_deleted_cannot_be_read(self, world: World) -> None:
+    def test_read_below_the_log_start_raises_kafka_error(self, world: World) -> None:
         plain = world.writer.producer({}, None, 0)
         plain.send("out", [b"a", b"b"], None)
         plain.flush(30)
@@ -471,7 +479,7 @@ class TestReading:
         with pytest.raises(KafkaError, match=r"out-0 .* offset 0"):
             reader.poll(10, 1.0)
 
-    def test_a_commit_of_offsets_that_fails_is_only_counted(self, world: World) -> None:
+    def test_failed_offset_commit_raises_no_error(self, world: World) -> None:
         reader = world.control.partition_reader({}, "group", with_end_of_partition=False)
         world.script.planned[Api.OFFSET_COMMIT] = [unreachable(), Verdict(request_s=1.0)]
         reader.commit({ORIGIN: 5})
@@ -481,7 +489,7 @@ class TestReading:
         assert world.admin.committed("group", [ORIGIN]) == {ORIGIN: 6}
 
 
-def test_every_request_is_shown_to_the_hook_with_who_asks_and_what_for(world: World) -> None:
+def test_fault_hook_sees_every_request_with_its_process_and_transactional_id(world: World) -> None:
     world.prepared()
     world.commit()
     world.passes(1.0)
@@ -497,9 +505,9 @@ def test_every_request_is_shown_to_the_hook_with_who_asks_and_what_for(world: Wo
     assert world.script.calls[2].topic_partition == ORIGIN
 
 
-def test_a_marker_that_is_lost_on_its_way_comes_later(world: World) -> None:
+def test_lost_marker_is_written_later(world: World) -> None:
     world.prepared()
-    world.script.planned[Api.WRITE_MARKERS] = [Verdict(request_s=1.0, lost=Lost.REQUEST)]
+    world.script.planned[Api.WRITE_MARKERS] = [Verdict(request_s=1.0, lost=LostPart.REQUEST)]
     world.commit()
     world.passes(1.0)
     assert world.written() == [b"a"]

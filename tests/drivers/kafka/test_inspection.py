@@ -163,7 +163,7 @@ def inspector_of(cluster: Cluster, deadline_s: float = 0.05) -> KafkaTransaction
 
 
 class TestSurvey:
-    def test_asks_every_coordinator_for_what_it_lists(self) -> None:
+    def test_survey_asks_every_coordinator_for_its_transactions(self) -> None:
         cluster = Cluster(
             {
                 ListTransactionsRequest: by_broker(b1=listed("b", "other"), b2=listed("a", "gone")),
@@ -184,7 +184,7 @@ class TestSurvey:
         assert (request.state_filters, request.producer_id_filters) == (["Ongoing"], [7])
         assert steps == [("coordinators", done, 2) for done in range(3)]
 
-    def test_describes_only_the_ids_with_the_prefix_and_not_all_at_once(
+    def test_survey_describes_only_ids_with_the_prefix_in_parts(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(inspection_wire, "IDS_AT_ONCE", 2)
@@ -207,7 +207,7 @@ class TestSurvey:
             (theirs.KafkaTimeoutError("10 s"), 1),
         ],
     )
-    def test_says_who_did_not_answer_and_tells_what_the_others_know(
+    def test_survey_reports_a_silent_broker_and_the_transactions_of_the_others(
         self, silent: Any, tries: int
     ) -> None:
         cluster = Cluster(
@@ -222,7 +222,7 @@ class TestSurvey:
         assert "broker 1 at h:1" in unreachable
         assert cluster.asked(ListTransactionsRequest) == [1] * tries + [2]
 
-    def test_says_that_a_coordinator_is_missing(self) -> None:
+    def test_survey_reports_coordinator_partitions_without_a_leader(self) -> None:
         cluster = Cluster(
             {
                 MetadataRequest: lambda _r, _n: metadata(leaders=(1, -1, 3)),
@@ -234,7 +234,7 @@ class TestSurvey:
             "2 of 3 partitions of __transaction_state: they have no leader",
         )
 
-    def test_is_repeated_while_coordinators_move(self) -> None:
+    def test_survey_is_repeated_while_coordinators_move(self) -> None:
         views = iter([(1, 2), (2, 2), (2, 2)])
         cluster = Cluster(
             {
@@ -247,7 +247,7 @@ class TestSurvey:
         assert found.unreachable == ()
         assert cluster.asked(ListTransactionsRequest) == [1, 2, 1, 2]
 
-    def test_does_not_call_itself_complete_while_they_go_on_moving(self) -> None:
+    def test_survey_is_incomplete_if_coordinators_never_stop_moving(self) -> None:
         views = iter([(1, 2), (2, 1)] * inspection.TRIES)
         cluster = Cluster(
             {
@@ -257,14 +257,14 @@ class TestSurvey:
         )
         assert inspector_of(cluster).find_transactions(progress=no_progress).unreachable
 
-    def test_refused_is_not_silent(self) -> None:
+    def test_survey_raises_an_authorisation_error(self) -> None:
         error = theirs.ClusterAuthorizationFailedError.errno
         cluster = Cluster({ListTransactionsRequest: by_broker(b1=listed(error=error), b2=listed())})
         with pytest.raises(KafkaNotAuthorisedError, match="DESCRIBE"):
             inspector_of(cluster).find_transactions(progress=no_progress)
 
 
-def test_an_id_that_no_coordinator_knows_is_none() -> None:
+def test_describe_returns_none_for_an_unknown_transactional_id() -> None:
     cluster = Cluster({DescribeTransactionsRequest: described})
     inspector = inspector_of(cluster)
     assert inspector.describe(TransactionalId("gone")) is None
@@ -273,22 +273,22 @@ def test_an_id_that_no_coordinator_knows_is_none() -> None:
 
 
 class TestPartitions:
-    def test_leaders(self) -> None:
+    def test_partitions_returns_the_leader_of_each_partition(self) -> None:
         assert inspector_of(Cluster({})).partitions("orders") == {A: 1, B: 2}
 
-    def test_a_topic_that_is_not_there_is_refused_by_name(self) -> None:
+    def test_partitions_of_a_missing_topic_are_refused_with_its_name(self) -> None:
         error = theirs.UnknownTopicOrPartitionError.errno
         cluster = Cluster({MetadataRequest: lambda _r, _n: metadata((), error=error)})
         with pytest.raises(RefusedError, match="no topic 'orders'"):
             inspector_of(cluster).partitions("orders")
 
-    def test_one_that_is_not_ours_is_a_matter_of_rights(self) -> None:
+    def test_partitions_of_an_unauthorised_topic_raise_an_authorisation_error(self) -> None:
         error = theirs.TopicAuthorizationFailedError.errno
         cluster = Cluster({MetadataRequest: lambda _r, _n: metadata((), error=error)})
         with pytest.raises(KafkaNotAuthorisedError, match="READ on their topics"):
             inspector_of(cluster).partitions("orders")
 
-    def test_no_topic_is_ever_made_by_asking(self) -> None:
+    def test_metadata_request_does_not_create_a_topic(self) -> None:
         cluster = Cluster({})
         inspector_of(cluster).partitions("orders")
         ((_, request),) = cluster.sent
@@ -296,7 +296,7 @@ class TestPartitions:
 
 
 class TestOpenTransactions:
-    def test_are_those_with_an_offset_in_their_order_asked_of_each_leader(self) -> None:
+    def test_open_transactions_have_a_start_offset_and_are_sorted_by_it(self) -> None:
         cluster = Cluster({DescribeProducersRequest: partition_answer()})
         found = inspector_of(cluster).open_transactions({A: 2, B: 1, C: 2}, progress=no_progress)
         assert found.unreachable == ()
@@ -312,7 +312,7 @@ class TestOpenTransactions:
         assert set(found.producers) == set(leaders)
         assert cluster.asked(DescribeProducersRequest) == [1, 1, 1]
 
-    def test_partitions_that_could_not_be_asked_are_named(self) -> None:
+    def test_open_transactions_reports_unreachable_partitions(self) -> None:
         answer = partition_answer()
         down = theirs.KafkaConnectionError("refused")
         cluster = Cluster(
@@ -324,14 +324,14 @@ class TestOpenTransactions:
         assert without == "totals-0: it has no leader"
         assert silent.startswith("orders-0: its leader, broker 2, did not answer")
 
-    def test_a_right_that_is_missing_everywhere_is_an_error(self) -> None:
+    def test_open_transactions_raises_an_error_without_topic_permission(self) -> None:
         error = theirs.TopicAuthorizationFailedError.errno
         cluster = Cluster({DescribeProducersRequest: partition_answer(error)})
         with pytest.raises(KafkaNotAuthorisedError, match="topic orders"):
             inspector_of(cluster).open_transactions({A: 1}, progress=no_progress)
 
 
-def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() -> None:
+def test_ends_reads_stable_and_end_offsets_and_omits_silent_leaders() -> None:
     def answer(request: Any, node: int | None) -> Any:
         if node == 2:
             return theirs.KafkaConnectionError("refused")
@@ -359,7 +359,7 @@ def test_ends_are_asked_for_both_kinds_of_readers_and_silent_leaders_left_out() 
         (theirs.InvalidProducerIdMappingError, AbortResult.CHANGED),
     ],
 )
-def test_an_abort_continues_this_producer_and_no_newer_one(
+def test_abort_changes_only_the_given_producer_epoch(
     error: type[theirs.BrokerResponseError] | None, answer: AbortResult
 ) -> None:
     code = OK if error is None else error.errno
@@ -371,7 +371,7 @@ def test_an_abort_continues_this_producer_and_no_newer_one(
     assert (request._min_version, request._max_version) == (4, 4)
 
 
-def test_an_abort_without_the_right_names_it() -> None:
+def test_abort_without_permission_raises_an_error_with_the_missing_right() -> None:
     code = theirs.TransactionalIdAuthorizationFailedError.errno
     cluster = Cluster({InitProducerIdRequest: lambda _r, _n: SimpleNamespace(error_code=code)})
     with pytest.raises(KafkaNotAuthorisedError, match="needs WRITE on its id"):
@@ -394,7 +394,9 @@ class TestMarker:
         return Cluster({WriteTxnMarkersRequest: answer})
 
     @pytest.mark.parametrize(("seen", "sent"), [(-1, 0), (0, 0), (6, 6)])
-    def test_aborts_this_producer_on_this_partition_only(self, seen: int, sent: int) -> None:
+    def test_abort_marker_is_written_for_one_producer_on_one_partition(
+        self, seen: int, sent: int
+    ) -> None:
         cluster = self.written(OK)
         producer = msgspec.structs.replace(self.PRODUCER, coordinator_epoch=seen)
         inspector_of(cluster).write_abort_marker(B, producer)
@@ -406,18 +408,18 @@ class TestMarker:
         assert [(t.name, t.partition_indexes) for t in marker.topics] == [("orders", [1])]
         assert request._max_version == 1
 
-    def test_is_sent_again_where_the_leader_moved(self) -> None:
+    def test_abort_marker_is_retried_if_the_leader_moved(self) -> None:
         cluster = self.written(theirs.NotLeaderForPartitionError.errno, OK)
         inspector_of(cluster, deadline_s=30.0).write_abort_marker(B, self.PRODUCER)
         assert cluster.asked(WriteTxnMarkersRequest) == [2, 2]
 
-    def test_without_a_leader_is_not_sent(self) -> None:
+    def test_abort_marker_is_not_sent_without_a_leader(self) -> None:
         cluster = self.written()
         with pytest.raises(KafkaUnavailableError, match="orders-5 has no leader"):
             inspector_of(cluster).write_abort_marker(TopicPartition("orders", 5), self.PRODUCER)
         assert not cluster.asked(WriteTxnMarkersRequest)
 
-    def test_what_the_leader_refuses_is_told(self) -> None:
+    def test_abort_marker_refused_by_the_leader_raises_kafka_error(self) -> None:
         cluster = self.written(theirs.TransactionCoordinatorFencedError.errno)
         with pytest.raises(KafkaError, match="abort marker into orders-1"):
             inspector_of(cluster).write_abort_marker(B, self.PRODUCER)

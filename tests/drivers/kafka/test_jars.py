@@ -25,25 +25,25 @@ def test_every_version_has_a_lock_with_kafka_and_a_log_binding(version: str) -> 
     assert len({jar.file_name for jar in artifacts.values()}) == len(artifacts)
 
 
-def test_a_line_is_coordinates_and_hash() -> None:
+def test_lock_line_holds_jar_coordinates_and_hash() -> None:
     assert parse_lock(f"org.x:y:1.0:linux {HASH}\norg.x:z:2: {HASH}\n") == [
         Jar("org.x", "y", "1.0", "linux", HASH),
         Jar("org.x", "z", "2", "", HASH),
     ]
 
 
-def test_file_names_are_the_registry_s() -> None:
+def test_jar_file_name_is_that_of_the_maven_registry() -> None:
     assert Jar("g", "a", "1", "", HASH).file_name == "a-1.jar"
     assert Jar("g", "a", "1", "linux", HASH).file_name == "a-1-linux.jar"
 
 
 @pytest.mark.parametrize("text", ["", "a:b:c", f"a:b:c {HASH}", "a:b:c: 1234", f"a:b:c:d:e {HASH}"])
-def test_a_torn_lock_is_our_bug(text: str) -> None:
+def test_torn_lock_raises_internal_error(text: str) -> None:
     with pytest.raises(InternalError):
         parse_lock(text)
 
 
-def test_an_unknown_version_is_refused_with_the_choice() -> None:
+def test_unknown_kafka_version_is_refused_with_the_known_versions() -> None:
     with pytest.raises(UserError, match=r"4\.3\.0, 4\.3\.1 or 3\.9\.1"):
         read_lock("1.0")
 
@@ -88,7 +88,7 @@ def one_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jar:
     return jar
 
 
-def test_a_download_is_kept_and_not_repeated(
+def test_downloaded_jar_is_cached_and_a_failed_download_is_retried(
     one_jar: Jar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(tmp_path / "registry", b"good", failures=2)
@@ -102,7 +102,7 @@ def test_a_download_is_kept_and_not_repeated(
     assert sorted(each.name for each in path.parent.parent.iterdir()) == ["kafka-v"]
 
 
-def test_another_hash_is_refused_and_nothing_is_kept(
+def test_jar_with_another_hash_is_refused_and_not_cached(
     one_jar: Jar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Registry(tmp_path / "registry", b"evil").install(monkeypatch)
@@ -111,7 +111,7 @@ def test_another_hash_is_refused_and_nothing_is_kept(
     assert list((tmp_path / "cache" / "tidegate").iterdir()) == []
 
 
-def test_a_registry_out_of_reach_is_an_error_of_the_world(
+def test_unreachable_registry_raises_external_error(
     one_jar: Jar, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Registry(tmp_path / "registry", b"good", failures=99).install(monkeypatch)
@@ -129,7 +129,7 @@ def test_a_cache_that_lost_a_jar_is_filled_again(
     assert path.exists()
 
 
-def test_without_jgo_the_error_names_the_extra(
+def test_missing_jgo_raises_an_error_with_the_pip_extra(
     one_jar: Jar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jgo", None)

@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError as Code
 
-from tests.drivers.kafka.given import BROKERS, Client, settings_given
+from tests.drivers.kafka.given import BROKERS, Client, client_settings
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
 from tidegate.drivers.kafka.producer_errors import ProducerErrors
@@ -34,7 +34,7 @@ def made_with(
     **overrides: str,
 ) -> dict[str, Any]:
     """The settings that the client of a producer is given."""
-    return settings_given(
+    return client_settings(
         monkeypatch,
         "tidegate.drivers.kafka.producer.Client",
         lambda settings: KafkaProducer(settings, transactional_id, 660_000),
@@ -58,7 +58,7 @@ COMMON = {
 }
 
 
-def test_the_settings_that_a_producer_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_has_exactly_the_expected_client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
     assert made_with(monkeypatch) == {**COMMON, "message.timeout.ms": 300_000}
     assert made_with(monkeypatch, TransactionalId("tidegate.x")) == {
@@ -69,7 +69,7 @@ def test_the_settings_that_a_producer_is_made_with(monkeypatch: pytest.MonkeyPat
     }
 
 
-def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_may_override_only_some_producer_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     given = made_with(
         monkeypatch,
         queue_buffering_max_messages="7",
@@ -88,7 +88,7 @@ def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_ours_come_last_because_librdkafka_takes_the_last_of_two_names(
+def test_fixed_settings_come_after_the_settings_of_the_user(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = list(
@@ -98,7 +98,7 @@ def test_ours_come_last_because_librdkafka_takes_the_last_of_two_names(
 
 
 @pytest.mark.timeout(20)
-def test_a_record_that_the_empty_queue_does_not_take_is_too_large_and_not_waited_for() -> None:
+def test_record_larger_than_the_empty_queue_raises_record_too_large_error_at_once() -> None:
     """Nothing is in the queue that could time out, so waiting for room would never end."""
     producer = KafkaProducer(SETTINGS, None, 0)
     with pytest.raises(RecordTooLargeError, match="1500000 bytes") as raised:
@@ -126,7 +126,7 @@ CONSEQUENCES = [Code._PURGE_QUEUE, Code._PURGE_INFLIGHT, Code._STATE, Code._FATA
 
 
 @pytest.mark.parametrize("consequence", CONSEQUENCES)
-def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: int) -> None:
+def test_cause_of_a_delivery_failure_replaces_an_earlier_consequence(consequence: int) -> None:
     """This happens if one broker refuses the record, and another broker's thread is quicker."""
     failures = ProducerErrors("the producer of tidegate.x")
     failures.on_delivery(Code(consequence), _Undelivered())
@@ -139,7 +139,7 @@ def test_a_cause_outranks_the_consequence_that_was_told_before_it(consequence: i
     assert "max.message.bytes" in str(error)
 
 
-def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
+def test_fixed_producer_settings_are_reserved_properties(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A refusal shows users that their value has no effect, for example for `acks`."""
@@ -157,7 +157,7 @@ CALLS: dict[str, Callable[[KafkaProducer], None]] = {
 
 @pytest.mark.parametrize("waiting", [False, True], ids=["", "records wait"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_client_that_fails_as_a_whole_says_why_in_whatever_call_comes_first(
+def test_fatal_error_of_the_client_is_raised_by_every_producer_call(
     call: Callable[[KafkaProducer], None], waiting: bool
 ) -> None:
     """A fence has this effect. confluent-kafka calls no callback for it: the call that serves
@@ -186,7 +186,7 @@ def _fail_as_a_whole(producer: KafkaProducer) -> None:
 
 
 @pytest.mark.parametrize("connects", [True, False])
-def test_an_id_is_initialised_when_a_broker_is_connected_or_does_not_connect_in_time(
+def test_transactional_id_is_initialised_after_a_try_to_connect_to_a_broker(
     monkeypatch: pytest.MonkeyPatch, connects: bool
 ) -> None:
     """librdkafka asks for the coordinator at once where it has a connection, else 0.5 s later."""

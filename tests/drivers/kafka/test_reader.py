@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError as Code
 from confluent_kafka import Message
 
-from tests.drivers.kafka.given import BROKERS, settings_given
+from tests.drivers.kafka.given import BROKERS, client_settings
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES
 from tidegate.drivers.kafka.reader import (
     CONNECTION_CHECK_S,
@@ -35,7 +35,7 @@ DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
 
 def made_with(monkeypatch: pytest.MonkeyPatch, **overrides: str) -> dict[str, Any]:
     """The settings that the client of a reader is given."""
-    return settings_given(
+    return client_settings(
         monkeypatch,
         "tidegate.drivers.kafka.reader.Consumer",
         lambda settings: KafkaPartitionReader(settings, "group"),
@@ -60,12 +60,12 @@ MADE_WITH = {
 }
 
 
-def test_the_settings_that_a_reader_is_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_has_exactly_the_expected_client_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """In full: one that is lost costs exactness or a part of the throughput, and fails nothing."""
     assert made_with(monkeypatch) == MADE_WITH
 
 
-def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_may_override_only_some_reader_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     given = made_with(
         monkeypatch,
         fetch_queue_backoff_ms="50",
@@ -82,7 +82,7 @@ def test_what_a_user_may_override_and_what_not(monkeypatch: pytest.MonkeyPatch) 
     }
 
 
-def test_what_tidegate_sets_itself_is_refused_where_users_give_it(
+def test_fixed_reader_settings_are_reserved_properties(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert made_with(monkeypatch).keys() - DEFAULTS.keys() <= RESERVED_PROPERTIES.keys()
@@ -107,13 +107,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
     reader.close()
 
 
-def test_refused_credentials_are_told_when_nothing_comes(scripted: Scripted) -> None:
+def test_refused_credentials_are_raised_by_a_poll_without_records(scripted: Scripted) -> None:
     scripted.reader._on_error(DENIED)
     with pytest.raises(KafkaNotAuthorisedError, match="SASL authentication failed"):
         scripted.reader.poll(10, 0.0)
 
 
-def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -> None:
+def test_authentication_error_is_cleared_when_records_arrive(scripted: Scripted) -> None:
     """An old refusal would fail the attempt at the first poll without records, hours later."""
     scripted.reader._on_error(DENIED)
     scripted.on_delivery.append(Message(topic="in", partition=0, offset=7, value=b"a"))
@@ -125,7 +125,7 @@ def test_a_refusal_by_one_broker_is_over_when_records_come(scripted: Scripted) -
         scripted.reader.poll(10, 0.0)
 
 
-def test_a_group_that_may_not_be_used_harms_no_reading(scripted: Scripted) -> None:
+def test_unauthorised_group_only_counts_as_a_commit_failure(scripted: Scripted) -> None:
     event = Code(Code.GROUP_AUTHORIZATION_FAILED)
     scripted.on_delivery.append(Message(topic="in", partition=0, error=event))
     assert scripted.reader.poll(10, 0.0) == []
@@ -174,7 +174,7 @@ UNEXPECTED = [KeyError("a bug"), OSError("a socket failed"), InternalError("a bu
 
 @pytest.mark.parametrize("error", UNEXPECTED, ids=repr)
 @pytest.mark.parametrize("question", ["topics", "leaders"])
-def test_what_a_question_in_the_background_raises_reaches_who_polls(
+def test_error_of_a_background_check_is_raised_by_every_poll(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, question: str, error: Exception
 ) -> None:
     idle_s = 2 * IDLE_CHECK_S
@@ -190,7 +190,7 @@ def test_what_a_question_in_the_background_raises_reaches_who_polls(
     assert scripted.on_delivery, "nothing is read on"
 
 
-def test_a_topic_that_is_gone_is_told_when_nothing_comes(
+def test_missing_partition_is_raised_by_a_poll_without_records(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(scripted, monkeypatch, Admin(0))
@@ -198,7 +198,7 @@ def test_a_topic_that_is_gone_is_told_when_nothing_comes(
         scripted.reader.poll(10, 0.0)
 
 
-def test_a_topic_that_the_brokers_refuse_is_told_too(
+def test_topic_absent_error_is_raised_by_a_poll_without_records(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(scripted, monkeypatch, Admin(TopicAbsentError("there is no topic in")))
@@ -206,6 +206,8 @@ def test_a_topic_that_the_brokers_refuse_is_told_too(
         scripted.reader.poll(10, 0.0)
 
 
-def test_an_outage_is_waited_for(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_raises_no_error_during_an_outage(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked(scripted, monkeypatch, Admin(KafkaUnavailableError("no broker answers")))
     assert scripted.reader.poll(10, 0.0) == []

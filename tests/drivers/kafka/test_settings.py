@@ -14,7 +14,7 @@ from tidegate.errors import ConfigError, RefusedError
 BROKERS = {"bootstrap.servers": "a:1,b:2"}
 
 
-def test_credentials_go_to_both_clients() -> None:
+def test_credentials_reach_kafka_python_and_librdkafka() -> None:
     given = {
         **BROKERS,
         "security.protocol": "sasl_plaintext",
@@ -45,7 +45,7 @@ def test_a_setting_that_only_one_client_has_is_refused_by_name(name: str) -> Non
     assert "hidden-value" not in str(raised.value)
 
 
-def test_no_brokers_is_an_error_that_names_the_setting() -> None:
+def test_missing_bootstrap_servers_are_refused_with_the_setting_name() -> None:
     with pytest.raises(ConfigError, match=r"kafka\.bootstrap"):
         kafka_python({})
 
@@ -58,14 +58,14 @@ def test_a_setting_that_no_client_knows_is_refused_by_name() -> None:
 
 
 class TestTls:
-    def test_verifies_by_default(self) -> None:
+    def test_tls_verifies_certificate_and_hostname_by_default(self) -> None:
         given = kafka_python({**BROKERS, "security.protocol": "ssl"})
         context = given["ssl_context"]
         assert isinstance(context, ssl.SSLContext)
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert given["ssl_check_hostname"] is True
 
-    def test_is_loosened_only_when_asked(self) -> None:
+    def test_tls_verification_is_loosened_only_by_a_setting(self) -> None:
         asked = {"ssl.endpoint.identification.algorithm": "none"}
         given = kafka_python({**BROKERS, "security.protocol": "SASL_SSL", **asked})
         assert given["ssl_context"].verify_mode is ssl.CERT_REQUIRED
@@ -74,7 +74,7 @@ class TestTls:
         given = kafka_python({**BROKERS, "security.protocol": "SSL", **asked})
         assert given["ssl_context"].verify_mode is ssl.CERT_NONE
 
-    def test_files_that_cannot_be_read_are_named_and_passwords_are_not(
+    def test_tls_error_contains_the_unreadable_file_setting_and_no_password(
         self, tmp_path: Path
     ) -> None:
         with pytest.raises(ConfigError) as raised:
@@ -89,7 +89,7 @@ class TestTls:
         assert "ssl.certificate.location" in str(raised.value)
         assert "secret" not in str(raised.value)
 
-    def test_trusts_only_the_given_authorities(self, tmp_path: Path) -> None:
+    def test_tls_refuses_a_ca_file_without_certificates(self, tmp_path: Path) -> None:
         (tmp_path / "empty.pem").write_text("")
         with pytest.raises(ConfigError, match=r"ssl\.ca\.location"):
             kafka_python(

@@ -118,7 +118,7 @@ def test_a_coordinator_that_moved_is_looked_up_again(moved: Any) -> None:
     assert script.nodes == [101, 102, 103]
 
 
-def test_a_broker_that_is_not_known_is_looked_for_before_the_next_try() -> None:
+def test_metadata_update_is_requested_after_an_unknown_broker_id() -> None:
     """One that came back since the client connected: the library would learn of it in five
     minutes, and a recovery that lists transactions of all brokers waited for that.
     """
@@ -142,7 +142,7 @@ class Connection:
         self.connected = False
 
 
-def test_a_request_without_an_answer_ends_the_other_silent_connections() -> None:
+def test_request_timeout_closes_other_silent_connections_without_requests() -> None:
     """If all of them were forgotten, each would cost ten seconds, one after the other."""
     script = Script(theirs.RequestTimedOutError(), described())
     heard, silent, asked = Connection(1.0), Connection(11.0), Connection(11.0, "request")
@@ -151,17 +151,17 @@ def test_a_request_without_an_answer_ends_the_other_silent_connections() -> None
     assert [each.connected for each in (heard, silent, asked)] == [True, False, True]
 
 
-def test_a_busy_coordinator_is_still_the_right_one() -> None:
+def test_concurrent_transactions_error_is_retried_at_the_same_coordinator() -> None:
     script = Script(code(theirs.ConcurrentTransactionsError), code(None))
     log_of(script).fence(NAME)
     assert script.nodes == [101, 101]
 
 
-def test_an_unknown_id_is_none() -> None:
+def test_describe_returns_none_for_an_unknown_transactional_id() -> None:
     assert log_of(Script(described(theirs.TransactionalIdNotFoundError))).describe(NAME) is None
 
 
-def test_versions_are_those_of_the_client_that_writes() -> None:
+def test_end_and_fence_requests_use_the_api_versions_of_the_producer() -> None:
     script = Script(code(None), code(None))
     log = log_of(script)
     log.end(NAME, 7, 2, commit=True)
@@ -189,7 +189,9 @@ def test_versions_are_those_of_the_client_that_writes() -> None:
         (code(theirs.TransactionalIdAuthorizationFailedError), EndTxnResult.NOT_AUTHORISED),
     ],
 )
-def test_end_is_sent_once_and_its_answer_is_told(answer: Any, outcome: EndTxnResult) -> None:
+def test_end_is_sent_once_and_returns_the_result_of_its_answer(
+    answer: Any, outcome: EndTxnResult
+) -> None:
     script = Script(answer)
     assert log_of(script).end(NAME, 7, 2, commit=True) is outcome
     assert len(script.requests) == 1
@@ -198,7 +200,7 @@ def test_end_is_sent_once_and_its_answer_is_told(answer: Any, outcome: EndTxnRes
     assert forgotten == (outcome is EndTxnResult.RETRY and not busy)
 
 
-def test_a_retry_has_a_deadline_and_the_error_names_brokers_and_cause() -> None:
+def test_retry_ends_at_its_deadline_with_brokers_and_cause_in_the_error() -> None:
     script = Script(*[theirs.KafkaConnectionError("refused")] * 10_000)
     with pytest.raises(KafkaUnavailableError) as raised:
         log_of(script, deadline_s=0.02).describe(NAME)
@@ -207,14 +209,14 @@ def test_a_retry_has_a_deadline_and_the_error_names_brokers_and_cause() -> None:
     assert NAME in str(raised.value)
 
 
-def test_a_missing_right_is_told_at_once() -> None:
+def test_authorisation_error_is_raised_without_a_retry() -> None:
     script = Script(described(theirs.TransactionalIdAuthorizationFailedError))
     with pytest.raises(KafkaNotAuthorisedError, match="WRITE"):
         log_of(script).describe(NAME)
     assert len(script.requests) == 1
 
 
-def test_an_answer_that_nobody_expects_is_an_error_with_its_text() -> None:
+def test_unexpected_answer_raises_kafka_error_with_its_text() -> None:
     with pytest.raises(KafkaError, match="InvalidTransactionTimeoutError"):
         log_of(Script(code(theirs.InvalidTransactionTimeoutError))).fence(NAME)
     with pytest.raises(KafkaError, match="Napping"):
@@ -262,7 +264,7 @@ class TestListing:
         code = 0 if error is None else error.errno
         return SimpleNamespace(error_code=code, transaction_states=rows)
 
-    def test_asks_every_broker_and_filters_by_prefix(self) -> None:
+    def test_list_asks_every_broker_and_filters_by_prefix(self) -> None:
         script = Script(
             self.leaders(1, 2), self.found("a.1", "b.1"), self.found("a.2"), self.leaders(1, 2)
         )
@@ -270,7 +272,7 @@ class TestListing:
         assert script.nodes == [-1, 1, 2, -1]
 
     @pytest.mark.parametrize("first", ["loading", "leaderless", "moved", "gone"])
-    def test_is_repeated_rather_than_incomplete(self, first: str) -> None:
+    def test_list_is_repeated_if_it_would_be_incomplete(self, first: str) -> None:
         good = [self.leaders(1, 2), self.found("a.1"), self.found(), self.leaders(1, 2)]
         bad: dict[str, list[Any]] = {
             "loading": [
@@ -285,7 +287,7 @@ class TestListing:
         assert set(log_of(script).list("a.")) == {"a.1"}
         assert script.answers == []
 
-    def test_each_try_of_a_slow_broker_has_a_longer_timeout(self) -> None:
+    def test_list_doubles_the_timeout_at_each_retry_up_to_40_seconds(self) -> None:
         late = [self.leaders(1, 2), theirs.RequestTimedOutError()]
         good = [self.leaders(1, 2), self.found("a.1"), self.found(), self.leaders(1, 2)]
         script = Script(*late, *late, *late, *late, *good)
@@ -293,13 +295,13 @@ class TestListing:
         asked = [each for each in script.timeouts_ms if each is not None]
         assert asked == [10_000, 20_000, 40_000, 40_000, 40_000, 40_000]
 
-    def test_of_a_cluster_without_transactions_is_empty(self) -> None:
+    def test_list_of_a_cluster_without_transactions_is_empty(self) -> None:
         absent = self.leaders(error=theirs.UnknownTopicOrPartitionError)
         script = Script(absent, self.found(), self.found(), absent)
         assert log_of(script).list("a.") == {}
 
 
 @pytest.mark.parametrize("raised", [OSError("broken pipe"), RuntimeError("the loop is closed")])
-def test_what_the_library_lets_through_while_ending_is_an_error_of_kafka(raised: Exception) -> None:
+def test_foreign_exception_during_end_raises_kafka_error(raised: Exception) -> None:
     with pytest.raises(KafkaError, match="could not end transaction"):
         log_of(Script(raised)).end(NAME, 7, 2, commit=True)

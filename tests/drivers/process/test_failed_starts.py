@@ -42,7 +42,7 @@ def test_a_fork_server_that_cannot_be_started_leaves_no_socket(
     assert [each.fileno() for each in pairs] == [-1, -1]
 
 
-def test_a_fork_server_without_a_thread_for_its_notices_leaves_no_socket(
+def test_fork_server_start_leaves_no_socket_if_its_thread_cannot_start(
     tmp_path: Path, pairs: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_: threading.Thread) -> NoReturn:

@@ -33,7 +33,7 @@ START = StartSlot(
 
 
 class TestEnvironment:
-    def test_of_slots_takes_the_users_arenas_before_the_default(
+    def test_slot_environment_prefers_the_malloc_arena_max_of_the_user(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
@@ -44,7 +44,7 @@ class TestEnvironment:
 
 
 class TestFrames:
-    def test_come_as_they_went_however_the_socket_cuts_them(self) -> None:
+    def test_frames_arrive_unchanged_however_the_socket_splits_them(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             writer = threading.Thread(
@@ -57,14 +57,14 @@ class TestFrames:
             fork_protocol.send(theirs, notice)
             assert fork_protocol.receive_notice(ours) == notice
 
-    def test_end_with_the_other_side(self) -> None:
+    def test_receive_returns_none_if_the_peer_closed_within_a_frame(self) -> None:
         ours, theirs = socket.socketpair()
         with ours:
             theirs.sendall(b"\0\0")  # killed in the middle of a frame
             theirs.close()
             assert fork_protocol.receive_command(ours) is None
 
-    def test_of_absurd_length_are_refused(self) -> None:
+    def test_frame_of_absurd_length_is_refused(self) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             theirs.sendall(b"\xff\xff\xff\xff")
@@ -72,7 +72,7 @@ class TestFrames:
                 fork_protocol.receive_command(ours)
 
 
-def test_arguments_are_the_first_line_of_the_lifeline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_are_the_first_line_of_the_parent_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     monkeypatch.setattr(parent_watch, "PARENT_PIPE_FD", read)
     given = {"text": "two\nlines, ä", "number": 1}
@@ -91,7 +91,9 @@ class TestLogs:
         root.handlers[:] = handlers
         root.setLevel(level)
 
-    def test_say_who_what_and_what_else(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_log_line_contains_role_job_logger_extra_fields_and_message(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         logs.set_up_logging("info", role="slot", job="a")
         log = logging.getLogger("x")
         log.info("two words", extra={"epoch": 3, "why": "a b"})
@@ -101,7 +103,9 @@ class TestLogs:
             'level=info role=slot job=a logger=x epoch=3 why="a b" message="two words"'
         )
 
-    def test_say_where_an_error_came_from(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_log_of_an_exception_contains_its_traceback_once(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         logs.set_up_logging("warning", role="slot")
         try:
             raise ValueError('a "quoted" reason')  # noqa: TRY301  # it is the traceback's
@@ -111,7 +115,7 @@ class TestLogs:
         assert text.count('message="failed\\nbadly"') == 1
         assert text.count('ValueError: a "quoted" reason') == 1
 
-    def test_on_a_full_disk_nothing_is_raised_and_what_is_lost_is_counted(
+    def test_log_stream_on_a_full_disk_raises_no_error_and_counts_lost_lines(
         self, tmp_path: Path
     ) -> None:
         class Disk(io.StringIO):
@@ -134,7 +138,7 @@ class TestLogs:
         assert others == ["three", "four"]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
-    def test_go_on_without_a_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_logging_does_not_fail_if_stderr_is_full(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with open("/dev/full", "w", buffering=1, encoding="utf-8") as full:  # noqa: PTH123
             monkeypatch.setattr(sys, "stderr", full)
             logs.set_up_logging("info")

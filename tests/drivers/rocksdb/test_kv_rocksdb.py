@@ -30,7 +30,7 @@ class TestRocksDBStore(KeyValueStoreContract):
         assert second[table].st_ino == first[table].st_ino
         rocks.close()
 
-    def test_nothing_of_the_log_or_the_options_is_in_a_checkpoint(self, tmp_path: Path) -> None:
+    def test_checkpoint_contains_no_log_or_options_file(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(b"a", b"1")], [])
         files = rocks.checkpoint().files()
@@ -42,13 +42,13 @@ class TestRocksDBStore(KeyValueStoreContract):
         }
         rocks.close()
 
-    def test_what_was_not_in_a_checkpoint_is_not_in_the_log_either(self, tmp_path: Path) -> None:
+    def test_writes_leave_the_write_ahead_log_empty(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(bytes([n]), b"x" * 1000) for n in range(100)], [])
         assert all(log.stat().st_size == 0 for log in (tmp_path / "store").glob("*.log"))
         rocks.close()
 
-    def test_a_closed_store_is_our_error(self, tmp_path: Path) -> None:
+    def test_closed_store_raises_storage_error(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.close()
         with pytest.raises(StorageError, match="could not read"):
@@ -58,7 +58,7 @@ class TestRocksDBStore(KeyValueStoreContract):
         with pytest.raises(StorageError, match="could not scan"):
             rocks.scan(b"a", b"b")
 
-    def test_a_full_disk_names_the_folder_and_the_remedy(
+    def test_full_disk_error_contains_the_folder_and_the_remedy(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class FullDisk:
@@ -76,7 +76,7 @@ class TestRocksDBStore(KeyValueStoreContract):
             rocks.checkpoint().files()
         rocks.close()
 
-    def test_a_failed_flush_is_told_by_the_files_and_not_waited_for(
+    def test_failed_flush_is_reported_by_files_without_a_wait(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A full disk has the same effect: RocksDB's threads cannot make the table."""
@@ -88,9 +88,7 @@ class TestRocksDBStore(KeyValueStoreContract):
             rocks.checkpoint().files()
         assert time.monotonic() - begun_s < store.FLUSH_WAIT_S_MAX / 2
 
-    def test_a_checkpoint_is_not_there_any_more_once_the_store_is_closed(
-        self, tmp_path: Path
-    ) -> None:
+    def test_checkpoint_files_are_refused_after_the_store_is_closed(self, tmp_path: Path) -> None:
         rocks = RocksDBStore(tmp_path / "store")
         rocks.write([(b"a", b"1")], [])
         frozen = rocks.checkpoint()

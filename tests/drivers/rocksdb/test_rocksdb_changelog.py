@@ -64,7 +64,7 @@ def full(directory: Path) -> bool:
     return not any(name.startswith("segment") for name in names(directory))
 
 
-def test_a_checkpoint_adds_a_segment_to_the_files_of_the_one_before(
+def test_checkpoint_adds_one_segment_to_the_files_of_the_previous_checkpoint(
     checkpoints: Checkpoints,
 ) -> None:
     first = checkpoints.take(a="1")
@@ -76,7 +76,7 @@ def test_a_checkpoint_adds_a_segment_to_the_files_of_the_one_before(
     assert checkpoints.opened(second) == {b"a": b"1", b"b": b"2"}
 
 
-def test_a_segment_is_what_old_checkpoints_hold(checkpoints: Checkpoints) -> None:
+def test_segment_format_stays_compatible_with_old_checkpoints(checkpoints: Checkpoints) -> None:
     checkpoints.take(a="1")
     checkpoints.rocks.write([(b"b", b"2")], [b"a"])
     directory = checkpoints.take(c="3")
@@ -85,7 +85,9 @@ def test_a_segment_is_what_old_checkpoints_hold(checkpoints: Checkpoints) -> Non
     )
 
 
-def test_what_is_deleted_in_a_segment_is_gone(checkpoints: Checkpoints) -> None:
+def test_key_deleted_in_a_segment_is_absent_after_opening_the_checkpoint(
+    checkpoints: Checkpoints,
+) -> None:
     checkpoints.take(a="1", b="2")
     checkpoints.rocks.write([], [b"a"])
     directory = checkpoints.take()
@@ -93,7 +95,7 @@ def test_what_is_deleted_in_a_segment_is_gone(checkpoints: Checkpoints) -> None:
     assert checkpoints.opened(directory) == {b"b": b"2"}
 
 
-def test_an_idle_store_has_the_files_of_the_checkpoint_before(
+def test_idle_store_reuses_the_files_of_the_previous_checkpoint(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 2)
@@ -104,7 +106,7 @@ def test_an_idle_store_has_the_files_of_the_checkpoint_before(
     assert not full(checkpoints.take(a="3"))
 
 
-def test_a_full_checkpoint_is_due_after_so_many_segments(
+def test_full_checkpoint_is_due_after_the_maximum_number_of_segments(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 2)
@@ -122,7 +124,7 @@ def test_a_full_checkpoint_is_due_after_so_many_segments(
     assert "CURRENT.2" in names(taken[3])
 
 
-def test_a_full_checkpoint_is_due_after_so_many_bytes(
+def test_full_checkpoint_is_due_after_the_maximum_changelog_bytes(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "LOG_BYTES_MAX", 10)
@@ -131,7 +133,7 @@ def test_a_full_checkpoint_is_due_after_so_many_bytes(
     assert len(checkpoints.opened(taken[-1])) == len(taken)
 
 
-def test_one_write_beyond_the_limit_is_not_kept_for_a_segment(
+def test_write_beyond_the_changelog_limit_makes_the_next_checkpoint_full(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.take(a="1")
@@ -141,7 +143,7 @@ def test_one_write_beyond_the_limit_is_not_kept_for_a_segment(
     assert checkpoints.opened(directory) == {b"a": b"a value of many bytes"}
 
 
-def test_who_scans_has_its_next_checkpoint_in_full(checkpoints: Checkpoints) -> None:
+def test_first_checkpoint_after_a_scan_is_full(checkpoints: Checkpoints) -> None:
     """The next scan finds the tables in order, flushed in parallel with the processing."""
     checkpoints.take(a="1")
     checkpoints.rocks.scan(b"", b"\xff")
@@ -149,7 +151,7 @@ def test_who_scans_has_its_next_checkpoint_in_full(checkpoints: Checkpoints) -> 
     assert not full(checkpoints.take(c="3"))
 
 
-def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
+def test_buffered_rows_are_written_to_rocksdb_beyond_the_memory_limit(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BUFFER_BYTES_MAX", 1000)
@@ -162,7 +164,7 @@ def test_what_is_held_goes_into_rocksdb_when_it_becomes_much(
     assert len(checkpoints.opened(directory)) == len(pairs)
 
 
-def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
+def test_one_large_row_does_not_flush_the_buffered_rows(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A snapshot saves its rows in pieces, some of a few pairs. The size of the last piece
@@ -180,7 +182,7 @@ def test_one_large_pair_among_many_small_writes_is_no_reason_to_write_them(
 
 
 @pytest.mark.parametrize("place", [0, 1, 999])
-def test_one_large_value_among_small_ones_counts_wherever_it_stands(
+def test_large_value_makes_the_checkpoint_full_at_any_position_of_the_write(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
     """The bytes that an opening must apply stay within their limit, and the bytes held in memory
@@ -195,7 +197,7 @@ def test_one_large_value_among_small_ones_counts_wherever_it_stands(
     assert len(checkpoints.opened(directory)) == len(values) + 1
 
 
-def test_what_rocksdb_refuses_is_held_as_before(
+def test_buffered_rows_stay_readable_if_rocksdb_refuses_the_write(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullDisk:
@@ -218,7 +220,7 @@ def test_what_rocksdb_refuses_is_held_as_before(
     assert dict(checkpoints.rocks.scan(b"", b"\xff")) == {b"b": b"2"}
 
 
-def test_only_the_newest_changelog_takes_room(
+def test_store_folder_keeps_only_the_newest_changelog(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 1)
@@ -227,7 +229,9 @@ def test_only_the_newest_changelog_takes_room(
     assert names(tmp_path / "store" / "changelog") == {"3"}
 
 
-def test_an_opened_store_goes_on_with_the_numbers(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_reopened_store_continues_the_file_numbers_of_its_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
     checkpoints.take(a="1")
     directory = checkpoints.take(b="2")
     before = names(directory)
@@ -240,14 +244,14 @@ def test_an_opened_store_goes_on_with_the_numbers(checkpoints: Checkpoints, tmp_
     assert "CURRENT.2" in names(tmp_path / "other")
 
 
-def test_a_checkpoint_of_before_there_were_changelogs_opens(checkpoints: Checkpoints) -> None:
+def test_checkpoint_of_a_version_without_changelogs_can_be_opened(checkpoints: Checkpoints) -> None:
     directory = checkpoints.take(a="1")
     changelog.restore_file_names(directory)
     assert "CURRENT" in names(directory)
     assert checkpoints.opened(directory) == {b"a": b"1"}
 
 
-def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
+def test_checkpoint_call_writes_no_rows_to_rocksdb_until_an_unbuffered_key_is_read(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint is written in pieces. The mailbox thread waits for none of them, and not for
@@ -275,7 +279,7 @@ def test_a_full_checkpoint_is_put_into_rocksdb_by_who_asks_for_its_files(
     assert not rocks._detached_buffer, "it would take memory until the next one, and be put again"
 
 
-def test_who_closes_a_store_does_not_wait_for_a_whole_checkpoint(
+def test_close_does_not_wait_for_a_running_full_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocks, begun, pieces = RocksDBStore(tmp_path), threading.Event(), list[float]()
@@ -299,7 +303,7 @@ def test_who_closes_a_store_does_not_wait_for_a_whole_checkpoint(
     assert len(pieces) == 1
 
 
-def test_what_is_set_aside_is_not_to_be_had_of_a_closed_store(tmp_path: Path) -> None:
+def test_closed_store_does_not_return_rows_of_a_pending_checkpoint(tmp_path: Path) -> None:
     rocks = RocksDBStore(tmp_path)
     rocks.write([(b"a", b"1")], [])
     rocks.checkpoint()
@@ -308,7 +312,7 @@ def test_what_is_set_aside_is_not_to_be_had_of_a_closed_store(tmp_path: Path) ->
         rocks.get_many([b"a"])
 
 
-def test_a_full_checkpoint_of_nothing_has_nothing_of_what_came_behind_it(
+def test_empty_full_checkpoint_does_not_contain_later_writes(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     """No rows were buffered for the checkpoint, but its files are still to be linked."""
@@ -318,7 +322,7 @@ def test_a_full_checkpoint_of_nothing_has_nothing_of_what_came_behind_it(
     assert checkpoints.opened(laid_out(frozen.files(), tmp_path / "of-nothing")) == {}
 
 
-def test_what_rocksdb_refuses_of_a_checkpoint_is_in_the_next(
+def test_rows_that_rocksdb_refused_are_in_the_next_checkpoint(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rocks = checkpoints.rocks
@@ -339,7 +343,7 @@ def test_what_rocksdb_refuses_of_a_checkpoint_is_in_the_next(
 
 
 @pytest.mark.parametrize("again", ["checkpoint", "scan"])
-def test_what_was_refused_goes_below_what_was_written_since(
+def test_refused_rows_do_not_overwrite_later_writes(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     rocks = checkpoints.rocks
@@ -354,13 +358,13 @@ def test_what_was_refused_goes_below_what_was_written_since(
     assert checkpoints.opened(checkpoints.take()) == {b"a": b"1", b"b": b"2"}
 
 
-def test_reads_and_writes_beside_a_full_checkpoint(
+def test_reads_and_writes_during_full_checkpoints_match_a_dict(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the mailbox thread does while another puts and links, against a dict."""
     monkeypatch.setattr(changelog, "SEGMENTS_MAX", 1)
     monkeypatch.setattr(store, "PIECE", 20)
-    chance, rocks = random.Random(2), checkpoints.rocks
+    rng, rocks = random.Random(2), checkpoints.rocks
     model: dict[bytes, bytes] = {}
     keys = [b"k%d" % number for number in range(300)]
     with ThreadPoolExecutor(1) as upload:
@@ -368,16 +372,16 @@ def test_reads_and_writes_beside_a_full_checkpoint(
             frozen, at_barrier = rocks.checkpoint(), dict(model)
             files = upload.submit(frozen.files)
             for step in range(10):
-                puts = dict.fromkeys(chance.sample(keys, 30), b"%d-%d" % (number, step))
-                deletes = set(chance.sample(keys, 5)) - puts.keys()
+                puts = dict.fromkeys(rng.sample(keys, 30), b"%d-%d" % (number, step))
+                deletes = set(rng.sample(keys, 5)) - puts.keys()
                 rocks.write(puts.items(), deletes)
                 model.update(puts)
                 for key in deletes:
                     model.pop(key, None)
-                if chance.random() < 0.2:
-                    asked = chance.sample(keys, 20)
+                if rng.random() < 0.2:
+                    asked = rng.sample(keys, 20)
                     assert rocks.get_many(asked) == list(map(model.get, asked))
-                if chance.random() < 0.02:
+                if rng.random() < 0.02:
                     assert dict(rocks.scan(b"", b"\xff")) == model
             directory = laid_out(files.result(30), tmp_path / str(number))
             assert checkpoints.opened(directory) == at_barrier
@@ -391,7 +395,7 @@ def test_reads_and_writes_beside_a_full_checkpoint(
         (msgspec.msgpack.encode([2, []]), "in format 2; this version of tidegate reads format 1"),
     ],
 )
-def test_a_file_that_is_no_segment_is_refused(
+def test_invalid_segment_file_is_refused(
     checkpoints: Checkpoints, data: bytes, message: str
 ) -> None:
     checkpoints.take(a="1")
@@ -401,7 +405,7 @@ def test_a_file_that_is_no_segment_is_refused(
         RocksDBStore(directory)
 
 
-def test_after_a_segment_that_could_not_be_written_a_full_checkpoint_has_everything(
+def test_checkpoint_after_a_failed_segment_write_is_full_and_complete(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints.take(a="1")
@@ -418,7 +422,7 @@ def test_after_a_segment_that_could_not_be_written_a_full_checkpoint_has_everyth
     assert checkpoints.opened(directory) == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
-def test_after_a_full_checkpoint_that_failed_the_next_is_full_again(
+def test_checkpoint_after_a_failed_full_checkpoint_is_full_again(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     taken = tmp_path / "store" / "changelog" / "1"
@@ -431,7 +435,7 @@ def test_after_a_full_checkpoint_that_failed_the_next_is_full_again(
     assert not taken.exists()
 
 
-def test_a_folder_that_somebody_has_removed_is_an_error(
+def test_removed_changelog_folder_raises_storage_error(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     checkpoints.take(a="1")
@@ -440,7 +444,7 @@ def test_a_folder_that_somebody_has_removed_is_an_error(
         checkpoints.take(b="2")
 
 
-def test_a_file_that_somebody_has_removed_is_still_of_the_checkpoint(
+def test_checkpoint_still_lists_a_changelog_file_that_was_removed(
     checkpoints: Checkpoints, tmp_path: Path
 ) -> None:
     """RocksDB opens a folder without its tables as an empty store: a published checkpoint would
@@ -454,7 +458,7 @@ def test_a_file_that_somebody_has_removed_is_still_of_the_checkpoint(
     assert {file.name for file in files} == before | {"segment-0001.1"}
 
 
-def test_files_stay_while_a_later_changelog_is_made(
+def test_checkpoint_files_are_not_deleted_while_rocksdb_makes_the_next_changelog(
     checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB makes the folder under another name first, in addition to the folders that are

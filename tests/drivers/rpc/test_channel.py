@@ -30,7 +30,7 @@ class TestGrpcRpc(RpcContract):
 
 
 @pytest.mark.parametrize("raised", [FencedError("a newer claim"), KeyError("ours")])
-def test_a_handlers_bug_is_logged_where_it_happened_and_only_that(
+def test_server_logs_a_handler_bug_and_not_an_expected_error(
     rpc: GrpcRpc, raised: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     def handler(_: Message) -> Message:
@@ -45,7 +45,7 @@ def test_a_handlers_bug_is_logged_where_it_happened_and_only_that(
     server.close()
 
 
-def test_a_server_that_comes_back_at_its_address_is_reached_soon(rpc: GrpcRpc) -> None:
+def test_client_reconnects_within_three_seconds_to_a_restarted_server(rpc: GrpcRpc) -> None:
     """A reconnect waits for gRPC's back-off: ours is short."""
     import grpc
 
@@ -72,7 +72,7 @@ def test_a_server_that_comes_back_at_its_address_is_reached_soon(rpc: GrpcRpc) -
     again.stop(None).wait()
 
 
-def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) -> None:
+def test_call_does_not_fail_if_a_busy_server_answers_the_connection_late(rpc: GrpcRpc) -> None:
     """Its kernel takes the connection, and the process speaks later than gRPC's shortest wait for
     a connection, a tenth of a second.
     """
@@ -91,7 +91,7 @@ def test_a_server_that_is_busy_for_a_moment_is_not_taken_for_gone(rpc: GrpcRpc) 
             server.close()
 
 
-def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
+def test_silent_connection_is_replaced_after_one_call_timed_out(rpc: GrpcRpc) -> None:
     """The connection has no end and no error. `integration/cluster/test_half_open.py` tests all of
     it.
     """
@@ -117,7 +117,7 @@ def test_a_connection_that_goes_silent_costs_one_call(rpc: GrpcRpc) -> None:
             server.close()
 
 
-def test_a_doubted_connection_serves_its_calls_and_ends_with_the_last(rpc: GrpcRpc) -> None:
+def test_doubted_connection_finishes_its_calls_and_is_then_closed(rpc: GrpcRpc) -> None:
     leave, begun = threading.Event(), threading.Semaphore(0)
 
     def handler(message: Message) -> Message:
@@ -175,12 +175,12 @@ def test_large_messages_pass(rpc: GrpcRpc) -> None:
     server.close()
 
 
-def test_a_host_that_is_not_ours_is_refused(rpc: GrpcRpc) -> None:
+def test_serve_on_a_foreign_host_address_is_refused(rpc: GrpcRpc) -> None:
     with pytest.raises(RpcError, match=r"Cannot listen on 192\.0\.2\.1"):
         GrpcRpc(Endpoint(host="192.0.2.1")).serve(lambda _: Acknowledge())
 
 
-def test_nothing_is_left_open(rpc: GrpcRpc) -> None:
+def test_closed_servers_and_clients_leave_no_open_file(rpc: GrpcRpc) -> None:
     def once() -> None:
         server = rpc.serve(lambda _: Acknowledge())
         client = rpc.connect(server.address)

@@ -51,7 +51,7 @@ def test_a_folder_is_on_its_innermost_mount(folder: str, kind: str) -> None:
     assert kind_of(folder) == kind
 
 
-def test_lines_that_are_no_mounts_are_left_out() -> None:
+def test_invalid_lines_of_the_mount_list_are_ignored() -> None:
     assert parse_mounts("\nnonsense\n1 2 3 - ext4\n") == []
     assert parse_mounts(MOUNTS)[1] == Mount("/data", "nfs4", "server:/export")
     assert mount_of("/", []) is None
@@ -84,6 +84,6 @@ def test_the_probe_refuses_an_unsafe_file_system_unless_it_is_allowed(
     store.probe(allow_network_filesystem=True)
 
 
-def test_where_the_system_tells_no_mounts_nothing_is_refused(tmp_path: Path) -> None:
+def test_no_folder_is_refused_if_the_mount_list_is_absent(tmp_path: Path) -> None:
     refuse_unsafe(tmp_path, tmp_path / "absent")
     refuse_unsafe(tmp_path, file_systems.MOUNTS)

@@ -57,7 +57,7 @@ def unmounted(root: Path, call: object) -> Path:
     return root.rename(root.with_name("unmounted"))
 
 
-def test_a_storage_that_is_gone_is_named_and_not_made_again(
+def test_call_on_a_missing_storage_raises_storage_gone_and_does_not_create_it(
     root: Path, call: Callable[[], object], unmounted: Path
 ) -> None:
     with pytest.raises(StorageGoneError, match=f"The checkpoint storage {root} is gone"):
@@ -68,7 +68,7 @@ def test_a_storage_that_is_gone_is_named_and_not_made_again(
 
 
 @pytest.mark.usefixtures("unmounted")
-def test_below_an_empty_mount_point_nothing_is_written(
+def test_call_writes_nothing_below_an_empty_mount_point(
     root: Path, call: Callable[[], object]
 ) -> None:
     root.mkdir()
@@ -95,7 +95,7 @@ LOST = [errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN, errno.EIO]
 
 
 @pytest.mark.parametrize("number", LOST, ids=errno.errorcode.get)
-def test_a_file_system_that_has_lost_its_server_or_device_is_gone(
+def test_file_system_that_lost_its_server_or_device_raises_storage_gone(
     root: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object], number: int
 ) -> None:
     break_reads_of(root, number, monkeypatch)
@@ -131,7 +131,7 @@ def break_reads_of(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "scandir", failing(os.scandir))
 
 
-def test_a_create_during_which_the_storage_vanishes_is_unknown(
+def test_create_returns_unknown_if_the_storage_vanishes_meanwhile(
     store: LocalStore, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = os.link
@@ -145,7 +145,7 @@ def test_a_create_during_which_the_storage_vanishes_is_unknown(
     assert store.create("job/journal/2", b"2") is CreateResult.UNKNOWN
 
 
-def test_of_two_first_users_one_makes_the_identity(root: Path) -> None:
+def test_two_stores_of_one_folder_have_the_same_identity(root: Path) -> None:
     first, second = LocalStore(root), LocalStore(root)
     assert first.identify() == second.identify()
     assert (root / "_storage" / "id").read_text() == first.identify()
@@ -161,7 +161,9 @@ def any_store(request: pytest.FixtureRequest, root: Path) -> BlobStore:
 
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=lambda data: repr(data)[:20])
-def test_a_file_without_an_id_is_never_taken_for_one(any_store: BlobStore, damaged: bytes) -> None:
+def test_damaged_identity_file_is_refused_and_not_overwritten(
+    any_store: BlobStore, damaged: bytes
+) -> None:
     """An empty id would mean that any storage is the right one."""
     any_store.put(IDENTITY, damaged)
     with pytest.raises(CorruptCheckpointError, match=f"{IDENTITY} in it is damaged") as failed:
@@ -172,7 +174,9 @@ def test_a_file_without_an_id_is_never_taken_for_one(any_store: BlobStore, damag
 
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=lambda data: repr(data)[:20])
-def test_a_job_waits_until_a_damaged_id_is_repaired(any_store: BlobStore, damaged: bytes) -> None:
+def test_storage_counts_as_gone_until_a_damaged_identity_file_is_repaired(
+    any_store: BlobStore, damaged: bytes
+) -> None:
     identity = any_store.identify()
     any_store.bind("")
     any_store.put(IDENTITY, damaged)
@@ -187,7 +191,9 @@ def test_a_job_waits_until_a_damaged_id_is_repaired(any_store: BlobStore, damage
     assert any_store.identify() == identity
 
 
-def test_while_the_id_is_damaged_nothing_is_written(root: Path, call: Callable[[], object]) -> None:
+def test_call_writes_nothing_while_the_identity_file_is_damaged(
+    root: Path, call: Callable[[], object]
+) -> None:
     (root / IDENTITY).write_bytes(b"\xff")
     before = sorted(root.rglob("*"))
     with pytest.raises(StorageGoneError, match="is damaged"):

@@ -132,7 +132,7 @@ def _failing(number: int, *, after: bool = False) -> object:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_create_that_certainly_failed_says_so_and_names_the_path(
+def test_create_that_certainly_failed_raises_storage_error_with_its_path(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(os, "link", _failing(number))
@@ -151,7 +151,7 @@ def test_a_create_of_uncertain_outcome_is_unknown(
     assert store.create("a", b"data") is CreateResult.EXISTS
 
 
-def test_a_name_that_is_not_synced_is_unknown(
+def test_create_returns_unknown_if_the_folder_sync_fails(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put("x", b"")
@@ -163,7 +163,7 @@ def test_a_name_that_is_not_synced_is_unknown(
     assert store.create("a", b"data") is CreateResult.UNKNOWN
 
 
-def test_a_full_disk_names_the_remedy_and_leaves_no_temporary_file(
+def test_full_disk_error_contains_the_remedy_and_leaves_no_temporary_file(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
@@ -177,14 +177,14 @@ def test_a_full_disk_names_the_remedy_and_leaves_no_temporary_file(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_named(tmp_path: Path) -> None:
+def test_folder_without_write_permission_raises_storage_error(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     with pytest.raises(StorageError, match="permission denied"):
         LocalStore(closed / "store").probe()
 
 
-def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
+def test_file_at_the_path_of_the_store_raises_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = LocalStore(tmp_path / "file")
     with pytest.raises(StorageError, match="file"):
@@ -193,7 +193,7 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
         store.get("a")
 
 
-def test_paths_stay_below_the_root(store: LocalStore) -> None:
+def test_path_that_leaves_the_root_or_is_malformed_raises_internal_error(store: LocalStore) -> None:
     for path in ("../x", "a/../x", "/x", "a//b", "", ".", "a/.", ".temporary/x", "a b", "ä"):
         with pytest.raises(InternalError):
             store.get(path)
@@ -277,7 +277,7 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_the_probe_closes_the_folders_of_an_older_version(
+def test_probe_makes_the_folders_of_an_older_version_private(
     store: LocalStore, tmp_path: Path
 ) -> None:
     root = tmp_path / "store"
@@ -289,7 +289,7 @@ def test_the_probe_closes_the_folders_of_an_older_version(
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_the_probe_leaves_folders_alone_that_hold_nothing_of_tidegate(
+def test_probe_does_not_change_the_mode_of_foreign_folders(
     store: LocalStore, tmp_path: Path
 ) -> None:
     """A home folder or a folder of data may be the storage: what others share there stays open."""

@@ -38,7 +38,7 @@ def _raising(error: Exception) -> Any:
         (TimeoutError("no answer"), CreateResult.UNKNOWN),
     ],
 )
-def test_what_a_failed_create_may_have_done(
+def test_failed_create_returns_exists_or_unknown(
     monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: CreateResult
 ) -> None:
     store = open_store("memory:///")
@@ -46,7 +46,7 @@ def test_what_a_failed_create_may_have_done(
     assert store.create("a", b"") is outcome
 
 
-def test_other_failures_are_storage_errors_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_put_raises_storage_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store("memory:///")
     monkeypatch.setattr(obstore, "put", _raising(PermissionDeniedError("no right\n\nDebug source")))
     with pytest.raises(StorageError) as caught:

@@ -13,7 +13,7 @@ from tidegate.errors import CorruptCheckpointError
 ONE, TWO, THREE = (digit * 16 for digit in "123")
 
 
-def test_each_path_has_an_id_of_its_own_and_the_last_one_counts(tmp_path: Path) -> None:
+def test_host_remembers_the_last_storage_id_of_each_path(tmp_path: Path) -> None:
     here, there = RememberedStorage(tmp_path, "/a"), RememberedStorage(tmp_path, "/b")
     assert (here.read(), there.read()) == ("", "")
     here.write(ONE)
@@ -31,7 +31,9 @@ def test_an_object_store_is_not_remembered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\0" * 16, b"\xff"], ids=repr)
-def test_a_damaged_memory_is_not_taken_for_none(tmp_path: Path, damaged: bytes) -> None:
+def test_damaged_remembered_storage_id_raises_corrupt_checkpoint_error(
+    tmp_path: Path, damaged: bytes
+) -> None:
     """The host would take an unmounted folder for a new storage."""
     store = RememberedStorage(tmp_path, "/a")
     store.write(ONE)

@@ -86,7 +86,7 @@ class Brokers:
         self.topics: dict[str, list[PartitionLog]] = {}
         self._topic_ids: dict[str, str] = {}
         self._topics_made = 0
-        self.marked: Callable[[PartitionLog], None] | None = None
+        self.on_marker: Callable[[PartitionLog], None] | None = None
         self._offsets: dict[str, dict[TopicPartition, GroupCommit]] = {}
 
     def partition(self, topic_partition: TopicPartition) -> PartitionLog:
@@ -118,8 +118,8 @@ class Brokers:
             now_ms = self.timeline.now_ms()
             log = found[topic_partition.partition]
             log.mark(producer_id, epoch, now_ms, commit=commit)
-            if self.marked is not None:
-                self.marked(log)
+            if self.on_marker is not None:
+                self.on_marker(log)
 
     # --- data -----------------------------------------------------------------------------------
 

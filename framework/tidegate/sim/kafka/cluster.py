@@ -109,13 +109,13 @@ class FakeKafka:
         scan_s: float = SCAN_S,
         expiration_s: float = EXPIRATION_S,
         marker_s: float = MARKER_S,
-        marked: Callable[[PartitionLog], None] | None = None,
+        on_marker: Callable[[PartitionLog], None] | None = None,
     ) -> None:
-        """Create an empty cluster. `marked` is called with each partition that gets a marker."""
+        """Create an empty cluster. `on_marker` is called with each partition that gets a marker."""
         self._faults = faults or NoFaults()
         self._timeline = Timeline(clock)
         self._brokers = Brokers(self._timeline, cluster_id)
-        self._brokers.marked = marked
+        self._brokers.on_marker = on_marker
         self.coordinator = self._brokers.coordinator = TransactionCoordinator(
             self._timeline,
             self._faults,

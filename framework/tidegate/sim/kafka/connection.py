@@ -21,7 +21,7 @@ from tidegate.sim.kafka.faults import (
     Call,
     Code,
     Faults,
-    Lost,
+    LostPart,
     Verdict,
 )
 from tidegate.sim.kafka.timeline import ROUNDING_S, Timeline
@@ -49,15 +49,15 @@ class Exchange(Generic[T]):
         """Let the sender receive this error."""
         self._failure = code
 
-    def handle(self, act: Callable[[], T], *, heard: bool) -> None:
-        """Run the request at the broker. `heard` says whether the answer reaches the sender."""
+    def handle(self, act: Callable[[], T], *, is_answered: bool) -> None:
+        """Run the request at the broker. The sender gets the answer if `is_answered`."""
         try:
             answer = act()
         except BrokerError as error:
-            if heard:
+            if is_answered:
                 self._failure = error.code
             return
-        if heard:
+        if is_answered:
             self._answer.append(answer)
             self._failure = None
 
@@ -89,9 +89,9 @@ class Connection:
         verdict = self._faults.decide(call)
         if verdict is PROCEED:
             return act()
-        exchange = self._sent(verdict, act)
-        self.sleep_until(exchange.heard_s)
-        return exchange.result()
+        sent_request = self._sent(verdict, act)
+        self.sleep_until(sent_request.heard_s)
+        return sent_request.result()
 
     def send(
         self, call: Call, act: Callable[[], T], answered: Callable[[Exchange[T]], None]
@@ -99,12 +99,12 @@ class Connection:
         """Send a request, and call `answered` at the time that is returned: when the sender has
         the answer or stops waiting.
         """
-        exchange = self._sent(self._faults.decide(call), act)
-        if exchange.heard_s <= self.timeline.now_s():
-            answered(exchange)
+        sent_request = self._sent(self._faults.decide(call), act)
+        if sent_request.heard_s <= self.timeline.now_s():
+            answered(sent_request)
         else:
-            self.later(exchange.heard_s, partial(answered, exchange))
-        return exchange.heard_s
+            self.later(sent_request.heard_s, partial(answered, sent_request))
+        return sent_request.heard_s
 
     def verdict(self, call: Call) -> Verdict:
         """Return the verdict of a request whose delivery the caller simulates itself."""
@@ -139,23 +139,23 @@ class Connection:
     def _sent(self, verdict: Verdict, act: Callable[[], T]) -> Exchange[T]:
         now_s = self.timeline.now_s()
         takes_s = verdict.request_s + verdict.answer_s
-        exchange: Exchange[T] = Exchange(now_s + min(takes_s, REQUEST_TIMEOUT_S))
+        sent_request: Exchange[T] = Exchange(now_s + min(takes_s, REQUEST_TIMEOUT_S))
         if verdict.refusal is not None:
-            exchange.fail(verdict.refusal)
-            return exchange
-        if verdict.lost is Lost.REQUEST:
-            return exchange
-        heard = verdict.lost is None and takes_s <= REQUEST_TIMEOUT_S
+            sent_request.fail(verdict.refusal)
+            return sent_request
+        if verdict.lost is LostPart.REQUEST:
+            return sent_request
+        is_answered = verdict.lost is None and takes_s <= REQUEST_TIMEOUT_S
 
         def arrive() -> None:
             if not self._drops:
-                exchange.handle(act, heard=heard)
+                sent_request.handle(act, is_answered=is_answered)
 
         if verdict.request_s > 0:
             self.timeline.at(now_s + verdict.request_s, arrive)
         else:
             arrive()
-        return exchange
+        return sent_request
 
     def _go_on(self, action: Callable[[], Any]) -> None:
         if self._killed:

@@ -66,7 +66,7 @@ class FakeTransactionAdmin:
 
     def cluster_id(self) -> str:
         """Return the id of the cluster."""
-        return self._retried("connect", self._cluster_id)
+        return self._retry("connect", self._cluster_id)
 
     def describe(self, transactional_id: TransactionalId) -> TransactionDescription | None:
         """Return the coordinator's description of an id; None if it does not know the id."""
@@ -82,7 +82,7 @@ class FakeTransactionAdmin:
                     return None
                 raise
 
-        return self._retried(f"describe transaction {transactional_id}", once)
+        return self._retry(f"describe transaction {transactional_id}", once)
 
     def end(
         self, transactional_id: TransactionalId, producer_id: int, epoch: int, *, commit: bool
@@ -118,7 +118,7 @@ class FakeTransactionAdmin:
                 ),
             )
 
-        self._retried(f"fence transactional id {transactional_id}", once)
+        self._retry(f"fence transactional id {transactional_id}", once)
 
     def list(
         self, prefix: str, *, unfinished: bool = False
@@ -129,7 +129,7 @@ class FakeTransactionAdmin:
         def once() -> dict[TransactionalId, TransactionState]:
             return self._connection.ask(call, lambda: self._brokers.list(self._user, prefix))
 
-        found = self._retried("list transactions", once)
+        found = self._retry("list transactions", once)
         return {name: at for name, at in found.items() if not unfinished or at in UNFINISHED}
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
@@ -141,13 +141,13 @@ class FakeTransactionAdmin:
                 call, lambda: self._brokers.topic_ids(self._user, sorted(topics))
             )
 
-        return self._retried("describe the topics of the job", once)
+        return self._retry("describe the topics of the job", once)
 
     def epoch_end_offsets(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the end offset of the records up to a leader epoch, for each partition."""
         found: dict[TopicPartition, int] = {}
         for topic_partition, epoch in sorted(epochs.items()):
-            end = self._retried(
+            end = self._retry(
                 "tell where leader epochs end", partial(self._epoch_end, topic_partition, epoch)
             )
             if end is not None:
@@ -172,8 +172,8 @@ class FakeTransactionAdmin:
         call = Call(Api.METADATA, self._connection.name)
         return self._connection.ask(call, lambda: self._brokers.cluster_id)
 
-    def _retried(self, what: str, once: Callable[[], T]) -> T:
-        return _retried(self._connection, what, CONTROL_DEADLINE_S, once)
+    def _retry(self, what: str, once: Callable[[], T]) -> T:
+        return _retry(self._connection, what, CONTROL_DEADLINE_S, once)
 
 
 class FakeAdmin:
@@ -184,11 +184,11 @@ class FakeAdmin:
 
     def cluster_id(self) -> str:
         """Return the id of the cluster."""
-        return self._asked("describe the cluster", "", lambda: self._brokers.cluster_id)
+        return self._request_metadata("describe the cluster", "", lambda: self._brokers.cluster_id)
 
     def partitions(self, topic: str) -> int:
         """Return the number of partitions. Raise TopicAbsentError if the topic does not exist."""
-        return self._asked(
+        return self._request_metadata(
             f"describe topic {topic}", topic, lambda: self._brokers.partitions(self._user, topic)
         )
 
@@ -238,7 +238,7 @@ class FakeAdmin:
     def group_commits(self, group: str) -> dict[TopicPartition, GroupCommit]:
         """Return all offsets of a consumer group."""
         call = Call(Api.OFFSET_FETCH, self._connection.name, name=group)
-        return self._retried(
+        return self._retry(
             f"read the offsets of consumer group {group}",
             call,
             lambda: self._brokers.committed(self._user, group),
@@ -247,7 +247,7 @@ class FakeAdmin:
     def commit_group(self, group: str, commits: Mapping[TopicPartition, GroupCommit]) -> None:
         """Commit offsets to a consumer group without members."""
         call = Call(Api.OFFSET_COMMIT, self._connection.name, name=group)
-        self._retried(
+        self._retry(
             f"commit offsets to consumer group {group}",
             call,
             lambda: self._brokers.commit_offsets(self._user, group, commits),
@@ -258,7 +258,11 @@ class FakeAdmin:
         return {
             topic: limit
             for topic in topics
-            if (limit := self._asked(f"describe topic {topic}", topic, partial(self._limit, topic)))
+            if (
+                limit := self._request_metadata(
+                    f"describe topic {topic}", topic, partial(self._limit, topic)
+                )
+            )
         }
 
     def _limit(self, topic: str) -> int:
@@ -268,7 +272,7 @@ class FakeAdmin:
     def transaction_max_timeout_ms(self) -> int | None:
         """Return the transaction.max.timeout.ms of the brokers."""
         maximum = self._brokers.coordinator.max_timeout_ms
-        return self._asked("describe the cluster", "", lambda: maximum)
+        return self._request_metadata("describe the cluster", "", lambda: maximum)
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
@@ -280,19 +284,19 @@ class FakeAdmin:
         for topic_partition in topic_partitions:
             call = Call(Api.LIST_OFFSETS, self._connection.name, topic_partition=topic_partition)
             what = f"tell the offsets of {topic_partition.topic}-{topic_partition.partition}"
-            found[topic_partition] = self._retried(what, call, partial(ask, topic_partition))
+            found[topic_partition] = self._retry(what, call, partial(ask, topic_partition))
         return found
 
-    def _asked(self, what: str, name: str, act: Callable[[], T]) -> T:
-        return self._retried(what, Call(Api.METADATA, self._connection.name, name=name), act)
+    def _request_metadata(self, what: str, name: str, act: Callable[[], T]) -> T:
+        return self._retry(what, Call(Api.METADATA, self._connection.name, name=name), act)
 
-    def _retried(self, what: str, call: Call, act: Callable[[], T]) -> T:
-        return _retried(
+    def _retry(self, what: str, call: Call, act: Callable[[], T]) -> T:
+        return _retry(
             self._connection, what, ADMIN_DEADLINE_S, lambda: self._connection.ask(call, act)
         )
 
 
-def _retried(connection: Connection, what: str, deadline_s: float, once: Callable[[], T]) -> T:
+def _retry(connection: Connection, what: str, deadline_s: float, once: Callable[[], T]) -> T:
     end_s = connection.timeline.now_s() + deadline_s
     pause_s, longest_s = RETRY_PAUSE_S
     while True:

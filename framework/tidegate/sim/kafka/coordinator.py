@@ -22,7 +22,7 @@ from typing import Final
 
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionDescription, TransactionState
-from tidegate.sim.kafka.faults import Api, BrokerError, Call, Code, Faults, Lost
+from tidegate.sim.kafka.faults import Api, BrokerError, Call, Code, Faults, LostPart
 from tidegate.sim.kafka.timeline import MS_PER_S, Timeline
 from tidegate.stream_elements import TopicPartition
 
@@ -220,7 +220,7 @@ class TransactionCoordinator:
         """Drop all transactional ids, for simulators. No transaction may be open."""
         self._known.clear()
 
-    def spend_epochs(self, name: TransactionalId, epoch: int) -> None:
+    def set_epoch(self, name: TransactionalId, epoch: int) -> None:
         """Set the epoch of an id, for tests, as if it had been initialised that often."""
         self._known[name].epoch = epoch
 
@@ -263,7 +263,7 @@ class TransactionCoordinator:
             if not found.partitions:
                 self._to(found, _ENDED[found.state])
 
-        if verdict.lost is Lost.REQUEST or verdict.refusal is not None:
+        if verdict.lost is LostPart.REQUEST or verdict.refusal is not None:
             self._timeline.at(due_s + verdict.answer_s + MARKER_RETRY_S, again)
         elif due_s > self._timeline.now_s():
             self._timeline.at(due_s, arrive)

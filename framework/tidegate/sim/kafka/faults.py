@@ -96,7 +96,7 @@ class Call(NamedTuple):
     """Producer id and epoch of an EndTxn."""
 
 
-class Lost(enum.Enum):
+class LostPart(enum.Enum):
     """The part of an exchange that never arrives."""
 
     REQUEST = "request"
@@ -118,7 +118,7 @@ class Verdict:
     """Time until the request arrives."""
     answer_s: float = 0.0
     """Time from the arrival of the request until the caller has the answer."""
-    lost: Lost | None = None
+    lost: LostPart | None = None
     refusal: Code | None = None
     """Error code that is returned instead of running the request: the coordinator has moved, is
     loading, and so on.
@@ -131,7 +131,7 @@ PROCEED: Final = Verdict()
 
 def unreachable(after_s: float = 0.0) -> Verdict:
     """Return a verdict: the request is lost, and the caller notices it after some time."""
-    return Verdict(request_s=after_s, lost=Lost.REQUEST)
+    return Verdict(request_s=after_s, lost=LostPart.REQUEST)
 
 
 def answer_lost(request_s: float = 0.0, noticed_s: float = 0.0) -> Verdict:
@@ -139,7 +139,7 @@ def answer_lost(request_s: float = 0.0, noticed_s: float = 0.0) -> Verdict:
 
     The caller notices it `noticed_s` after the arrival of the request.
     """
-    return Verdict(request_s=request_s, answer_s=noticed_s, lost=Lost.ANSWER)
+    return Verdict(request_s=request_s, answer_s=noticed_s, lost=LostPart.ANSWER)
 
 
 def refused(code: Code, after_s: float = 0.0) -> Verdict:

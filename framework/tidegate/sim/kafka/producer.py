@@ -100,7 +100,7 @@ class FakeProducer:
         self._failure: TidegateError | None = None
         self._begun = False
         self._queues: dict[TopicPartition, deque[tuple[Record, float]]] = {}
-        self._homeless: deque[tuple[str, Record, float]] = deque()
+        self._unrouted: deque[tuple[str, Record, float]] = deque()
         self._left = 0
         self._sequences: dict[TopicPartition, int] = {}
         self._sending: set[TopicPartition] = set()
@@ -192,7 +192,7 @@ class FakeProducer:
     def _enqueue(self, topic: str, record: Record, taken_s: float) -> None:
         partitions = len(self._brokers.topics.get(topic, ()))
         if partitions == 0:
-            self._homeless.append((topic, record, taken_s))
+            self._unrouted.append((topic, record, taken_s))
             return
         if record.key is not None:
             number = partition_of(record.key, partitions)
@@ -212,7 +212,7 @@ class FakeProducer:
         """Send all requests that can be sent now."""
         if self._failure is not None:
             return
-        self._find_homes()
+        self._route_waiting()
         if self._name is None:
             ready = list(self._queues)
         else:
@@ -227,16 +227,16 @@ class FakeProducer:
             if topic_partition not in self._sending and topic_partition in self._queues:
                 self._produce(self._next_batch(topic_partition))
 
-    def _find_homes(self) -> None:
+    def _route_waiting(self) -> None:
         """Queue records whose topic is known by now. Fail if a topic is unknown for too long."""
-        if not self._homeless:
+        if not self._unrouted:
             return
-        waiting, self._homeless = self._homeless, deque()
+        waiting, self._unrouted = self._unrouted, deque()
         now_s = self._connection.timeline.now_s()
         for topic, record, taken_s in waiting:
             self._enqueue(topic, record, taken_s)
-        if self._homeless:
-            topic, _, taken_s = self._homeless[0]
+        if self._unrouted:
+            topic, _, taken_s = self._unrouted[0]
             if now_s - taken_s >= self._propagation_s - ROUNDING_S:
                 self._failed(f"deliver a record to topic {topic}: there is no such topic")
             else:
@@ -258,10 +258,10 @@ class FakeProducer:
             partial(self._partitions_added, new),
         )
 
-    def _partitions_added(self, new: list[TopicPartition], exchange: Exchange[None]) -> None:
+    def _partitions_added(self, new: list[TopicPartition], sent_request: Exchange[None]) -> None:
         self._adding = False
         try:
-            exchange.result()
+            sent_request.result()
         except BrokerError as error:
             if error.code is Code.CONCURRENT_TRANSACTIONS:
                 self._later(BUSY_PAUSE_S, self._pump)
@@ -315,11 +315,11 @@ class FakeProducer:
             partial(self._produced, batch),
         )
 
-    def _produced(self, batch: _Batch, exchange: Exchange[None]) -> None:
+    def _produced(self, batch: _Batch, sent_request: Exchange[None]) -> None:
         if self._failure is not None:
             return
         try:
-            exchange.result()
+            sent_request.result()
         except BrokerError as error:
             self._not_produced(batch, error.code)
             return
@@ -399,7 +399,7 @@ class FakeProducer:
             text = f"{self._what} could not {what}."
             self._failure = kind(text[0].upper() + text[1:])
             self._queues.clear()
-            self._homeless.clear()
+            self._unrouted.clear()
 
     def _fail(self, what: str, kind: type[TidegateError] = TransactionError) -> NoReturn:
         self._failed(what, kind)

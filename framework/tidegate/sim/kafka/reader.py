@@ -59,9 +59,9 @@ class FakeReader:
         with_end_of_partition: bool,
     ) -> None:
         self._brokers, self._connection, self._user = brokers, connection, user
-        self._group, self._tells_ends = group, with_end_of_partition
+        self._group, self._reports_ends = group, with_end_of_partition
         self._assigned: dict[TopicPartition, _Assigned] = {}
-        self._heard_s = connection.timeline.now_s()
+        self._last_records_s = connection.timeline.now_s()
         self._turn = 0
         self._waits = False
         self.commit_failures = 0
@@ -84,7 +84,7 @@ class FakeReader:
             runs = self._arrived(max_records)
             now_s = timeline.now_s()
             if runs:
-                self._heard_s = now_s
+                self._last_records_s = now_s
                 return runs
             if now_s >= end_s - ROUNDING_S:
                 self._when_idle(now_s)
@@ -106,7 +106,7 @@ class FakeReader:
         }
 
     @property
-    def passed(self) -> dict[TopicPartition, int]:
+    def read_positions(self) -> dict[TopicPartition, int]:
         """Positions of all partitions, for checkers. They may read it while a thread waits."""
         return {topic_partition: each.position for topic_partition, each in self._assigned.items()}
 
@@ -154,9 +154,9 @@ class FakeReader:
             message = "a consumer is called while another thread waits for its records"
             raise InternalError(message)
 
-    def _committed(self, exchange: object) -> None:
+    def _committed(self, sent_request: object) -> None:
         try:
-            exchange.result()  # type: ignore[attr-defined]
+            sent_request.result()  # type: ignore[attr-defined]
         except BrokerError:
             self.commit_failures += 1
 
@@ -196,7 +196,7 @@ class FakeReader:
                 PartitionBatch(topic_partition, fetched.records, fetched.records[-1].offset() + 1)
             )
         at_end = each.position == fetched.last_stable and len(fetched.records) < records_max
-        if self._tells_ends and at_end and each.end_told != each.position:
+        if self._reports_ends and at_end and each.end_told != each.position:
             each.end_told = each.position
             runs.append(PartitionBatch(topic_partition, (), each.position))
         return runs
@@ -232,12 +232,12 @@ class FakeReader:
         log = self._brokers.partition(topic_partition)
         each.high = log.end
         at_end = each.position == log.last_stable
-        return at_end and (not self._tells_ends or each.end_told == each.position)
+        return at_end and (not self._reports_ends or each.end_told == each.position)
 
     def _when_idle(self, now_s: float) -> None:
-        if now_s - self._heard_s <= IDLE_CHECK_S:
+        if now_s - self._last_records_s <= IDLE_CHECK_S:
             return
-        self._heard_s = now_s
+        self._last_records_s = now_s
         for topic_partition in self._assigned:
             try:
                 self._brokers.partition(topic_partition)
