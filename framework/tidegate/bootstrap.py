@@ -511,7 +511,7 @@ def task_host() -> TaskHost:
     only one set.
     """
     from tidegate.dataplane.engine import IO_THREADS
-    from tidegate.dataplane.shared_control import SharedTransactionAdmin
+    from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
     from tidegate.dataplane.waves.level_task import TaskHost
 
     drivers = SystemDrivers()

@@ -297,7 +297,7 @@ class BareSlot:
         drivers = SystemDrivers()
         self._transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
         self._around = SubtaskHarness(
-            drivers, self._transactions, job=sink, config=config, warm=2, threads=True
+            drivers, self._transactions, job=sink, config=config, pooled=2, threads=True
         )
         context = self._around.context
         context.blobs = drivers.blob_store(str(folder / "storage"))

@@ -148,7 +148,7 @@ def run_tidegate(bootstrap: str, topic: str, out: str, records: int) -> tuple[fl
     config = Config(kafka=KafkaSettings(bootstrap_servers=bootstrap))
     transactions = KafkaTransactionAdmin({"bootstrap.servers": bootstrap})
     harness = SubtaskHarness(
-        SystemDrivers(), transactions, job=out, config=config, warm=2, threads=True
+        SystemDrivers(), transactions, job=out, config=config, pooled=2, threads=True
     )
     context = harness.context
     reader = KafkaSourceReader(KafkaSource(topic, value=Raw()), Uid("in"), context, keep_keys=True)

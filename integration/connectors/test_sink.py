@@ -48,7 +48,7 @@ class SinkBench:
             job=self.job,
             attempt=attempt,
             timeout_ms=timeout_ms,
-            warm=warm,
+            pooled=warm,
             slots=4,
             config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
             threads=True,
@@ -167,7 +167,7 @@ def test_order_holds_across_a_barrier_while_the_flush_is_slow(
 ) -> None:
     """The first interval needs 400 requests one after the other, and the second only one."""
     slow = {"batch.num.messages": 100}
-    bench = SinkBench(cluster, topic, properties=slow, warm=2)
+    bench = SinkBench(cluster, topic, properties=slow, pooled=2)
     eventually(lambda: len(cluster.log.list(f"tidegate.{bench.job}.")), lambda n: n >= 2)
     bench.harness.mailbox.run_posted()
     for start in range(0, 40_000, 1000):

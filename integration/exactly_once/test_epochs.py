@@ -40,7 +40,7 @@ def test_output_is_exact_when_a_transactional_id_gets_a_new_producer_id(
     last = job.journal()[-1]
     id_ = format_transactional_id(
         job=JobName(job.name),
-        journal=last["journal"],
+        journal_id=last["journal"],
         sink=Uid("large"),
         attempt=Attempt(last["number"] + 1),  # a claim's number is its attempt
         subtask=SubtaskIndex(0),

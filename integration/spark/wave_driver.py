@@ -121,7 +121,7 @@ def _trap_the_query(traps: Traps) -> None:
     """Put traps where Spark's query calls this program: `foreachBatch`, and the stream source."""
     from pyspark.sql.streaming import DataStreamWriter
 
-    from integration.spark.trapped_source import TrappedWaveSource
+    from integration.spark.source_with_kill_points import TrappedWaveSource
 
     real = DataStreamWriter.foreachBatch
 

@@ -94,7 +94,7 @@ class Answers:
             raise self.recovery_fails
         return RecoveredJob(
             attempt=Attempt(self.recovered),
-            journal="j",
+            journal_id="j",
             claim_nonce="n",
             kafka_cluster="k",
             finished=False,

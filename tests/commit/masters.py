@@ -124,7 +124,7 @@ class Tasks:
         return [
             format_transactional_id(
                 job=JOB,
-                journal=self.journal,
+                journal_id=self.journal,
                 sink=Uid("totals"),
                 attempt=self.attempt,
                 subtask=SubtaskIndex(sink),
@@ -232,7 +232,7 @@ class JobMaster:
         if point is not None:
             position = (yield from load_manifest(point)).splits[0].offset
         self.world.log.append(f"{self.name} starts at {position}")
-        self.tasks = Tasks(self.world, journal.attempt, journal.name, position)
+        self.tasks = Tasks(self.world, journal.attempt, journal.journal_id, position)
         self.threads.append(self._committer())
         counter = 0
         self.position = position

@@ -66,7 +66,7 @@ class ProcedureRunner:
 
     def prepared(self, journal: ClaimedJournal, *records: int) -> tuple[PreparedTransaction, ...]:
         """Both sinks write and prepare."""
-        tasks = Tasks(self.world, journal.attempt, journal.name, records[0])
+        tasks = Tasks(self.world, journal.attempt, journal.journal_id, records[0])
         for _ in records:
             tasks.write_one()
         tasks.prepare()

@@ -45,7 +45,7 @@ def test_attempt_number_is_the_journal_number_of_its_claim(quiet: ProcedureRunne
     quiet.publish(first, 1)
     second = quiet.claim()
     assert (second.attempt, second.is_first_claim) == (3, False)
-    assert second.name == first.name
+    assert second.journal_id == first.journal_id
     assert quiet.kinds() == ["Claim", "Publication", "Claim"]
 
 

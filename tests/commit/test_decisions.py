@@ -142,10 +142,10 @@ def test_transaction_is_as_prepared_only_if_state_and_identity_all_match() -> No
         assert not is_as_prepared(T, description)
 
 
-def parts(*, job: str = "job", journal: str = "j1", attempt: int = 3) -> TransactionalIdParts:
+def parts(*, job: str = "job", journal_id: str = "j1", attempt: int = 3) -> TransactionalIdParts:
     return TransactionalIdParts(
         job=JobName(job),
-        journal=journal,
+        journal_id=journal_id,
         sink=Uid("totals"),
         attempt=Attempt(attempt),
         subtask=SubtaskIndex(0),
@@ -165,7 +165,7 @@ def fenced(
         of,
         state,
         job=JobName("job"),
-        journal="j1",
+        journal_id="j1",
         attempt=Attempt(5),
         pending=[TransactionalId(name) for name in pending],
         fenced_before=Attempt(fenced_before),
@@ -180,7 +180,7 @@ def test_ids_of_older_attempts_are_fenced_in_any_transaction_state() -> None:
 def test_ids_of_other_jobs_other_journals_or_not_older_attempts_are_not_fenced() -> None:
     assert not fenced(None)
     assert not fenced(parts(job="other"))
-    assert not fenced(parts(journal="j2"))
+    assert not fenced(parts(journal_id="j2"))
     assert not fenced(parts(attempt=5))
     assert not fenced(parts(attempt=6))
     assert not fenced(parts(attempt=6), include_current_attempt=True)

@@ -41,7 +41,7 @@ class Backup:
         self.quiet.world._decoded.clear()
 
     def committed(self, checkpoint: str, journal: str | None = None, at: int = 250) -> GroupCommits:
-        name = self.first.name if journal is None else journal
+        name = self.first.journal_id if journal is None else journal
         metadata = commit_metadata(name, CheckpointId.parse(checkpoint))
         return {(Uid("orders"), "orders", 0): GroupCommit(at, metadata)}
 
@@ -97,7 +97,7 @@ def test_submit_accepts_ids_of_older_attempts_and_of_other_journals(backup: Back
     newer = with_newer_attempt(backup)
     broker = backup.quiet.world.broker
     for tid in list(broker):
-        other = TransactionalId(tid.replace(backup.first.name, "another"))
+        other = TransactionalId(tid.replace(backup.first.journal_id, "another"))
         broker[other] = broker[tid]
         if f".totals.{newer.attempt}." in tid:
             del broker[tid]
@@ -168,13 +168,16 @@ def split(partition: int, offset: int) -> SourceSplit:
 def test_report_lists_the_offset_ranges_that_are_read_again(backup: Backup) -> None:
     commits = backup.committed("1-40", at=300)
     text = read_again(
-        backup.first.name, [split(0, 100), split(1, 50)], [split(0, 250), split(1, 50)], commits
+        backup.first.journal_id,
+        [split(0, 100), split(1, 50)],
+        [split(0, 250), split(1, 50)],
+        commits,
     )
     assert text == "orders-0 offsets 100 to 299"
     assert read_again("another", [split(0, 100)], [split(0, 250)], commits) == (
         "orders-0 offsets 100 to 249"
     )
-    assert read_again(backup.first.name, [split(0, 300)], [], commits) == ""
+    assert read_again(backup.first.journal_id, [split(0, 300)], [], commits) == ""
     many = range(SHOWN_MAX + 3)
     text = read_again("j", [split(n, 0) for n in many], [split(n, 1) for n in many], {})
     assert text.endswith("offsets 0 to 0 and 3 more partitions")

@@ -190,7 +190,7 @@ def refused_until_settled(quiet: ProcedureRunner, restore: str) -> None:
     quiet.close(settled)
     quiet.world.cluster = OTHER
     moved = quiet.claim("s3", restore=restore, restore_to_other_cluster=True)
-    assert quiet.recover(moved).given_up == ()
+    assert quiet.recover(moved).abandoned == ()
 
 
 @pytest.mark.parametrize("end", ["recover", "close"])
@@ -204,7 +204,7 @@ def test_accept_data_loss_records_transactions_of_the_old_cluster_as_lost(
     quiet.world.cluster = OTHER
     moved = quiet.claim("s2", restore_to_other_cluster=True, accept_data_loss=True)
     if end == "recover":
-        assert quiet.recover(moved).given_up == named
+        assert quiet.recover(moved).abandoned == named
         assert quiet.kinds()[-2:] == ["Lost", "LossAccepted"]
     else:
         quiet.close(moved)
@@ -239,7 +239,7 @@ def test_claim_of_an_earlier_version_has_no_cluster_and_ends_the_cluster_consent
         number=JournalNumber(moved.state.number + 1),
         nonce="n",
         previous=moved.state.nonce,
-        journal_id=moved.name,
+        journal_id=moved.journal_id,
         created_ms=0,
         submission_id="s2",
         restore="latest",

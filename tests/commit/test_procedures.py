@@ -256,7 +256,7 @@ def test_publication_stops_asking_kafka_once_its_attempt_is_over(quiet: Procedur
 
     published = manifest(journal, 1, named)
     with pytest.raises(KafkaUnavailableError):
-        quiet.run(publish(journal, published, named, given_up=lambda: len(asked) == 3), away)
+        quiet.run(publish(journal, published, named, is_canceled=lambda: len(asked) == 3), away)
     assert len(asked) == 3
     assert quiet.kinds() == ["Claim"]
 
@@ -303,7 +303,7 @@ def test_recovery_commits_listed_transactions_then_settles_then_fences(
     older = quiet.claim()
     named = quiet.prepared(older, 0, 1)
     quiet.publish(older, 1, *named)
-    tasks = Tasks(quiet.world, older.attempt, older.name, 2)
+    tasks = Tasks(quiet.world, older.attempt, older.journal_id, 2)
     tasks.taken = {txn.transactional_id for txn in named}
     tasks.write_one()
     unnamed = next(iter(tasks.open.values()))[0]

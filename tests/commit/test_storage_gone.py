@@ -76,10 +76,10 @@ class TestCoordinator:
         coordinator.handle(StorageStateChanged(gone="X is gone.", now_s=105))
         coordinator.handle(StorageStateChanged(gone="X is another.", now_s=200))
         assert coordinator.handle(CheckpointTick(now_s=284)) == []
-        (given_up,) = coordinator.handle(CheckpointTick(now_s=285))
-        assert isinstance(given_up, FailAttempt)
-        assert isinstance(given_up.error, StorageGoneError)
-        assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(given_up.error)
+        (abandoned,) = coordinator.handle(CheckpointTick(now_s=285))
+        assert isinstance(abandoned, FailAttempt)
+        assert isinstance(abandoned.error, StorageGoneError)
+        assert "gone for 180 s (checkpoint.tolerated_outage). X is another." in str(abandoned.error)
 
     def test_attempt_fails_after_the_tolerated_outage_even_during_a_publication(self) -> None:
         coordinator = started(OUTAGE)
@@ -89,9 +89,9 @@ class TestCoordinator:
             WakeAt(time_s=291)
         ]
         assert coordinator.handle(CheckpointTick(now_s=290)) == []
-        (given_up,) = coordinator.handle(CheckpointTick(now_s=291))
-        assert isinstance(given_up, FailAttempt)
-        assert "gone for 180 s (checkpoint.tolerated_outage). X is gone." in str(given_up.error)
+        (abandoned,) = coordinator.handle(CheckpointTick(now_s=291))
+        assert isinstance(abandoned, FailAttempt)
+        assert "gone for 180 s (checkpoint.tolerated_outage). X is gone." in str(abandoned.error)
         coordinator.validate()
         # The job closes meanwhile, so its attempt stays, and the storage comes back.
         assert coordinator.handle(Published(checkpoint=cid(1), now_s=292)) == []

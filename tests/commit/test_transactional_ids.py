@@ -28,7 +28,7 @@ def test_formatted_transactional_id_is_parsed_back(
 ) -> None:
     text = format_transactional_id(
         job=JobName(job),
-        journal="0123456789abcdef",
+        journal_id="0123456789abcdef",
         sink=Uid(sink),
         attempt=Attempt(attempt),
         subtask=SubtaskIndex(subtask),
@@ -48,7 +48,7 @@ WORD = st.sampled_from(["tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1
 @given(st.lists(st.lists(WORD, max_size=8).map(".".join)))
 def test_attempts_of_many_ids_equal_the_attempts_of_each_parsed_id(texts: list[str]) -> None:
     parsed = [parse_transactional_id(text) for text in texts]
-    each = {(parts.job, parts.journal, parts.attempt) for parts in parsed if parts is not None}
+    each = {(parts.job, parts.journal_id, parts.attempt) for parts in parsed if parts is not None}
     assert attempts_of(map(TransactionalId, texts)) == each
 
 
@@ -83,7 +83,7 @@ def test_transactional_id_part_with_a_dot_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="does not parse back"):
         format_transactional_id(
             job=JobName("a"),
-            journal="j",
+            journal_id="j",
             sink=Uid("dotted.sink"),
             attempt=Attempt(1),
             subtask=SubtaskIndex(0),

@@ -107,9 +107,9 @@ class Cluster:
         replies = [
             instruction.message
             for instruction in self.feed_resource_manager(
-                r.ResourceRequestReceived(ask=ask, message=message)
+                r.ResourceRequestReceived(request_id=ask, message=message)
             )
-            if isinstance(instruction, r.Reply) and instruction.ask == ask
+            if isinstance(instruction, r.Reply) and instruction.request_id == ask
         ]
         return replies[0] if replies else None
 
@@ -138,7 +138,7 @@ class Cluster:
         tm.validate()
         for instruction in instructions:
             match instruction:
-                case t.Reply(ask=ask, message=message):
+                case t.Reply(request_id=ask, message=message):
                     if isinstance(message, Refused) and " runs " in message.reason:
                         self.occupied.append(message.reason)
                     self._waiting.pop((name, ask))(message)
@@ -223,7 +223,9 @@ class Cluster:
             self._waiting[name, self._asks] = lambda reply: self.in_flight.append(
                 lambda: answer(reply)
             )
-            self.feed_task_manager(name, t.JobManagerRequest(ask=self._asks, message=message))
+            self.feed_task_manager(
+                name, t.JobManagerRequest(request_id=self._asks, message=message)
+            )
 
         def answer(reply: Message | None) -> None:
             if not answers:

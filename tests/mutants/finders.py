@@ -125,7 +125,7 @@ def once(test: Callable[..., object], made: Callable[[], Any] | None = None) -> 
 
 
 def writer(test: Callable[[Bench], object]) -> Detector:
-    """A test of the sink's writer, whose producers are warm."""
+    """A test of the sink's writer, whose producers are pooled."""
 
     def made() -> Bench:
         bench = Bench()

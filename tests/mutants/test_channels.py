@@ -6,7 +6,7 @@ import pytest
 
 from tests.controlplane.jobmaster import test_machine as machine_tests
 from tests.controlplane.jobmaster import test_stale as jobmaster_tests
-from tests.dataplane.channels import test_outlet as outlet_tests
+from tests.dataplane.channels import test_record_writer as outlet_tests
 from tests.dataplane.channels.test_flow import Flow
 from tests.drivers.exchange import test_wire as wire_tests
 from tests.mutants.finders import once
@@ -92,8 +92,8 @@ READ_BUFFER = (
 LEAK_AT_GRANT = (
     Edit(
         InputChannel._next_of_frame,
-        "self._grant(returned_credit)",
-        "self._grant(max(1, returned_credit - 1))",
+        "self._send_credit(returned_credit)",
+        "self._send_credit(max(1, returned_credit - 1))",
     ),
 )
 LEAK_AT_SENDER = (

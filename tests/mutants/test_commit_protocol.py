@@ -126,7 +126,7 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _check_prepared(introduced, manifest.splits, checking, given_up)\n",
+        "    yield from _check_prepared(introduced, manifest.splits, checking, is_canceled)\n",
         "",
     ),
 )

@@ -122,7 +122,7 @@ AFTER_THE_FLUSH = (
         KafkaSinkWriter.write,
         "        self._send(interval.lease, encoded)\n        return\n",
         "        held, batch = self.__dict__.get('held'), (interval.lease, encoded)\n"
-        "        plain = interval.lease.warm is None\n"
+        "        plain = interval.lease.pooled is None\n"
         "        self.__dict__['held'] = batch if plain else None\n"
         "        if held is not None:\n"
         "            self._send(*held)\n"
@@ -162,7 +162,7 @@ NO_DESCRIBE = (
         TransactionalDelivery.describe,
         "        description is None\n"
         "        or description.state is not TransactionState.ONGOING\n"
-        "        or not warm.matches(description)\n",
+        "        or not pooled.matches(description)\n",
         "        description is None\n",
     ),
 )

@@ -9,7 +9,7 @@ from tests.dataplane import test_record_sharing as sharing_tests
 from tests.dataplane import test_result_types as type_tests
 from tests.dataplane import test_sizes as size_tests
 from tests.dataplane import test_stop_iteration as stop_tests
-from tests.dataplane.channels import test_outlet as outlet_tests
+from tests.dataplane.channels import test_record_writer as outlet_tests
 from tests.mutants.finders import once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.api.field_check import FieldCheck

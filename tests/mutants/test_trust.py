@@ -11,7 +11,7 @@ import pytest
 
 from tests.commit import test_lost_tail as tail_tests
 from tests.commit import test_other_cluster as cluster_tests
-from tests.controlplane.jobmaster import test_journal_work as journal_tests
+from tests.controlplane.jobmaster import test_journal_worker as journal_tests
 from tests.dataplane import test_shared_view as view_tests
 from tests.mutants.finders import once, quiet, simulator_where
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params

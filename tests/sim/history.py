@@ -191,7 +191,7 @@ class History:
     def name(self, slot: int = 0, attempt: int | None = None) -> TransactionalId:
         return format_transactional_id(
             job=JOB,
-            journal="j",
+            journal_id="j",
             sink=Uid("results"),
             attempt=Attempt(attempt or self.attempt),
             subtask=SubtaskIndex(0),

@@ -308,7 +308,7 @@ def test_deployed_slot_collects_garbage_rarely_and_not_objects_loaded_by_open(
         _peer_lost=None,
         _send=lambda message: sent.append((message, tracked())),
     )
-    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal="j1", peers=("a",))
+    deploy: Any = SimpleNamespace(job="job", attempt=1, ordinal=0, journal_id="j1", peers=("a",))
     Slot._deploy(anything, deploy)
     assert sent == [(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=0), False)]
     assert not anything._has_remote_inputs, "there is nobody who might send"

@@ -276,7 +276,7 @@ class Backfill:
         commit_to_groups(
             self._kafka(),
             self._submission.job,
-            tasks.deploys[0].journal,
+            tasks.deploys[0].journal_id,
             complete.checkpoint,
             complete.snapshots,
         )

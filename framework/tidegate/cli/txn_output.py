@@ -161,7 +161,7 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
     if parts is not None:
         job = {
             "name": parts.job,
-            "journal": parts.journal,
+            "journal": parts.journal_id,
             "sink": parts.sink,
             "attempt": parts.attempt,
             "subtask": parts.subtask,

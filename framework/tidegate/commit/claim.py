@@ -326,7 +326,7 @@ def _refuse_deleted(
 
 def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
     """Refuse a name of which Kafka knows transactional ids, while its journal has no entries."""
-    others = sorted({journal for owner, journal, _ in attempts_of(listed) if owner == job})
+    others = sorted({journal_id for owner, journal_id, _ in attempts_of(listed) if owner == job})
     if others:
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "

@@ -110,9 +110,9 @@ def abandon_foreign_transactions(
     To be called after a claim. Only the operator's `accept_data_loss` lets a claim with such
     transactions pass.
     """
-    given_up = foreign_transactions(journal.state, journal.state.kafka_cluster)
+    abandoned = foreign_transactions(journal.state, journal.state.kafka_cluster)
     last = journal.state.publication
-    if not given_up or last is None:
+    if not abandoned or last is None:
         return ()
     now_ms = yield from wall_clock()
     age_s = max(0, now_ms - last.created_ms) / 1000
@@ -121,9 +121,9 @@ def abandon_foreign_transactions(
         **header,
         attempt=journal.attempt,
         publication=last.number,
-        transactions=given_up,
+        transactions=abandoned,
         statement=(
-            f"Job {journal.job!r} has abandoned {_describe_transactions(given_up)}, of checkpoint "
+            f"Job {journal.job!r} has abandoned {_describe_transactions(abandoned)}, of checkpoint "
             f"{last.checkpoint}, which was published {age_s:.0f} s before. The job continued on "
             f"Kafka cluster {journal.state.kafka_cluster} with --accept-data-loss. The records of "
             "these transactions do not appear."
@@ -133,7 +133,7 @@ def abandon_foreign_transactions(
     header = yield from header_after(journal.state)
     accepted = LossAccepted(**header, lost=lost.number, submission_id=journal.submission_id)
     yield from append_entry(journal, accepted, storing)
-    return given_up
+    return abandoned
 
 
 def load_manifest_if_readable(point: PublicationRef) -> Procedure[Manifest | None]:

@@ -150,7 +150,7 @@ def may_fence(
     state: TransactionState,
     *,
     job: JobName,
-    journal: str,
+    journal_id: str,
     attempt: Attempt,
     pending: Collection[TransactionalId],
     fenced_before: Attempt,
@@ -165,7 +165,7 @@ def may_fence(
     `fenced_before` were fenced once in any state. They are fenced again only if they are open,
     because the broker could otherwise never expire them.
     """
-    if parts is None or parts.job != job or parts.journal != journal:
+    if parts is None or parts.job != job or parts.journal_id != journal_id:
         return False
     if parts.attempt > attempt or (parts.attempt == attempt and not include_current_attempt):
         return False

@@ -198,7 +198,7 @@ def journal_status(
     parts = parse_transactional_id(transactional_id)
     if parts is None:
         return JournalStatus.NOT_TIDEGATE
-    if journal is None or journal.journal_id != parts.journal or journal.attempt < parts.attempt:
+    if journal is None or journal.journal_id != parts.journal_id or journal.attempt < parts.attempt:
         return JournalStatus.UNKNOWN
     if any(named.transactional_id == transactional_id for named in journal.pending_commits):
         return JournalStatus.PENDING_COMMIT

@@ -102,7 +102,7 @@ def _fenceable(
             parse_transactional_id(transactional_id),
             state,
             job=journal.job,
-            journal=journal.name,
+            journal_id=journal.journal_id,
             attempt=journal.attempt,
             pending=journal.pending_ids(),
             fenced_before=fenced_before,
@@ -122,7 +122,7 @@ def _ids_of_lost_attempts(
         parts = parse_transactional_id(transactional_id)
         if (
             parts is not None
-            and (parts.job, parts.journal) == (journal.job, journal.name)
+            and (parts.job, parts.journal_id) == (journal.job, journal.journal_id)
             and journal.attempt <= parts.attempt <= journal.state.lost_attempt
             and transactional_id not in journal.pending_ids()
         ):
@@ -140,5 +140,5 @@ def _ids_of_other_journals(
     return [
         transactional_id
         for transactional_id, parts in parsed
-        if parts is not None and parts.job == journal.job and parts.journal != journal.name
+        if parts is not None and parts.job == journal.job and parts.journal_id != journal.journal_id
     ]

@@ -46,9 +46,9 @@ class LostTail:
     """
 
 
-def commit_metadata(journal: str, checkpoint: CheckpointId) -> str:
+def commit_metadata(journal_id: str, checkpoint: CheckpointId) -> str:
     """Return the metadata that a source commits with its offsets."""
-    return f"tidegate {journal} {checkpoint}"
+    return f"tidegate {journal_id} {checkpoint}"
 
 
 def parse_commit_metadata(text: str) -> tuple[str, CheckpointId] | None:
@@ -74,8 +74,8 @@ def find_lost_tail(
     """
     attempts = [
         attempt
-        for owner, journal, attempt in attempts_of(listed)
-        if (owner, journal) == (job, state.journal_id)
+        for owner, journal_id, attempt in attempts_of(listed)
+        if (owner, journal_id) == (job, state.journal_id)
     ]
     attempt = max(attempts, default=Attempt(0))
     newest = _newest_committed(state, commits)
@@ -96,7 +96,7 @@ def _newest_committed(state: JournalState, commits: GroupCommits) -> CheckpointI
 
 
 def read_again(
-    journal: str,
+    journal_id: str,
     restored: Iterable[SourceSplit],
     reached: Iterable[SourceSplit],
     commits: GroupCommits,
@@ -110,7 +110,7 @@ def read_again(
     parsed = {
         split_key: parse_commit_metadata(each.metadata) for split_key, each in commits.items()
     }
-    own = {split_key for split_key, found in parsed.items() if found and found[0] == journal}
+    own = {split_key for split_key, found in parsed.items() if found and found[0] == journal_id}
     ends: dict[SplitKey, int] = {split_key: commits[split_key].offset for split_key in own}
     for split in reached:
         split_key = split.source, split.topic, split.partition

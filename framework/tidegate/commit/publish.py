@@ -46,7 +46,7 @@ from tidegate.commit.retry import (
     DESCRIBE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
-    never_given_up,
+    never_canceled,
     retry_kafka,
 )
 from tidegate.commit.topic_check import ask_topic_ids, check_topics
@@ -77,11 +77,11 @@ def publish(
     stopped: bool = False,
     checking: RetryPolicy = DESCRIBE_RETRY,
     storing: RetryPolicy = STORAGE_RETRY,
-    given_up: Callable[[], bool] = never_given_up,
+    is_canceled: Callable[[], bool] = never_canceled,
 ) -> Procedure[PublishedCheckpoint]:
     """Publish a checkpoint. `transactions` are all transactions that subtasks have prepared and
     that were not reported to them as committed. `stopped` tells that a user's stop asked for this
-    final checkpoint. `given_up` tells whether the attempt is over. A request that Kafka does not
+    final checkpoint. `is_canceled` tells whether the attempt is over. A request that Kafka does not
     answer is then not repeated, and the checkpoint fails. The next recovery waits until this call
     returns, perhaps for the same answer.
 
@@ -97,7 +97,7 @@ def publish(
     before = journal.state.pending_commits
     pending = list_transactions(journal, transactions)
     introduced = tuple(txn for txn in pending if txn not in before)
-    yield from _check_prepared(introduced, manifest.splits, checking, given_up)
+    yield from _check_prepared(introduced, manifest.splits, checking, is_canceled)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
@@ -144,17 +144,17 @@ def _check_prepared(
     transactions: Sequence[PreparedTransaction],
     splits: Sequence[SourceSplit],
     retry_policy: RetryPolicy,
-    given_up: Callable[[], bool],
+    is_canceled: Callable[[], bool],
 ) -> Procedure[None]:
     """Check that every transaction that is listed for the first time is open as it was prepared,
     and that every topic is the one that was read. Both requests go out at the same time.
     """
     asked: list[Procedure[Any]] = [
-        retry_kafka(partial(describe, transaction), retry_policy, given_up)
+        retry_kafka(partial(describe, transaction), retry_policy, is_canceled)
         for transaction in transactions
     ]
     descriptions: list[Any] = yield from gather(
-        [*asked, ask_topic_ids(splits, retry_policy, given_up)]
+        [*asked, ask_topic_ids(splits, retry_policy, is_canceled)]
     )
     yield from check_topics(splits, descriptions.pop(), retry_policy)
     for transaction, description in zip(transactions, descriptions, strict=True):

@@ -44,7 +44,7 @@ class Recovered:
     fenced: tuple[TransactionalId, ...]
     rolled_back: tuple[CheckpointId, ...]
     """The checkpoints that were rolled back, newest first: their records are written again."""
-    given_up: tuple[PreparedTransaction, ...] = ()
+    abandoned: tuple[PreparedTransaction, ...] = ()
     """The transactions of another Kafka cluster that were abandoned with the operator's consent."""
 
 
@@ -62,7 +62,7 @@ def recover(
     DataLossError if the broker has aborted a listed transaction, KafkaError if it does not answer
     in time.
     """
-    given_up = yield from abandon_foreign_transactions(journal, storing=storing)
+    abandoned = yield from abandon_foreign_transactions(journal, storing=storing)
     try:
         ended, rolled_back = yield from _settle_last(journal, ending, storing)
     except DataLossError:
@@ -71,7 +71,7 @@ def recover(
         yield from fence_older_attempts(journal, retry_policy=fencing)
         raise
     fenced = yield from fence_older_attempts(journal, retry_policy=fencing)
-    return Recovered(ended=ended, fenced=fenced, rolled_back=rolled_back, given_up=given_up)
+    return Recovered(ended=ended, fenced=fenced, rolled_back=rolled_back, abandoned=abandoned)
 
 
 def close(

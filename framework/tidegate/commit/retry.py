@@ -66,7 +66,7 @@ class RetryLoop:
         return True
 
 
-def never_given_up() -> bool:
+def never_canceled() -> bool:
     """Return False: the answer is still needed."""
     return False
 
@@ -74,16 +74,16 @@ def never_given_up() -> bool:
 def retry_kafka(
     call: Callable[[], Procedure[T]],
     retry_policy: RetryPolicy,
-    given_up: Callable[[], bool] = never_given_up,
+    is_canceled: Callable[[], bool] = never_canceled,
 ) -> Procedure[T]:
     """Repeat a call after any Kafka error and return its result. The last error is raised when the
-    time of `retry_policy` is over, or when `given_up` returns True because the answer is no longer
-    needed.
+    time of `retry_policy` is over, or when `is_canceled` returns True because the answer is no
+    longer needed.
     """
     waiting = RetryLoop(retry_policy)
     while True:
         try:
             return (yield from call())
         except KafkaError:
-            if given_up() or not (yield from waiting.wait()):
+            if is_canceled() or not (yield from waiting.wait()):
                 raise

@@ -14,18 +14,18 @@ from functools import partial
 from tidegate.checkpoint.source_changes import find_topic_change
 from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import Procedure, now, pause, topic_ids
-from tidegate.commit.retry import RetryPolicy, never_given_up, retry_kafka
+from tidegate.commit.retry import RetryPolicy, never_canceled, retry_kafka
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
 def ask_topic_ids(
     splits: Sequence[SourceSplit],
     retry_policy: RetryPolicy,
-    given_up: Callable[[], bool] = never_given_up,
+    is_canceled: Callable[[], bool] = never_canceled,
 ) -> Procedure[dict[str, str]]:
     """Return the present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
-    return (yield from retry_kafka(partial(topic_ids, topics), retry_policy, given_up))
+    return (yield from retry_kafka(partial(topic_ids, topics), retry_policy, is_canceled))
 
 
 def check_topics(

@@ -39,7 +39,7 @@ class TransactionalIdParts:
     """
 
     job: JobName
-    journal: str
+    journal_id: str
     sink: Uid
     attempt: Attempt
     subtask: SubtaskIndex
@@ -47,19 +47,19 @@ class TransactionalIdParts:
 
     def __str__(self) -> str:
         return (
-            f"tidegate.{self.job}.{self.journal}.{self.sink}"
+            f"tidegate.{self.job}.{self.journal_id}.{self.sink}"
             f".{self.attempt}.{self.subtask}.{self.index}"
         )
 
 
 def format_transactional_id(
-    *, job: JobName, journal: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, index: int
+    *, job: JobName, journal_id: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, index: int
 ) -> TransactionalId:
     """Return the id as Kafka has it. InternalError if a part has a form that would not
     parse back.
     """
     parts = TransactionalIdParts(
-        job=job, journal=journal, sink=sink, attempt=attempt, subtask=subtask, index=index
+        job=job, journal_id=journal_id, sink=sink, attempt=attempt, subtask=subtask, index=index
     )
     check(parse_transactional_id(str(parts)) == parts, f"{str(parts)!r} does not parse back")
     return TransactionalId(str(parts))
@@ -72,7 +72,7 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
         return None
     return TransactionalIdParts(
         job=JobName(match["job"]),
-        journal=match["journal"],
+        journal_id=match["journal"],
         sink=Uid(match["sink"]),
         attempt=Attempt(int(match["attempt"])),
         subtask=SubtaskIndex(int(match["subtask"])),
@@ -88,7 +88,7 @@ def attempts_of(ids: Iterable[TransactionalId]) -> set[tuple[JobName, str, Attem
     """
     heads = {match[1] for match in map(_HEAD.fullmatch, ids) if match is not None}
     parsed = (parse_transactional_id(f"{head}.0.0") for head in heads)
-    return {(parts.job, parts.journal, parts.attempt) for parts in parsed if parts is not None}
+    return {(parts.job, parts.journal_id, parts.attempt) for parts in parsed if parts is not None}
 
 
 def job_prefix(job: JobName) -> str:

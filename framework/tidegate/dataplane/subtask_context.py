@@ -29,7 +29,7 @@ class SubtaskContext:
     """The environment of one subtask."""
 
     job: JobName
-    journal: str
+    journal_id: str
     attempt: Attempt
     subtask: SubtaskId
     parallelism: int

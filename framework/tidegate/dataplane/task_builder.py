@@ -29,7 +29,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.shared_control import SharedTransactionAdmin
+from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
@@ -211,7 +211,7 @@ class TaskBuilder:
         make_private_folder(local, exist_ok=False)
         return SubtaskContext(
             job=deploy.job,
-            journal=deploy.journal,
+            journal_id=deploy.journal_id,
             attempt=deploy.attempt,
             subtask=subtask,
             parallelism=deploy.submission.parallelism,

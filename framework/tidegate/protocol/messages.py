@@ -517,8 +517,8 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """
 
     ordinal: int
-    journal: str
-    """The random name of the journal, which is part of transactional ids."""
+    journal_id: str = msgspec.field(name="journal")
+    """The random id of the journal, which is part of transactional ids."""
     submission: Submission
     peers: tuple[str, ...]
     """The exchange addresses of all slots, by ordinal."""

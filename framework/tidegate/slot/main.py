@@ -260,7 +260,7 @@ class Slot:
     def _deploy(self, deploy: Deploy) -> None:
         if self._tasks:
             return  # repeated delivery
-        local = self._local = self._make_local_state_dir(deploy.journal)
+        local = self._local = self._make_local_state_dir(deploy.journal_id)
         assembly = TaskBuilder(
             deploy,
             SlotContext(

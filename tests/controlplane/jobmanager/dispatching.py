@@ -27,7 +27,7 @@ class Shell:
     def __init__(self) -> None:
         self.machine = Dispatcher("here", EPOCH, HEARTBEAT_TIMEOUT_MS)
         self.now_ms = 0
-        self.asks = 0
+        self.request_ids = 0
         self.instructions: list[j.Instruction] = []
         self.replies: dict[int, Message] = {}
 
@@ -42,9 +42,9 @@ class Shell:
         return done
 
     def ask(self, message: Message) -> Message | None:
-        self.asks += 1
-        self.event(j.RequestReceived(request_id=self.asks, message=message))
-        return self.replies.get(self.asks)
+        self.request_ids += 1
+        self.event(j.RequestReceived(request_id=self.request_ids, message=message))
+        return self.replies.get(self.request_ids)
 
     def last(self, kind: type[j.Instruction]) -> j.Instruction:
         return next(i for i in reversed(self.instructions) if isinstance(i, kind))
@@ -52,7 +52,7 @@ class Shell:
     def start_number(self) -> int:
         start = self.last(j.StartJobMaster)
         assert isinstance(start, j.StartJobMaster)
-        return start.start
+        return start.launch_id
 
     def started(self, pid: int) -> None:
         """The JobMaster's process exists, registers, has imported the job and reports."""
@@ -61,7 +61,7 @@ class Shell:
 
     def imports(self, pid: int) -> JobMasterAccepted:
         """The JobMaster's process exists, has registered, and imports the job."""
-        self.event(j.JobMasterStarted(job=A, start=self.start_number(), pid=pid))
+        self.event(j.JobMasterStarted(job=A, launch_id=self.start_number(), pid=pid))
         accepted = self.register(pid)
         assert isinstance(accepted, JobMasterAccepted)
         return accepted
@@ -78,7 +78,7 @@ class Shell:
         return self.ask(ReportJob(epoch=EPOCH, report=report))
 
     def exits(self, status: int = -9) -> list[j.Instruction]:
-        return self.event(j.JobMasterExited(job=A, start=self.start_number(), status=status))
+        return self.event(j.JobMasterExited(job=A, launch_id=self.start_number(), status=status))
 
     def shown(self) -> JobReport:
         report = self.ask(GetJob(job=A))

@@ -26,8 +26,8 @@ def test_restarted_jobmaster_receives_the_newest_claimed_attempt(running: Shell)
     assert len(stored) == 1, "that there is a journal is written down once"
     running.exits()
     running.now_ms += LONGEST_MS
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
-    running.event(j.JobMasterStarted(job=A, start=running.start_number(), pid=101))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
+    running.event(j.JobMasterStarted(job=A, launch_id=running.start_number(), pid=101))
     accepted = running.register(101)
     assert isinstance(accepted, JobMasterAccepted)
     assert accepted.submission.claimed_attempt == 7

@@ -95,7 +95,7 @@ class TestSubmit:
             j.RequestReceived(request_id=99, message=SubmitJob(submission=submission()))
         )
         assert [type(i) for i in done] == [j.KillJobMaster, j.ReleaseJobSlots, j.StoreSubmission]
-        running.event(j.JobMasterExited(job=A, start=1, status=-9))  # of the earlier run
+        running.event(j.JobMasterExited(job=A, launch_id=1, status=-9))  # of the earlier run
         running.event(j.SubmissionStored(job=A))
         running.started(101)
         assert running.machine.phase(A) is Phase.RUNNING
@@ -105,8 +105,8 @@ class TestJobMaster:
     def test_dead_jobmaster_is_restarted_and_its_slots_are_released(self, running: Shell) -> None:
         running.report(100, attempt=4)
         done = running.exits()
-        assert done == [j.ReleaseJobSlots(job=A), j.ScheduleStart(job=A, start=1, after_ms=0)]
-        running.event(j.StartDelayElapsed(job=A, start=1))
+        assert done == [j.ReleaseJobSlots(job=A), j.ScheduleStart(job=A, launch_id=1, after_ms=0)]
+        running.event(j.StartDelayElapsed(job=A, launch_id=1))
         running.started(101)
         running.report(101, attempt=5)
         shown = running.shown()
@@ -121,7 +121,7 @@ class TestJobMaster:
         running.exits()
         between = running.shown()
         assert (between.records_in, between.checkpoints_completed) == (70, 3)
-        running.event(j.StartDelayElapsed(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, launch_id=1))
         running.started(101)
         running.report(101, attempt=5, records_in=5, checkpoints_completed=1)
         shown = running.shown()
@@ -132,13 +132,13 @@ class TestJobMaster:
 
     def test_replaced_jobmaster_is_refused(self, running: Shell) -> None:
         running.exits()
-        running.event(j.StartDelayElapsed(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, launch_id=1))
         gone = Refused(reason="process 100 is not the JobMaster of a")
         assert running.register(100) == gone
         running.started(101)
         assert running.report(100, "FAILED") == gone
         assert running.machine.phase(A) is Phase.RUNNING
-        assert running.event(j.JobMasterExited(job=A, start=1, status=0)) == []
+        assert running.event(j.JobMasterExited(job=A, launch_id=1, status=0)) == []
 
     def test_jobmaster_of_another_leader_epoch_is_refused(self, running: Shell) -> None:
         refused = running.register(100, LeaderEpoch(EPOCH - 1))
@@ -167,7 +167,7 @@ class TestJobMaster:
         self, running: Shell
     ) -> None:
         running.exits()
-        running.event(j.StartDelayElapsed(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, launch_id=1))
         running.imports(101)
         running.now_ms = START_MS_MAX
         assert running.event(j.DispatcherTick()) == []
@@ -190,7 +190,7 @@ class TestJobMaster:
     def test_jobmaster_that_does_not_register_is_killed(self, shell: Shell) -> None:
         shell.ask(SubmitJob(submission=submission()))
         shell.event(j.SubmissionStored(job=A))
-        shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
+        shell.event(j.JobMasterStarted(job=A, launch_id=1, pid=100))
         shell.now_ms = START_MS_MAX + 1
         assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
 
@@ -201,7 +201,7 @@ class TestJobMaster:
         shell.event(j.SubmissionStored(job=A))
         shell.now_ms = 2 * START_MS_MAX
         assert shell.event(j.DispatcherTick()) == []
-        shell.event(j.JobMasterStarted(job=A, start=1, pid=100))
+        shell.event(j.JobMasterStarted(job=A, launch_id=1, pid=100))
         shell.now_ms += START_MS_MAX
         assert shell.event(j.DispatcherTick()) == []
 
@@ -252,12 +252,12 @@ class TestEnd:
         else:
             assert [type(each) for each in done[1:3]] == [j.KillJobMaster, j.ReleaseJobSlots]
             assert running.exits(0) == [], "of a start that is over"
-        running.event(j.StartDelayElapsed(job=A, start=wait.start))
+        running.event(j.StartDelayElapsed(job=A, launch_id=wait.launch_id))
         running.started(101)
         assert running.machine.phase(A) is Phase.RUNNING
         (told,) = running.event(j.DispatcherTick())
         assert isinstance(told, j.ForwardStop)
-        assert (told.start, told.address) == (running.start_number(), "master 101")
+        assert (told.launch_id, told.address) == (running.start_number(), "master 101")
         shown = running.shown()
         assert shown.restarts == 1
         assert shown.failed_attempts[-1].error is not None
@@ -308,11 +308,11 @@ class TestStop:
     ) -> None:
         running.ask(StopJob(job=A))
         running.exits()
-        running.event(j.StartDelayElapsed(job=A, start=1))
+        running.event(j.StartDelayElapsed(job=A, launch_id=1))
         running.started(101)
         assert running.event(j.DispatcherTick()) == [forward(2, 101)]
         assert running.event(j.DispatcherTick()) == []
-        running.event(j.StopNotAccepted(job=A, start=2))  # it was only starting
+        running.event(j.StopNotAccepted(job=A, launch_id=2))  # it was only starting
         assert running.event(j.DispatcherTick()) == [forward(2, 101)]
 
     def test_stop_before_the_first_start_is_forwarded_once_the_jobmaster_runs(
@@ -346,7 +346,7 @@ class TestRecovery:
         jobs = [(submission(cluster="here"), None), (submission(b, "here"), ended)]
         (start,) = shell.machine.recover(jobs, 0)
         shell.machine.validate()
-        assert start == j.StartJobMaster(job=A, start=1)
+        assert start == j.StartJobMaster(job=A, launch_id=1)
         assert shell.ask(GetJob(job=b)) == ended
         assert isinstance(shell.ask(SubmitJob(submission=submission())), Refused)
         assert shell.ask(SubmitJob(submission=submission(b))) is None
@@ -354,7 +354,7 @@ class TestRecovery:
 
 def forward(start: int, pid: int, *, final_checkpoint: bool = True) -> j.ForwardStop:
     message = StopJob(job=A, final_checkpoint=final_checkpoint)
-    return j.ForwardStop(job=A, start=start, address=f"master {pid}", message=message)
+    return j.ForwardStop(job=A, launch_id=start, address=f"master {pid}", message=message)
 
 
 class Adversary:
@@ -406,14 +406,14 @@ class Adversary:
                 shell.event(j.JobStillOwned(job=A))
             case j.StoreResult():
                 shell.event(j.ResultStored(job=A) if good else j.ResultNotStored(job=A))
-            case j.StartJobMaster(start=start):
+            case j.StartJobMaster(launch_id=start):
                 self.start(start, good=good)
-            case j.ScheduleStart(start=start):
-                shell.event(j.StartDelayElapsed(job=A, start=start))
+            case j.ScheduleStart(launch_id=start):
+                shell.event(j.StartDelayElapsed(job=A, launch_id=start))
             case j.KillJobMaster(pid=pid):
                 self.exit(pid - 1000)
-            case j.ForwardStop(start=start) if not good:
-                shell.event(j.StopNotAccepted(job=A, start=start))
+            case j.ForwardStop(launch_id=start) if not good:
+                shell.event(j.StopNotAccepted(job=A, launch_id=start))
             case _:
                 pass
 
@@ -421,14 +421,14 @@ class Adversary:
         if good:
             self.pids[start] = 1000 + start
             self.alive.add(start)
-            self.shell.event(j.JobMasterStarted(job=A, start=start, pid=self.pids[start]))
+            self.shell.event(j.JobMasterStarted(job=A, launch_id=start, pid=self.pids[start]))
         else:
-            self.shell.event(j.JobMasterExited(job=A, start=start, status=None, reason="x"))
+            self.shell.event(j.JobMasterExited(job=A, launch_id=start, status=None, reason="x"))
 
     def exit(self, start: int) -> None:
         if start in self.alive:
             self.alive.remove(start)
-            self.shell.event(j.JobMasterExited(job=A, start=start, status=-9))
+            self.shell.event(j.JobMasterExited(job=A, launch_id=start, status=-9))
 
 
 @given(st.integers(min_value=0))
@@ -441,7 +441,7 @@ def test_no_order_of_events_breaks_an_invariant(seed: int) -> None:
     for _ in range(3):
         shell.event(j.DispatcherTick())
         adversary.drain()
-    assert set(shell.replies) == set(range(1, shell.asks + 1)), "somebody waits for ever"
+    assert set(shell.replies) == set(range(1, shell.request_ids + 1)), "somebody waits for ever"
     if shell.machine.live():
         assert adversary.alive, "a live job without a process"
         shell.register(max(adversary.pids.values()))

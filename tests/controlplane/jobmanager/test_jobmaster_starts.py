@@ -26,8 +26,8 @@ def test_job_fails_without_closing_transactions_if_no_jobmaster_ever_registers(
     shell.event(j.SubmissionStored(job=A))
     for _ in range(2 * FAILED_STARTS_MAX):
         assert shell.machine.phase(A) is not Phase.ENDING
-        shell.event(j.StartDelayElapsed(job=A, start=shell.start_number()))
-        shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=9))
+        shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+        shell.event(j.JobMasterStarted(job=A, launch_id=shell.start_number(), pid=9))
         shell.exits(1)
         shell.machine.validate()
     stored = shell.last(j.StoreResult)
@@ -43,10 +43,10 @@ def test_close_only_jobmaster_starts_after_repeated_deaths_during_import(
 ) -> None:
     for pid in range(101, 101 + FAILED_STARTS_MAX):
         running.exits(-11)
-        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
         assert running.imports(pid).close_only is None, "the first had reported"
     running.exits(-11)
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     failure = running.imports(200).close_only
     assert failure is not None
     assert "ended with status -11" in failure.message
@@ -54,7 +54,7 @@ def test_close_only_jobmaster_starts_after_repeated_deaths_during_import(
     running.report(200, "CLOSING")
     assert running.machine.phase(A) is Phase.RUNNING
     running.exits(-9)
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     assert running.imports(201).close_only == failure, "the next one goes on with that"
     running.report(201, "FAILED")
     stored = running.last(j.StoreResult)
@@ -68,12 +68,12 @@ def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources
 ) -> None:
     running.exits(-9)
     for _ in range(2 * FAILED_STARTS_MAX):
-        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
         running.now_ms += 1_000
         (_, waits) = running.event(
             j.JobMasterExited(
                 job=A,
-                start=running.start_number(),
+                launch_id=running.start_number(),
                 status=status,
                 reason="no process id",
                 refused=status is None,
@@ -86,7 +86,7 @@ def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources
     assert "refuses the JobMaster of a a resource: no process id" in shown.waiting_for
     assert (shown.waiting_since_ms, shown.restarts) == (1_001_000, 1), "the kill was one restart"
     assert shown.start_refused == f"{shown.waiting_for.split(';')[0]}."
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     running.imports(200)
     shown = running.shown()
     assert (shown.waiting_for, shown.waiting_since_ms, shown.start_refused) == ("", 0, "")
@@ -108,7 +108,7 @@ def test_report_says_that_storage_does_not_confirm_leadership_before_a_start(she
     shell.now_ms += 1_000
     shell.event(j.DispatcherTick())
     assert shell.shown().waiting_since_ms == shown.waiting_since_ms
-    shell.event(j.JobMasterStarted(job=A, start=shell.start_number(), pid=101))
+    shell.event(j.JobMasterStarted(job=A, launch_id=shell.start_number(), pid=101))
     shell.now_ms += SHOW_START_WAIT_AFTER_MS + 1
     assert shell.event(j.DispatcherTick()) == [], "it imports"
     shell.register(101)
@@ -117,15 +117,15 @@ def test_report_says_that_storage_does_not_confirm_leadership_before_a_start(she
 
 def test_cancel_is_forwarded_to_a_jobmaster_whose_start_was_refused_before(running: Shell) -> None:
     running.exits(-9)
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     refused = j.JobMasterExited(
-        job=A, start=running.start_number(), status=None, reason="no process id", refused=True
+        job=A, launch_id=running.start_number(), status=None, reason="no process id", refused=True
     )
     running.event(refused)
     cancel = StopJob(job=A, final_checkpoint=False)
     assert running.ask(cancel) == Acknowledge()
     assert running.shown().start_refused, "whoever asked can see that it takes longer"
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     running.started(200)
     running.event(j.DispatcherTick())
     told = running.last(j.ForwardStop)
@@ -136,7 +136,7 @@ def test_cancel_is_forwarded_to_a_jobmaster_whose_start_was_refused_before(runni
 def test_failed_start_count_resets_after_a_jobmaster_report(running: Shell) -> None:
     for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
         running.exits()
-        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
         running.imports(pid)
         if pid % FAILED_STARTS_MAX == 0:
             running.report(pid)
@@ -147,8 +147,8 @@ def test_jobmaster_of_another_version_is_retried_and_its_version_is_shown(runnin
     """The package was upgraded under a JobManager that runs."""
     running.exits(-9)
     for _ in range(2 * FAILED_STARTS_MAX):
-        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
-        running.event(j.JobMasterStarted(job=A, start=running.start_number(), pid=300))
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
+        running.event(j.JobMasterStarted(job=A, launch_id=running.start_number(), pid=300))
         newer = msgspec.structs.replace(
             registration(A, EPOCH, "master 300", 300), tidegate_version="999.0"
         )
@@ -165,14 +165,14 @@ def test_jobmaster_of_another_version_is_retried_and_its_version_is_shown(runnin
 def test_jobmaster_exit_because_of_hanging_storage_is_not_a_failed_start(running: Shell) -> None:
     for pid in range(101, 101 + 2 * FAILED_STARTS_MAX):
         running.exits(STORAGE_HANGS)
-        running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
         assert running.imports(pid).close_only is None
         running.report(pid, "RECOVERING", attempt=0, planned=False)
 
 
 def test_jobmaster_that_plans_may_be_silent_until_the_start_timeout(running: Shell) -> None:
     running.exits(-9)
-    running.event(j.StartDelayElapsed(job=A, start=running.start_number()))
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
     running.imports(101)
     running.report(101, "RECOVERING", attempt=0, planned=False)
     running.now_ms += START_MS_MAX

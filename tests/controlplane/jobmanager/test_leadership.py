@@ -134,7 +134,7 @@ class ByHand:
         self.turn()
 
 
-START = j.StartJobMaster(job=A, start=1)
+START = j.StartJobMaster(job=A, launch_id=1)
 
 
 def test_replaced_jobmanager_starts_no_jobmaster_and_exits(

@@ -125,13 +125,13 @@ def test_release_does_not_wait_for_slots_of_other_jobs(cluster: Cluster) -> None
 def test_jobmaster_is_notified_once_when_its_released_slots_have_stopped() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
-    (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
+    (_, start) = rm.handle(r.ResourceRequestReceived(request_id=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
     rm.handle(r.SlotStarted(slot=start.slot, allocation_id=start.allocation_id), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
-    stop, reply = rm.handle(r.ResourceRequestReceived(ask=2, message=release), 0)
+    stop, reply = rm.handle(r.ResourceRequestReceived(request_id=2, message=release), 0)
     assert isinstance(stop, r.StopSlotAt)
-    assert reply == r.Reply(ask=2, message=Acknowledge())
+    assert reply == r.Reply(request_id=2, message=Acknowledge())
     told = rm.handle(r.SlotStopped(slot=stop.slot, allocation_id=stop.allocation_id), 0)
     released = SlotsReleased(job=JobName("a"), attempt=Attempt(1))
     assert told == [r.NotifyJobMaster(address="", message=released)]
@@ -140,18 +140,22 @@ def test_jobmaster_is_notified_once_when_its_released_slots_have_stopped() -> No
 
 def test_release_without_slots_is_confirmed_at_once_and_never_without_a_jobmaster() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
-    rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
+    rm.handle(r.ResourceRequestReceived(request_id=1, message=request("a", 1)), 0)
     release = ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(1))
-    assert [type(i) for i in rm.handle(r.ResourceRequestReceived(ask=2, message=release), 0)] == [
+    assert [
+        type(i) for i in rm.handle(r.ResourceRequestReceived(request_id=2, message=release), 0)
+    ] == [
         r.Reply,
         r.NotifyJobMaster,
     ]
     register(rm, "x")
-    (_, start) = rm.handle(r.ResourceRequestReceived(ask=3, message=request("a", 1, attempt=2)), 0)
+    (_, start) = rm.handle(
+        r.ResourceRequestReceived(request_id=3, message=request("a", 1, attempt=2)), 0
+    )
     assert isinstance(start, r.StartSlotAt)
     rm.handle(
         r.ResourceRequestReceived(
-            ask=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))
+            request_id=4, message=ReleaseSlots(job=JobName("a"), epoch=EPOCH, attempt=Attempt(2))
         ),
         0,
     )
@@ -162,7 +166,7 @@ def test_release_without_slots_is_confirmed_at_once_and_never_without_a_jobmaste
 def test_slot_lost_message_carries_the_allocation_id() -> None:
     rm = ResourceManager(EPOCH, 0, 1000)
     register(rm, "x")
-    (_, start) = rm.handle(r.ResourceRequestReceived(ask=1, message=request("a", 1)), 0)
+    (_, start) = rm.handle(r.ResourceRequestReceived(request_id=1, message=request("a", 1)), 0)
     assert isinstance(start, r.StartSlotAt)
     told, stop = rm.handle(
         r.SlotNotStarted(slot=start.slot, allocation_id=start.allocation_id, reason="no memory"), 0
@@ -257,7 +261,7 @@ class TestLocal:
         for number in range(1, 7):
             register(rm, f"tm-7-{number}")
             given = rm.handle(
-                r.ResourceRequestReceived(ask=1, message=request("a", 1, attempt=number)), 0
+                r.ResourceRequestReceived(request_id=1, message=request("a", 1, attempt=number)), 0
             )
             (slot,) = [each for each in given if isinstance(each, r.StartSlotAt)]
             rm.handle(r.SlotStarted(slot=slot.slot, allocation_id=slot.allocation_id), 0)
@@ -302,7 +306,7 @@ class TestLocal:
             r.StartTaskManager,
         ]
         heartbeat = TaskManagerHeartbeat(id=TaskManagerId("tm-7-1"), epoch=EPOCH)
-        (reply,) = rm.handle(r.ResourceRequestReceived(ask=1, message=heartbeat), 1002)
+        (reply,) = rm.handle(r.ResourceRequestReceived(request_id=1, message=heartbeat), 1002)
         assert isinstance(reply, r.Reply)
         lost = "tm-7-1 is not registered: it was lost, and its slots too"
         assert reply.message == Refused(reason=lost)
@@ -331,7 +335,7 @@ class TestStandaloneTaskManagers:
         rm = ResourceManager(EPOCH, 0, 1000)
         for _ in range(2):
             assert join(rm, "x", "host:1") == [
-                r.Reply(ask=1, message=TaskManagerAccepted(epoch=EPOCH))
+                r.Reply(request_id=1, message=TaskManagerAccepted(epoch=EPOCH))
             ]
         assert rm.task_managers() == (("x", 1, 2),)
 
@@ -383,7 +387,7 @@ def join(
         tidegate_version=TIDEGATE,
         python_version=PYTHON,
     )
-    return rm.handle(r.ResourceRequestReceived(ask=1, message=message), 0)
+    return rm.handle(r.ResourceRequestReceived(request_id=1, message=message), 0)
 
 
 def starts(name: str, after_ms: int = 0) -> r.StartTaskManager:
@@ -410,6 +414,6 @@ def register(rm: ResourceManager, name: str) -> object:
         tidegate_version=TIDEGATE,
         python_version=PYTHON,
     )
-    (reply,) = rm.handle(r.ResourceRequestReceived(ask=1, message=message), 0)
+    (reply,) = rm.handle(r.ResourceRequestReceived(request_id=1, message=message), 0)
     assert isinstance(reply, r.Reply)
     return reply.message

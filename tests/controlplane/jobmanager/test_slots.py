@@ -91,7 +91,7 @@ def test_simulation_detects_a_task_manager_that_acknowledges_a_stop_too_early(
         slot = machine._slots[stop.index]
         slot.allocation_id = max(slot.allocation_id, stop.allocation_id)
         kill: list[t.Instruction] = [t.KillSlot(pid=slot.pid)] if slot.pid else []
-        return [t.Reply(ask=ask, message=Acknowledge()), *kill]
+        return [t.Reply(request_id=ask, message=Acknowledge()), *kill]
 
     monkeypatch.setattr(TaskManagerMachine, "_stop", hasty)
     assert fails_at_some_seed()

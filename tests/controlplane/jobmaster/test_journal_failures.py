@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 
 from tests.commit.quiet import manifest
-from tests.controlplane.jobmaster.test_journal_work import at_offset, closed, entries, work
+from tests.controlplane.jobmaster.test_journal_worker import at_offset, closed, entries, work
 from tidegate.commit.effects import (
     CreateEntry,
     Effect,

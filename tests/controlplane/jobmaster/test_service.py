@@ -15,9 +15,9 @@ from tests.controlplane.jobmaster.shell import JOB, SUBTASKS, Shell
 from tidegate.checkpoint.coordinator_events import Published
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
-from tidegate.controlplane.jobmaster.departure import CLOSE_TIMEOUT_S, RELEASE_S
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import Close
+from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_TIMEOUT_S, RELEASE_S
 from tidegate.errors import (
     DataLossError,
     FencedError,
@@ -367,7 +367,7 @@ def test_declined_checkpoint_does_not_count_as_failed_while_the_storage_is_gone(
 ) -> None:
     shell = running()
     live, looks = shell.master._required_live(), list[Callable[[], None]]()
-    storage = SimpleNamespace(gone="", trouble="", check_storage_then=looks.append)
+    storage = SimpleNamespace(gone="", problem="", check_storage_then=looks.append)
     cast("Any", shell.master)._storage = storage
     tolerable = shell.master._config.checkpoint.tolerable_failed_checkpoints
     for counter in range(1, tolerable + 2):

@@ -64,11 +64,11 @@ def test_storage_loss_and_return_are_each_logged_once(caplog: pytest.LogCaptureF
     watched = Watched()
     for answer in (None, StorageGoneError("X is gone."), StorageGoneError("X is gone.")):
         watched.check_storage(answer)
-    assert watched.watch.trouble == "X is gone."
+    assert watched.watch.problem == "X is gone."
     watched.check_storage(StorageError("a hiccup says nothing"))
     assert watched.watch.gone == "X is gone."
     watched.check_storage(None)
-    assert watched.watch.trouble == ""
+    assert watched.watch.problem == ""
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
@@ -77,15 +77,15 @@ def test_storage_check_that_hangs_is_logged_once(caplog: pytest.LogCaptureFixtur
     watched = Watched()
     watched.watch.check_storage()
     watched.clock.now_s = SLOW_S - 0.1
-    assert watched.watch.trouble == ""
+    assert watched.watch.problem == ""
     watched.clock.now_s = SLOW_S
     for _ in range(3):
         watched.watch.check_storage()
-    assert "/mnt/x has not answered for 10 s" in watched.watch.trouble
+    assert "/mnt/x has not answered for 10 s" in watched.watch.problem
     assert len(caplog.records) == 1
     watched.store.answers.put(None)
     watched.posted.get(timeout=30)()
-    assert watched.watch.trouble == ""
+    assert watched.watch.problem == ""
 
 
 def test_failure_is_judged_after_a_storage_check_that_began_later() -> None:
@@ -109,7 +109,7 @@ def test_storage_check_that_raises_any_error_ends_and_later_checks_run(error: Ex
     watched.posted.get(timeout=10)()
     assert judged == [""]
     watched.check_storage(StorageGoneError("X is gone."))
-    assert watched.watch.trouble == "X is gone."
+    assert watched.watch.problem == "X is gone."
 
 
 def test_failure_without_a_running_storage_check_starts_one() -> None:

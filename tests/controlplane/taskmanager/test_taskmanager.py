@@ -55,7 +55,7 @@ def stop(allocation_id: int, *, attempt: int = 1, job: str = "a") -> StopSlot:
 
 
 def ask(machine: t.TaskManagerMachine, number: int, message: Message) -> list[t.Instruction]:
-    instructions = machine.handle(t.JobManagerRequest(ask=number, message=message), 0)
+    instructions = machine.handle(t.JobManagerRequest(request_id=number, message=message), 0)
     machine.validate()
     return instructions
 
@@ -72,7 +72,7 @@ def run(machine: t.TaskManagerMachine, allocation_id: int, pid: int, attempt: in
         t.ForkSlot(start=start(allocation_id, attempt=attempt))
     ]
     forked = machine.handle(t.Forked(index=0, pid=pid), 0)
-    assert forked == [t.Reply(ask=1, message=Acknowledge())]
+    assert forked == [t.Reply(request_id=1, message=Acknowledge())]
     machine.validate()
 
 
@@ -116,8 +116,8 @@ def test_stop_is_acknowledged_when_the_slot_process_has_exited(
     assert ask(machine, 2, stop(1)) == [t.KillSlot(pid=100)]
     assert ask(machine, 3, stop(1)) == []
     assert machine.handle(t.SlotProcessExited(index=0, pid=100, status=-9), 0) == [
-        t.Reply(ask=2, message=Acknowledge()),
-        t.Reply(ask=3, message=Acknowledge()),
+        t.Reply(request_id=2, message=Acknowledge()),
+        t.Reply(request_id=3, message=Acknowledge()),
         exited(100, -9, 1),
     ]
 
@@ -132,7 +132,7 @@ def test_stop_during_a_fork_kills_the_process_once_its_pid_is_known(
 
 
 def test_a_start_that_comes_after_its_stop_is_refused(machine: t.TaskManagerMachine) -> None:
-    assert ask(machine, 1, stop(5)) == [t.Reply(ask=1, message=Acknowledge())]
+    assert ask(machine, 1, stop(5)) == [t.Reply(request_id=1, message=Acknowledge())]
     assert "older" in refused(ask(machine, 2, start(5)))
     run(machine, 6, 100)
 
@@ -141,18 +141,20 @@ def test_a_start_that_comes_twice_forks_once(machine: t.TaskManagerMachine) -> N
     ask(machine, 1, start(1))
     assert ask(machine, 2, start(1)) == []
     assert machine.handle(t.Forked(index=0, pid=100), 0) == [
-        t.Reply(ask=1, message=Acknowledge()),
-        t.Reply(ask=2, message=Acknowledge()),
+        t.Reply(request_id=1, message=Acknowledge()),
+        t.Reply(request_id=2, message=Acknowledge()),
     ]
-    assert ask(machine, 3, start(1)) == [t.Reply(ask=3, message=Acknowledge())]
+    assert ask(machine, 3, start(1)) == [t.Reply(request_id=3, message=Acknowledge())]
 
 
 def test_stop_of_an_older_attempt_or_another_job_does_not_kill_the_running_slot(
     machine: t.TaskManagerMachine,
 ) -> None:
     run(machine, 3, 100, attempt=2)
-    assert ask(machine, 2, stop(1, attempt=1)) == [t.Reply(ask=2, message=Acknowledge())]
-    assert ask(machine, 3, stop(1, attempt=9, job="b")) == [t.Reply(ask=3, message=Acknowledge())]
+    assert ask(machine, 2, stop(1, attempt=1)) == [t.Reply(request_id=2, message=Acknowledge())]
+    assert ask(machine, 3, stop(1, attempt=9, job="b")) == [
+        t.Reply(request_id=3, message=Acknowledge())
+    ]
     assert "runs attempt 2" in refused(ask(machine, 4, start(4, attempt=3)))
 
 
@@ -215,6 +217,6 @@ def test_stop_is_acknowledged_if_the_fork_was_refused(machine: t.TaskManagerMach
     ask(machine, 1, start(1))
     ask(machine, 2, stop(1))
     refusal = t.NotForked(index=0, reason="no process id")
-    assert machine.handle(refusal, 0) == [t.Reply(ask=2, message=Acknowledge())]
+    assert machine.handle(refusal, 0) == [t.Reply(request_id=2, message=Acknowledge())]
     machine.validate()
     run(machine, 2, 100)

@@ -67,7 +67,11 @@ class Flow:
         ]
         self.inputs = [
             make_input(
-                edge(number), SubtaskIndex(0), self.credit, codec(), partial(self._grant, number)
+                edge(number),
+                SubtaskIndex(0),
+                self.credit,
+                codec(),
+                partial(self._send_credit, number),
             )
             for number in range(CHANNELS)
         ]
@@ -158,7 +162,7 @@ class Flow:
             must(home == self.credit, f"{home} of {self.credit} credits are home")
             must(not sender.waiting and not sender.buffered, "something was never sent")
 
-    def _grant(self, number: int, frames: int) -> None:
+    def _send_credit(self, number: int, frames: int) -> None:
         self.here.send(0, number, (credit_frame(frames),))
 
     def _at_sender(self, peer: int, frames: list[Frame]) -> None:
@@ -194,8 +198,8 @@ class LosesCredits(InputChannel):
 
     def pop(self) -> RecordBatch | Control:
         element = super().pop()
-        if self._ungranted and self._queue:
-            self._ungranted -= 1
+        if self._unannounced_credit and self._queue:
+            self._unannounced_credit -= 1
         return element
 
 
@@ -203,10 +207,10 @@ class GrantsTwice(InputChannel):
     __slots__ = ()
 
     def pop(self) -> RecordBatch | Control:
-        before = self._ungranted
+        before = self._unannounced_credit
         element = super().pop()
-        if self._ungranted > before:
-            self._ungranted += 1
+        if self._unannounced_credit > before:
+            self._unannounced_credit += 1
         return element
 
 
@@ -232,10 +236,10 @@ class SendsWithoutCredit(RemoteOutputChannel):
     __slots__ = ()
 
     def _finish_frame(self) -> None:
-        if self._segments:
-            self._send(data_frame(self._segments))
-            self._segments = []
-            self._segments_records = self._segments_bytes = 0
+        if self._encoded_batches:
+            self._send(data_frame(self._encoded_batches))
+            self._encoded_batches = []
+            self._buffered_records = self._buffered_bytes = 0
 
 
 class ForgetsAFlush(RemoteOutputChannel):

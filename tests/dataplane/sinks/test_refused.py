@@ -117,7 +117,7 @@ def test_sink_without_a_policy_raises_for_a_value_that_it_cannot_encode() -> Non
 
 def test_writer_begins_no_transaction_if_all_records_are_refused() -> None:
     broker, kept = Broker(), Kept()
-    harness = SubtaskHarness(broker, broker, warm=2, slots=8)
+    harness = SubtaskHarness(broker, broker, pooled=2, slots=8)
     harness.context.max_message_bytes = {"out": LARGEST}
     sink = KafkaSink("out", value=Raw())
     writer = KafkaSinkWriter(sink, Uid("out"), harness.context, kept.refusals)

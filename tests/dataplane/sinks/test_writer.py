@@ -29,9 +29,9 @@ def batch(*values: Any, first: int = 0) -> RecordBatch:
 
 
 class Bench:
-    def __init__(self, sink: KafkaSink[Any] | None = None, *, warm: int = 2, slots: int = 8):
+    def __init__(self, sink: KafkaSink[Any] | None = None, *, pooled: int = 2, slots: int = 8):
         self.broker = Broker()
-        self.harness = SubtaskHarness(self.broker, self.broker, warm=warm, slots=slots)
+        self.harness = SubtaskHarness(self.broker, self.broker, pooled=pooled, slots=slots)
         self.sink = sink or KafkaSink("out", value=Raw())
         self.writer = KafkaSinkWriter(self.sink, Uid("out"), self.harness.context)
         self.acks: dict[int, tuple[PreparedTransaction, ...]] = {}
@@ -174,7 +174,7 @@ def test_prepared_transaction_is_listed_in_each_acknowledgement_until_it_ended(
 
 
 def test_transactional_id_is_initialised_again_only_after_it_was_released() -> None:
-    bench = Bench(warm=1, slots=2)
+    bench = Bench(pooled=1, slots=2)
     bench.harness.run_until_idle()
     names = []
     for number in (1, 2):
@@ -289,7 +289,7 @@ def test_transaction_with_an_unexpected_state_or_epoch_fails_the_attempt(
 def test_transactional_id_that_the_broker_does_not_know_after_init_fails_the_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = Bench(warm=1)
+    bench = Bench(pooled=1)
     monkeypatch.setattr(bench.broker, "describe", lambda _: None)
     bench.harness.run_until_idle()
     assert isinstance(bench.harness.failures[0], TransactionError)

@@ -47,7 +47,7 @@ class Surroundings:
 
         context = SubtaskContext(
             job=JOB,
-            journal="j",
+            journal_id="j",
             attempt=Attempt(attempt),
             subtask=SubtaskId(VertexId("v"), SubtaskIndex(subtask.get("index", 0))),
             parallelism=subtask.get("parallelism", 1),

@@ -33,7 +33,7 @@ class SubtaskHarness:
         job: str = "job",
         attempt: int = 1,
         subtask: int = 0,
-        warm: int = 2,
+        pooled: int = 2,
         slots: int = 8,
         timeout_ms: int = 60_000,
         config: Config | None = None,
@@ -46,7 +46,7 @@ class SubtaskHarness:
         self._threads = ThreadPoolExecutor(8) if threads else None
         self.context = SubtaskContext(
             job=JobName(job),
-            journal="j1",
+            journal_id="j1",
             attempt=Attempt(attempt),
             subtask=SubtaskId(VertexId("v"), SubtaskIndex(subtask)),
             parallelism=1,
@@ -57,7 +57,7 @@ class SubtaskHarness:
             local=Path("unused"),
             transactions=transactions,
             transaction_timeout_ms=timeout_ms,
-            producer_pool_size=warm,
+            producer_pool_size=pooled,
             transactional_id_indexes=range(slots),
             post=self.mailbox.post,
             run_io=self._run_io,

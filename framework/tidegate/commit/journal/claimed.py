@@ -82,8 +82,8 @@ class ClaimedJournal:
     """
 
     @property
-    def name(self) -> str:
-        """The journal's random name, which is part of transactional ids."""
+    def journal_id(self) -> str:
+        """The journal's random id, which is part of transactional ids."""
         return self.state.journal_id
 
     @property

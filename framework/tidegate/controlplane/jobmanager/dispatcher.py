@@ -173,8 +173,8 @@ class Dispatcher:
         self, event: Event, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         match event:
-            case RequestReceived(request_id=ask, message=message):
-                yield from self._handle_request(ask, message, now_ms)
+            case RequestReceived(request_id=request_id, message=message):
+                yield from self._handle_request(request_id, message, now_ms)
             case SubmissionStored(job=name, code=code):
                 job = self._jobs[name]
                 job.submission = msgspec.structs.replace(job.submission, code=code)
@@ -194,85 +194,89 @@ class Dispatcher:
                 yield from self._restart_fenced(self._jobs[name], now_ms, wall_ms)
             case ResultNotStored(job=name):
                 self._jobs[name].result_under_way = False
-            case StartDelayElapsed(job=name, start=start):
-                due = self._find_by_launch(name, start)
+            case StartDelayElapsed(job=name, launch_id=launch_id):
+                due = self._find_by_launch(name, launch_id)
                 if due is not None and due.phase is Phase.WAITING:
                     yield from self._start(due, now_ms)
-            case JobMasterStarted(job=name, start=start, pid=pid):
-                started = self._find_by_launch(name, start)
+            case JobMasterStarted(job=name, launch_id=launch_id, pid=pid):
+                started = self._find_by_launch(name, launch_id)
                 if started is not None:
                     started.pid, started.since_ms = pid, now_ms
-            case StopNotAccepted(job=name, start=start):
-                unheard = self._find_by_launch(name, start)
+            case StopNotAccepted(job=name, launch_id=launch_id):
+                unheard = self._find_by_launch(name, launch_id)
                 if unheard is not None:
                     unheard.stop_sent = False
-            case JobMasterExited(job=name, start=start):
-                exited = self._find_by_launch(name, start)
+            case JobMasterExited(job=name, launch_id=launch_id):
+                exited = self._find_by_launch(name, launch_id)
                 if exited is not None:
                     yield from self._exited(exited, event, now_ms, wall_ms)
             case DispatcherTick():
                 yield from self._tick(now_ms, wall_ms)
 
-    def _handle_request(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+    def _handle_request(
+        self, request_id: int, message: Message, now_ms: int
+    ) -> Iterator[Instruction]:
         match message:
             case SubmitJob(submission=submission, code=code):
-                yield from self._submit(ask, submission, code, now_ms)
+                yield from self._submit(request_id, submission, code, now_ms)
             case GetJob(job=name):
                 job = self._jobs.get(name)
-                yield Reply(request_id=ask, message=_unknown(name) if job is None else view(job))
+                yield Reply(
+                    request_id=request_id, message=_unknown(name) if job is None else view(job)
+                )
             case ListJobs():
                 jobs = tuple(view(job) for job in self._jobs.values())
-                yield Reply(request_id=ask, message=JobList(jobs=jobs))
+                yield Reply(request_id=request_id, message=JobList(jobs=jobs))
             case StopJob():
-                yield from self._stop(ask, message)
+                yield from self._stop(request_id, message)
             case RegisterJobMaster():
-                yield from self._register(ask, message, now_ms)
+                yield from self._register(request_id, message, now_ms)
             case ReportJob():
-                yield from self._reported(ask, message, now_ms)
+                yield from self._reported(request_id, message, now_ms)
             case _:
                 reason = f"the Dispatcher takes no {type(message).__name__}"
-                yield Reply(request_id=ask, message=Refused(reason=reason))
+                yield Reply(request_id=request_id, message=Refused(reason=reason))
 
     def _submit(
-        self, ask: int, submission: Submission, code: bytes, now_ms: int
+        self, request_id: int, submission: Submission, code: bytes, now_ms: int
     ) -> Iterator[Instruction]:
         name = submission.job
         known = self._jobs.get(name)
         if known is not None and submission.id and submission.id == known.submission.id:
             # The client repeats a submit whose reply it missed. The reply waits for the storage.
             if known.phase is Phase.STORING:
-                known.pending_request_ids.append(ask)
+                known.pending_request_ids.append(request_id)
             else:
-                yield Reply(request_id=ask, message=Acknowledge())
+                yield Reply(request_id=request_id, message=Acknowledge())
             return
         if known is not None and known.phase is not Phase.ENDED:
             reason = (
                 f"A job named {name} is live on this cluster ({view(known).state}): stop it first "
                 f"(tidegate stop {name}), or submit under another name."
             )
-            yield Reply(request_id=ask, message=Refused(reason=reason))
+            yield Reply(request_id=request_id, message=Refused(reason=reason))
             return
         if known is not None and known.pid:
             yield _kill(known, "its job was submitted again")
             yield ReleaseJobSlots(job=name)
         ours = msgspec.structs.replace(submission, cluster=self.cluster, claimed_attempt=0)
         self._jobs[name] = JobRecord(
-            ours, Phase.STORING, since_ms=now_ms, pending_request_ids=[ask]
+            ours, Phase.STORING, since_ms=now_ms, pending_request_ids=[request_id]
         )
         yield StoreSubmission(submission=ours, code=code)
 
-    def _stop(self, ask: int, message: StopJob) -> Iterator[Instruction]:
+    def _stop(self, request_id: int, message: StopJob) -> Iterator[Instruction]:
         job = self._jobs.get(message.job)
         if job is None:
-            yield Reply(request_id=ask, message=_unknown(message.job))
+            yield Reply(request_id=request_id, message=_unknown(message.job))
         elif view(job).state in ENDED:
             reason = f"Job {message.job} has ended already ({view(job).state})."
-            yield Reply(request_id=ask, message=Refused(reason=reason))
+            yield Reply(request_id=request_id, message=Refused(reason=reason))
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel stays a cancel
                 job.stop = message
             job.stop_sent = False
-            yield Reply(request_id=ask, message=Acknowledge())
+            yield Reply(request_id=request_id, message=Acknowledge())
             yield from self._send_stop(job)
 
     def _send_stop(self, job: JobRecord) -> Iterator[Instruction]:
@@ -280,19 +284,24 @@ class Dispatcher:
         if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_sent:
             job.stop_sent = True
             yield ForwardStop(
-                job=job.submission.job, start=job.start, address=job.address, message=job.stop
+                job=job.submission.job,
+                launch_id=job.launch_id,
+                address=job.address,
+                message=job.stop,
             )
 
-    def _register(self, ask: int, message: RegisterJobMaster, now_ms: int) -> Iterator[Instruction]:
+    def _register(
+        self, request_id: int, message: RegisterJobMaster, now_ms: int
+    ) -> Iterator[Instruction]:
         job = self._find_by_pid(message.job, message.epoch, message.pid)
         if isinstance(job, Refused):
-            yield Reply(request_id=ask, message=job)
+            yield Reply(request_id=request_id, message=job)
             return
         sender = f"The JobMaster of {message.job} at {message.address}"
         other = difference(sender, message.tidegate_version, message.python_version)
         if other is not None:
             job.other_version = other
-            yield Reply(request_id=ask, message=Refused(reason=other))
+            yield Reply(request_id=request_id, message=Refused(reason=other))
             return
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
@@ -301,24 +310,24 @@ class Dispatcher:
             _clear_postponed_start(job)
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
-            yield Reply(request_id=ask, message=Refused(reason=reason))
+            yield Reply(request_id=request_id, message=Refused(reason=reason))
             return
         job.address = message.address
         job.last_heartbeat_ms = now_ms
         accepted = JobMasterAccepted(
             submission=job.submission, close_only=job.close_only, storage=self.storage
         )
-        yield Reply(request_id=ask, message=accepted)
+        yield Reply(request_id=request_id, message=accepted)
 
-    def _reported(self, ask: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
+    def _reported(self, request_id: int, message: ReportJob, now_ms: int) -> Iterator[Instruction]:
         report = message.report
         job = self._find_by_pid(report.job, message.epoch, report.jobmaster_pid)
         if isinstance(job, Refused):
-            yield Reply(request_id=ask, message=job)
+            yield Reply(request_id=request_id, message=job)
         elif job.phase is Phase.ENDING:  # the terminal report, repeated
-            job.pending_request_ids.append(ask)
+            job.pending_request_ids.append(request_id)
         elif job.phase is Phase.RUNNING and report.state in ENDED:
-            job.pending_request_ids.append(ask)
+            job.pending_request_ids.append(request_id)
             yield from self._end(job, report, now_ms)
         else:
             if job.phase is Phase.RUNNING:
@@ -328,7 +337,7 @@ class Dispatcher:
                     job.reported, job.failed_starts = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
-            yield Reply(request_id=ask, message=Acknowledge())
+            yield Reply(request_id=request_id, message=Acknowledge())
 
     def _note_claim(self, job: JobRecord, attempt: int) -> Iterator[Instruction]:
         """Record that the journal holds a claim of this attempt.
@@ -380,7 +389,7 @@ class Dispatcher:
                 return
             job.close_only, job.failed_starts = failure, 0
         self._become(job, Phase.WAITING, now_ms)
-        yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+        yield ScheduleStart(job=name, launch_id=job.launch_id, after_ms=job.backoff.pause_ms())
 
     def _postpone_start(
         self, job: JobRecord, why: str, now_ms: int, wall_ms: int
@@ -393,7 +402,7 @@ class Dispatcher:
         _show_refused_start(job, why, wall_ms)
         self._become(job, Phase.WAITING, now_ms)
         yield ScheduleStart(
-            job=job.submission.job, start=job.start, after_ms=REFUSED_START_PAUSE_MS
+            job=job.submission.job, launch_id=job.launch_id, after_ms=REFUSED_START_PAUSE_MS
         )
 
     def _restart_fenced(self, job: JobRecord, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
@@ -416,9 +425,9 @@ class Dispatcher:
         )
         self._note_end(job, error, wall_ms)
         self._starts += 1
-        job.start = self._starts  # an exit of the old JobMaster is then ignored
+        job.launch_id = self._starts  # an exit of the old JobMaster is then ignored
         self._become(job, Phase.WAITING, now_ms)
-        yield ScheduleStart(job=name, start=job.start, after_ms=job.backoff.pause_ms())
+        yield ScheduleStart(job=name, launch_id=job.launch_id, after_ms=job.backoff.pause_ms())
 
     def _note_end(self, job: JobRecord, error: ErrorReport, wall_ms: int) -> JobReport:
         """Record the end of a JobMaster that another one will follow.
@@ -476,8 +485,8 @@ class Dispatcher:
     def _start(self, job: JobRecord, now_ms: int) -> Iterator[Instruction]:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
-        job.start, job.reported, job.worked = self._starts, False, False
-        yield StartJobMaster(job=job.submission.job, start=job.start)
+        job.launch_id, job.reported, job.worked = self._starts, False, False
+        yield StartJobMaster(job=job.submission.job, launch_id=job.launch_id)
 
     def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
         job.report = job.history.add_sums(report)
@@ -491,8 +500,8 @@ class Dispatcher:
         return StoreResult(report=report, fenced=report.state == JobState.FENCED)
 
     def _reply_all(self, job: JobRecord, message: Message) -> Iterator[Instruction]:
-        for ask in job.pending_request_ids:
-            yield Reply(request_id=ask, message=message)
+        for request_id in job.pending_request_ids:
+            yield Reply(request_id=request_id, message=message)
         job.pending_request_ids.clear()
 
     def _forget_oldest(self) -> None:
@@ -502,9 +511,9 @@ class Dispatcher:
 
     # --- looking up
 
-    def _find_by_launch(self, name: JobName, start: int) -> JobRecord | None:
+    def _find_by_launch(self, name: JobName, launch_id: int) -> JobRecord | None:
         job = self._jobs.get(name)
-        return job if job is not None and job.start == start else None
+        return job if job is not None and job.launch_id == launch_id else None
 
     def _find_by_pid(self, name: JobName, epoch: LeaderEpoch, pid: int) -> JobRecord | Refused:
         """Return the job if the sender is its current JobMaster, and else the refusal."""
@@ -560,7 +569,9 @@ def _start_failed_error(name: JobName, how: str, *, closing: bool) -> ErrorRepor
 
 
 def _kill(job: JobRecord, reason: str) -> Instruction:
-    return KillJobMaster(job=job.submission.job, start=job.start, pid=job.pid, reason=reason)
+    return KillJobMaster(
+        job=job.submission.job, launch_id=job.launch_id, pid=job.pid, reason=reason
+    )
 
 
 def _unknown(name: JobName) -> Refused:

@@ -79,7 +79,7 @@ class StartDelayElapsed:
     """The pause before a JobMaster's start is over."""
 
     job: JobName
-    start: int
+    launch_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class JobMasterStarted:
     """The process exists. It has not registered yet."""
 
     job: JobName
-    start: int
+    launch_id: int
     pid: int
 
 
@@ -96,7 +96,7 @@ class JobMasterExited:
     """The process ended, or could not be started; then `status` is None."""
 
     job: JobName
-    start: int
+    launch_id: int
     status: ExitStatus | None
     reason: str = ""
     refused: bool = False
@@ -108,7 +108,7 @@ class StopNotAccepted:
     """The JobMaster refused a StopJob because it is still starting, or it did not answer."""
 
     job: JobName
-    start: int
+    launch_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class ScheduleStart:
     """Post StartDelayElapsed after a pause."""
 
     job: JobName
-    start: int
+    launch_id: int
     after_ms: int
 
 
@@ -188,7 +188,7 @@ class StartJobMaster:
     """Start the process. JobMasterStarted or JobMasterExited follows."""
 
     job: JobName
-    start: int
+    launch_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ class KillJobMaster:
     """Kill the process with SIGKILL. JobMasterExited follows."""
 
     job: JobName
-    start: int
+    launch_id: int
     pid: int
     reason: str
 
@@ -206,7 +206,7 @@ class ForwardStop:
     """Forward StopJob to the JobMaster. StopNotTaken follows if it does not accept it."""
 
     job: JobName
-    start: int
+    launch_id: int
     address: str
     message: StopJob
 

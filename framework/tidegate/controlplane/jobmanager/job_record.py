@@ -50,7 +50,7 @@ class JobRecord:
 
     submission: Submission
     phase: Phase
-    start: int = 0
+    launch_id: int = 0
     """Number of the current or last start of its JobMaster."""
     pid: int = 0
     """Pid of the JobMaster; 0 if no JobMaster runs."""

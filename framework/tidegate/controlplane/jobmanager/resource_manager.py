@@ -236,8 +236,8 @@ class ResourceManager:
         self, event: Event, now_ms: int
     ) -> Iterator[Instruction]:
         match event:
-            case ResourceRequestReceived(ask=ask, message=message):
-                yield from self._handle_request(ask, message, now_ms)
+            case ResourceRequestReceived(request_id=request_id, message=message):
+                yield from self._handle_request(request_id, message, now_ms)
             case SlotStarted(slot=id_, allocation_id=allocation_id):
                 self._slot_started(id_, allocation_id)
             case SlotNotStarted(slot=id_, allocation_id=allocation_id, reason=reason):
@@ -266,13 +266,15 @@ class ResourceManager:
             case ResourceManagerTick():
                 yield from self._tick(now_ms)
 
-    def _handle_request(self, ask: int, message: Message, now_ms: int) -> Iterator[Instruction]:
+    def _handle_request(
+        self, request_id: int, message: Message, now_ms: int
+    ) -> Iterator[Instruction]:
         epoch = None
         if isinstance(message, LeaderMessage | RegisterTaskManager):
             epoch = message.epoch
         if epoch not in (None, self.epoch):
             reason = f"leader epoch {epoch} is not {self.epoch}, this JobManager's"
-            yield Reply(ask=ask, message=Refused(reason=reason))
+            yield Reply(request_id=request_id, message=Refused(reason=reason))
             return
         match message:
             case RegisterTaskManager():
@@ -291,7 +293,7 @@ class ResourceManager:
                 reply = Acknowledge()
             case _:
                 reply = Refused(reason=f"ResourceManager takes no {type(message).__name__}")
-        yield Reply(ask=ask, message=reply)
+        yield Reply(request_id=request_id, message=reply)
 
     def _register(self, message: RegisterTaskManager, now_ms: int) -> Message:
         sender = f"TaskManager {message.id} at {message.address}"

@@ -17,9 +17,9 @@ from tidegate.protocol.messages import Message, SlotLost, SlotsReleased
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceRequestReceived:
-    """A message arrived. It waits for a reply under the number `ask`."""
+    """A message arrived. It waits for a reply under the number `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 
@@ -93,9 +93,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Reply to the request `ask`."""
+    """Reply to the request `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 

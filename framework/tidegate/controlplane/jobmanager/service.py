@@ -194,7 +194,7 @@ class JobManager:
     connections: Connections
     session_cluster: bool
     _children: dict[int | str, Child] = field(default_factory=dict)
-    """Children that have not exited: JobMasters by start number, TaskManagers by id."""
+    """Children that have not exited: JobMasters by launch id, TaskManagers by id."""
     _pending_requests: dict[int, PendingRequest] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _exits: deque[ProcessExit] = field(default_factory=lambda: deque(maxlen=EXITS_SHOWN))
@@ -245,8 +245,8 @@ class JobManager:
                 | slots.ResourceRequestReceived()
             ):
                 self._feed_resource_manager(event)
-            case jobs.JobMasterExited(start=start, status=status):
-                self._child_exited("jobmaster", self._children.pop(start, None), status)
+            case jobs.JobMasterExited(launch_id=launch_id, status=status):
+                self._child_exited("jobmaster", self._children.pop(launch_id, None), status)
                 self._feed_dispatcher(event)
             case _:
                 self._feed_dispatcher(event)
@@ -263,27 +263,29 @@ class JobManager:
         self._leadership.check_periodically(self._now_ms())
 
     def _handle_request(self, pending_request: PendingRequest) -> None:
-        ask = next(self._numbers)
-        self._pending_requests[ask] = pending_request
+        request_id = next(self._numbers)
+        self._pending_requests[request_id] = pending_request
         message = pending_request.message
         if isinstance(message, RequestSlots) and (
             self.dispatcher.runs_at(message.job) != message.jobmaster_address
         ):
             reason = f"the sender is not the JobMaster of {message.job} any more"
-            self._reply(ask, Refused(reason=reason))
+            self._reply(request_id, Refused(reason=reason))
         elif isinstance(message, RESOURCE_MANAGER_MESSAGES):
             if isinstance(message, SlotExited):
                 _log.info("%s", message)
                 self._note_exit("slot", message.pid, message.status)
             elif isinstance(message, RegisterTaskManager):
                 self.connections.invalidate(message.address)
-            self._feed_resource_manager(slots.ResourceRequestReceived(ask=ask, message=message))
+            self._feed_resource_manager(
+                slots.ResourceRequestReceived(request_id=request_id, message=message)
+            )
         elif isinstance(message, SubmitJob):
-            self._submitted(ask, message)
+            self._submitted(request_id, message)
         else:
-            self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
+            self._feed_dispatcher(jobs.RequestReceived(request_id=request_id, message=message))
 
-    def _submitted(self, ask: int, message: SubmitJob) -> None:
+    def _submitted(self, request_id: int, message: SubmitJob) -> None:
         """Check a submission and give it to the Dispatcher.
 
         The client of a session cluster may have other settings and other versions. Other versions
@@ -298,14 +300,14 @@ class JobManager:
             versions = submission.tidegate_version, submission.python_version
             why_not = difference("The client", *versions) or missing_secret(submission, self.config)
         if why_not is not None:
-            self._reply(ask, Refused(reason=why_not))
+            self._reply(request_id, Refused(reason=why_not))
             return
         if self.session_cluster:
             imposed = msgspec.structs.replace(
                 apply_cluster_settings(submission, self.config), session_cluster=True
             )
             message = msgspec.structs.replace(message, submission=imposed)
-        self._feed_dispatcher(jobs.RequestReceived(request_id=ask, message=message))
+        self._feed_dispatcher(jobs.RequestReceived(request_id=request_id, message=message))
 
     # --- the Dispatcher's instructions
 
@@ -316,8 +318,8 @@ class JobManager:
 
     def _execute_dispatcher(self, instruction: jobs.Instruction) -> None:
         match instruction:
-            case jobs.Reply(request_id=ask, message=message):
-                self._reply(ask, message)
+            case jobs.Reply(request_id=request_id, message=message):
+                self._reply(request_id, message)
             case jobs.StoreSubmission(submission=submission, code=code):
                 job = submission.job
                 self._leadership.run_if_leader(
@@ -334,13 +336,15 @@ class JobManager:
                     _nothing,
                     _logged(jobs.ClaimNotStored(job=job)),
                 )
-            case jobs.ScheduleStart(job=job, start=start, after_ms=after_ms):
-                self.loop.call_later(after_ms / 1000, jobs.StartDelayElapsed(job=job, start=start))
+            case jobs.ScheduleStart(job=job, launch_id=launch_id, after_ms=after_ms):
+                self.loop.call_later(
+                    after_ms / 1000, jobs.StartDelayElapsed(job=job, launch_id=launch_id)
+                )
             case jobs.StartJobMaster():
                 self._start_if_leading(instruction)
-            case jobs.KillJobMaster(job=job, start=start, reason=reason):
+            case jobs.KillJobMaster(job=job, launch_id=launch_id, reason=reason):
                 _log.warning("the JobMaster of %s is killed: %s", job, reason)
-                self._kill(start)
+                self._kill(launch_id)
             case jobs.ForwardStop():
                 self._forward_stop(instruction)
             case jobs.ReleaseJobSlots(job=job):
@@ -375,7 +379,7 @@ class JobManager:
 
         While the storage does not answer, the JobMaster could not claim the journal anyway.
         """
-        begin = functools.partial(self._start_jobmaster, start.job, start.start)
+        begin = functools.partial(self._start_jobmaster, start.job, start.launch_id)
         if not self.session_cluster:
             begin()
             return
@@ -388,9 +392,9 @@ class JobManager:
 
         self._leadership.run_if_leader(None, begin, put_off)
 
-    def _start_jobmaster(self, job: JobName, start: int) -> None:
+    def _start_jobmaster(self, job: JobName, launch_id: int) -> None:
         def exited(status: int) -> None:
-            self.loop.post(jobs.JobMasterExited(job=job, start=start, status=status))
+            self.loop.post(jobs.JobMasterExited(job=job, launch_id=launch_id, status=status))
 
         try:
             child = self.processes.spawn(
@@ -407,19 +411,19 @@ class JobManager:
             _log.warning("the JobMaster of %s could not be started: %s", job, error)
             failed = jobs.JobMasterExited(
                 job=job,
-                start=start,
+                launch_id=launch_id,
                 status=None,
                 reason=str(error),
                 refused=isinstance(error, ResourceExhaustedError),
             )
             self.loop.post(failed)
             return
-        self._children[start] = child
+        self._children[launch_id] = child
         _log.info("JobMaster of %s is process %d", job, child.pid)
-        self._feed_dispatcher(jobs.JobMasterStarted(job=job, start=start, pid=child.pid))
+        self._feed_dispatcher(jobs.JobMasterStarted(job=job, launch_id=launch_id, pid=child.pid))
 
     def _forward_stop(self, stop: jobs.ForwardStop) -> None:
-        not_taken = jobs.StopNotAccepted(job=stop.job, start=stop.start)
+        not_taken = jobs.StopNotAccepted(job=stop.job, launch_id=stop.launch_id)
 
         def done(reply: Message) -> _Event:
             return not_taken if isinstance(reply, Refused) else _nothing
@@ -437,8 +441,8 @@ class JobManager:
 
     def _execute_resource_manager(self, instruction: slots.Instruction) -> None:
         match instruction:
-            case slots.Reply(ask=ask, message=message):
-                self._reply(ask, message)
+            case slots.Reply(request_id=request_id, message=message):
+                self._reply(request_id, message)
             case slots.StartSlotAt():
                 self._start_slot(instruction)
             case slots.StopSlotAt():
@@ -529,9 +533,9 @@ class JobManager:
     ) -> None:
         self.loop.submit(lambda: self.connections.call(address, message), done, failed)
 
-    def _reply(self, ask: int, message: Message) -> None:
-        pending_request = self._pending_requests.pop(ask, None)
-        check(pending_request is not None, "A question was answered twice.")
+    def _reply(self, request_id: int, message: Message) -> None:
+        pending_request = self._pending_requests.pop(request_id, None)
+        check(pending_request is not None, "A request was answered twice.")
         if pending_request is not None:
             if isinstance(message, JobList):
                 message = msgspec.structs.replace(

@@ -88,14 +88,14 @@ class JobJournal:
         *,
         storage: str = "",
         wanted: Callable[[], bool],
-        trouble: Callable[[TidegateError], None] = ignore_retry,
+        on_retry: Callable[[TidegateError], None] = ignore_retry,
     ) -> None:
-        """Start without a claim. `wanted` returns whether this process may still claim. `trouble`
+        """Start without a claim. `wanted` returns whether this process may still claim. `on_retry`
         is called, in any thread, with each error of work that is tried again. `storage` is the id
         of the checkpoint storage if it is known, else empty.
         """
         self._submission, self._config = submission, config
-        self._drivers, self._on_retry = drivers, trouble
+        self._drivers, self._on_retry = drivers, on_retry
         self._plan: JobPlan | None = None
         self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._effects: EffectRunner | None = None
@@ -153,8 +153,8 @@ class JobJournal:
                 "rolled back a checkpoint whose transactions Kafka aborted",
                 extra={"id": str(rolled_back)},
             )
-        if recovered.given_up:
-            ids = [txn.transactional_id for txn in recovered.given_up]
+        if recovered.abandoned:
+            ids = [txn.transactional_id for txn in recovered.abandoned]
             _log.warning("abandoned transactions of another Kafka cluster", extra={"ids": ids})
         _log.info(
             "recovered",
@@ -172,7 +172,7 @@ class JobJournal:
         checkpoint = self._config.checkpoint
         return RecoveredJob(
             attempt=journal.attempt,
-            journal=journal.name,
+            journal_id=journal.journal_id,
             claim_nonce=journal.claim_nonce,
             kafka_cluster=journal.state.kafka_cluster,
             finished=journal.final_checkpoint_published,
@@ -201,10 +201,10 @@ class JobJournal:
         complete: PublishCheckpoint,
         *,
         stopped: bool = False,
-        given_up: Callable[[], bool] = run_to_end,
+        is_canceled: Callable[[], bool] = run_to_end,
     ) -> tuple[PreparedTransaction, ...]:
         """Publish a checkpoint of the newest attempt. Return the transactions whose ids this frees.
-        `given_up` returns whether the attempt has ended. In that case, a request that Kafka does
+        `is_canceled` returns whether the attempt has ended. In that case, a request that Kafka does
         not answer is not repeated, and the publication fails.
 
         StorageError or KafkaError if nothing was published. OutcomeUnknownError if the outcome is
@@ -213,7 +213,9 @@ class JobJournal:
         journal = self._required_claim()
         manifest = self._manifest(journal, complete)
         published = self._runner().run(
-            publish(journal, manifest, complete.transactions, stopped=stopped, given_up=given_up)
+            publish(
+                journal, manifest, complete.transactions, stopped=stopped, is_canceled=is_canceled
+            )
         )
         return published.freed
 
@@ -298,7 +300,9 @@ class JobJournal:
         run = self._runner().run
         newest = run(load_manifest_if_readable(last))
         reached = () if newest is None else newest.splits
-        return read_again(journal.name, run(load_manifest(point)).splits, reached, self._commits)
+        return read_again(
+            journal.journal_id, run(load_manifest(point)).splits, reached, self._commits
+        )
 
     def _make_restore_plan(self, journal: ClaimedJournal) -> RestorePlan:
         if journal.final_checkpoint_published:

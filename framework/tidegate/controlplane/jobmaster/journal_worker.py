@@ -63,12 +63,12 @@ class JournalWorker:
         config: Config,
         drivers: Drivers,
         post: Callable[[Action], None],
-        trouble: Callable[[TidegateError], None] = ignore_retry,
+        on_retry: Callable[[TidegateError], None] = ignore_retry,
         *,
         storage: str = "",
         wanted: Callable[[], bool],
     ) -> None:
-        """Create the threads. `trouble` is called, in the loop, with each error of work that is
+        """Create the threads. `on_retry` is called, in the loop, with each error of work that is
         tried again: brokers do not answer, or the storage fails. `wanted` returns whether this
         process is still the job's JobMaster. `storage` is the id of the checkpoint storage if the
         JobManager knows it, else empty.
@@ -80,7 +80,7 @@ class JournalWorker:
             drivers,
             storage=storage,
             wanted=wanted,
-            trouble=lambda error: post(lambda: trouble(error)),
+            on_retry=lambda error: post(lambda: on_retry(error)),
         )
         self._thread = drivers.threads.pool(1, name="journal")
         self._zombie_fencing_pool = drivers.threads.pool(1, name="sweep")
@@ -156,12 +156,12 @@ class JournalWorker:
         """Publish a checkpoint, then commit and settle the transactions that it lists."""
         generation = self._generation
 
-        def given_up() -> bool:
+        def is_canceled() -> bool:
             return generation != self._generation
 
         def work() -> None:
-            if not given_up():
-                self._publish(complete, outcome, stopped=stopped, given_up=given_up)
+            if not is_canceled():
+                self._publish(complete, outcome, stopped=stopped, is_canceled=is_canceled)
 
         self._submit(work)
 
@@ -217,13 +217,13 @@ class JournalWorker:
         outcome: PublicationOutcome,
         *,
         stopped: bool,
-        given_up: Callable[[], bool],
+        is_canceled: Callable[[], bool],
     ) -> None:
         claimed, post = self.journal.claimed, self._post
         if claimed is None or claimed.attempt != complete.checkpoint.attempt:
             return  # the attempt ended while this waited
         try:
-            freed = self.journal.publish(complete, stopped=stopped, given_up=given_up)
+            freed = self.journal.publish(complete, stopped=stopped, is_canceled=is_canceled)
         except (StorageError, KafkaError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)

@@ -16,7 +16,7 @@ class RecoveredJob:
     """
 
     attempt: Attempt
-    journal: str
+    journal_id: str
     claim_nonce: str
     kafka_cluster: str
     finished: bool
@@ -47,7 +47,7 @@ class RecoveredJob:
             job=self.submission.job,
             attempt=self.attempt,
             ordinal=ordinal,
-            journal=self.journal,
+            journal_id=self.journal_id,
             claim_nonce=self.claim_nonce,
             kafka_cluster=self.kafka_cluster,
             submission=self.submission,

@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class RestoreResolver:
-    """The restore of one attempt. `trouble` is called with each error after which Kafka is asked
+    """The restore of one attempt. `on_retry` is called with each error after which Kafka is asked
     again.
     """
 
@@ -62,10 +62,10 @@ class RestoreResolver:
         config: Config,
         drivers: Drivers,
         runner: EffectRunner,
-        trouble: Callable[[TidegateError], None],
+        on_retry: Callable[[TidegateError], None],
     ) -> None:
         self._submission, self._plan, self._config = submission, plan, config
-        self._drivers, self._runner, self._on_retry = drivers, runner, trouble
+        self._drivers, self._runner, self._on_retry = drivers, runner, on_retry
 
     def resolve(self, manifest: Manifest | None, *, on_other_cluster: bool = False) -> RestorePlan:
         """Return the state that each slot restores. RefusedError if code, topics and checkpoint do

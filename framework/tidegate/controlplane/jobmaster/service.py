@@ -26,7 +26,6 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
-from tidegate.controlplane.jobmaster.departure import SlotShutdown
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
@@ -37,6 +36,7 @@ from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
+from tidegate.controlplane.jobmaster.slot_shutdown import SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
@@ -144,7 +144,7 @@ class JobMaster:
             config,
             drivers,
             loop.post,
-            trouble=self._on_retry,
+            on_retry=self._on_retry,
             storage=manager.storage,
             wanted=manager.is_current,
         )
@@ -512,7 +512,7 @@ class JobMaster:
             self._machine,
             self._live,
             delay,
-            self._storage.trouble,
+            self._storage.problem,
             planned=self._plan is not None or self._failure is not None,
         )
 

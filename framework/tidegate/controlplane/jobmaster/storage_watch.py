@@ -52,7 +52,7 @@ class StorageWatch:
         """The reason why the last check found no storage. Empty if it found the storage."""
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """The reason why the storage cannot be used now, for the status. Empty if it can be
         used.
         """
@@ -70,9 +70,9 @@ class StorageWatch:
         """Begin a check unless one is running. Exit the process if a storage call hangs."""
         self._exit_if_hanging()
         if self._checking_since_s is not None:
-            if self.trouble and not self.gone and not self._slow:
+            if self.problem and not self.gone and not self._slow:
                 self._slow = True
-                _log.warning("%s", self.trouble)
+                _log.warning("%s", self.problem)
             return
         self._begin()
 

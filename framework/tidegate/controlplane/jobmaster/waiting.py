@@ -6,16 +6,16 @@ This module decides nothing and has no deadlines. The waiting code has its own.
 from __future__ import annotations
 
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
-from tidegate.controlplane.jobmaster.departure import SlotShutdown
 from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.slot_shutdown import SlotShutdown
 from tidegate.protocol.job_state import JobState
 
 
-def waits_for(machine: JobMachine, live: LiveAttempt | None, departure: SlotShutdown) -> str:
+def waits_for(machine: JobMachine, live: LiveAttempt | None, slot_shutdown: SlotShutdown) -> str:
     """Return a text that says what the job waits for. Empty if the job does not wait."""
     match machine.state:
         case JobState.CLOSING:
-            return departure.waits_for
+            return slot_shutdown.waits_for
         case JobState.INITIALIZING:
             return (
                 "The recovery commits the last checkpoint and fences transactions of older attempts"

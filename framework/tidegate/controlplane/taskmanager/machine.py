@@ -66,9 +66,9 @@ TRANSITIONS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobManagerRequest:
-    """A message of the JobManager. It waits for a reply under the number `ask`."""
+    """A message of the JobManager. It waits for a reply under the number `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 
@@ -141,9 +141,9 @@ Event = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Reply to the request `ask`."""
+    """Reply to the request `request_id`."""
 
-    ask: int
+    request_id: int
     message: Message
 
 
@@ -223,12 +223,12 @@ class TaskManagerMachine:
         if self._ended:
             return []
         match event:
-            case JobManagerRequest(ask=ask, message=StartSlot() as start):
-                return self._start(ask, start)
-            case JobManagerRequest(ask=ask, message=StopSlot() as stop):
-                return self._stop(ask, stop)
-            case JobManagerRequest(ask=ask, message=message):
-                return _refuse(ask, f"a TaskManager takes no {type(message).__name__}")
+            case JobManagerRequest(request_id=request_id, message=StartSlot() as start):
+                return self._start(request_id, start)
+            case JobManagerRequest(request_id=request_id, message=StopSlot() as stop):
+                return self._stop(request_id, stop)
+            case JobManagerRequest(request_id=request_id, message=message):
+                return _refuse(request_id, f"a TaskManager takes no {type(message).__name__}")
             case Forked(index=index, pid=pid):
                 return self._forked(self._slots[index], pid)
             case NotForked(index=index, reason=reason):
@@ -266,32 +266,32 @@ class TaskManagerMachine:
             check(knows_pid or not slot.pid, f"{where}: a pid of no process")
             check(slot.pid or slot.phase is not SlotPhase.RUNNING, f"{where}: runs without a pid")
 
-    def _start(self, ask: int, start: StartSlot) -> list[Instruction]:
+    def _start(self, request_id: int, start: StartSlot) -> list[Instruction]:
         slot = self._slot_of(start)
         if isinstance(slot, str):
-            return _refuse(ask, slot)
+            return _refuse(request_id, slot)
         # A repeated message has the allocation id of the first one.
         if slot.start is not None and slot.start.allocation_id == start.allocation_id:
             if slot.phase is SlotPhase.FORKING:
-                slot.starting.append(ask)
+                slot.starting.append(request_id)
                 return []
-            return [Reply(ask=ask, message=Acknowledge())]
+            return [Reply(request_id=request_id, message=Acknowledge())]
         if start.allocation_id <= slot.allocation_id:
             return _refuse(
-                ask, f"StartSlot {start.allocation_id} is older than {slot.allocation_id}"
+                request_id, f"StartSlot {start.allocation_id} is older than {slot.allocation_id}"
             )
         if slot.start is not None:
-            return _refuse(ask, f"slot {start.index} runs {_name(slot.start)}")
+            return _refuse(request_id, f"slot {start.index} runs {_name(slot.start)}")
         slot.become(SlotPhase.FORKING)
         slot.start = start
         slot.allocation_id = start.allocation_id
-        slot.starting.append(ask)
+        slot.starting.append(request_id)
         return [ForkSlot(start=start)]
 
-    def _stop(self, ask: int, stop: StopSlot) -> list[Instruction]:
+    def _stop(self, request_id: int, stop: StopSlot) -> list[Instruction]:
         slot = self._slot_of(stop)
         if isinstance(slot, str):
-            return _refuse(ask, slot)
+            return _refuse(request_id, slot)
         slot.allocation_id = max(slot.allocation_id, stop.allocation_id)
         concerned = (
             slot.start is not None
@@ -299,14 +299,17 @@ class TaskManagerMachine:
             and slot.start.attempt <= stop.attempt
         )
         if not concerned:
-            return [Reply(ask=ask, message=Acknowledge())]
-        slot.stopping.append(ask)
+            return [Reply(request_id=request_id, message=Acknowledge())]
+        slot.stopping.append(request_id)
         if slot.phase is SlotPhase.KILLING:
             return []
         known = slot.phase is SlotPhase.RUNNING
         slot.become(SlotPhase.KILLING)
         refused: list[Instruction] = [
-            Reply(ask=waiting, message=Refused(reason="the slot was stopped before it was forked"))
+            Reply(
+                request_id=waiting,
+                message=Refused(reason="the slot was stopped before it was forked"),
+            )
             for waiting in slot.starting
         ]
         slot.starting.clear()
@@ -319,7 +322,7 @@ class TaskManagerMachine:
             return [KillSlot(pid=pid)]
         slot.become(SlotPhase.RUNNING)
         replies: list[Instruction] = [
-            Reply(ask=ask, message=Acknowledge()) for ask in slot.starting
+            Reply(request_id=request_id, message=Acknowledge()) for request_id in slot.starting
         ]
         slot.starting.clear()
         return replies
@@ -327,8 +330,12 @@ class TaskManagerMachine:
     def _not_forked(self, slot: _Slot, reason: str) -> list[Instruction]:
         check(slot.start is not None and not slot.pid, "A fork that was not requested.")
         refused = Refused(reason=f"the operating system refused the slot's process: {reason}")
-        replies: list[Instruction] = [Reply(ask=ask, message=refused) for ask in slot.starting]
-        replies += [Reply(ask=ask, message=Acknowledge()) for ask in slot.stopping]
+        replies: list[Instruction] = [
+            Reply(request_id=request_id, message=refused) for request_id in slot.starting
+        ]
+        replies += [
+            Reply(request_id=request_id, message=Acknowledge()) for request_id in slot.stopping
+        ]
         slot.become(SlotPhase.EMPTY)
         slot.start = None
         slot.starting.clear()
@@ -345,7 +352,7 @@ class TaskManagerMachine:
         slot.start = None
         slot.pid = 0
         replies: list[Instruction] = [
-            Reply(ask=ask, message=Acknowledge()) for ask in slot.stopping
+            Reply(request_id=request_id, message=Acknowledge()) for request_id in slot.stopping
         ]
         slot.stopping.clear()
         exited = SlotExited(
@@ -400,8 +407,8 @@ class TaskManagerMachine:
         return self._slots[message.index]
 
 
-def _refuse(ask: int, reason: str) -> list[Instruction]:
-    return [Reply(ask=ask, message=Refused(reason=reason))]
+def _refuse(request_id: int, reason: str) -> list[Instruction]:
+    return [Reply(request_id=request_id, message=Refused(reason=reason))]
 
 
 def _name(start: StartSlot) -> str:

@@ -189,9 +189,9 @@ class _Service:
     def handle(self, event: _Event) -> None:
         match event:
             case PendingRequest():
-                ask = next(self._numbers)
-                self._pending_requests[ask] = event
-                self._decide(m.JobManagerRequest(ask=ask, message=event.message))
+                request_id = next(self._numbers)
+                self._pending_requests[request_id] = event
+                self._decide(m.JobManagerRequest(request_id=request_id, message=event.message))
             case _SendDue(message=message):
                 self._send(message)
             case _ForkServerIsReady(pid=pid):
@@ -210,8 +210,8 @@ class _Service:
 
     def _carry_out(self, instruction: m.Instruction) -> None:
         match instruction:
-            case m.Reply(ask=ask, message=message):
-                self._pending_requests.pop(ask).reply(message)
+            case m.Reply(request_id=request_id, message=message):
+                self._pending_requests.pop(request_id).reply(message)
             case m.ForkSlot(start=start):
                 self.fork_server.fork(start)
             case m.KillSlot(pid=pid):

@@ -3,17 +3,17 @@
 A frame is a byte string that begins with a version and a kind. The exchange (`ports/exchange.py`)
 adds the length and the channel number. All numbers are big-endian:
 
-        data            version | 1 | u16 segments | segments
-        segment         u32 header size | u32 values size | header | values
+        data            version | 1 | u16 batches | batches
+        batch           u32 header size | u32 values size | header | values
         barrier         version | 2 | u64 attempt | u64 counter | u8 final
         end of input    version | 3
         credit          version | 4 | u32 data frames that the sender may send in addition
 
-A segment is one batch. Its header is the msgpack array [topic, partition, offsets, keys or nil].
-Its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame holds
-several segments, because a batch that is split over many subtasks leaves small pieces. Both ends
-run the same version of the same code, because both run the same deployment. One version byte is
-therefore sufficient, without negotiation.
+A batch is encoded as one piece. Its header is the msgpack array [topic, partition, offsets, keys or
+nil]. Its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame
+holds several batches, because a batch that is split over many subtasks leaves small pieces. Both
+ends run the same version of the same code, because both run the same deployment. One version byte
+is therefore sufficient, without negotiation.
 
 `record_writer` and `input_gate` call the codec. A frame is decoded only when a subtask reaches it.
 """
@@ -46,7 +46,7 @@ DATA_HEAD_BYTES: Final = 4
 SEGMENT_HEAD_BYTES: Final = 8
 
 MAX_ENCODED_BATCHES: Final = 128
-"""Maximum number of segments of a frame. Each has two parts, and one system call takes at most 1024
+"""Maximum number of batches of a frame. Each has two parts, and one system call takes at most 1024
 parts.
 """
 
@@ -115,7 +115,7 @@ class FrameCodec:
         """The policy for records that cannot be sent. None if such a record ends the attempt."""
 
     def encode(self, batch: RecordBatch) -> list[EncodedBatch]:
-        """Encode a batch, in several segments if one segment would not fit in a frame.
+        """Encode a batch, in several parts if one would not fit in a frame.
 
         Raise RecordTooLargeError for a record that fits in no frame, and UserCodeError for a value
         that is not of the edge's type. Both errors name the record's origin. If `refusals` is set,
@@ -201,7 +201,7 @@ class FrameCodec:
             head_size, values_size = _SEGMENT_HEAD.unpack_from(payload, at)
             at += SEGMENT_HEAD_BYTES
             middle, end = at + head_size, at + head_size + values_size
-            _require(end <= len(payload), "it ends within a segment")
+            _require(end <= len(payload), "it ends within a batch")
             topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
             try:
                 values = self._column.decode(view[middle:end])  # without a copy
@@ -210,7 +210,7 @@ class FrameCodec:
             _require(_have_same_length(values, offsets, keys), "its columns differ in length")
             batches.append(RecordBatch(values, offsets, TopicPartition(topic, partition), keys))
             at = end
-        _require(at == len(payload), "it continues behind its last segment")
+        _require(at == len(payload), "it continues behind its last batch")
         return batches
 
     def _wrong_field(
@@ -245,7 +245,7 @@ class FrameCodec:
 
 
 def data_frame(encoded_batches: Sequence[EncodedBatch]) -> list[bytes]:
-    """Return the parts of a data frame of at most `MAX_ENCODED_BATCHES` segments."""
+    """Return the parts of a data frame of at most `MAX_ENCODED_BATCHES` batches."""
     parts = [_DATA_HEAD.pack(VERSION, FrameKind.DATA, len(encoded_batches))]
     for encoded_batch in encoded_batches:
         parts.append(encoded_batch.head)

@@ -40,10 +40,10 @@ class InputChannel:
         "_codec",
         "_data",
         "_gate",
-        "_grant",
-        "_listed",
+        "_is_ready",
         "_queue",
-        "_ungranted",
+        "_send_credit",
+        "_unannounced_credit",
         "blocked",
         "capacity",
         "edge",
@@ -66,13 +66,13 @@ class InputChannel:
         """Position of the channel in the gate."""
         self.blocked = False
         self._codec = codec
-        self._grant = send_credit
+        self._send_credit = send_credit
         self._queue: deque[StreamElement | bytes] = deque()
         self._batches: deque[RecordBatch] = deque()  # the rest of the frame that was begun
         self._data = 0  # data entries held, including a frame that was begun
-        self._ungranted = 0  # data frames taken whose credits were not returned yet
+        self._unannounced_credit = 0  # data frames taken whose credits were not returned yet
         self._gate: InputGate | None = None
-        self._listed = False
+        self._is_ready = False
 
     def attach(self, gate: InputGate, index: int) -> None:
         """Attach the channel to its gate. The gate calls this once."""
@@ -89,7 +89,7 @@ class InputChannel:
     @property
     def unannounced_credit(self) -> int:
         """Number of data frames that were taken and whose credits were not returned yet."""
-        return self._ungranted
+        return self._unannounced_credit
 
     def __len__(self) -> int:
         """Return the number of entries that wait, including control elements."""
@@ -104,7 +104,7 @@ class InputChannel:
 
     def offer_frame(self, payload: bytes) -> None:
         """Add an encoded data frame. Raise ExchangeError if the sender had no credit for it."""
-        if self._data + self._ungranted >= self.capacity:
+        if self._data + self._unannounced_credit >= self.capacity:
             raise ExchangeError(
                 f"subtask {self.sender} sent more than {self.capacity} frames without credit along "
                 f"the edge {self.edge.source_node} -> {self.edge.target_node}"
@@ -147,9 +147,9 @@ class InputChannel:
     def block(self) -> None:
         """Block the channel until `unblock`. The sender stops when its credits are used up."""
         self.blocked = True
-        if self._listed and self._gate is not None:
+        if self._is_ready and self._gate is not None:
             self._gate.unmark_ready(self)
-            self._listed = False
+            self._is_ready = False
 
     def unblock(self) -> None:
         """Undo `block`. This does nothing if the channel is not blocked."""
@@ -160,26 +160,26 @@ class InputChannel:
         """Return whether the channel has another turn. The gate calls this after it took an
         element.
         """
-        self._listed = bool(self._batches or self._queue)
-        return self._listed
+        self._is_ready = bool(self._batches or self._queue)
+        return self._is_ready
 
     def _next_of_frame(self) -> RecordBatch:
         batch = self._batches.popleft()
         if not self._batches:
             self._data -= 1
-            self._ungranted += 1
+            self._unannounced_credit += 1
             # Half of the credits are returned at once. This needs few credit frames. A sender
             # without credits gets some before the receiver has used up everything that was sent.
-            if self._ungranted * 2 >= self.capacity and self._grant is not None:
-                returned_credit, self._ungranted = self._ungranted, 0
-                self._grant(returned_credit)
+            if self._unannounced_credit * 2 >= self.capacity and self._send_credit is not None:
+                returned_credit, self._unannounced_credit = self._unannounced_credit, 0
+                self._send_credit(returned_credit)
         return batch
 
     def _announce(self) -> None:
-        if self._listed or self.blocked or self._gate is None:
+        if self._is_ready or self.blocked or self._gate is None:
             return
         if self._queue or self._batches:
-            self._listed = True
+            self._is_ready = True
             self._gate.mark_ready(self)
 
 

@@ -101,21 +101,21 @@ class LocalOutputChannel:
 
 
 class RemoteOutputChannel:
-    """A channel to a subtask of another slot. It buffers segments into frames, and sends frames as
-    credit allows.
+    """A channel to a subtask of another slot. It buffers encoded batches into frames, and sends
+    frames as credit allows.
 
     `credit` begins with the initial credits. `add_credit` adds the credits that the receiver
     returns.
     """
 
     __slots__ = (
+        "_buffered_bytes",
+        "_buffered_records",
         "_capacity",
         "_codec",
+        "_encoded_batches",
         "_flush_due",
-        "_segment_records",
-        "_segments",
-        "_segments_bytes",
-        "_segments_records",
+        "_records_per_batch",
         "_send",
         "_waiting",
         "credit",
@@ -127,14 +127,14 @@ class RemoteOutputChannel:
         self._capacity = initial_credit
         self._codec = codec
         self._send = send
-        self._segments: list[EncodedBatch] = []  # of the frame that is being filled
-        self._segments_records = 0
-        self._segments_bytes = 0
+        self._encoded_batches: list[EncodedBatch] = []  # of the frame that is being filled
+        self._buffered_records = 0
+        self._buffered_bytes = 0
         self._flush_due = False
         self._waiting: deque[list[bytes] | Control] = (
             deque()
         )  # begins with a data frame, or is empty
-        self._segment_records = 64  # adapts to the size of records: about a frame's bytes
+        self._records_per_batch = 64  # adapts to the size of records: about a frame's bytes
 
     @property
     def waiting(self) -> int:
@@ -144,12 +144,12 @@ class RemoteOutputChannel:
     @property
     def buffered(self) -> int:
         """Number of records in the frame that is being filled."""
-        return self._segments_records
+        return self._buffered_records
 
     def put(self, batch: RecordBatch) -> None:
         size = len(batch)
         # Equal parts of about a frame each. Most batches are one part, and are not copied.
-        parts = round(size / self._segment_records)
+        parts = round(size / self._records_per_batch)
         if parts <= 1:
             self._buffer(self._codec.encode(batch))
             return
@@ -168,7 +168,7 @@ class RemoteOutputChannel:
         return not self._waiting
 
     def flush(self) -> None:
-        if not self._segments:
+        if not self._encoded_batches:
             return
         if self.credit > 0:
             self._finish_frame()
@@ -193,28 +193,28 @@ class RemoteOutputChannel:
     def _buffer(self, encoded_batches: list[EncodedBatch]) -> None:
         for encoded_batch in encoded_batches:
             size = encoded_batch.size
-            if self._segments_bytes + size > MAX_FRAME_BYTES // 2:
+            if self._buffered_bytes + size > MAX_FRAME_BYTES // 2:
                 self._finish_frame()
-            self._segments.append(encoded_batch)
-            self._segments_records += encoded_batch.records
-            self._segments_bytes += size
+            self._encoded_batches.append(encoded_batch)
+            self._buffered_records += encoded_batch.records
+            self._buffered_bytes += size
             ideal = FRAME_BYTES * encoded_batch.records // size
-            self._segment_records = min(FRAME_RECORDS, max(1, ideal))
+            self._records_per_batch = min(FRAME_RECORDS, max(1, ideal))
             if (
-                self._segments_records >= FRAME_RECORDS
-                or self._segments_bytes >= FRAME_BYTES
-                or len(self._segments) >= MAX_ENCODED_BATCHES
+                self._buffered_records >= FRAME_RECORDS
+                or self._buffered_bytes >= FRAME_BYTES
+                or len(self._encoded_batches) >= MAX_ENCODED_BATCHES
             ):
                 self._finish_frame()
 
     def _finish_frame(self) -> None:
         """Finish the frame that is being filled, and send it or let it wait."""
         self._flush_due = False
-        if not self._segments:
+        if not self._encoded_batches:
             return
-        frame = data_frame(self._segments)
-        self._segments = []
-        self._segments_records = self._segments_bytes = 0
+        frame = data_frame(self._encoded_batches)
+        self._encoded_batches = []
+        self._buffered_records = self._buffered_bytes = 0
         self._waiting.append(frame)
         self._send_waiting()
 

@@ -26,12 +26,12 @@ MS_PER_S: Final = 1000
 
 
 class ProducerLease(NamedTuple):
-    """A producer that takes an interval's records. `warm` is the pooled producer with the
+    """A producer that takes an interval's records. `pooled` is the pooled producer with the
     transaction, None if there is no transaction.
     """
 
     producer: Producer
-    warm: PooledProducer | None = None
+    pooled: PooledProducer | None = None
 
 
 class Delivery(Protocol):
@@ -110,11 +110,11 @@ class TransactionalDelivery:
 
     def take(self) -> ProducerLease | None:
         """Return an initialised producer whose transaction has begun."""
-        warm = self._pool.take()
-        if warm is None:
+        pooled = self._pool.take()
+        if pooled is None:
             return None
-        warm.producer.begin()
-        return ProducerLease(warm.producer, warm)
+        pooled.producer.begin()
+        return ProducerLease(pooled.producer, pooled)
 
     def closing(self, lease: ProducerLease) -> None:
         """Note in the id pool that the interval is being flushed."""
@@ -137,12 +137,12 @@ class TransactionalDelivery:
 
         The state in librdkafka is not sufficient: after a fatal error, its flush reports success.
         """
-        warm = _pooled(lease)
-        description = self._context.transactions.describe(warm.transactional_id)
+        pooled = _pooled(lease)
+        description = self._context.transactions.describe(pooled.transactional_id)
         if (
             description is None
             or description.state is not TransactionState.ONGOING
-            or not warm.matches(description)
+            or not pooled.matches(description)
         ):
             found = (
                 "it does not know the id"
@@ -151,14 +151,14 @@ class TransactionalDelivery:
                 f"epoch {description.epoch}"
             )
             raise TransactionError(
-                f"The transaction of {warm.transactional_id} cannot be prepared. Written by "
-                f"producer id {warm.producer_id}, epoch {warm.epoch}; its coordinator says: "
+                f"The transaction of {pooled.transactional_id} cannot be prepared. Written by "
+                f"producer id {pooled.producer_id}, epoch {pooled.epoch}; its coordinator says: "
                 f"{found}. It timed out, or something else used the id; nothing is lost, the job "
                 "restarts from its last checkpoint."
             )
         return PreparedTransaction(
             cluster_id=self._context.transactions.cluster_id(),
-            transactional_id=warm.transactional_id,
+            transactional_id=pooled.transactional_id,
             producer_id=description.producer_id,
             epoch=description.epoch,
             start_ms=description.start_ms,
@@ -228,6 +228,6 @@ class NonTransactionalDelivery:
 
 
 def _pooled(lease: ProducerLease) -> PooledProducer:
-    if lease.warm is None:
+    if lease.pooled is None:
         raise TransactionError("a plain producer was used where a transaction is asked for")
-    return lease.warm
+    return lease.pooled

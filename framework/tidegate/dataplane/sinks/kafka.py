@@ -98,7 +98,7 @@ class KafkaSinkWriter:
         self._ids = {
             format_transactional_id(
                 job=context.job,
-                journal=context.journal,
+                journal_id=context.journal_id,
                 sink=uid,
                 attempt=context.attempt,
                 subtask=context.subtask.index,

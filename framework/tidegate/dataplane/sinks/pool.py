@@ -107,7 +107,7 @@ class ProducerPool:
                 f"Transactional id {name} was just initialised, and its coordinator calls it "
                 f"{found}: something else uses ids with the prefix tidegate. Find and stop it."
             )
-        warm = PooledProducer(
+        pooled = PooledProducer(
             index=index,
             transactional_id=name,
             producer=producer,
@@ -115,9 +115,9 @@ class ProducerPool:
             epoch=description.epoch,
             made_at=self._context.drivers.clock.monotonic(),
         )
-        self._context.post(partial(self._ready, warm))
+        self._context.post(partial(self._ready, pooled))
 
-    def _ready(self, warm: PooledProducer) -> None:
-        self._id_pool.initialised(warm.index)
-        self._pooled.append(warm)
+    def _ready(self, pooled: PooledProducer) -> None:
+        self._id_pool.initialised(pooled.index)
+        self._pooled.append(pooled)
         self._on_ready()

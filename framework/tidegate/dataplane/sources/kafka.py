@@ -178,7 +178,7 @@ class KafkaSourceReader:
         """
         self._open_reader().commit(
             {split.topic_partition: split.offset for split in splits},
-            commit_metadata(self._context.journal, checkpoint),
+            commit_metadata(self._context.journal_id, checkpoint),
         )
 
     def lag(self) -> int | None:

@@ -23,7 +23,7 @@ from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.shared_control import SharedTransactionAdmin
+from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import SourceTask, Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
@@ -266,7 +266,7 @@ class LevelTask:
             submission.working_folder,
             self._config.state.local_dir,
             submission.job,
-            self._deploy.journal,
+            self._deploy.journal_id,
         )
         local = LocalStateDir(root, self._deploy.attempt, f"{self._deploy.ordinal}-{self.run_id}")
         try:

@@ -29,7 +29,7 @@ class SharedTransactionAdmin:
         """Return the client of the deployment's attempt. Close the client of another attempt, if
         any.
         """
-        key = (deploy.job, deploy.journal, deploy.attempt, deploy.claim_nonce)
+        key = (deploy.job, deploy.journal_id, deploy.attempt, deploy.claim_nonce)
         if self._admin is None or self._key != key:
             self.close()
             self._key, self._admin = key, make()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.commit.quiet import manifest
-from tests.controlplane.jobmaster.test_effects import Clock, Log
+from tests.controlplane.jobmaster.test_effect_runner import Clock, Log
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.commit.effects import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidegate.dataplane.shared_control import SharedTransactionAdmin
+from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.ids import Attempt, JobName
 from tidegate.protocol.messages import Deploy
 
@@ -20,7 +20,7 @@ class Client:
 
 def deploy(attempt: int, nonce: str = "n") -> Deploy:
     found = SimpleNamespace(
-        job=JobName("a"), journal="j", attempt=Attempt(attempt), claim_nonce=nonce
+        job=JobName("a"), journal_id="j", attempt=Attempt(attempt), claim_nonce=nonce
     )
     return cast("Deploy", found)
 

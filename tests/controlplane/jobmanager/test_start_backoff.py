@@ -12,7 +12,7 @@ def test_restart_delay_doubles_while_the_jobmaster_keeps_dying(running: Shell) -
         awaits = running.exits()[-1]
         assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, launch_id=awaits.launch_id))
         running.started(pid)
     assert pauses == [0, 1_000, 2_000, 4_000, 8_000]
     running.now_ms += 60_000
@@ -32,7 +32,7 @@ def test_restart_delay_stays_at_one_second_if_checkpoints_completed(
         awaits = running.exits()[-1]
         assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, launch_id=awaits.launch_id))
         running.started(pid + 1)
     assert pauses == [0, *[1_000] * 5]
 
@@ -46,6 +46,6 @@ def test_checkpoints_of_an_earlier_jobmaster_do_not_limit_later_restart_delays(
         awaits = running.exits()[-1]
         assert isinstance(awaits, j.ScheduleStart)
         pauses.append(awaits.after_ms)
-        running.event(j.StartDelayElapsed(job=A, start=awaits.start))
+        running.event(j.StartDelayElapsed(job=A, launch_id=awaits.launch_id))
         running.started(pid)
     assert pauses == [0, 1_000, 2_000, 4_000]
