@@ -24,7 +24,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
-NOT_REACHABLE = 65534
+NOBODY = 65534
 """The user id of a user without rights."""
 
 
@@ -84,9 +84,9 @@ def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
             assert folder.stat().st_uid == os.getuid()
         if os.getuid() == 0:  # only root can act as another user
             for path in found:
-                stranger = socket.socket(socket.AF_UNIX)
-                with stranger, acting_as(NOT_REACHABLE), pytest.raises(PermissionError):
-                    stranger.connect(str(path))
+                foreign = socket.socket(socket.AF_UNIX)
+                with foreign, acting_as(NOBODY), pytest.raises(PermissionError):
+                    foreign.connect(str(path))
         run.kill()
     job.run()
     job.assert_exact()

@@ -60,7 +60,7 @@ class History:
         """Aborted, and stated to be lost."""
         producer = self.written(*results, sink=sink)
         self.ended(producer, commit=False, sink=sink)
-        self.oracle.accept_loss(self.logs.values(), {producer})
+        self.oracle.accept_data_loss(self.logs.values(), {producer})
 
 
 def events(*keys: str) -> list[Event]:
@@ -238,7 +238,7 @@ def test_oracle_reports_a_recorded_loss_of_a_visible_record() -> None:
     producer = history.written(plain(event))
     history.ended(producer, commit=True)
     with pytest.raises(Violation, match="was stated to be lost, and is visible"):
-        history.oracle.accept_loss(history.logs.values(), {producer})
+        history.oracle.accept_data_loss(history.logs.values(), {producer})
 
 
 class Anew:

@@ -248,11 +248,11 @@ def slot_of(*, allocation_id: int, working_folder: str = "") -> Slot:
 
 def test_late_slot_removes_only_its_own_local_state_folder(tmp_path: Path) -> None:
     """Found by the simulator: its successor's state went with it, and the job failed."""
-    given_up, successor = (
+    replaced, successor = (
         slot_of(allocation_id=allocation_id, working_folder=str(tmp_path))
         for allocation_id in (1, 2)
     )
-    theirs, its = (slot._make_local_state_dir("j1") for slot in (given_up, successor))
+    theirs, its = (slot._make_local_state_dir("j1") for slot in (replaced, successor))
     (its.path / "state").touch()
     assert theirs.path.exists()
     theirs.remove()

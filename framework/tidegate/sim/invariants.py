@@ -257,13 +257,13 @@ class ProtocolChecker:
                 )
         self._check_has_timeout("stated a loss", entry.transactions)
         journal.lost = entry
-        self._accept_loss(set(entry.transactions) - self._unreported_losses)
+        self._accept_data_loss(set(entry.transactions) - self._unreported_losses)
         self._unreported_losses -= set(entry.transactions)
 
-    def _accept_loss(self, gone: AbstractSet[PreparedTransaction]) -> None:
+    def _accept_data_loss(self, gone: AbstractSet[PreparedTransaction]) -> None:
         producers = {(each.producer_id, each.epoch) for each in gone}
         try:
-            self._oracle.accept_loss(self._kafka.logs(), producers)
+            self._oracle.accept_data_loss(self._kafka.logs(), producers)
         except Violation as violation:
             self.record_violation(str(violation))
 
@@ -283,7 +283,7 @@ class ProtocolChecker:
         }
         if doomed and self.journal.lost is None:
             self._unreported_losses |= doomed
-            self._accept_loss(doomed)
+            self._accept_data_loss(doomed)
 
     def _accepted(self) -> None:
         self.journal.lost = None

@@ -218,7 +218,7 @@ class Oracle:
         topic_partition, offset = self._offsets[result.partition("/")[0]]
         return offset < offsets.get(topic_partition, 0)
 
-    def accept_loss(
+    def accept_data_loss(
         self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
     ) -> None:
         """Accept the stated loss of all results written by these producers (id and epoch).
@@ -230,9 +230,9 @@ class Oracle:
                 continue
             for entry in log.everything():
                 if not isinstance(entry, Marker) and entry.span.producer in producers:
-                    self._accept_loss(log.topic_partition, _result(entry))
+                    self._accept_data_loss(log.topic_partition, _result(entry))
 
-    def _accept_loss(self, topic_partition: TopicPartition, result: Result) -> None:
+    def _accept_data_loss(self, topic_partition: TopicPartition, result: Result) -> None:
         lane = self._lanes.get(_lane(topic_partition, result), deque())
         lost = next((each for each in lane if each.name == result.name), None)
         if lost is None:

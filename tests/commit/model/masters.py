@@ -216,8 +216,8 @@ class MasterSteps:
         if "resweep" in rules and not self._is("no fencing"):
             for row in state.broker:
                 if row.status == ONGOING and self._may_fence(row.tid):
-                    swept, _ = init_producer(state.broker, row.tid)
-                    yield self._go(f"sweeps {row.tid}", me, broker=swept)
+                    fenced, _ = init_producer(state.broker, row.tid)
+                    yield self._go(f"sweeps {row.tid}", me, broker=fenced)
         yield from self._publish()
 
     def _publish(self) -> Iterator[Step]:

@@ -233,11 +233,11 @@ def test_submit_that_arrives_late_does_not_take_the_job_from_another_cluster(
     """The submit failed for its client, and another cluster takes the job before the request
     arrives.
     """
-    given_up = leader_of(blobs, "other")
+    abandoned = leader_of(blobs, "other")
     with monkeypatch.context() as patched:
         under_way = late(blobs, patched, "create")
         with pytest.raises(StorageError, match="submission of job a could not be written"):
-            submit(given_up, msgspec.structs.replace(HERE, cluster="other"))
+            submit(abandoned, msgspec.structs.replace(HERE, cluster="other"))
     submit(leader_of(blobs), HERE)
     for request in under_way:
         request()

@@ -82,20 +82,20 @@ def test_sweep_with_an_operating_system_error_is_logged_and_retried(
     error: OSError, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = claimed(queue.SimpleQueue())
-    swept = queue.SimpleQueue[str]()
+    fencings = queue.SimpleQueue[str]()
     once(made, ListTransactions, error)
     made.fence_zombies()
-    made._zombie_fencing_pool.submit(lambda: swept.put("the first one"))
-    assert swept.get(timeout=10) == "the first one"
+    made._zombie_fencing_pool.submit(lambda: fencings.put("the first one"))
+    assert fencings.get(timeout=10) == "the first one"
     assert "the sweep failed and is repeated" in caplog.text
 
     def listing(_: ListTransactions) -> dict[str, str]:
-        swept.put("again")
+        fencings.put("again")
         return {}
 
     made.journal._runner()._actions[ListTransactions] = listing
     made.fence_zombies()
-    assert swept.get(timeout=10) == "again"
+    assert fencings.get(timeout=10) == "again"
 
 
 # --- attempts -----------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def test_zombie_sweeps_run_soon_after_start_and_then_every_ten_seconds() -> None
     """The recovery misses transactions if their coordinator was elected just before it. These
     transactions hold readers back until a sweep finds them.
     """
-    shell, swept = running(), []
-    cast("Any", shell.master._journal).fence_zombies = lambda: swept.append(shell.now_s)
+    shell, fencings = running(), []
+    cast("Any", shell.master._journal).fence_zombies = lambda: fencings.append(shell.now_s)
     shell.run_until(40.0)
-    assert swept == [1.0, 3.0, 7.0, 15.0, 25.0, 35.0]
+    assert fencings == [1.0, 3.0, 7.0, 15.0, 25.0, 35.0]
 
 
 def test_job_is_closed_only_after_the_slots_are_released() -> None:

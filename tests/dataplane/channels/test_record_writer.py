@@ -1,4 +1,4 @@
-"""Outlets: who gets a record, what is gathered into a frame, when a task may write."""
+"""Record writers: who gets a record, what is gathered into a frame, when a task may write."""
 
 from __future__ import annotations
 

@@ -186,14 +186,14 @@ class LocalCluster:
             if not was_up:
                 self._count_failure(refused=status == NO_RESOURCES)
                 self._refusal = "" if status != NO_RESOURCES else _NO_RESOURCES
-            given_up = self._has_failed()
-            if given_up:
+            has_failed = self._has_failed()
+            if has_failed:
                 self._processes_exited.set()
                 self._changed.notify_all()
         _log.warning("the JobManager ended with status %d", status)
         if self._on_restart is not None:
             self._on_restart(status)
-        if not given_up:
+        if not has_failed:
             if not was_up:
                 self._clock.sleep(RESTART_PAUSE_S)
             self._start()
