@@ -65,6 +65,15 @@ class AtNobody(Pipeline, name="at-nobody"):
         self.orders.to(self.lines)
 
 
+class Promises(Pipeline, name="promises"):
+    orders = KafkaSource("orders", value=Json(Order))
+    lines = FileSink("lines", value=Json(Order))
+    cast("Any", lines).guarantee = "exactly_once"
+
+    def define(self) -> None:
+        self.orders.to(self.lines)
+
+
 def unchecked(order: Order) -> Order:
     return Order(order.customer, cast("int", "ten"))
 
@@ -90,6 +99,12 @@ def test_two_chains_write_to_one_new_sink_next_to_a_kafka_sink() -> None:
 def test_a_stream_of_another_type_is_refused_with_the_target_of_the_new_sink() -> None:
     with pytest.raises(PipelineError, match="the sink for folder 'lines' takes records of Order"):
         build(WrongType)
+
+
+def test_sink_without_transactions_is_refused_if_it_promises_exactly_once() -> None:
+    refused = r"sink 'lines' has guarantee='exactly_once', but a FileSink has no transactions\. Use"
+    with pytest.raises(PipelineError, match=refused):
+        build(Promises)
 
 
 def test_a_new_sink_that_no_chain_ends_at_is_refused() -> None:

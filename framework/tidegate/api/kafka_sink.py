@@ -95,6 +95,8 @@ class KafkaSink(KafkaConnector, Sink[T]):
     The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
 
+    has_transactions = True
+
     @overload
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SinkOptions]) -> None: ...
     @overload

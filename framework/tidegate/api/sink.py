@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from tidegate.api.connector import Connector
+from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Edge, StreamGraph
 
 T = TypeVar("T")
@@ -20,6 +21,10 @@ Guarantee = Literal["exactly_once", "at_least_once", "none"]
 class Sink(Connector, Generic[T]):
     """A declaration of an external system that the pipeline writes."""
 
+    has_transactions: ClassVar[bool] = False
+    """Whether the writer prepares a Kafka transaction for each checkpoint. Without transactions, a
+    sink cannot promise "exactly_once".
+    """
     guarantee: Guarantee
     """The guarantee that a reader of the external system has after a failure of the job:
 
@@ -39,7 +44,15 @@ class Sink(Connector, Generic[T]):
         return False
 
     def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
-        """End a chain at this sink; a second chain adds its edges to the same node."""
+        """End a chain at this sink; a second chain adds its edges to the same node.
+
+        Raise PipelineError if the sink promises more than its writer can keep.
+        """
+        if self.guarantee == "exactly_once" and not self.has_transactions:
+            raise PipelineError(
+                f"{self.location}: sink {self.name!r} has guarantee='exactly_once', but a "
+                f"{type(self).__name__} has no transactions. Use guarantee='at_least_once'."
+            )
         before = graph.nodes.get(self.name)
         if before is not None and before.declaration is self:
             graph.remove(self.name)
