@@ -39,7 +39,7 @@ class SinkBench:
         self.cluster, self.topic = cluster, topic
         timeout_ms = options.pop("timeout_ms", 60_000)
         attempt = options.pop("attempt", 1)
-        warm = options.pop("warm", 1)
+        pooled = options.pop("pooled", 1)
         self.job = options.pop("job", cluster.unique("sink"))
         bootstrap = cluster.settings["bootstrap.servers"]
         self.harness = SubtaskHarness(
@@ -48,7 +48,7 @@ class SinkBench:
             job=self.job,
             attempt=attempt,
             timeout_ms=timeout_ms,
-            pooled=warm,
+            pooled=pooled,
             slots=4,
             config=Config(kafka=KafkaSettings(bootstrap_servers=bootstrap)),
             threads=True,
