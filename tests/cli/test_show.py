@@ -93,6 +93,12 @@ def test_config_command_masks_secrets(folder: Path) -> None:
     assert json.loads(CliRunner().invoke(app, ["config", "--json"]).stdout)["kafka"]
 
 
+def test_config_command_prints_the_text_that_stands_for_no_value(folder: Path) -> None:
+    lines = CliRunner().invoke(app, ["config"]).stdout.splitlines()
+    expected = ('restart.attempts = "unlimited"', 'taskmanager.host = "auto"', 'job.name = "none"')
+    assert set(expected) <= set(lines)
+
+
 def test_settings_of_the_command_line_are_in_effect(folder: Path) -> None:
     result = CliRunner().invoke(app, ["config", "-c", "checkpoint.interval=3 s", "--json"])
     assert json.loads(result.stdout)["checkpoint"]["interval"] == 3000

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.commit.transactional_ids import (
-    attempts_of,
     format_transactional_id,
     job_prefix,
+    list_attempts,
     parse_transactional_id,
 )
 from tidegate.errors import InternalError
@@ -49,12 +49,12 @@ WORD = st.sampled_from(["tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1
 def test_attempts_of_many_ids_equal_the_attempts_of_each_parsed_id(texts: list[str]) -> None:
     parsed = [parse_transactional_id(text) for text in texts]
     each = {(parts.job, parts.journal_id, parts.attempt) for parts in parsed if parts is not None}
-    assert attempts_of(map(TransactionalId, texts)) == each
+    assert list_attempts(map(TransactionalId, texts)) == each
 
 
 @given(st.permutations([f"tidegate.a.j{n % 2}.s.{n}.{n % 3}.{n}" for n in range(1, 9)]))
 def test_attempts_of_repeated_ids_are_returned_once(texts: list[str]) -> None:
-    found = attempts_of(TransactionalId(text) for text in (*texts, *texts))
+    found = list_attempts(TransactionalId(text) for text in (*texts, *texts))
     assert sorted(found) == sorted(("a", f"j{n % 2}", n) for n in range(1, 9))
 
 

@@ -152,8 +152,8 @@ def test_log_start_keeps_the_tail_two_publications_and_two_snapshots(
     assert sum(n >= keep for n in snapshots) >= min(2, len(snapshots))
     if snapshots and snapshots[-1] > number - tail and keep > 1:
         assert keep <= snapshots[-2]
-    deposed = JournalState(number=JournalNumber(1), recent_checkpoints=refs)
-    assert log_start(deposed, [*snapshots, 400, 500]) == 1
+    fenced = JournalState(number=JournalNumber(1), recent_checkpoints=refs)
+    assert log_start(fenced, [*snapshots, 400, 500]) == 1
 
 
 # --- reading what is left -----------------------------------------------------------------------

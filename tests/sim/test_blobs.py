@@ -19,11 +19,11 @@ class Slow:
     """Requests and answers take some time, drawn from the seed; nothing fails."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._chance = scheduler.random_for("storage")
+        self._rng = scheduler.random_for("storage")
 
     def of_storage(self, process: SimProcess, kind: str, path: str) -> StorageVerdict:
         del process, kind, path
-        draw = self._chance.random
+        draw = self._rng.random
         return StorageVerdict(request_s=0.05 * draw(), answer_s=0.05 * draw())
 
 

@@ -79,13 +79,13 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
         self.rng = self.scheduler.random_for("traffic")
-        weather = NetworkConditions(
+        conditions = NetworkConditions(
             latency_s=0.0001 * 10 ** (2 * self.rng.random()),
             late=self.rng.choice([0.0, 0.05]),
             late_s_max=0.2,
         )
         self.network = Network(
-            self.scheduler, MessageFaults(weather, self.scheduler.random_for("weather"))
+            self.scheduler, MessageFaults(conditions, self.scheduler.random_for("weather"))
         )
         self.parallelism = self.rng.choice([2, 3])
         self.cuts: dict[tuple[TopicPartition, int], int] = {}
@@ -198,7 +198,7 @@ class Slot:
             Source(traffic, source, ordinal, self.channels.record_writers(source)[0][1], rng)
             for source in SOURCES
         ]
-        self._chance = rng
+        self._rng = rng
 
     def start(self, addresses: list[str]) -> None:
         def main() -> None:
@@ -217,9 +217,9 @@ class Slot:
             self._mailbox.get()()
         for source in self._sources:
             busy |= source.step()
-            if self._chance.random() < FLUSHED:
+            if self._rng.random() < FLUSHED:
                 source.record_writer.flush()
-        for _ in range(self._chance.choice([0, 1, 5])):
+        for _ in range(self._rng.choice([0, 1, 5])):
             busy |= self._task.step(0.0)
         if not busy:
             for source in self._sources:
@@ -290,7 +290,7 @@ class Source:
         rng: random.Random,
     ) -> None:
         self.record_writer = record_writer
-        self._traffic, self._chance = traffic, rng
+        self._traffic, self._rng = traffic, rng
         self._topic_partition = TopicPartition(source, ordinal)
         self._sent = traffic.sent[self._topic_partition]
         self._cuts = sorted(rng.randint(0, RECORDS) for _ in range(BARRIERS))
@@ -312,9 +312,9 @@ class Source:
             self.record_writer.emit_control(EndOfInput())
             return True
         next_cut = self._cuts[self._barriers] if self._barriers < BARRIERS else RECORDS
-        stop = min(at + self._chance.choice([1, 30, 200]), next_cut)
+        stop = min(at + self._rng.choice([1, 30, 200]), next_cut)
         values = [
-            [f"key-{self._chance.randrange(KEYS)}", f"{self._topic_partition.topic}-{n}", "x" * 20]
+            [f"key-{self._rng.randrange(KEYS)}", f"{self._topic_partition.topic}-{n}", "x" * 20]
             for n in range(at, stop)
         ]
         self._sent += values

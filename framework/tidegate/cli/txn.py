@@ -114,7 +114,7 @@ def show(
     config: CONFIG = None,
     as_json: AS_JSON = False,
 ) -> None:
-    """Show everything of one transactional id, and whether its tidegate job's journal names it.
+    """Show everything of one transactional id, and whether its tidegate job's journal lists it.
 
     Example: tidegate txn show order-service-3 --kafka localhost:9092
     """
@@ -140,7 +140,9 @@ def abort(
     accept_data_loss: Annotated[
         bool,
         typer.Option(
-            "--accept-data-loss", help="Also what a checkpoint promises, or is perhaps committed."
+            "--accept-data-loss",
+            help="Abort also a transaction that a checkpoint lists, or that may be committed. Its "
+            "records are then lost.",
         ),
     ] = False,
     storage: STORAGE = None,

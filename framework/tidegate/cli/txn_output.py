@@ -177,12 +177,14 @@ def as_json(each: Transaction, now_ms: int) -> dict[str, Any]:
         "start_ms": each.start_ms if began else None,
         "age_ms": now_ms - each.start_ms if began and each.state in OPEN else None,
         "timeout_ms": each.timeout_ms,
-        "partitions": [place_json(topic_partition) for topic_partition in each.partitions],
+        "partitions": [
+            topic_partition_json(topic_partition) for topic_partition in each.partitions
+        ],
         "job": job,
     }
 
 
-def place_json(topic_partition: TopicPartition) -> dict[str, Any]:
+def topic_partition_json(topic_partition: TopicPartition) -> dict[str, Any]:
     """Return a partition as a JSON object."""
     return {"topic": topic_partition.topic, "partition": topic_partition.partition}
 
@@ -191,7 +193,7 @@ def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
     """Return a transaction that is open on a partition, as a JSON object."""
     known = each.transaction
     return {
-        **place_json(each.topic_partition),
+        **topic_partition_json(each.topic_partition),
         "start_offset": each.producer.start_offset,
         "producer_id": each.producer.producer_id,
         "epoch": each.producer.epoch,
@@ -207,7 +209,7 @@ def open_transaction_json(each: OpenTransaction, now_ms: int) -> dict[str, Any]:
 def partition_json(each: PartitionStatus, now_ms: int) -> dict[str, Any]:
     """Return a partition and the transactions that are open on it, as a JSON object."""
     return {
-        **place_json(each.topic_partition),
+        **topic_partition_json(each.topic_partition),
         "leader": each.leader if each.leader >= 0 else None,
         "last_stable_offset": None if each.end_offsets is None else each.end_offsets.stable,
         "high_watermark": None if each.end_offsets is None else each.end_offsets.end,

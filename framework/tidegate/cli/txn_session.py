@@ -134,14 +134,14 @@ class Session:
                 self._inspector, topic_selector.topic, topic_selector.partition
             ).keys()
         self._require_broker(broker)
-        find_transactions = self._inspector.find_transactions(
+        listed = self._inspector.find_transactions(
             prefix=prefix, states=() if everything else OPEN, progress=self._progress
         )
         now_ms = self._clock.now_ms()
         found = [
             each
             for each in select_transactions(
-                find_transactions.transactions,
+                listed.transactions,
                 job=job,
                 topic_partitions=topic_partitions,
                 older_than_ms=older_than_ms,
@@ -151,14 +151,14 @@ class Session:
         ]
         if as_json:
             rows = [output.as_json(each, now_ms) for each in found]
-            self._print_json({"transactions": rows}, find_transactions.unreachable, now_ms)
+            self._print_json({"transactions": rows}, listed.unreachable, now_ms)
         elif found:
             output.print_table(output.COLUMNS, [output.row(each, now_ms) for each in found])
         else:
             what = "transactional id" if everything else "open transaction"
             print(f"tidegate: no {what} fits.", file=sys.stderr)
-        output.print_unreachable(find_transactions.unreachable)
-        return not find_transactions.unreachable
+        output.print_unreachable(listed.unreachable)
+        return not listed.unreachable
 
     def list_hanging(
         self,

@@ -175,7 +175,7 @@ def abort_refusal(journal_status: JournalStatus, transaction: Transaction) -> st
             return None
         case JournalStatus.PENDING_COMMIT:
             why = (
-                f"the journal of job {job} names {name} in its last checkpoint: its records are "
+                f"the journal of job {job} lists {name} in its last checkpoint: its records are "
                 "promised, and the job has continued behind them. Aborted, they are lost. Run the "
                 "job: it commits the transaction first of all."
             )
@@ -201,11 +201,11 @@ def journal(journal_status: JournalStatus) -> str:
         case JournalStatus.UNKNOWN:
             return "not found; --storage names the job's checkpoint storage"
         case JournalStatus.PENDING_COMMIT:
-            return "NAMED by the last publication, which is not settled: aborting it loses data"
+            return "LISTED by the last publication, which is not settled: aborting it loses data"
         case JournalStatus.CURRENT_ATTEMPT:
-            return "not named yet; of the newest attempt, whose next publication may name it"
+            return "not listed yet; of the newest attempt, whose next publication may list it"
         case JournalStatus.UNREFERENCED:
-            return "not named, and it will not be"
+            return "not listed, and it will not be"
 
 
 def outcome(ended: AbortOutcome, before: Transaction, after: Transaction | None) -> str:

@@ -43,7 +43,7 @@ from tidegate.commit.retry import (
     RetryPolicy,
     retry_kafka,
 )
-from tidegate.commit.transactional_ids import attempts_of, job_prefix
+from tidegate.commit.transactional_ids import job_prefix, list_attempts
 from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
@@ -326,7 +326,7 @@ def _refuse_deleted(
 
 def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None:
     """Refuse a name of which Kafka knows transactional ids, while its journal has no entries."""
-    others = sorted({journal_id for owner, journal_id, _ in attempts_of(listed) if owner == job})
+    others = sorted({journal_id for owner, journal_id, _ in list_attempts(listed) if owner == job})
     if others:
         message = (
             f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.commit.journal.state import JournalState
-from tidegate.commit.transactional_ids import attempts_of
+from tidegate.commit.transactional_ids import list_attempts
 from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId, Uid
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.subtask_snapshot import SourceSplit
@@ -74,7 +74,7 @@ def find_lost_tail(
     """
     attempts = [
         attempt
-        for owner, journal_id, attempt in attempts_of(listed)
+        for owner, journal_id, attempt in list_attempts(listed)
         if (owner, journal_id) == (job, state.journal_id)
     ]
     attempt = max(attempts, default=Attempt(0))

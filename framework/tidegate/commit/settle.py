@@ -73,7 +73,10 @@ def state_loss(
     storing: RetryPolicy,
 ) -> Procedure[NoReturn]:
     """End the other listed transactions, write `Lost`, and raise DataLossError."""
-    check(set(lost) <= set(journal.state.pending_commits), "what is not named can not be lost")
+    check(
+        set(lost) <= set(journal.state.pending_commits),
+        "a transaction that no publication lists cannot be lost",
+    )
     rest = [txn for txn in journal.uncommitted if txn not in lost]
     others = yield from end_transactions(rest, settled=False, retry_policy=ending)
     mark_committed(journal, others.ended)

@@ -80,7 +80,7 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
     )
 
 
-def attempts_of(ids: Iterable[TransactionalId]) -> set[tuple[JobName, str, Attempt]]:
+def list_attempts(ids: Iterable[TransactionalId]) -> set[tuple[JobName, str, Attempt]]:
     """Return job, journal id and attempt of the ids of tidegate, each combination once.
 
     Kafka keeps up to a million ids of a backfill for a week, and thousands of them have the same

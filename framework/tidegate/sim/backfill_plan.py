@@ -40,12 +40,12 @@ def with_backfills(plan: Plan, rng: random.Random) -> Plan:
     shape = SCATTERED if scatters else replace(plan.shape, plain=frozenset())
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
     at_once = int(len(plan.inputs) * AT_ONCE)
-    lives = _convert_job_runs(plan.job_runs, rng)
+    job_runs = _convert_job_runs(plan.job_runs, rng)
     return replace(
         plan,
         shape=shape,
         fault_rates=replace(plan.fault_rates, blackout=0.0),
-        job_runs=lives,
+        job_runs=job_runs,
         inputs=tuple(
             replace(each, at_s=0.0) if number < at_once else each
             for number, each in enumerate(plan.inputs)
@@ -53,14 +53,14 @@ def with_backfills(plan: Plan, rng: random.Random) -> Plan:
         settings={**plan.settings, "checkpoint": checkpoint},
         retention=False,
         mishaps=(),
-        swaps=(None,) * len(lives),
+        swaps=(None,) * len(job_runs),
         waves=WaveFaults.drawn(rng),
     )
 
 
-def _convert_job_runs(lives: tuple[JobRun, ...], rng: random.Random) -> tuple[JobRun, ...]:
+def _convert_job_runs(job_runs: tuple[JobRun, ...], rng: random.Random) -> tuple[JobRun, ...]:
     made = [
-        _as_backfill(job_run, rng) if rng.random() < BACKFILLED else job_run for job_run in lives
+        _as_backfill(job_run, rng) if rng.random() < BACKFILLED else job_run for job_run in job_runs
     ]
     if all(job_run.wave_offsets is None for job_run in made):
         made.insert(0, _as_backfill(_first(rng, "bounded"), rng))

@@ -58,7 +58,7 @@ class BackfillUser:
         self._world, self._process, self._plan, self._job_run = world, process, plan, job_run
         self._submission, self._config = submission, config
         self._scheduler = world.scheduler
-        self._chance = world.scheduler.random_for(f"backfill/{process.name}")
+        self._rng = world.scheduler.random_for(f"backfill/{process.name}")
         self._exits = SimQueue(self._scheduler)
         self._site = self._scheduler.process(f"{process.name} engine")
         self._second: SimProcess | None = None
@@ -82,8 +82,8 @@ class BackfillUser:
 
     def main(self) -> int:
         """Start drivers, one after the other, until the backfill is stopped or complete."""
-        if self._chance.random() < self._faults.second_driver:
-            after_s = SECOND_AFTER_S * self._chance.random()
+        if self._rng.random() < self._faults.second_driver:
+            after_s = SECOND_AFTER_S * self._rng.random()
             self._scheduler.call_later(after_s, self._start_second)
         while not self._ended:
             driver = self._start(self._process)
@@ -125,7 +125,7 @@ class BackfillUser:
         )
         main = guarded(driver, partial(self._drive, driver), FAILED)
         self._scheduler.call_later(
-            START_S * self._chance.uniform(0.2, 1.0),
+            START_S * self._rng.uniform(0.2, 1.0),
             lambda: driver.run_main(main) if driver.alive else None,
         )
         return driver

@@ -101,7 +101,7 @@ class SimCluster:
         """A Kafka cluster that is not the job's."""
         self._misdirected: ProcessFilter = nobody
         self.salts = Salts(scheduler)
-        self._chance = scheduler.random_for("cluster")
+        self._rng = scheduler.random_for("cluster")
 
     # --- what processes run (`processes.Programs`) ------------------------------------------------
 
@@ -137,9 +137,7 @@ class SimCluster:
         kafka = self.other_kafka if is_other else self.kafka
         made = kafka.process(name, SimClock(process))
         self._clients[name] = process, made
-        process.on_exit.append(
-            lambda _status: made.kill(drop_in_flight=self._chance.random() < 0.5)
-        )
+        process.on_exit.append(lambda _status: made.kill(drop_in_flight=self._rng.random() < 0.5))
         return made
 
     def reads(self, process: SimProcess, reader: FakeReader) -> None:

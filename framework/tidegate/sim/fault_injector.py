@@ -26,7 +26,7 @@ class FaultInjector:
     def __init__(self, world: SimCluster, fault_rates: FaultRates) -> None:
         self._world, self._fault_rates = world, fault_rates
         self._scheduler = world.scheduler
-        self._chance = world.scheduler.random_for("blows")
+        self._rng = world.scheduler.random_for("blows")
         rates = {
             "kill": fault_rates.kill,
             "freeze": fault_rates.freeze,
@@ -34,7 +34,7 @@ class FaultInjector:
             "partition": fault_rates.partitions,
         }
         self._fault_schedule = FaultSchedule(
-            {kind: rate for kind, rate in rates.items() if rate}, self._chance
+            {kind: rate for kind, rate in rates.items() if rate}, self._rng
         )
         self._due: list[tuple[int, str]] = []
         """Due faults: the turn and the kind of each."""
@@ -61,7 +61,7 @@ class FaultInjector:
         some transactions of the publication are committed and others are not.
         """
         self._blackout_s = seconds
-        self._awaits_end = self._chance.random() < 0.5
+        self._awaits_end = self._rng.random() < 0.5
         self._awaited = self._count_of_awaited()
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class FaultInjector:
     def between(self) -> None:
         """Inject the due faults. The scheduler calls it before each turn (`Scheduler.between`)."""
         if self._after_step and self._steps != self._world.watch.steps:
-            turn = self._scheduler.turns + self._chance.randrange(STEP_TURNS_MAX)
+            turn = self._scheduler.turns + self._rng.randrange(STEP_TURNS_MAX)
             self._due.append((turn, self._after_step.pop()))
         self._steps = self._world.watch.steps
         if self._blackout_s is not None:
@@ -96,7 +96,7 @@ class FaultInjector:
         now = self._scheduler.turns
         if self._blackout_turn is None:
             if self._count_of_awaited() > self._awaited:
-                self._blackout_turn = now + self._chance.randrange(STEP_TURNS_MAX)
+                self._blackout_turn = now + self._rng.randrange(STEP_TURNS_MAX)
         elif now >= self._blackout_turn:
             self._blackout_s = None
             self.blackout_ends_s = self._scheduler.now + seconds
@@ -107,11 +107,11 @@ class FaultInjector:
         if self.over:
             return
         kind = self._fault_schedule.draw()
-        if self._chance.random() < self._fault_rates.at_steps:
+        if self._rng.random() < self._fault_rates.at_steps:
             self._after_step.append(kind)
             self._steps = self._world.watch.steps
         else:
-            self._due.append((self._scheduler.turns + self._chance.randrange(TURNS_MAX), kind))
+            self._due.append((self._scheduler.turns + self._rng.randrange(TURNS_MAX), kind))
         self.begin()
 
     def _inject(self, kind: str) -> None:
@@ -144,9 +144,9 @@ class FaultInjector:
         alive = [process for process in self._scheduler.processes if process.alive]
         if len(alive) < 2:
             return
-        one = self._chance.sample(alive, self._chance.randint(1, len(alive) - 1))
-        both = self._chance.random() < 0.7
-        if self._chance.random() < BETWEEN_HOSTS:
+        one = self._rng.sample(alive, self._rng.randint(1, len(alive) - 1))
+        both = self._rng.random() < 0.7
+        if self._rng.random() < BETWEEN_HOSTS:
             hosts = {host_of(process) for process in one[: len(one) // 2 + 1]}
             one = [process for process in alive if host_of(process) in hosts]
         other = [process for process in alive if process not in one]
@@ -165,10 +165,10 @@ class FaultInjector:
                 kinds.setdefault(kind_of(process), []).append(process)
         if not kinds:
             return None
-        return self._chance.choice(kinds[self._chance.choice(sorted(kinds))])
+        return self._rng.choice(kinds[self._rng.choice(sorted(kinds))])
 
     def _lasts(self, mean_s: float) -> float:
-        return min(self._chance.expovariate(1 / mean_s), 30.0)
+        return min(self._rng.expovariate(1 / mean_s), 30.0)
 
     def _record_event(self, what: str, *details: object) -> None:
         self._scheduler.story.record(self._scheduler.now, "world", what, *details)

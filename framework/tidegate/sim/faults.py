@@ -176,7 +176,7 @@ class RequestFaults:
 
     def __init__(self, scheduler: Scheduler, fault_rates: FaultRates) -> None:
         self._scheduler, self._fault_rates = scheduler, fault_rates
-        self._chance = scheduler.random_for("trouble")
+        self._rng = scheduler.random_for("trouble")
         self._starts = scheduler.random_for("starts")
         self._refused: set[str] = set()
         """Roles whose last start failed."""
@@ -225,11 +225,11 @@ class RequestFaults:
         hanging = None if self.hanging is None else self.hanging(process, kind)
         if hanging is not None:
             return hanging
-        fault_rates, draw = self._fault_rates, self._chance.random
+        fault_rates, draw = self._fault_rates, self._rng.random
         if draw() >= fault_rates.storage_slow:
             delays_s = (0.0, 0.0)
         else:
-            delays_s = (_delay(self._chance), _delay(self._chance))
+            delays_s = (_delay(self._rng), _delay(self._rng))
         if self.over:
             return StorageVerdict(request_s=delays_s[0], answer_s=delays_s[1])
         if fault_rates.storage_fails and draw() < fault_rates.storage_fails:
@@ -241,23 +241,23 @@ class RequestFaults:
         return StorageVerdict(request_s=delays_s[0], answer_s=delays_s[1])
 
     def _unknown(self, kind: str) -> StorageVerdict:
-        what = self._chance.random()
+        what = self._rng.random()
         if what < 0.3 or kind in {"get", "list"}:
             return StorageVerdict(request_lost=True, timeout_s=CLIENT_TIMEOUT_S)
         if what < 0.7:
             return StorageVerdict(timeout_s=CLIENT_TIMEOUT_S)
-        late_s = CLIENT_TIMEOUT_S + LATE_S_MAX * self._chance.random()
+        late_s = CLIENT_TIMEOUT_S + LATE_S_MAX * self._rng.random()
         return StorageVerdict(request_s=late_s, timeout_s=CLIENT_TIMEOUT_S)
 
     # --- brokers --------------------------------------------------------------------------------
 
     def decide(self, call: Call) -> Verdict:
         """Return the verdict of a broker request, as in `kafka.faults.Faults`."""
-        fault_rates, draw = self._fault_rates, self._chance.random
+        fault_rates, draw = self._fault_rates, self._rng.random
         if draw() >= fault_rates.kafka_slow:
             request_s = answer_s = 0.0
         else:
-            request_s, answer_s = _delay(self._chance), _delay(self._chance)
+            request_s, answer_s = _delay(self._rng), _delay(self._rng)
         if not self.over:
             wrong = self._draw_fault(call, request_s, answer_s)
             if wrong is not None:
@@ -269,7 +269,7 @@ class RequestFaults:
         return Verdict(request_s=request_s, answer_s=answer_s)
 
     def _draw_fault(self, call: Call, request_s: float, answer_s: float) -> Verdict | None:
-        fault_rates, draw = self._fault_rates, self._chance.random
+        fault_rates, draw = self._fault_rates, self._rng.random
         if self._scheduler.now < self._outage_until_s:
             return unreachable(request_s + 0.05)
         if fault_rates.kafka_lost and draw() < fault_rates.kafka_lost:
@@ -277,7 +277,7 @@ class RequestFaults:
         if fault_rates.kafka_unanswered and draw() < fault_rates.kafka_unanswered:
             return answer_lost(request_s, NOTICED_S_MAX * draw())
         if fault_rates.kafka_refused and draw() < fault_rates.kafka_refused:
-            code = _refusal(call, self._chance)
+            code = _refusal(call, self._rng)
             if code is not None:
                 return refused(code, answer_s)
         rejected = fault_rates.kafka_rejected if call.api is Api.PRODUCE else 0.0
@@ -310,16 +310,16 @@ class FaultSchedule:
     """The times of kills, freezes, outages and partitions, with exponential intervals."""
 
     def __init__(self, rates: dict[str, float], rng: random.Random) -> None:
-        self._rates, self._chance = rates, rng
+        self._rates, self._rng = rates, rng
         self._total = sum(rates.values())
 
     def next_in_s(self) -> float:
         """Return the time until the next fault; infinite if there are no faults."""
-        return self._chance.expovariate(self._total) if self._total else math.inf
+        return self._rng.expovariate(self._total) if self._total else math.inf
 
     def draw(self) -> str:
         """Draw the kind of the next fault."""
-        point = self._chance.random() * self._total
+        point = self._rng.random() * self._total
         for kind, rate in self._rates.items():
             point -= rate
             if point < 0:

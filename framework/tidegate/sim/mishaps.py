@@ -92,7 +92,7 @@ class Mishaps:
     ) -> None:
         self._world, self._mishaps, self._begun = world, mishaps, begun
         self._scheduler = world.scheduler
-        self._chance = world.scheduler.random_for("mishaps")
+        self._rng = world.scheduler.random_for("mishaps")
         self._now: Mishap | None = None
         self._over = False
 
@@ -144,7 +144,7 @@ class Mishaps:
             world.mount_other(self._another(ANOTHER), selects)
         elif kind == SLOTS_ELSEWHERE:
             # A copy has the same identity. Only the claim distinguishes it from the job's storage.
-            is_copy = self._chance.random() < COPIES
+            is_copy = self._rng.random() < COPIES
             identity = world.blobs.identity if is_copy else ANOTHER
             world.mount_other(self._another(identity), selects)
         elif kind == SLOTS_MISDIRECTED:
@@ -156,7 +156,7 @@ class Mishaps:
 
     def _another(self, identity: str) -> MemoryBlobs:
         """Return an empty storage, or a copy from before the claim of the current attempt."""
-        if self._chance.random() < 0.5:
+        if self._rng.random() < 0.5:
             return MemoryBlobs(identity)
         return older_copy(self._world.blobs, self._world.watch.journal.attempt, identity)
 
@@ -170,7 +170,7 @@ class Mishaps:
     def _host(self) -> SimProcess | None:
         """Draw a host that runs slots."""
         hosts = {host_of(process).pid: host_of(process) for process in self._slots()}
-        return hosts[self._chance.choice(sorted(hosts))] if hosts else None
+        return hosts[self._rng.choice(sorted(hosts))] if hosts else None
 
     def _new_slots_of(self, host: SimProcess, met: Callable[[], None]) -> ProcessFilter:
         """Select the new slots of a host.
@@ -194,14 +194,14 @@ class Mishaps:
 
     def _verdict(self, process: SimProcess, kind: str) -> StorageVerdict | None:
         """Return the verdict of a call while the storage hangs; None for a call that does not."""
-        if self._now is None or self._now.kind != HANGS or self._chance.random() >= HANGING:
+        if self._now is None or self._now.kind != HANGS or self._rng.random() >= HANGING:
             return None
         if kind_of(process) in {"jobmaster", "slot"}:
-            if self._chance.random() < FOR_EVER:
+            if self._rng.random() < FOR_EVER:
                 self._record_event("a call never returns: %s of %s", kind, process.name)
                 return StorageVerdict(hangs=True)
-            return StorageVerdict(answer_s=self._chance.uniform(*LATE_S))
-        return StorageVerdict(answer_s=self._chance.uniform(0.0, SLOW_S))
+            return StorageVerdict(answer_s=self._rng.uniform(*LATE_S))
+        return StorageVerdict(answer_s=self._rng.uniform(0.0, SLOW_S))
 
     def _record_event(self, what: str, *details: object) -> None:
         self._scheduler.story.record(self._scheduler.now, "world", what, *details)

@@ -61,20 +61,20 @@ class NetworkConditions:
 class MessageFaults:
     """A `network.Fate` that draws the delivery of each message from the network conditions."""
 
-    __slots__ = ("_chance", "weather")
+    __slots__ = ("_rng", "conditions")
 
-    def __init__(self, weather: NetworkConditions, rng: random.Random) -> None:
-        self.weather, self._chance = weather, rng
+    def __init__(self, conditions: NetworkConditions, rng: random.Random) -> None:
+        self.conditions, self._rng = conditions, rng
 
     def __call__(self, _sender: SimProcess, _receiver: SimProcess, kind: str) -> Copies:
-        weather, draw = self.weather, self._chance.random
-        delay_s = 2 * weather.latency_s * draw()
-        if weather.late and draw() < weather.late:
-            delay_s += weather.late_s_max * draw()
+        conditions, draw = self.conditions, self._rng.random
+        delay_s = 2 * conditions.latency_s * draw()
+        if conditions.late and draw() < conditions.late:
+            delay_s += conditions.late_s_max * draw()
         if kind == "frame":
-            return () if weather.breaks and draw() < weather.breaks else (delay_s,)
-        if weather.lost and draw() < weather.lost:
+            return () if conditions.breaks and draw() < conditions.breaks else (delay_s,)
+        if conditions.lost and draw() < conditions.lost:
             return ()
-        if weather.twice and draw() < weather.twice:
-            return (delay_s, delay_s + weather.late_s_max * draw())
+        if conditions.twice and draw() < conditions.twice:
+            return (delay_s, delay_s + conditions.late_s_max * draw())
         return (delay_s,)

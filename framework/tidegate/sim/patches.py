@@ -76,7 +76,7 @@ class Salts:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._chance = scheduler.random_for("salts")
+        self._rng = scheduler.random_for("salts")
         self._salts: dict[int, str] = {}
         """The salt of each process, by pid."""
 
@@ -88,7 +88,7 @@ class Salts:
         """Return the salt of the running process."""
         pid = self._scheduler.running().process.pid
         if pid not in self._salts:
-            self._salts[pid] = self._chance.randbytes(2).hex()
+            self._salts[pid] = self._rng.randbytes(2).hex()
         return self._salts[pid]
 
 

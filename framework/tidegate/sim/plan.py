@@ -93,7 +93,7 @@ class Plan:
 
     shape: Shape
     fault_rates: FaultRates
-    weather: NetworkConditions
+    conditions: NetworkConditions
     job_runs: tuple[JobRun, ...]
     inputs: tuple[Input, ...]
     partitions: dict[str, int]
@@ -131,8 +131,8 @@ class Plan:
         bounded = rng.random() < 0.2
         until_s = 0.0 if bounded else fault_rates.fault_period_s
         partitions = {topic: rng.randint(1, 3) for topic in (*shape.sources, *shape.sinks)}
-        weather = NetworkConditions.drawn(rng) if fault_rates.any() else NetworkConditions()
-        lives = _draw_job_runs(rng, bounded=bounded)
+        conditions = NetworkConditions.drawn(rng) if fault_rates.any() else NetworkConditions()
+        job_runs = _draw_job_runs(rng, bounded=bounded)
         events = _Events(rng, shape, partitions)
         trickle = events.trickle(until_s)
         settings = _settings(rng)
@@ -141,11 +141,11 @@ class Plan:
             rng, busy=bool(load.work_s), short_timeouts=load.short_timeout_ms is not None
         )
         fault_rates = fault_rates.with_failing_starts(rng)
-        lives, retained = _choose_restores(rng, lives, losing=bool(fault_rates.blackout))
+        job_runs, retained = _choose_restores(rng, job_runs, losing=bool(fault_rates.blackout))
         settings["checkpoint"]["num_retained"] = retained
         shape = _choose_at_least_once_sinks(rng, shape)
         goes_back = bool(fault_rates.blackout) or any(
-            job_run.restore_back is not None for job_run in lives
+            job_run.restore_back is not None for job_run in job_runs
         )
         inputs = _numbered(trickle + events.bursts(load, until_s))
         retention = rng.random() < RETENTION and not goes_back
@@ -154,8 +154,8 @@ class Plan:
         return cls(
             shape=shape,
             fault_rates=fault_rates,
-            weather=weather,
-            job_runs=lives,
+            conditions=conditions,
+            job_runs=job_runs,
             inputs=inputs,
             partitions=partitions,
             settings=_shorten_tolerated_outage(load.adjust_settings(settings))
@@ -167,7 +167,7 @@ class Plan:
             failing_open=_failing_open(rng, fault_rates),
             mishaps=mishaps.drawn(rng, fault_rates, session_cluster=session_cluster),
             swaps=swaps.drawn(
-                rng, lives, shape, losing=bool(fault_rates.blackout), retention=retention
+                rng, job_runs, shape, losing=bool(fault_rates.blackout), retention=retention
             ),
             crashing=_crashing(rng, fault_rates),
         )
@@ -185,13 +185,13 @@ def _draw_job_runs(rng: random.Random, *, bounded: bool) -> tuple[JobRun, ...]:
     count = rng.choice((1, 1, 1, 2, 2, 3))
     ends = [rng.choice(("stop", "cancel", "crash")) for _ in range(count - 1)]
     ends.append("bounded" if bounded else "finished")
-    lives = []
+    job_runs = []
     for end in ends:
         parallelism = rng.choice((1, 2, 2, 3))
         managers = rng.randint(1, parallelism)
         slots = -(-parallelism // managers) + rng.choice((0, 0, 1))
-        lives.append(JobRun(parallelism, managers, slots, end, rng.random()))
-    return tuple(lives)
+        job_runs.append(JobRun(parallelism, managers, slots, end, rng.random()))
+    return tuple(job_runs)
 
 
 def _choose_at_least_once_sinks(rng: random.Random, shape: Shape) -> Shape:
@@ -224,7 +224,7 @@ def _crashing(rng: random.Random, fault_rates: FaultRates) -> tuple[float, float
 
 
 def _choose_restores(
-    rng: random.Random, lives: tuple[JobRun, ...], *, losing: bool
+    rng: random.Random, job_runs: tuple[JobRun, ...], *, losing: bool
 ) -> tuple[tuple[JobRun, ...], int]:
     """Let some job runs restore an older checkpoint. Also return the number of retained ones.
 
@@ -232,11 +232,14 @@ def _choose_restores(
     checkpoints are left to restore.
     """
     retained, some = rng.randint(RETAINED_MIN, RETAINED_MAX), rng.random() < RESTORE_BACK_SHARE
-    backs = [rng.randrange(retained) for _ in lives]
-    if losing or not some or len(lives) == 1:
-        return lives, RETAINED_MIN
-    later = zip(lives[1:], backs, strict=False)
-    return (lives[0], *(replace(job_run, restore_back=back) for job_run, back in later)), retained
+    backs = [rng.randrange(retained) for _ in job_runs]
+    if losing or not some or len(job_runs) == 1:
+        return job_runs, RETAINED_MIN
+    later = zip(job_runs[1:], backs, strict=False)
+    return (
+        job_runs[0],
+        *(replace(job_run, restore_back=back) for job_run, back in later),
+    ), retained
 
 
 class _Draft(NamedTuple):
@@ -254,12 +257,12 @@ class _Events:
     """The random input of the sources of a run."""
 
     def __init__(self, rng: random.Random, shape: Shape, partitions: dict[str, int]) -> None:
-        self._chance, self._shape, self._partitions = rng, shape, partitions
+        self._rng, self._shape, self._partitions = rng, shape, partitions
         self._aborts = 0.0
 
     def trickle(self, until_s: float) -> list[_Draft]:
         """Draw records at random times."""
-        rng = self._chance
+        rng = self._rng
         self._aborts = rng.choice((0.0, 0.0, 0.1))
         times_s = sorted(until_s * rng.random() for _ in range(rng.randint(20, 120)))
         return [self._draft(at_s) for at_s in times_s]
@@ -271,7 +274,7 @@ class _Events:
         ]
 
     def _draft(self, at_s: float) -> _Draft:
-        rng = self._chance
+        rng = self._rng
         topic = rng.choice(self._shape.sources)
         partition = rng.randrange(self._partitions[topic])
         key, amount = rng.choice(KEYS), rng.randint(1, 100)

@@ -36,7 +36,7 @@ class Retention:
     """The retention of one run. `rng` decides at each due look whether records are deleted."""
 
     def __init__(self, world: SimCluster, rng: random.Random) -> None:
-        self._world, self._chance = world, rng
+        self._world, self._rng = world, rng
         self._samples: deque[_PositionSample] = deque()
         self.expired = 0
         """Number of deleted offsets."""
@@ -56,7 +56,7 @@ class Retention:
             samples.append(_PositionSample(attempt, published, self._world.read_positions(attempt)))
         if samples[0].published + LATER <= published:
             read_positions = samples.popleft().read_positions
-            if self._chance.random() < 0.5:
+            if self._rng.random() < 0.5:
                 self._delete_records(read_positions)
 
     def _delete_records(self, read_positions: dict[TopicPartition, int]) -> None:

@@ -146,7 +146,9 @@ class Run:
         self._oracle = Oracle(plan.shape)
         self._request_faults = RequestFaults(scheduler, plan.fault_rates)
         self.world = SimCluster(scheduler, self._request_faults, self._oracle)
-        self.world.network.delivery = MessageFaults(plan.weather, scheduler.random_for("weather"))
+        self.world.network.delivery = MessageFaults(
+            plan.conditions, scheduler.random_for("weather")
+        )
         self._fault_injector = FaultInjector(self.world, plan.fault_rates)
         self._checker = self.world.watch
         self._checker.may_lose = bool(plan.fault_rates.blackout)
@@ -263,16 +265,16 @@ class Run:
 
     def _describe_plan(self) -> str:
         plan = self.plan
-        lives = ", ".join(
+        job_runs = ", ".join(
             f"{each.ends} at p={each.parallelism}"
             + f" in waves of {each.wave_offsets}" * (each.wave_offsets is not None)
             + f" from {each.restore_back} back" * (each.restore_back is not None)
             for each in plan.job_runs
         )
         return (
-            f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; {lives}; "
-            f"{len(plan.inputs)} records; "
-            f"partitions {plan.partitions}; {plan.fault_rates}; {plan.weather}; {plan.load}; "
+            f"{plan.shape.pipeline.__name__}, at least once {sorted(plan.shape.plain)}; "
+            f"{job_runs}; {len(plan.inputs)} records; "
+            f"partitions {plan.partitions}; {plan.fault_rates}; {plan.conditions}; {plan.load}; "
             f"{'retention; ' if plan.retention else ''}"
             f"{'a session cluster; ' if plan.session_cluster else ''}"
             f"{'user code cannot open; ' if plan.failing_open else ''}"

@@ -74,11 +74,11 @@ class HasBack(Protocol):
 
 
 def drawn(
-    rng: random.Random, lives: Sequence[HasBack], shape: Shape, *, losing: bool, retention: bool
+    rng: random.Random, job_runs: Sequence[HasBack], shape: Shape, *, losing: bool, retention: bool
 ) -> tuple[Swap | None, ...]:
     """Draw the swap before each job run, or None."""
-    swaps: list[Swap | None] = [None] * len(lives)
-    by_hand = any(job_run.restore_back is not None for job_run in lives)
+    swaps: list[Swap | None] = [None] * len(job_runs)
+    by_hand = any(job_run.restore_back is not None for job_run in job_runs)
     if rng.random() >= RUNS or losing:
         return tuple(swaps)
     kinds = [OTHER_CLUSTER]
@@ -88,7 +88,7 @@ def drawn(
         kinds += [MIRROR, MIRROR]
     if not (by_hand or retention or shape.plain):
         kinds += [RECREATED, RECREATED, RECREATED]
-    for number, job_run in enumerate(lives):
+    for number, job_run in enumerate(job_runs):
         if number and job_run.restore_back is None and rng.random() < SWAPS:
             swaps[number] = Swap(rng.choice(kinds), rng.randint(1, REFUSALS_MAX))
     return tuple(swaps)
@@ -105,7 +105,7 @@ class Swaps:
         write: Callable[[TopicPartition, Event], None],
     ) -> None:
         self._world, self._oracle, self._swaps, self._write = world, oracle, swaps, write
-        self._chance = world.scheduler.random_for("swaps")
+        self._rng = world.scheduler.random_for("swaps")
         self.active: Swap | None = None
         """The current swap, until the user corrects it."""
         self._refusals = 0
@@ -193,7 +193,7 @@ class Swaps:
         newest = max((parts.attempt for parts in listed if parts), default=0)
         if not self._copies or newest <= self._copies[0][0]:
             return False
-        identity = self._chance.choice((ANOTHER, self._world.blobs.identity))
+        identity = self._rng.choice((ANOTHER, self._world.blobs.identity))
         self._world.mount_other(MemoryBlobs(identity, self._copies[0][1]), everyone)
         return True
 
@@ -216,9 +216,9 @@ class Swaps:
     def _recreate(self) -> None:
         """Create a topic again, with fewer records than the job has read, or with more."""
         kafka, last = self._world.kafka, self._world.watch.journal.last
-        topic = self._chance.choice(sorted({topic for _, topic, _ in last.offsets}))
+        topic = self._rng.choice(sorted({topic for _, topic, _ in last.offsets}))
         count = len([log for log in kafka.logs() if log.topic_partition.topic == topic])
-        longer = self._chance.random() < 0.5
+        longer = self._rng.random() < 0.5
         kafka.delete_topic(topic)
         kafka.create_topic(topic, count)
         self._oracle.recreated(topic)
@@ -235,11 +235,11 @@ class Swaps:
             for (_, topic, partition), offset in last.offsets.items()
             if TopicPartition(topic, partition) == topic_partition
         )
-        more = self._chance.randint(1, MORE_RECORDS_MAX)
-        count = position + more if longer else self._chance.randint(0, max(0, position - 1))
+        more = self._rng.randint(1, MORE_RECORDS_MAX)
+        count = position + more if longer else self._rng.randint(0, max(0, position - 1))
         for number in range(count):
             name = f"{topic_partition.topic}-{topic_partition.partition}:new.{self.met}.{number}"
-            key, amount = self._chance.choice(KEYS), self._chance.randint(1, 100)
+            key, amount = self._rng.choice(KEYS), self._rng.randint(1, 100)
             self._write(topic_partition, Event(name, key, amount))
 
     def _correct(self, swap: Swap) -> None:

@@ -268,13 +268,13 @@ class SimEntropy:
     """The `ports.entropy.Entropy` of one process."""
 
     def __init__(self, process: SimProcess) -> None:
-        self._chance = process.scheduler.random_for(f"entropy/{process.pid}")
+        self._rng = process.scheduler.random_for(f"entropy/{process.pid}")
 
     def token_hex(self, nbytes: int) -> str:
-        return self._chance.randbytes(nbytes).hex()
+        return self._rng.randbytes(nbytes).hex()
 
     def random(self) -> float:
-        return self._chance.random()
+        return self._rng.random()
 
 
 class SimCurrentProcess:

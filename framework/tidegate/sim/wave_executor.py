@@ -201,7 +201,7 @@ class _Job:
 
     def __init__(self, executor: SimExecutor, wave: WaveTasks) -> None:
         self._executor, self._wave = executor, wave
-        self._chance, self._faults = executor.rng, executor.faults
+        self._rng, self._faults = executor.rng, executor.faults
         self._outputs: dict[TaskId, _Run] = {}
         """The run whose output counts, for each task."""
         self._lost: dict[TaskId, _Run] = {}
@@ -256,7 +256,7 @@ class _Job:
     def _launch(self, task: TaskId) -> None:
         senders = [TaskId(task.level - 1, index) for index in range(len(self._wave.deploys))]
         if task.level and self._hits(self._faults.loses):
-            lost = self._chance.choice(senders)
+            lost = self._rng.choice(senders)
             self._lost[lost] = self._outputs.pop(lost)
             self._executor.scheduler.record_event("the output of %s is lost", lost)
             self._await([lost])
@@ -272,13 +272,13 @@ class _Job:
         worker.tasks.put((self._wave, run))
         self._running += 1
         if self._hits(faults.dies):
-            after_s = self._chance.expovariate(1 / DIES_AFTER_S)
+            after_s = self._rng.expovariate(1 / DIES_AFTER_S)
             executor.scheduler.call_later(after_s, partial(executor.kill, run))
         if self._hits(faults.speculates):
-            executor.later(_Slow(run), self._chance.expovariate(1 / SPECULATES_AFTER_S))
+            executor.later(_Slow(run), self._rng.expovariate(1 / SPECULATES_AFTER_S))
 
     def _hits(self, share: float) -> bool:
-        return self._chance.random() < share and not self._executor.over
+        return self._rng.random() < share and not self._executor.over
 
     # --- rows -----------------------------------------------------------------------------------
 
@@ -297,16 +297,16 @@ class _Job:
         """Return a mixture of the rows of two runs of a sender, or all rows but one."""
         again = [sender for sender in self._lost if sender.level == task.level - 1]
         if again:
-            sender = self._chance.choice(again)
+            sender = self._rng.choice(again)
             others = self._rows_for(task, {**self._outputs, sender: self._lost[sender]})
             torn = [
                 row
                 for row in sorted({*rows, *others}, key=_whole)
-                if (row in rows and row in others) or self._chance.random() < 1 / 2
+                if (row in rows and row in others) or self._rng.random() < 1 / 2
             ]
             return sorted(torn, key=ORDER)
         channel = [row for row in rows if row.edge != REPORT]
-        missing = self._chance.choice(channel) if channel else None  # a task that failed sent none
+        missing = self._rng.choice(channel) if channel else None  # a task that failed sent none
         return [row for row in rows if row is not missing]
 
     def _flaw(self, reports: Sequence[TaskReport]) -> str:

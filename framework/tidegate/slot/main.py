@@ -61,7 +61,7 @@ moving in a channel that carries few records."""
 
 BUSY_WAIT_SHARE_MAX: Final = 0.5
 MEASURE_INTERVAL_S: Final = 0.05
-"""A slot counts as saturated if it waited for records for less than `BUSY_WAIT_SHARE_MAX` of the
+"""A slot counts as busy if it waited for records for less than `BUSY_WAIT_SHARE_MAX` of the
 time between two measurements. The time between two measurements is at least `MEASURE_INTERVAL_S`,
 in seconds.
 """
@@ -261,7 +261,7 @@ class Slot:
         if self._tasks:
             return  # repeated delivery
         local = self._local = self._make_local_state_dir(deploy.journal_id)
-        assembly = TaskBuilder(
+        task_builder = TaskBuilder(
             deploy,
             SlotContext(
                 config=self._config,
@@ -274,13 +274,13 @@ class Slot:
             ),
         )
         channels = SlotChannels(
-            assembly.plan,
-            assembly.graph,
+            task_builder.plan,
+            task_builder.graph,
             ordinal=deploy.ordinal,
             initial_credit=self._config.exchange.credits,
             exchange=self._required_exchange(),
         )
-        self._tasks = assembly.tasks(channels)
+        self._tasks = task_builder.tasks(channels)
         channels.connect(
             deploy.peers,
             post=lambda action: self._engine.post(action, None),
@@ -294,10 +294,10 @@ class Slot:
         self._drivers.process.freeze_gc()  # after the user's modules and their data are loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
 
-    def _make_local_state_dir(self, journal: str) -> LocalStateDir:
+    def _make_local_state_dir(self, journal_id: str) -> LocalStateDir:
         """Make and return the folder for the slot's local state. The folder is empty."""
         start = self._start
-        root = Path(start.working_folder, self._config.state.local_dir, start.job, journal)
+        root = Path(start.working_folder, self._config.state.local_dir, start.job, journal_id)
         local = LocalStateDir(root, start.attempt, f"{start.ordinal}-{start.allocation_id}")
         try:
             local.make()

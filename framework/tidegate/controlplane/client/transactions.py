@@ -94,12 +94,10 @@ def open_transactions(
     unreachable = seen.unreachable
     complete = True
     if producer_ids:
-        find_transactions = inspector.find_transactions(
-            producer_ids=producer_ids, progress=progress
-        )
-        known = {each.producer_id: each for each in find_transactions.transactions}
-        complete = not find_transactions.unreachable
-        unreachable += find_transactions.unreachable
+        listed = inspector.find_transactions(producer_ids=producer_ids, progress=progress)
+        known = {each.producer_id: each for each in listed.transactions}
+        complete = not listed.unreachable
+        unreachable += listed.unreachable
     now_ms = clock.now_ms()
     open_transactions = {
         topic_partition: tuple(

@@ -165,14 +165,14 @@ class EffectRunner:
         """
         outcomes = self._threads.queue()
 
-        def run(location: int, procedure: Procedure[Any]) -> None:
+        def run(index: int, procedure: Procedure[Any]) -> None:
             try:
-                outcomes.put((location, self.run(procedure), None))
+                outcomes.put((index, self.run(procedure), None))
             except BaseException as error:  # noqa: BLE001 - raised below, by who waits
-                outcomes.put((location, None, error))
+                outcomes.put((index, None, error))
 
-        for location, procedure in enumerate(effect.procedures):
-            self._gather_pool.submit(partial(run, location, procedure))
+        for index, procedure in enumerate(effect.procedures):
+            self._gather_pool.submit(partial(run, index, procedure))
         ended = sorted((outcomes.get() for _ in effect.procedures), key=itemgetter(0))
         for _, _, error in ended:
             if error is not None:

@@ -54,7 +54,8 @@ def restart_strategy(settings: RestartSettings, random: Callable[[], float]) -> 
 
 class ExponentialDelay:
     """A strategy in which each delay is `backoff_multiplier` times the one before, up to
-    `max_backoff`. Each delay is then changed at random by up to `jitter`, a share of the delay.
+    `max_backoff`. Each delay is then changed at random by up to `jitter_factor`, a share of the
+    delay.
     """
 
     def __init__(self, settings: RestartSettings, random: Callable[[], float]) -> None:

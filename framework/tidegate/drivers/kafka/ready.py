@@ -48,7 +48,7 @@ def wait_ready(
     """
     deadline = time.monotonic() + timeout_s
     for port, what, ask in _readiness_checks(ports, warm=warm):
-        while not _yes(ask):
+        while not _holds(ask):
             still_alive()
             if time.monotonic() > deadline:
                 return Unready(port, what)
@@ -71,9 +71,9 @@ def _readiness_checks(
         yield first, "did not give a producer id", partial(_gives_producer_ids, first)
 
 
-def _yes(question: _ReadinessCheck) -> bool:
+def _holds(check: _ReadinessCheck) -> bool:
     try:
-        return question()
+        return check()
     except (OSError, struct.error):
         return False  # the broker does not listen yet, or it closed the connection
 

@@ -46,8 +46,8 @@ def encode_arguments(arguments: Mapping[str, object]) -> bytes:
 
 
 def read_arguments() -> dict[str, Any]:
-    """Read the parent's line and return the arguments. Afterwards the pipe is only the parent pipe.
-    Exit if the parent is already gone.
+    """Read the parent's line and return the arguments. Afterwards the pipe only shows that the
+    parent is alive. Exit if the parent is already gone.
 
     `fds` of the result are the file descriptors that the parent has passed, with their numbers in
     this process.
