@@ -18,11 +18,11 @@ from tidegate.graph.stream_graph import MAIN, Edge, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
-ORIGIN = TopicPartition("orders", 3)
+TOPIC_PARTITION = TopicPartition("orders", 3)
 
 
 def batch(*values: object, keys: list[bytes | None] | None = None) -> RecordBatch:
-    return RecordBatch(list(values), list(range(100, 100 + len(values))), ORIGIN, keys)
+    return RecordBatch(list(values), list(range(100, 100 + len(values))), TOPIC_PARTITION, keys)
 
 
 def step(kind: str, function: object, number: int = 1, **fields: Any) -> Node:
@@ -58,7 +58,7 @@ def test_fused_steps_keep_offsets_and_source_keys_parallel_to_the_values() -> No
     assert out.values() == [20, 40, 40]
     assert out.offsets() == [101, 103, 103]
     assert out[0].keys == [b"b", b"d", b"d"]
-    assert out[0].topic_partition == ORIGIN
+    assert out[0].topic_partition == TOPIC_PARTITION
 
 
 def doubled(value: int) -> int:

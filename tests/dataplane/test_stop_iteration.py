@@ -37,7 +37,7 @@ from tidegate.stream_elements import TopicPartition
 from tidegate.testing import PipelineTest
 from tidegate.testing.pipeline_test import _Message
 
-ORIGIN = TopicPartition("words", 0)
+TOPIC_PARTITION = TopicPartition("words", 0)
 BATCHES = (("none", "b1", "c2", "d3"), ("a0", "b0", "none", "d3"), ("a0", "b1", "c2", "none"))
 
 
@@ -148,7 +148,7 @@ def test_sink_loses_no_record_when_encoding_raises_stop_iteration(
 def messages(words: Iterable[str]) -> list[_Message]:
     return [
         _Message(
-            topic_partition=ORIGIN,
+            topic_partition=TOPIC_PARTITION,
             of_value=word.encode(),
             of_key=b"key",
             of_headers=(),
@@ -174,11 +174,11 @@ def test_source_loses_no_record_when_decoding_raises_stop_iteration(
     decoder = BatchDecoder(source, Uid("words"), Counters(), keep_keys=False)
     index = words.index("none")
     with pytest.raises(BadRecordError, match=f"offset {10 + index} .*StopIteration"):
-        decoder.decode(ORIGIN, messages(words))
+        decoder.decode(TOPIC_PARTITION, messages(words))
     counters = Counters()
     tolerant = SOURCES[kind](on_bad_record="skip")
     decoder = BatchDecoder(tolerant, Uid("words"), counters, keep_keys=True)
-    decoded = decoder.decode(ORIGIN, messages(words))
+    decoded = decoder.decode(TOPIC_PARTITION, messages(words))
     assert [*decoded.offsets] == [10 + n for n in range(4) if n != index]
     assert len(decoded.values) == len(decoded.keys or ()) == 3
     assert counters.skipped == 1

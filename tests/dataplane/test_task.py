@@ -33,14 +33,14 @@ from tidegate.ids import (
 from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
 
-ORIGIN = TopicPartition("orders", 0)
+TOPIC_PARTITION = TopicPartition("orders", 0)
 SUBTASK = SubtaskId(VertexId("v"), SubtaskIndex(0))
 C1, C2 = CheckpointId(Attempt(1), 1), CheckpointId(Attempt(1), 2)
 DoneCall = Callable[[tuple[PreparedTransaction, ...]], None]
 
 
 def batch(*offsets: int) -> RecordBatch:
-    return RecordBatch(list(offsets), list(offsets), ORIGIN)
+    return RecordBatch(list(offsets), list(offsets), TOPIC_PARTITION)
 
 
 def transaction(name: str) -> PreparedTransaction:

@@ -15,14 +15,14 @@ from tidegate.sim.retention import Retention
 from tidegate.sim.run import run_seed
 from tidegate.stream_elements import TopicPartition
 
-ORIGIN = TopicPartition("in", 0)
+TOPIC_PARTITION = TopicPartition("in", 0)
 
 
 class World:
     """A job of which only is known what retention asks for. `random` of 0 takes what it may."""
 
     def __init__(self) -> None:
-        self.log = PartitionLog(ORIGIN, 1000)
+        self.log = PartitionLog(TOPIC_PARTITION, 1000)
         self.journal = SimpleNamespace(attempt=1, checkpoints=set[int]())
         self.position = 0
         self.due: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class World:
             scheduler=scheduler,
             watch=SimpleNamespace(journal=self.journal),
             kafka=SimpleNamespace(log=lambda _: self.log),
-            read_positions=lambda _: {ORIGIN: self.position},
+            read_positions=lambda _: {TOPIC_PARTITION: self.position},
         )
         rng: Any = SimpleNamespace(random=lambda: 0.0)
         self.retention = Retention(parts, rng)

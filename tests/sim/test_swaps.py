@@ -22,7 +22,7 @@ from tidegate.sim.trace import TraceEvent
 from tidegate.stream_elements import TopicPartition
 
 SEEDS = range(400)
-ORIGIN = TopicPartition(IN_A, 0)
+TOPIC_PARTITION = TopicPartition(IN_A, 0)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def history() -> History:
 
 def new_event(history: History, number: int) -> Event:
     event = Event(f"{IN_A}-0:new.{number}", "a", 1)
-    history.oracle.expect(ORIGIN, event, number)
+    history.oracle.expect(TOPIC_PARTITION, event, number)
     return event
 
 
@@ -86,20 +86,23 @@ def test_mirror_cluster_has_all_records_but_no_group_offsets_or_transactional_id
     clock = SleepingClock()
     kafka = FakeKafka(clock)
     kafka.create_topic(IN_A, 1)
-    kafka.log(ORIGIN).append(1, 0, 0, [Record(b"v", None, (), 0)], is_open=None)
+    kafka.log(TOPIC_PARTITION).append(1, 0, 0, [Record(b"v", None, (), 0)], is_open=None)
     clients = kafka.process("p", clock)
     log, reader = (
         clients.transaction_admin({}),
         clients.partition_reader({}, "g", with_end_of_partition=False),
     )
     clients.producer({}, "t", 60_000)  # type: ignore[arg-type]  # any text
-    reader.commit({ORIGIN: 1})
+    reader.commit({TOPIC_PARTITION: 1})
     kafka.run_due()
     admin, before = clients.kafka_admin({}), log.topic_ids([IN_A])
-    assert (list(log.list("")), admin.committed("g", [ORIGIN])) == (["t"], {ORIGIN: 1})
+    assert (list(log.list("")), admin.committed("g", [TOPIC_PARTITION])) == (
+        ["t"],
+        {TOPIC_PARTITION: 1},
+    )
     kafka.become_mirror("mirror")
-    assert (log.list(""), admin.committed("g", [ORIGIN])) == ({}, {ORIGIN: None})
-    assert (log.cluster_id(), admin.latest([ORIGIN])) == ("mirror", {ORIGIN: 1})
+    assert (log.list(""), admin.committed("g", [TOPIC_PARTITION])) == ({}, {TOPIC_PARTITION: None})
+    assert (log.cluster_id(), admin.latest([TOPIC_PARTITION])) == ("mirror", {TOPIC_PARTITION: 1})
     assert log.topic_ids([IN_A]) != before
 
 

@@ -258,11 +258,11 @@ def test_record_keeps_its_topic_partition_offset_and_timestamp() -> None:
         out = KafkaSink("out", value=Json(int))
 
         def define(self) -> None:
-            def topic_partition(record: ConsumerRecord[bytes | None, Word | None]) -> int:
+            def note_provenance(record: ConsumerRecord[bytes | None, Word | None]) -> int:
                 seen.append((record.topic, record.partition, record.offset))
                 return record.timestamp_ms
 
-            self.words.map(topic_partition).to(self.out)
+            self.words.map(note_provenance).to(self.out)
 
     with PipelineTest(Seen) as test:
         for value, partition in ((Word("a", 1), 3), (None, 3), (None, 1)):

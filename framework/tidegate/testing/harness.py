@@ -33,7 +33,7 @@ U = TypeVar("U")
 V = TypeVar("V")
 X = TypeVar("X")
 
-_ORIGIN = TopicPartition("test", 0)
+_TEST_PARTITION = TopicPartition("test", 0)
 
 
 class FunctionHarness(Generic[K, T, U]):
@@ -103,7 +103,7 @@ class FunctionHarness(Generic[K, T, U]):
         StateValueError for a state that a checkpoint could not store.
         """
         self._key = key if self._normalise is None else self._normalise(key)
-        self._operator.process(RecordBatch([record], [self._pushed], _ORIGIN))
+        self._operator.process(RecordBatch([record], [self._pushed], _TEST_PARTITION))
         self._pushed += 1
         self._state.check_storable()
         results = self._collected[MAIN]

@@ -15,7 +15,7 @@ from tidegate.ids import VertexId
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 from tidegate.stream_elements import RecordBatch, TopicPartition
 
-ORIGIN = TopicPartition("orders", 3)
+TOPIC_PARTITION = TopicPartition("orders", 3)
 
 
 class PlainColumn:
@@ -45,7 +45,7 @@ def edge(index: int = 0, partitioning: PlanPartitioning = "key") -> PlanEdge:
     )
 
 
-def batch(first: int, size: int, topic_partition: TopicPartition = ORIGIN) -> RecordBatch:
+def batch(first: int, size: int, topic_partition: TopicPartition = TOPIC_PARTITION) -> RecordBatch:
     numbers = list(range(first, first + size))
     return RecordBatch([f"v{number}" for number in numbers], numbers, topic_partition)
 

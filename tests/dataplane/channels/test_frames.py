@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.dataplane.channels.parts import ORIGIN, PlainColumn, batch, codec
+from tests.dataplane.channels.parts import TOPIC_PARTITION, PlainColumn, batch, codec
 from tidegate.dataplane.channels.frames import (
     FrameCodec,
     FrameKind,
@@ -138,14 +138,16 @@ def test_frame_of_another_version_is_refused() -> None:
 
 
 def test_columns_that_differ_in_length_are_refused() -> None:
-    crooked = RecordBatch(["a", "b"], [1], ORIGIN)
+    crooked = RecordBatch(["a", "b"], [1], TOPIC_PARTITION)
     with pytest.raises(ExchangeError, match="length"):
         codec().decode(payload(crooked))
 
 
 def test_batch_too_large_for_a_frame_is_split() -> None:
     large = "x" * (MAX_FRAME_BYTES // 3)
-    whole = RecordBatch([large] * 5, [1, 2, 3, 4, 5], ORIGIN, [b"k", None, b"", b"l", b"m"])
+    whole = RecordBatch(
+        [large] * 5, [1, 2, 3, 4, 5], TOPIC_PARTITION, [b"k", None, b"", b"l", b"m"]
+    )
     encoded_batches = codec().encode(whole)
     assert [encoded_batch.records for encoded_batch in encoded_batches] == [2, 1, 2]
     parts = [
@@ -163,7 +165,7 @@ def test_batch_too_large_for_a_frame_is_split() -> None:
 def test_error_names_the_record_too_large_for_a_frame() -> None:
     values = ["small", "x" * MAX_FRAME_BYTES]
     with pytest.raises(RecordTooLargeError) as raised:
-        codec().encode(RecordBatch(values, [8, 9], ORIGIN))
+        codec().encode(RecordBatch(values, [8, 9], TOPIC_PARTITION))
     message = str(raised.value)
     for name in ("orders -> totals", "'orders'", "orders-3@9", str(MAX_FRAME_BYTES)):
         assert name in message
@@ -171,7 +173,7 @@ def test_error_names_the_record_too_large_for_a_frame() -> None:
 
 def test_error_names_the_record_whose_value_cannot_be_encoded() -> None:
     with pytest.raises(UserCodeError) as raised:
-        codec().encode(RecordBatch(["fine", object()], [8, 9], ORIGIN))
+        codec().encode(RecordBatch(["fine", object()], [8, 9], TOPIC_PARTITION))
     for name in ("orders -> totals", "'orders'", "orders-3@9", "object"):
         assert name in str(raised.value)
 
@@ -187,5 +189,7 @@ def test_column_decoder_error_raises_exchange_error() -> None:
 
 
 def test_slice_of_a_batch_keeps_values_offsets_and_keys_aligned() -> None:
-    whole = RecordBatch(["a", "b", "c"], [1, 2, 3], ORIGIN, [b"x", None, b"z"])
-    assert slice_batch(whole, 1, 3) == RecordBatch(["b", "c"], [2, 3], ORIGIN, [None, b"z"])
+    whole = RecordBatch(["a", "b", "c"], [1, 2, 3], TOPIC_PARTITION, [b"x", None, b"z"])
+    assert slice_batch(whole, 1, 3) == RecordBatch(
+        ["b", "c"], [2, 3], TOPIC_PARTITION, [None, b"z"]
+    )

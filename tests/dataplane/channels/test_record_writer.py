@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tidegate.dataplane.channels.record_writer as outlet_module
-from tests.dataplane.channels.parts import ORIGIN, batch, codec, edge
+from tests.dataplane.channels.parts import TOPIC_PARTITION, batch, codec, edge
 from tidegate.dataplane.channels.frames import FrameKind, frame_kind
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.channels.record_writer import (
@@ -94,7 +94,7 @@ def test_records_go_to_the_owner_of_their_key_group_in_order(
     record_writer = key_outlet(channels, max_parallelism)
     offsets = list(range(len(values)))
     keys: list[bytes | None] | None = [b"%d" % n for n in offsets] if with_keys else None
-    record_writer.emit(RecordBatch(values, offsets, ORIGIN, keys))
+    record_writer.emit(RecordBatch(values, offsets, TOPIC_PARTITION, keys))
     for receiver, channel in enumerate(channels):
         rows = [
             row
@@ -105,7 +105,10 @@ def test_records_go_to_the_owner_of_their_key_group_in_order(
             == receiver
         ]
         expected = RecordBatch(
-            [values[row] for row in rows], rows, ORIGIN, keys and [keys[row] for row in rows]
+            [values[row] for row in rows],
+            rows,
+            TOPIC_PARTITION,
+            keys and [keys[row] for row in rows],
         )
         assert channel.elements == ([expected] if rows else [])
 
@@ -121,9 +124,9 @@ def test_a_known_key_is_not_encoded_again_and_the_cache_is_bounded(
         return key.encode()
 
     record_writer = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
-    record_writer.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), ORIGIN))
+    record_writer.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), TOPIC_PARTITION))
     assert encoded == ["a", "b", "c"]
-    record_writer.emit(RecordBatch(["d", "d", "a"], list(range(3)), ORIGIN))
+    record_writer.emit(RecordBatch(["d", "d", "a"], list(range(3)), TOPIC_PARTITION))
     assert encoded == ["a", "b", "c", "d", "a"]
     assert len(record_writer._routes) <= 3
 
@@ -132,7 +135,7 @@ def test_a_failing_key_function_names_step_and_record() -> None:
     channels = [Heard(), Heard()]
     values = [("a",), ("b",), None, ("c",)]
     with pytest.raises(UserCodeError) as raised:
-        key_outlet(channels).emit(RecordBatch(values, [7, 8, 9, 10], ORIGIN))
+        key_outlet(channels).emit(RecordBatch(values, [7, 8, 9, 10], TOPIC_PARTITION))
     assert "'orders'" in str(raised.value)
     assert "orders-3@9" in str(raised.value)
     assert isinstance(raised.value.__cause__, TypeError)
@@ -146,7 +149,7 @@ def test_error_names_the_record_when_a_key_function_raises_stop_iteration() -> N
         lambda items: next(iter(items)), str.encode, 128, channels, step="s"
     )
     with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
-        record_writer.emit(RecordBatch(["a", "", "a"], [1, 2, 3], ORIGIN))
+        record_writer.emit(RecordBatch(["a", "", "a"], [1, 2, 3], TOPIC_PARTITION))
     assert not channels[0].elements
     assert not channels[1].elements
 
@@ -156,7 +159,7 @@ def test_error_names_the_record_whose_key_cannot_be_encoded() -> None:
         lambda value: value, str.encode, 128, [Heard(), Heard()], step="s"
     )
     with pytest.raises(UserCodeError, match="orders-3@2"):
-        record_writer.emit(RecordBatch(["a", 5], [1, 2], ORIGIN))
+        record_writer.emit(RecordBatch(["a", 5], [1, 2], TOPIC_PARTITION))
 
 
 def test_record_writer_sends_barriers_to_all_channels_and_needs_all_channels_writable() -> None:
@@ -224,7 +227,7 @@ def test_frame_size_is_limited_in_bytes_for_large_records() -> None:
     wire = Wire(initial=100)
     for start in (0, 200):
         rows = list(range(start, start + 200))
-        wire.channel.put(RecordBatch(["x" * 4000] * 200, rows, ORIGIN))
+        wire.channel.put(RecordBatch(["x" * 4000] * 200, rows, TOPIC_PARTITION))
     wire.channel.flush()
     assert [n for frame in wire.offsets() for n in frame] == list(range(400))
     assert max(len(payload) for payload in wire.payloads[4:]) < 150_000
@@ -233,7 +236,7 @@ def test_frame_size_is_limited_in_bytes_for_large_records() -> None:
 def test_buffered_segments_and_a_huge_segment_do_not_share_a_frame() -> None:
     wire = Wire()
     wire.channel.put(batch(0, 100))
-    wire.channel.put(RecordBatch(["x" * (MAX_FRAME_BYTES - 200)], [100], ORIGIN))
+    wire.channel.put(RecordBatch(["x" * (MAX_FRAME_BYTES - 200)], [100], TOPIC_PARTITION))
     assert wire.offsets() == [list(range(100)), [100]]
     assert all(len(payload) <= MAX_FRAME_BYTES for payload in wire.payloads)
 

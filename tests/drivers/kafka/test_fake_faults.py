@@ -37,7 +37,7 @@ from tidegate.sim.kafka.log import Marker
 from tidegate.stream_elements import TopicPartition
 
 NAME = TransactionalId("tidegate.job.0")
-ORIGIN = TopicPartition("out", 0)
+TOPIC_PARTITION = TopicPartition("out", 0)
 DAY_S = 86_400.0
 
 
@@ -206,8 +206,8 @@ class TestAsking:
             (lambda world: world.log.list(""), 30.0),
             (lambda world: world.log.cluster_id(), 30.0),
             (lambda world: world.admin.partitions("out"), 9.0),
-            (lambda world: world.admin.latest([ORIGIN]), 9.0),
-            (lambda world: world.admin.committed("group", [ORIGIN]), 9.0),
+            (lambda world: world.admin.latest([TOPIC_PARTITION]), 9.0),
+            (lambda world: world.admin.committed("group", [TOPIC_PARTITION]), 9.0),
             (lambda world: world.writer.producer({}, NAME, 1000), 60.0),
         ],
     )
@@ -462,7 +462,7 @@ class TestReading:
         plain.send("out", [b"a"], None)
         plain.flush(30)
         reader = world.control.partition_reader({}, "group", with_end_of_partition=False)
-        reader.assign({ORIGIN: 0})
+        reader.assign({TOPIC_PARTITION: 0})
         world.script.planned[Api.FETCH] = [unreachable(2.0), refused(Code.NOT_LEADER_OR_FOLLOWER)]
         assert reader.poll(10, 1.0) == []
         (run,) = reader.poll(10, 5.0)
@@ -472,21 +472,21 @@ class TestReading:
         plain = world.writer.producer({}, None, 0)
         plain.send("out", [b"a", b"b"], None)
         plain.flush(30)
-        world.kafka.log(ORIGIN).start = 1
-        assert world.admin.earliest([ORIGIN]) == {ORIGIN: 1}
+        world.kafka.log(TOPIC_PARTITION).start = 1
+        assert world.admin.earliest([TOPIC_PARTITION]) == {TOPIC_PARTITION: 1}
         reader = world.control.partition_reader({}, "group", with_end_of_partition=False)
-        reader.assign({ORIGIN: 0})
+        reader.assign({TOPIC_PARTITION: 0})
         with pytest.raises(KafkaError, match=r"out-0 .* offset 0"):
             reader.poll(10, 1.0)
 
     def test_failed_offset_commit_raises_no_error(self, world: World) -> None:
         reader = world.control.partition_reader({}, "group", with_end_of_partition=False)
         world.script.planned[Api.OFFSET_COMMIT] = [unreachable(), Verdict(request_s=1.0)]
-        reader.commit({ORIGIN: 5})
-        assert world.admin.committed("group", [ORIGIN]) == {ORIGIN: None}
-        reader.commit({ORIGIN: 6})
+        reader.commit({TOPIC_PARTITION: 5})
+        assert world.admin.committed("group", [TOPIC_PARTITION]) == {TOPIC_PARTITION: None}
+        reader.commit({TOPIC_PARTITION: 6})
         world.passes(1.0)
-        assert world.admin.committed("group", [ORIGIN]) == {ORIGIN: 6}
+        assert world.admin.committed("group", [TOPIC_PARTITION]) == {TOPIC_PARTITION: 6}
 
 
 def test_fault_hook_sees_every_request_with_its_process_and_transactional_id(world: World) -> None:
@@ -502,7 +502,7 @@ def test_fault_hook_sees_every_request_with_its_process_and_transactional_id(wor
         (Api.WRITE_MARKERS, ""),
     ]
     assert {call.transactional_id for call in world.script.calls} == {NAME}
-    assert world.script.calls[2].topic_partition == ORIGIN
+    assert world.script.calls[2].topic_partition == TOPIC_PARTITION
 
 
 def test_lost_marker_is_written_later(world: World) -> None:

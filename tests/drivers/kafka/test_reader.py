@@ -29,7 +29,7 @@ from tidegate.errors import (
 )
 from tidegate.stream_elements import TopicPartition
 
-ORIGIN = TopicPartition("in", 0)
+TOPIC_PARTITION = TopicPartition("in", 0)
 DENIED = Code(Code._AUTHENTICATION, "SASL authentication failed")
 
 
@@ -118,7 +118,7 @@ def test_authentication_error_is_cleared_when_records_arrive(scripted: Scripted)
     scripted.reader._on_error(DENIED)
     scripted.on_delivery.append(Message(topic="in", partition=0, offset=7, value=b"a"))
     (run,) = scripted.reader.poll(10, 0.0)
-    assert (run.topic_partition, run.position) == (ORIGIN, 8)
+    assert (run.topic_partition, run.position) == (TOPIC_PARTITION, 8)
     assert scripted.reader.poll(10, 0.0) == []
     scripted.reader._on_error(DENIED)
     with pytest.raises(KafkaNotAuthorisedError):
@@ -159,7 +159,7 @@ def asked(
     """The source has been idle for so long: it asks in the background, and has its answer."""
     reader = scripted.reader
     monkeypatch.setattr("tidegate.drivers.kafka.reader.KafkaClusterAdmin", lambda _: admin)
-    monkeypatch.setattr(reader, "_positions", {ORIGIN: 7})
+    monkeypatch.setattr(reader, "_positions", {TOPIC_PARTITION: 7})
     threads = set(threading.enumerate())
     reader._heard_at -= idle_s
     reader._checked_at -= idle_s
