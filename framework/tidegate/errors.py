@@ -151,8 +151,18 @@ class ExternalError(TidegateError):
     retry = Retry.RESTART
 
 
-class KafkaError(ExternalError):
+class TransactionSystemError(ExternalError):
+    """The system that holds a sink's transactions refused a request or did not answer. The same
+    call may succeed after a pause.
+    """
+
+    retry = Retry.BACKOFF
+
+
+class KafkaError(TransactionSystemError):
     """A broker refused a request or did not answer. The attempt ends, and the job restarts."""
+
+    retry = Retry.RESTART
 
 
 class KafkaUnavailableError(KafkaError):

@@ -36,6 +36,8 @@ VertexId = NewType("VertexId", str)
 
 TaskManagerId = NewType("TaskManagerId", str)
 TransactionalId = NewType("TransactionalId", str)
+KAFKA: Final = "kafka"
+"""The name of Kafka among the systems that hold transactions of sinks."""
 JournalNumber = NewType("JournalNumber", int)
 
 

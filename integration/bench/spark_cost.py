@@ -47,6 +47,11 @@ KINDS: Final = (HAND, BOUNDED, BACKFILL, LOOSE)
 CPU_OF_BOUNDED_MAX: Final = 1.3
 TRANSACTIONS_MAX: Final = 0.15
 ROUNDS_MIN: Final = 3
+LARGE_WAVE: Final = 10_000_000
+"""The largest wave for which the page has a goal."""
+SHARES: Final = (10, 5, 2, 1)
+LARGE_SHARES: Final = (100, 10, 2, 1)
+"""Divisors of the number of records: the quotients are the sizes of the waves."""
 FEW: Final = (
     " So few rounds and records decide nothing on a shared machine. There, the figures of one kind "
     "differed by more than half from run to run."
@@ -328,7 +333,8 @@ def line_through(points: Sequence[tuple[float, float]]) -> Line:
 def measure_lines(rig: Rig, tell: Callable[[str], None]) -> Table:
     """Measure the cost of a wave of the running total, by its size, in one warm session."""
     largest = rig.count
-    sizes = [largest // 10, largest // 5, largest // 2, largest]
+    shares = LARGE_SHARES if largest >= LARGE_WAVE else SHARES
+    sizes = [largest // share for share in shares]
     points: list[tuple[float, Spent]] = []
     with SparkProcess(BACKFILL, rig.fresh("session")[1]) as process:
         Runs(rig, "total", largest).warm_up(BACKFILL, process)
@@ -352,8 +358,10 @@ def measure_lines(rig: Rig, tell: Callable[[str], None]) -> Table:
         f"has {wall.fixed:.2f} s a wave and {wall.slope * 1e6:.2f} s a million records, and no "
         f"point is off by more than {wall.off:.0%}. The workload is the running total with "
         f"parallelism {PARALLELISM}. Waves of each size read the same {largest:,} records. A job "
-        "includes its claim and its start. Waves of ten million records were not measured."
+        "includes its claim and its start."
     )
+    if largest < LARGE_WAVE:
+        note += f" Larger waves need `--records {LARGE_WAVE}`."
     titles = ("records a wave", "s a wave", "CPU s a wave", "CPU s/M")
     return Table("Waves: by size", titles, rows, note)
 

@@ -93,7 +93,7 @@ def test_commit_ends_the_oldest_transaction_first_and_waits_until_all_are_comple
 
     def slowly(effect: Effect) -> Any:
         if isinstance(effect, effects.Describe) and committing:
-            found = quiet.world.describe(effect.transactional_id)
+            found = quiet.world.describe(effect.transaction.transactional_id)
             assert found is not None
             return msgspec.structs.replace(found, state=committing.pop())
         return NotImplemented

@@ -11,9 +11,10 @@ from tidegate.commit.transactional_ids import (
     job_prefix,
     list_attempts,
     parse_transactional_id,
+    transaction_system,
 )
 from tidegate.errors import InternalError
-from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+from tidegate.ids import KAFKA, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 
 @given(
@@ -22,9 +23,10 @@ from tidegate.ids import Attempt, JobName, SubtaskIndex, TransactionalId, Uid
     st.integers(1, 10**12),
     st.integers(0, 32_768),
     st.integers(0, 99),
+    st.sampled_from([KAFKA, "files", "kafka2", "postgres_9"]),
 )
 def test_formatted_transactional_id_is_parsed_back(
-    job: str, sink: str, attempt: int, subtask: int, index: int
+    job: str, sink: str, attempt: int, subtask: int, index: int, system: str
 ) -> None:
     text = format_transactional_id(
         job=JobName(job),
@@ -33,16 +35,21 @@ def test_formatted_transactional_id_is_parsed_back(
         attempt=Attempt(attempt),
         subtask=SubtaskIndex(subtask),
         index=index,
+        system=system,
     )
+    assert transaction_system(text) == system
     parts = parse_transactional_id(text)
     assert parts is not None
     assert str(parts) == text
     assert (parts.job, parts.sink, parts.attempt) == (job, sink, attempt)
-    assert (parts.subtask, parts.index) == (subtask, index)
-    assert text.startswith(job_prefix(JobName(job)))
+    assert (parts.subtask, parts.index, parts.system) == (subtask, index, system)
+    prefix = job_prefix(JobName(job))
+    assert text.startswith(prefix if system == KAFKA else f"{system}:{prefix}")
 
 
-WORD = st.sampled_from(["tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1", "1\n", "²"])
+WORD = st.sampled_from(
+    ["tidegate", "files:tidegate", "a", "j", "", "0", "1", "01", "10", "x", "-1", "1\n", "²"]
+)
 
 
 @given(st.lists(st.lists(WORD, max_size=8).map(".".join)))
@@ -72,6 +79,10 @@ def test_attempts_of_repeated_ids_are_returned_once(texts: list[str]) -> None:
         "xtidegate.a.j.sink.1.0.0",
         "tidegate.a.j.sink.x.0.0",
         "tidegate.a..sink.1.0.0",
+        "kafka:tidegate.a.j.sink.1.0.0",  # Kafka's own ids have no name of a system
+        "Files:tidegate.a.j.sink.1.0.0",
+        ":tidegate.a.j.sink.1.0.0",
+        "a:b:tidegate.a.j.sink.1.0.0",
         "",
     ],
 )

@@ -361,8 +361,8 @@ class World:
         }
 
     def _describe(self, effect: effects.Describe) -> TransactionDescription | None:
-        self._same_cluster(effect.cluster_id)
-        return self.describe(effect.transactional_id)
+        self._same_cluster(effect.transaction.cluster_id)
+        return self.describe(effect.transaction.transactional_id)
 
     def _end(self, effect: effects.EndTransaction) -> EndTxnResult:
         self._same_cluster(effect.transaction.cluster_id)

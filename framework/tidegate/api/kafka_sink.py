@@ -25,6 +25,7 @@ from tidegate.api.times import Duration, to_ms
 from tidegate.api.values import fault
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import DEAD_LETTERS, Edge, Node, StreamGraph
+from tidegate.ids import KAFKA
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -95,7 +96,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
     The constructor raises PipelineError, with file and line, for a value that is not allowed.
     """
 
-    has_transactions = True
+    transaction_system = KAFKA
 
     @overload
     def __init__(self, topic: str, *, value: Format[T], **options: Unpack[SinkOptions]) -> None: ...

@@ -21,9 +21,10 @@ Guarantee = Literal["exactly_once", "at_least_once", "none"]
 class Sink(Connector, Generic[T]):
     """A declaration of an external system that the pipeline writes."""
 
-    has_transactions: ClassVar[bool] = False
-    """Whether the writer prepares a Kafka transaction for each checkpoint. Without transactions, a
-    sink cannot promise "exactly_once".
+    transaction_system: ClassVar[str] = ""
+    """The system whose transactions the writer prepares: `KAFKA`, or the name of a registered
+    coordinator (`drivers/transaction_coordinators.py`). A sink without transactions has an empty
+    name, and cannot promise "exactly_once".
     """
     guarantee: Guarantee
     """The guarantee that a reader of the external system has after a failure of the job:
@@ -48,7 +49,7 @@ class Sink(Connector, Generic[T]):
 
         Raise PipelineError if the sink promises more than its writer can keep.
         """
-        if self.guarantee == "exactly_once" and not self.has_transactions:
+        if self.guarantee == "exactly_once" and not self.transaction_system:
             raise PipelineError(
                 f"{self.location}: sink {self.name!r} has guarantee='exactly_once', but a "
                 f"{type(self).__name__} has no transactions. Use guarantee='at_least_once'."

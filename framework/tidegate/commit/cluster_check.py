@@ -33,8 +33,9 @@ from tidegate.commit.journal.entries import LossAccepted, Lost
 from tidegate.commit.journal.state import JournalState, PublicationRef
 from tidegate.commit.publish import load_manifest
 from tidegate.commit.retry import STORAGE_RETRY, RetryPolicy
+from tidegate.commit.transactional_ids import transaction_system
 from tidegate.errors import ClusterMismatchError, CorruptCheckpointError, RefusedError
-from tidegate.ids import JobName
+from tidegate.ids import KAFKA, JobName
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
@@ -98,7 +99,11 @@ def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTra
     """Return the transactions that the last publication lists and that only another Kafka cluster
     can commit.
     """
-    return tuple(txn for txn in state.pending_commits if txn.cluster_id != cluster)
+    return tuple(
+        txn
+        for txn in state.pending_commits
+        if txn.cluster_id != cluster and transaction_system(txn.transactional_id) == KAFKA
+    )
 
 
 def abandon_foreign_transactions(

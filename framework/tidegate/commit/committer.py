@@ -25,7 +25,7 @@ from tidegate.commit.retry import (
     RetryPolicy,
     retry_kafka,
 )
-from tidegate.errors import KafkaError, KafkaUnavailableError
+from tidegate.errors import KafkaError, KafkaUnavailableError, TransactionSystemError
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
@@ -91,8 +91,8 @@ def end_transactions(
         )
         descriptions: Descriptions = {}
         for transaction, seen in zip(remaining, description, strict=True):
-            if isinstance(seen, KafkaError):  # not decided before its coordinator answers
-                failure = seen
+            if isinstance(seen, TransactionSystemError):
+                failure = seen  # not decided before its coordinator answers
             else:
                 descriptions[transaction] = seen
         asked = [transaction for transaction in remaining if transaction in descriptions]
@@ -111,7 +111,7 @@ def end_transactions(
 
 def send_end_txn(
     to_end: Sequence[PreparedTransaction], *, commit: bool = True
-) -> Procedure[KafkaError | None]:
+) -> Procedure[TransactionSystemError | None]:
     """Send one EndTxn for each transaction. Return the error of the last one that
     failed, or None.
     """
@@ -123,10 +123,10 @@ def send_end_txn(
 
 def _send_end_or_error(
     transaction: PreparedTransaction, *, commit: bool
-) -> Procedure[KafkaError | None]:
+) -> Procedure[TransactionSystemError | None]:
     try:
         outcome = yield from end_transaction(transaction, commit=commit)
-    except KafkaError as error:
+    except TransactionSystemError as error:
         return error
     if outcome is EndTxnResult.NOT_AUTHORISED:
         return KafkaError(
@@ -139,10 +139,10 @@ def _send_end_or_error(
 
 def _describe_or_error(
     transaction: PreparedTransaction,
-) -> Procedure[TransactionDescription | KafkaError | None]:
+) -> Procedure[TransactionDescription | TransactionSystemError | None]:
     try:
         return (yield from describe(transaction))
-    except KafkaError as error:
+    except TransactionSystemError as error:
         return error
 
 

@@ -67,20 +67,20 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Describe:
-    """TransactionAdmin.describe on the cluster of that id. Result: TransactionDescription, or None
-    if the coordinator does not know the id.
+    """TransactionAdmin.describe on the transaction's cluster. Result: TransactionDescription, or
+    None if the coordinator does not know the id. The `TransactionCoordinator` of another system
+    answers for its transactions.
 
-    A runner that is connected to another cluster throws RefusedError.
+    A runner that is connected to another Kafka cluster throws RefusedError.
     """
 
-    cluster_id: str
-    transactional_id: TransactionalId
+    transaction: PreparedTransaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """TransactionAdmin.end on the transaction's cluster. Result: EndTxnResult. A runner that is
-    connected to another cluster throws RefusedError.
+    """TransactionAdmin.end on the transaction's cluster, or `end` of another system's coordinator.
+    Result: EndTxnResult. A runner that is connected to another Kafka cluster throws RefusedError.
     """
 
     transaction: PreparedTransaction
@@ -96,8 +96,9 @@ class ClusterId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListTransactions:
-    """TransactionAdmin.list. Result: dict of TransactionalId to TransactionState. `unfinished`
-    leaves out ids whose last transaction is complete.
+    """TransactionAdmin.list, and `list` of the coordinators of the job's other systems. Result:
+    dict of TransactionalId to TransactionState. `unfinished` leaves out ids whose last transaction
+    is complete.
     """
 
     prefix: str
@@ -106,7 +107,7 @@ class ListTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """TransactionAdmin.fence. Result: None."""
+    """TransactionAdmin.fence, or `fence` of another system's coordinator. Result: None."""
 
     transactional_id: TransactionalId
 
@@ -216,9 +217,7 @@ def describe(transaction: PreparedTransaction) -> Procedure[TransactionDescripti
     """Return what the coordinator knows of the transaction's id, or None if it does not know the
     id.
     """
-    result = yield Describe(
-        cluster_id=transaction.cluster_id, transactional_id=transaction.transactional_id
-    )
+    result = yield Describe(transaction=transaction)
     return None if result is None else _typed(result, TransactionDescription)
 
 

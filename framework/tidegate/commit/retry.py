@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from tidegate.commit.effects import Procedure, now, pause
-from tidegate.errors import KafkaError
+from tidegate.errors import TransactionSystemError
 
 T = TypeVar("T")
 
@@ -76,14 +76,14 @@ def retry_kafka(
     retry_policy: RetryPolicy,
     is_canceled: Callable[[], bool] = never_canceled,
 ) -> Procedure[T]:
-    """Repeat a call after any Kafka error and return its result. The last error is raised when the
-    time of `retry_policy` is over, or when `is_canceled` returns True because the answer is no
-    longer needed.
+    """Repeat a call after any error of Kafka or another transaction system, and return its result.
+    The last error is raised when the time of `retry_policy` is over, or when `is_canceled` returns
+    True because the answer is no longer needed.
     """
     waiting = RetryLoop(retry_policy)
     while True:
         try:
             return (yield from call())
-        except KafkaError:
+        except TransactionSystemError:
             if is_canceled() or not (yield from waiting.wait()):
                 raise

@@ -2,7 +2,8 @@
 
 An id is `tidegate.{job}.{journal}.{sink}.{attempt}.{subtask}.{index}`. No part contains a dot, and
 an id is parsed as a whole. So job `a` never takes an id of job `a.b` as its own, and an id that
-does not parse is never fenced.
+does not parse is never fenced. An id in another system than Kafka begins with the name of that
+system and a colon (`files:tidegate.…`), so an id alone says which system to ask.
 
 The id contains the attempt because initialising an id always succeeds and aborts its open
 transaction. So a zombie can only abort under ids of its own attempt. The id contains the journal's
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import check
-from tidegate.ids import JOB_NAME, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+from tidegate.ids import JOB_NAME, KAFKA, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 _NUMBER: Final = "0|[1-9][0-9]{0,8}"
 _WHOLE: Final = re.compile(
+    r"(?:(?!kafka:)(?P<system>[a-z][a-z0-9_]{0,31}):)?"
     rf"tidegate\.(?P<job>{JOB_NAME})"
     r"\.(?P<journal>[a-z0-9]{1,32})"
     r"\.(?P<sink>[a-z0-9][a-z0-9_-]{0,99})\.(?P<attempt>[1-9][0-9]{0,17})"
@@ -44,22 +46,38 @@ class TransactionalIdParts:
     attempt: Attempt
     subtask: SubtaskIndex
     index: int
+    system: str = KAFKA
+    """The name of the system that holds the transaction."""
 
     def __str__(self) -> str:
+        system = "" if self.system == KAFKA else f"{self.system}:"
         return (
-            f"tidegate.{self.job}.{self.journal_id}.{self.sink}"
+            f"{system}tidegate.{self.job}.{self.journal_id}.{self.sink}"
             f".{self.attempt}.{self.subtask}.{self.index}"
         )
 
 
 def format_transactional_id(
-    *, job: JobName, journal_id: str, sink: Uid, attempt: Attempt, subtask: SubtaskIndex, index: int
+    *,
+    job: JobName,
+    journal_id: str,
+    sink: Uid,
+    attempt: Attempt,
+    subtask: SubtaskIndex,
+    index: int,
+    system: str = KAFKA,
 ) -> TransactionalId:
-    """Return the id as Kafka has it. InternalError if a part has a form that would not
+    """Return the id as its system has it. InternalError if a part has a form that would not
     parse back.
     """
     parts = TransactionalIdParts(
-        job=job, journal_id=journal_id, sink=sink, attempt=attempt, subtask=subtask, index=index
+        job=job,
+        journal_id=journal_id,
+        sink=sink,
+        attempt=attempt,
+        subtask=subtask,
+        index=index,
+        system=system,
     )
     check(parse_transactional_id(str(parts)) == parts, f"{str(parts)!r} does not parse back")
     return TransactionalId(str(parts))
@@ -77,7 +95,14 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
         attempt=Attempt(int(match["attempt"])),
         subtask=SubtaskIndex(int(match["subtask"])),
         index=int(match["index"]),
+        system=match["system"] or KAFKA,
     )
+
+
+def transaction_system(transactional_id: TransactionalId) -> str:
+    """Return the name of the system that holds the transactions of an id."""
+    system, colon, _ = transactional_id.partition(":")
+    return system if colon else KAFKA
 
 
 def list_attempts(ids: Iterable[TransactionalId]) -> set[tuple[JobName, str, Attempt]]:

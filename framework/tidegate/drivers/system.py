@@ -28,6 +28,7 @@ from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
+from tidegate.ports.transactions import SinkOptions, TransactionCoordinator
 
 
 class SystemDrivers:
@@ -63,6 +64,11 @@ class SystemDrivers:
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 
         return KafkaTransactionAdmin(kafka)
+
+    def transaction_coordinator(self, system: str, sinks: SinkOptions) -> TransactionCoordinator:
+        from tidegate.drivers.transaction_coordinators import make_transaction_coordinator
+
+        return make_transaction_coordinator(system, sinks)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

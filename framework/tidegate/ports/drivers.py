@@ -20,6 +20,7 @@ from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import CurrentProcess
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
+from tidegate.ports.transactions import SinkOptions, TransactionCoordinator
 from tidegate.stream_elements import TopicPartition
 
 
@@ -97,6 +98,14 @@ class Drivers(Protocol):
     def kafka_admin(self, kafka: Mapping[str, str]) -> KafkaAdmin: ...
 
     def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin: ...
+
+    def transaction_coordinator(self, system: str, sinks: SinkOptions) -> TransactionCoordinator:
+        """Make the client that ends transactions of another system than Kafka.
+
+        `sinks` has the sinks of the job that use the system. It is empty while the job's code is
+        not loaded, or if the code has no such sink any more. RefusedError if the system is unknown.
+        """
+        ...
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

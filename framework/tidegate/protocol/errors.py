@@ -43,6 +43,7 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
     "StateValueError": errors.StateValueError,
     "RecordTooLargeError": errors.RecordTooLargeError,
     "ExternalError": errors.ExternalError,
+    "TransactionSystemError": errors.TransactionSystemError,
     "KafkaError": errors.KafkaError,
     "KafkaUnavailableError": errors.KafkaUnavailableError,
     "KafkaNotAuthorisedError": errors.KafkaNotAuthorisedError,

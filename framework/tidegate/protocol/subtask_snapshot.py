@@ -17,11 +17,12 @@ KEY_TYPE: Final = ""
 """The name in `KeyedSnapshot.schemas` that holds the schema of the keys. No state has this name."""
 
 
-class PreparedTransaction(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedTransaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A transaction that was flushed and described as Ongoing at a barrier.
 
-    Equal structs mean the same transaction. The id, the producer id, the epoch and the start time
-    together identify one transaction permanently.
+    Equal structs mean the same transaction. In Kafka, the id, the producer id, the epoch and the
+    start time together identify one transaction permanently. In another system, the id and the
+    handle do, and the other fields are empty or 0.
     """
 
     cluster_id: str
@@ -29,6 +30,10 @@ class PreparedTransaction(msgspec.Struct, frozen=True, kw_only=True):
     producer_id: int
     epoch: int
     start_ms: int
+    handle: str = ""
+    """The text by which the coordinator of another system finds the transaction, for example a
+    path. Only the writer and the coordinator of that system read it.
+    """
 
 
 class StateFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from tidegate.controlplane.jobmanager.service import run_jobmanager
 from tidegate.controlplane.jobmaster.service import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
 from tidegate.drivers.memory.store import MemoryStore
+from tidegate.drivers.transaction_coordinators import make_transaction_coordinator
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
@@ -29,6 +30,7 @@ from tidegate.ports.kv import KeyValueStore
 from tidegate.ports.processes import CurrentProcess, ExitStatus
 from tidegate.ports.rpc import Rpc
 from tidegate.ports.threads import Threads
+from tidegate.ports.transactions import SinkOptions, TransactionCoordinator
 from tidegate.protocol.messages import StartSlot
 from tidegate.sim.blobs import MemoryBlobs, SimBlobStore
 from tidegate.sim.exchange import SimExchange
@@ -373,6 +375,9 @@ class SimDrivers:
 
     def transaction_admin(self, kafka: Mapping[str, str]) -> TransactionAdmin:
         return self._kafka(kafka).transaction_admin(kafka)
+
+    def transaction_coordinator(self, system: str, sinks: SinkOptions) -> TransactionCoordinator:
+        return make_transaction_coordinator(system, sinks)
 
     def partition_reader(
         self, kafka: Mapping[str, str], group: str, *, with_end_of_partition: bool

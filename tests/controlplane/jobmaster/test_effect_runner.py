@@ -103,7 +103,7 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         (effects.ListObjects(prefix="a"), ["a/b", "a/c"]),
         (effects.DeleteObject(path="a/c"), None),
         (effects.ReadObject(path="a/c"), None),
-        (effects.Describe(cluster_id="c1", transactional_id=TID), None),
+        (effects.Describe(transaction=txn()), None),
         (effects.EndTransaction(transaction=txn()), EndTxnResult.RETRY),
         (effects.ClusterId(), "c1"),
         (effects.ListTransactions(prefix="p"), {}),
@@ -133,7 +133,7 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
 @pytest.mark.parametrize(
     "effect",
     [
-        effects.Describe(cluster_id="c2", transactional_id=TID),
+        effects.Describe(transaction=txn("c2")),
         effects.EndTransaction(transaction=txn("c2")),
     ],
 )
@@ -251,7 +251,7 @@ def test_retryable_errors_are_reported_and_other_errors_are_not() -> None:
             raise RefusedError("never")
 
     def procedure() -> Procedure[str]:
-        describe = effects.Describe(cluster_id="c1", transactional_id=TID)
+        describe = effects.Describe(transaction=txn())
         for effect in (describe, effects.Fence(transactional_id=TID)):
             with contextlib.suppress(KafkaUnavailableError, RefusedError):
                 yield effect

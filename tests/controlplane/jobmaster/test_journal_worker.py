@@ -441,7 +441,9 @@ def test_first_claim_is_compared_with_the_offsets_of_the_consumer_groups(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     made = work(queue.SimpleQueue())
-    plan = cast("Any", SimpleNamespace(graph=[SimpleNamespace(kind="source", id="in")]))
+    plan = cast(
+        "Any", SimpleNamespace(graph=[SimpleNamespace(kind="source", id="in", declaration=None)])
+    )
     groups: list[str] = []
 
     class Groups(Admin):

@@ -33,6 +33,7 @@ from tidegate.commit.effects import (
     WallClock,
     WriteObject,
 )
+from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators
 from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.errors import (
     ExternalError,
@@ -42,10 +43,17 @@ from tidegate.errors import (
     TidegateError,
     foreign_translated,
 )
+from tidegate.ids import TransactionalId
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
-from tidegate.ports.kafka import EndTxnResult, TransactionAdmin, TransactionDescription
+from tidegate.ports.kafka import (
+    EndTxnResult,
+    TransactionAdmin,
+    TransactionDescription,
+    TransactionState,
+)
 from tidegate.ports.threads import Threads
+from tidegate.ports.transactions import TransactionCoordinator
 
 T = TypeVar("T")
 
@@ -70,7 +78,9 @@ def ignore_retry(_error: TidegateError) -> None:
 
 
 class EffectRunner:
-    """A runner of procedures on one checkpoint storage and one Kafka cluster."""
+    """A runner of procedures on one checkpoint storage, one Kafka cluster and the systems of other
+    sinks.
+    """
 
     def __init__(
         self,
@@ -82,13 +92,16 @@ class EffectRunner:
         nonce: Callable[[], str],
         on_retry: Callable[[TidegateError], None] = ignore_retry,
         calls: StorageCalls | None = None,
+        sinks: SinkCoordinators | None = None,
     ) -> None:
         """Create the runner. `on_retry` is called with every error after which the same effect may
         be tried again. Procedures retry for minutes, and their caller can then report the cause.
+        `sinks` has the coordinators of transactions that are not Kafka's.
         """
         self._on_retry = on_retry
         self._calls = calls or StorageCalls(clock)
         self._transactions = transactions
+        self._sinks = sinks
         self._cluster_id: str | None = None
         self._threads = threads
         self._gather_pool = threads.pool(GATHER_MAX, name="together")
@@ -101,10 +114,8 @@ class EffectRunner:
             Describe: self._describe,
             EndTransaction: self._end,
             ClusterId: lambda _: self._ask_cluster(),
-            ListTransactions: lambda effect: transactions.list(
-                effect.prefix, unfinished=effect.unfinished
-            ),
-            Fence: lambda effect: transactions.fence(effect.transactional_id),
+            ListTransactions: self._list,
+            Fence: self._fence,
             TopicIds: lambda effect: transactions.topic_ids(effect.topics),
             EpochEnds: lambda effect: transactions.epoch_end_offsets(effect.epochs),
             Sleep: lambda effect: clock.sleep(effect.seconds),
@@ -118,6 +129,8 @@ class EffectRunner:
         """Close the connections and end the threads. No procedure may run any more."""
         self._gather_pool.shutdown(wait=False, cancel_futures=True)
         self._transactions.close()
+        if self._sinks is not None:
+            self._sinks.close()
 
     def run(self, procedure: Procedure[T], should_stop: Callable[[], bool] = run_to_end) -> T:
         """Run a procedure and return its result, or raise its error.
@@ -180,15 +193,41 @@ class EffectRunner:
         return [result for _, result, _ in ended]
 
     def _describe(self, effect: Describe) -> TransactionDescription | None:
-        self._check_cluster(effect.cluster_id)
-        return self._transactions.describe(effect.transactional_id)
+        txn = effect.transaction
+        coordinator = self._coordinator(txn.transactional_id)
+        if coordinator is None:
+            self._check_cluster(txn.cluster_id)
+            return self._transactions.describe(txn.transactional_id)
+        state = coordinator.describe(txn.transactional_id, txn.handle)
+        if state is None:
+            return None
+        # The id and the handle identify the transaction, so the other fields are always equal.
+        return TransactionDescription(
+            state=state, producer_id=txn.producer_id, epoch=txn.epoch, start_ms=txn.start_ms
+        )
 
     def _end(self, effect: EndTransaction) -> EndTxnResult:
         txn = effect.transaction
+        coordinator = self._coordinator(txn.transactional_id)
+        if coordinator is not None:
+            return coordinator.end(txn.transactional_id, txn.handle, commit=effect.commit)
         self._check_cluster(txn.cluster_id)
         return self._transactions.end(
             txn.transactional_id, txn.producer_id, txn.epoch, commit=effect.commit
         )
+
+    def _list(self, effect: ListTransactions) -> dict[TransactionalId, TransactionState]:
+        found = self._transactions.list(effect.prefix, unfinished=effect.unfinished)
+        if self._sinks is not None:
+            found = found | self._sinks.list(effect.prefix, unfinished=effect.unfinished)
+        return found
+
+    def _fence(self, effect: Fence) -> None:
+        coordinator = self._coordinator(effect.transactional_id)
+        (self._transactions if coordinator is None else coordinator).fence(effect.transactional_id)
+
+    def _coordinator(self, transactional_id: TransactionalId) -> TransactionCoordinator | None:
+        return None if self._sinks is None else self._sinks.of(transactional_id)
 
     def _ask_cluster(self) -> str:
         self._cluster_id = self._transactions.cluster_id()

@@ -45,6 +45,7 @@ from tidegate.controlplane.jobmaster.job_plan import (
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restoring import RestoreResolver
+from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (
     ClusterMismatchError,
@@ -99,6 +100,7 @@ class JobJournal:
         self._plan: JobPlan | None = None
         self.storage = JobStorage(config.checkpoint, submission.working_folder, drivers, storage)
         self._effects: EffectRunner | None = None
+        self._sinks = SinkCoordinators(drivers)
         self.claimed: ClaimedJournal | None = None
         """The claim of the newest attempt. None before the claim."""
         self._cleanup = CheckpointCleanup()
@@ -140,6 +142,8 @@ class JobJournal:
         self, plan: JobPlan | TidegateError, claimed: Callable[[Attempt], None]
     ) -> RecoveredJob:
         self.claimed = None
+        if not isinstance(plan, TidegateError):
+            self._sinks.use(plan.graph)
         self.storage.wait_until_available(self._replaced)
         # Set together with the claim, so that every later failure is handled in the same way.
         journal = self.claimed = self._claim_for(plan)
@@ -458,6 +462,7 @@ class JobJournal:
                 nonce=lambda: self._drivers.entropy.token_hex(8),
                 on_retry=self._on_retry,
                 calls=self.storage.calls,
+                sinks=self._sinks,
             )
         return self._effects
 
