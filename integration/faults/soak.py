@@ -154,11 +154,11 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
         changed = output.vanished_records(checker.read_committed(place.bootstrap, place.totals))
     for line in changed or ["No visible record has changed or disappeared."]:
         say(line)
-    level = _tell_levels(usage, tally)
+    level = _print_levels(usage, tally)
     return EXACT if verdict == 0 and level and not changed else NOT_EXACT
 
 
-def _tell_levels(usage: ResourceUsage, tally: Tally) -> bool:
+def _print_levels(usage: ResourceUsage, tally: Tally) -> bool:
     """Print each figure over time, and return whether all figures stayed level.
 
     The number of log files may grow with the number of TaskManagers, because each has its own.

@@ -225,7 +225,7 @@ class JobMaster:
         )
         self.world.log.append(f"{self.name} claims {journal.attempt}")
         yield from rules.recover(
-            journal, ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+            journal, commit_retry=RETRY_POLICY, fence_retry=RETRY_POLICY, storage_retry=RETRY_POLICY
         )
         point = journal.restore_point("latest")
         position = 0
@@ -248,7 +248,11 @@ class JobMaster:
             yield Step()
         self.locked = True
         yield from close(
-            journal, "finished", ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+            journal,
+            "finished",
+            commit_retry=RETRY_POLICY,
+            fence_retry=RETRY_POLICY,
+            storage_retry=RETRY_POLICY,
         )
         self.stop("closed")  # the committer's generator ends with the process
 
@@ -278,7 +282,11 @@ class JobMaster:
         rules, acknowledged = self.world.rules, manifest.transactions
         try:
             published = yield from publish(
-                journal, manifest, acknowledged, checking=RETRY_POLICY, storing=RETRY_POLICY
+                journal,
+                manifest,
+                acknowledged,
+                describe_retry=RETRY_POLICY,
+                storage_retry=RETRY_POLICY,
             )
         except (StorageError, KafkaError):
             if not rules.keep_transactions_of_unknown_publications:
@@ -305,7 +313,7 @@ class JobMaster:
                 yield Step()
             self.locked = True
             freed = yield from settle(
-                self.journal, result, ending=RETRY_POLICY, storing=RETRY_POLICY
+                self.journal, result, commit_retry=RETRY_POLICY, storage_retry=RETRY_POLICY
             )
             self.locked = False
             yield Step()

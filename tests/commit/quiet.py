@@ -77,23 +77,31 @@ class ProcedureRunner:
     ) -> Any:
         published = manifest(journal, counter, named, **more)
         return self.run(
-            publish(journal, published, named, checking=RETRY_POLICY, storing=RETRY_POLICY)
+            publish(
+                journal, published, named, describe_retry=RETRY_POLICY, storage_retry=RETRY_POLICY
+            )
         )
 
     def commit(self, journal: ClaimedJournal) -> tuple[PreparedTransaction, ...]:
         result = self.run(commit(journal, retry_policy=RETRY_POLICY))
-        return self.run(settle(journal, result, ending=RETRY_POLICY, storing=RETRY_POLICY))
+        return self.run(
+            settle(journal, result, commit_retry=RETRY_POLICY, storage_retry=RETRY_POLICY)
+        )
 
     def recover(self, journal: ClaimedJournal, answer: Answer | None = None) -> Any:
         procedure = recover(
-            journal, ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+            journal, commit_retry=RETRY_POLICY, fence_retry=RETRY_POLICY, storage_retry=RETRY_POLICY
         )
         return self.run(procedure, answer)
 
     def close(self, journal: ClaimedJournal) -> None:
         self.run(
             close(
-                journal, "finished", ending=RETRY_POLICY, fencing=RETRY_POLICY, storing=RETRY_POLICY
+                journal,
+                "finished",
+                commit_retry=RETRY_POLICY,
+                fence_retry=RETRY_POLICY,
+                storage_retry=RETRY_POLICY,
             )
         )
 

@@ -98,7 +98,7 @@ def test_publication_raises_outcome_unknown_if_its_create_stays_unknown(
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError, match="did not say in 2 s"):
-        quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), unknown)
+        quiet.run(publish(journal, manifest(journal, 1), (), storage_retry=RETRY_POLICY), unknown)
 
 
 def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(
@@ -115,11 +115,13 @@ def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(
             return NotImplemented if outcome is CreateResult.CREATED else outcome
         return NotImplemented
 
-    found = quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), answer)
+    found = quiet.run(
+        publish(journal, manifest(journal, 1), (), storage_retry=RETRY_POLICY), answer
+    )
     assert found.number == 2
     outcomes.append(StorageError("full"))
     with pytest.raises(StorageError, match="full"):
-        quiet.run(publish(journal, manifest(journal, 2), (), storing=RETRY_POLICY), answer)
+        quiet.run(publish(journal, manifest(journal, 2), (), storage_retry=RETRY_POLICY), answer)
 
 
 def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: ProcedureRunner) -> None:

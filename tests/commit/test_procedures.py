@@ -179,7 +179,7 @@ def test_publication_asks_for_all_known_topic_ids_in_one_request(quiet: Procedur
     def answer(effect: Effect) -> Any:
         return ids if isinstance(effect, effects.TopicIds) else NotImplemented
 
-    quiet.run(publish(journal, made, (), checking=RETRY_POLICY), answer)
+    quiet.run(publish(journal, made, (), describe_retry=RETRY_POLICY), answer)
     (asked,) = [effect for effect in quiet.asked if isinstance(effect, effects.TopicIds)]
     assert asked.topics == {"t0", "t1"}, "the id of t2 is not known"
     assert quiet.kinds() == ["Claim", "Publication"]
@@ -238,7 +238,9 @@ def test_publication_fails_while_kafka_is_unavailable_and_the_next_one_succeeds(
         return NotImplemented
 
     with pytest.raises(KafkaUnavailableError):
-        quiet.run(publish(journal, manifest(journal, 1, named), named, checking=RETRY_POLICY), away)
+        quiet.run(
+            publish(journal, manifest(journal, 1, named), named, describe_retry=RETRY_POLICY), away
+        )
     assert quiet.publish(journal, 2, *named).pending == named
 
 
@@ -492,7 +494,9 @@ def test_close_is_refused_while_the_outcome_of_a_publication_is_unknown(
 
     with pytest.raises(OutcomeUnknownError):
         quiet.run(
-            publish(journal, published, named, checking=RETRY_POLICY, storing=RETRY_POLICY),
+            publish(
+                journal, published, named, describe_retry=RETRY_POLICY, storage_retry=RETRY_POLICY
+            ),
             written_and_never_confirmed,
         )
     asked = len(quiet.asked)

@@ -97,7 +97,7 @@ def _fencing_everything_older(*args: Any, **kwargs: Any) -> bool:
 
 def test_mutant_recovery_fences_listed_ids_before_it_ends_their_transactions(patch: Patch) -> None:
     def fence_first(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
-        yield from fence_older_attempts(journal, retry_policy=retry_policy["fencing"])
+        yield from fence_older_attempts(journal, retry_policy=retry_policy["fence_retry"])
         yield from recover(journal, **retry_policy)
 
     patch("fencing.may_fence", _fencing_everything_older)
@@ -107,9 +107,9 @@ def test_mutant_recovery_fences_listed_ids_before_it_ends_their_transactions(pat
 def test_mutant_recovery_fences_committed_ids_before_they_are_settled(patch: Patch) -> None:
     def unsettled(journal: ClaimedJournal, **retry_policy: RetryPolicy) -> Procedure[None]:
         yield from end_transactions(
-            journal.uncommitted, settled=False, retry_policy=retry_policy["ending"]
+            journal.uncommitted, settled=False, retry_policy=retry_policy["commit_retry"]
         )
-        yield from fence_older_attempts(journal, retry_policy=retry_policy["fencing"])
+        yield from fence_older_attempts(journal, retry_policy=retry_policy["fence_retry"])
 
     patch("fencing.may_fence", _fencing_everything_older)
     patch("fencing.list_transactions", lambda prefix, **_: list_transactions(prefix))

@@ -238,7 +238,7 @@ def test_late_create_at_a_truncated_number_is_fenced_and_ignored(quiet: Procedur
             return quiet.world.store.history[own_claim]
         return NotImplemented
 
-    late = publish(zombie, manifest(zombie, 1), (), storing=RETRY_POLICY)
+    late = publish(zombie, manifest(zombie, 1), (), storage_retry=RETRY_POLICY)
     with pytest.raises(FencedError, match="fenced by a newer attempt"):
         quiet.run(late, saw_its_claim_before)
     assert entry_path(JOB, 2) in quiet.world.store.objects, "it did land, in the past"
@@ -289,7 +289,7 @@ def test_publication_outcome_is_unknown_if_the_listing_after_the_create_fails(
         return NotImplemented
 
     with pytest.raises(OutcomeUnknownError):
-        quiet.run(publish(journal, manifest(journal, 1), (), storing=RETRY_POLICY), blind)
+        quiet.run(publish(journal, manifest(journal, 1), (), storage_retry=RETRY_POLICY), blind)
     assert journal.last_write_unknown
 
 
@@ -310,4 +310,4 @@ def test_own_entry_created_late_at_a_truncated_number_is_fenced_after_a_lost_ans
         return NotImplemented
 
     with pytest.raises(FencedError):
-        quiet.run(publish(zombie, manifest(zombie, 1), (), storing=RETRY_POLICY), lost)
+        quiet.run(publish(zombie, manifest(zombie, 1), (), storage_retry=RETRY_POLICY), lost)

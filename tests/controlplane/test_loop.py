@@ -188,7 +188,7 @@ class TestQuestion:
         replies: list[object] = []
 
         def rpc_thread() -> None:
-            replies.append(loop.ask(lambda pending_request: pending_request, ListJobs()))
+            replies.append(loop.request(lambda pending_request: pending_request, ListJobs()))
             loop.stop()
 
         thread = threading.Thread(target=rpc_thread)

@@ -83,7 +83,8 @@ ONLY_ONGOING = Edit(
 SOURCES_FIRST = (
     Edit(
         recover,
-        "    fenced = yield from fence_older_attempts(journal, retry_policy=fencing)\n    return",
+        "    fenced = yield from fence_older_attempts(journal, retry_policy=fence_retry)\n"
+        "    return",
         "    fenced = ()\n    return",
     ),
 )
@@ -126,7 +127,8 @@ LATE_ABORT = (
 NO_LOOK = (
     Edit(
         publish,
-        "    yield from _check_prepared(introduced, manifest.splits, checking, is_canceled)\n",
+        "    yield from _check_prepared("
+        "introduced, manifest.splits, describe_retry, is_canceled)\n",
         "",
     ),
 )

@@ -27,10 +27,11 @@ SILENT = Edit(
     "    entry = Lost(\n        **header,\n        attempt=journal.attempt,\n"
     "        publication=last.number,\n        transactions=missing,\n"
     "        statement=statement,\n    )\n"
-    "    yield from append_entry(journal, entry, storing)\n    raise DataLossError(statement)",
+    "    yield from append_entry(journal, entry, storage_retry)\n"
+    "    raise DataLossError(statement)",
     "    entry = Settled(\n        **header,\n        attempt=journal.attempt,\n"
     "        publication=last.number,\n    )\n"
-    "    yield from append_entry(journal, entry, storing)\n"
+    "    yield from append_entry(journal, entry, storage_retry)\n"
     "    raise TransactionError(statement)",
 )
 

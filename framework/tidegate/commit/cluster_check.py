@@ -107,7 +107,7 @@ def foreign_transactions(state: JournalState, cluster: str) -> tuple[PreparedTra
 
 
 def abandon_foreign_transactions(
-    journal: ClaimedJournal, *, storing: RetryPolicy = STORAGE_RETRY
+    journal: ClaimedJournal, *, storage_retry: RetryPolicy = STORAGE_RETRY
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
     """Record that transactions of another cluster are abandoned, and that this loss is accepted.
     Return these transactions.
@@ -134,10 +134,10 @@ def abandon_foreign_transactions(
             "these transactions do not appear."
         ),
     )
-    yield from append_entry(journal, lost, storing)
+    yield from append_entry(journal, lost, storage_retry)
     header = yield from header_after(journal.state)
     accepted = LossAccepted(**header, lost=lost.number, submission_id=journal.submission_id)
-    yield from append_entry(journal, accepted, storing)
+    yield from append_entry(journal, accepted, storage_retry)
     return abandoned
 
 

@@ -75,8 +75,8 @@ def publish(
     transactions: Sequence[PreparedTransaction],
     *,
     stopped: bool = False,
-    checking: RetryPolicy = DESCRIBE_RETRY,
-    storing: RetryPolicy = STORAGE_RETRY,
+    describe_retry: RetryPolicy = DESCRIBE_RETRY,
+    storage_retry: RetryPolicy = STORAGE_RETRY,
     is_canceled: Callable[[], bool] = never_canceled,
 ) -> Procedure[PublishedCheckpoint]:
     """Publish a checkpoint. `transactions` are all transactions that subtasks have prepared and
@@ -97,7 +97,7 @@ def publish(
     before = journal.state.pending_commits
     pending = list_transactions(journal, transactions)
     introduced = tuple(txn for txn in pending if txn not in before)
-    yield from _check_prepared(introduced, manifest.splits, checking, is_canceled)
+    yield from _check_prepared(introduced, manifest.splits, describe_retry, is_canceled)
     header = yield from header_after(journal.state)
     entry = Publication(
         **header,
@@ -110,7 +110,7 @@ def publish(
         final=manifest.final,
         stopped=stopped,
     )
-    yield from append_entry(journal, entry, storing)
+    yield from append_entry(journal, entry, storage_retry)
     # A subtask that acknowledges without a transaction knows that it is committed, and never
     # acknowledges it again.
     journal.ended &= set(transactions)

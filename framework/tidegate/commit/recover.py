@@ -51,26 +51,26 @@ class Recovered:
 def recover(
     journal: ClaimedJournal,
     *,
-    ending: RetryPolicy = COMMIT_RETRY,
-    fencing: RetryPolicy = FENCE_RETRY,
-    storing: RetryPolicy = STORAGE_RETRY,
+    commit_retry: RetryPolicy = COMMIT_RETRY,
+    fence_retry: RetryPolicy = FENCE_RETRY,
+    storage_retry: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[Recovered]:
     """Settle the last publication and fence the ids of older attempts. After it the job may be
     deployed.
 
-    `ending` limits the time for which Kafka may be unavailable: the transaction timeout.
+    `commit_retry` limits the time for which Kafka may be unavailable: the transaction timeout.
     DataLossError if the broker has aborted a listed transaction, KafkaError if it does not answer
     in time.
     """
-    abandoned = yield from abandon_foreign_transactions(journal, storing=storing)
+    abandoned = yield from abandon_foreign_transactions(journal, storage_retry=storage_retry)
     try:
-        ended, rolled_back = yield from _settle_last(journal, ending, storing)
+        ended, rolled_back = yield from _settle_last(journal, commit_retry, storage_retry)
     except DataLossError:
         # The job stays failed, perhaps for a long time. Readers must not wait behind open
         # transactions of dead attempts.
-        yield from fence_older_attempts(journal, retry_policy=fencing)
+        yield from fence_older_attempts(journal, retry_policy=fence_retry)
         raise
-    fenced = yield from fence_older_attempts(journal, retry_policy=fencing)
+    fenced = yield from fence_older_attempts(journal, retry_policy=fence_retry)
     return Recovered(ended=ended, fenced=fenced, rolled_back=rolled_back, abandoned=abandoned)
 
 
@@ -79,9 +79,9 @@ def close(
     outcome: str,
     *,
     stopped: str = "",
-    ending: RetryPolicy = COMMIT_RETRY,
-    fencing: RetryPolicy = FENCE_RETRY,
-    storing: RetryPolicy = STORAGE_RETRY,
+    commit_retry: RetryPolicy = COMMIT_RETRY,
+    fence_retry: RetryPolicy = FENCE_RETRY,
+    storage_retry: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[None]:
     """End the job permanently: settle, fence all ids, including those of this attempt, and close
     the journal.
@@ -98,32 +98,36 @@ def close(
             "again before it can be closed"
         )
         raise OutcomeUnknownError(message)
-    yield from abandon_foreign_transactions(journal, storing=storing)
+    yield from abandon_foreign_transactions(journal, storage_retry=storage_retry)
     if journal.state.lost is None:
-        yield from _settle_last(journal, ending, storing)
-    yield from fence_older_attempts(journal, retry_policy=fencing, include_current_attempt=True)
+        yield from _settle_last(journal, commit_retry, storage_retry)
+    yield from fence_older_attempts(journal, retry_policy=fence_retry, include_current_attempt=True)
     header = yield from header_after(journal.state)
     entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
-    yield from append_entry(journal, entry, storing)
+    yield from append_entry(journal, entry, storage_retry)
 
 
 def _settle_last(
-    journal: ClaimedJournal, ending: RetryPolicy, storing: RetryPolicy
+    journal: ClaimedJournal, commit_retry: RetryPolicy, storage_retry: RetryPolicy
 ) -> Procedure[tuple[tuple[PreparedTransaction, ...], tuple[CheckpointId, ...]]]:
     """Settle the last publication. Return the committed transactions and the checkpoints that were
     rolled back. DataLossError if a transaction is lost.
     """
     rolled_back: tuple[CheckpointId, ...] = ()
     while True:
-        result = yield from _end_pending(journal, ending)
+        result = yield from _end_pending(journal, commit_retry)
         mark_committed(journal, result.ended)
         if not result.lost:
             break
-        taken_back = yield from roll_back(journal, ending=ending, storing=storing)
+        taken_back = yield from roll_back(
+            journal, commit_retry=commit_retry, storage_retry=storage_retry
+        )
         if not taken_back:
-            yield from state_loss(journal, result.lost, ending=ending, storing=storing)
+            yield from state_loss(
+                journal, result.lost, commit_retry=commit_retry, storage_retry=storage_retry
+            )
         rolled_back += taken_back
-    yield from settle(journal, result, ending=ending, storing=storing)
+    yield from settle(journal, result, commit_retry=commit_retry, storage_retry=storage_retry)
     return result.ended, rolled_back
 
 

@@ -33,7 +33,7 @@ from tidegate.ids import CheckpointId
 
 
 def roll_back(
-    journal: ClaimedJournal, *, ending: RetryPolicy, storing: RetryPolicy
+    journal: ClaimedJournal, *, commit_retry: RetryPolicy, storage_retry: RetryPolicy
 ) -> Procedure[tuple[CheckpointId, ...]]:
     """Roll back the last publication, then the one before it, and so on, while one of the listed
     transactions is lost and a rollback is allowed. Return their checkpoints, newest first.
@@ -43,7 +43,7 @@ def roll_back(
     """
     rolled_back: list[CheckpointId] = []
     while (last := journal.state.publication) is not None:
-        if not (yield from _abort_introduced(journal, ending)):
+        if not (yield from _abort_introduced(journal, commit_retry)):
             break
         header = yield from header_after(journal.state)
         entry = RolledBack(
@@ -52,7 +52,7 @@ def roll_back(
             publication=last.number,
             aborted=journal.state.introduced,
         )
-        yield from append_entry(journal, entry, storing)
+        yield from append_entry(journal, entry, storage_retry)
         rolled_back.append(last.checkpoint)
     return tuple(rolled_back)
 

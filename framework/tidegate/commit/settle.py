@@ -32,8 +32,8 @@ def settle(
     journal: ClaimedJournal,
     result: CommitResult,
     *,
-    ending: RetryPolicy = COMMIT_RETRY,
-    storing: RetryPolicy = STORAGE_RETRY,
+    commit_retry: RetryPolicy = COMMIT_RETRY,
+    storage_retry: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[tuple[PreparedTransaction, ...]]:
     """Record the result of `commit` in the journal. Return the transactions whose ids are now free.
 
@@ -54,14 +54,16 @@ def settle(
         )
         raise TransactionError(message)
     if result.lost:
-        yield from state_loss(journal, result.lost, ending=ending, storing=storing)
+        yield from state_loss(
+            journal, result.lost, commit_retry=commit_retry, storage_retry=storage_retry
+        )
     last = journal.state.publication
     pending = journal.state.pending_commits
     if last is None or not pending or journal.uncommitted:
         return ()
     header = yield from header_after(journal.state)
     entry = Settled(**header, attempt=journal.attempt, publication=last.number)
-    yield from append_entry(journal, entry, storing)
+    yield from append_entry(journal, entry, storage_retry)
     return pending
 
 
@@ -69,8 +71,8 @@ def state_loss(
     journal: ClaimedJournal,
     lost: Sequence[PreparedTransaction],
     *,
-    ending: RetryPolicy,
-    storing: RetryPolicy,
+    commit_retry: RetryPolicy,
+    storage_retry: RetryPolicy,
 ) -> Procedure[NoReturn]:
     """End the other listed transactions, write `Lost`, and raise DataLossError."""
     check(
@@ -78,7 +80,7 @@ def state_loss(
         "a transaction that no publication lists cannot be lost",
     )
     rest = [txn for txn in journal.uncommitted if txn not in lost]
-    others = yield from end_transactions(rest, settled=False, retry_policy=ending)
+    others = yield from end_transactions(rest, settled=False, retry_policy=commit_retry)
     mark_committed(journal, others.ended)
     missing = (*lost, *others.lost)
     last = journal.state.publication
@@ -94,7 +96,7 @@ def state_loss(
         transactions=missing,
         statement=statement,
     )
-    yield from append_entry(journal, entry, storing)
+    yield from append_entry(journal, entry, storage_retry)
     raise DataLossError(statement)
 
 

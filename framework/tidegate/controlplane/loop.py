@@ -129,7 +129,7 @@ class EventLoop(Generic[E]):
         if not self._stopped.is_set():
             self._pool.submit(lambda: self._work(work, done, failed))
 
-    def ask(self, make: Callable[[PendingRequest], E], message: Message) -> Message:
+    def request(self, make: Callable[[PendingRequest], E], message: Message) -> Message:
         """Post `make(pending_request)` and return the reply. This is the body of an RPC handler.
 
         `pending_request` is a PendingRequest with the message.

@@ -27,7 +27,7 @@ from tidegate.commit.journal.reading import read_entry, read_journal
 from tidegate.commit.lost_tail import commit_metadata
 from tidegate.commit.publish import publish
 from tidegate.config import Config
-from tidegate.controlplane.jobmaster import restoring as restoring_module
+from tidegate.controlplane.jobmaster import restore_resolver
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
 from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
 from tidegate.drivers.entropy import SystemEntropy
@@ -376,7 +376,7 @@ def test_restored_manifest_of_another_kafka_cluster_is_refused_without_consent(
         seen.append(on_other_cluster)
         return RestorePlan(keyed=(), splits=(), new_partitions=())
 
-    monkeypatch.setattr(restoring_module, "restore", restoring)
+    monkeypatch.setattr(restore_resolver, "restore", restoring)
     consented = JournalNumber(journal.state.number + 1)
     journal.state = msgspec.structs.replace(journal.state, moved=consented)
     made.journal._make_restore_plan(journal)

@@ -125,7 +125,7 @@ def run_jobmanager(
     # because that would end the JobManager that uses the port.
     with closing(
         drivers.rpc.serve(
-            lambda message: loop.ask(lambda pending_request: pending_request, message),
+            lambda message: loop.request(lambda pending_request: pending_request, message),
             config.jobmanager.port if session_cluster else 0,
         )
     ) as server:

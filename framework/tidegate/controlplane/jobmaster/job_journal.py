@@ -44,7 +44,7 @@ from tidegate.controlplane.jobmaster.job_plan import (
 )
 from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.restoring import RestoreResolver
+from tidegate.controlplane.jobmaster.restore_resolver import RestoreResolver
 from tidegate.controlplane.jobmaster.sink_coordinators import SinkCoordinators
 from tidegate.controlplane.jobmaster.split_enumeration import group_commits
 from tidegate.errors import (

@@ -32,7 +32,7 @@ PRODUCER_START_S: Final = 0.6
 """The time in seconds to initialise a new transactional producer, with some margin. Measured values
 are 0.06 and 0.5 s."""
 
-SPARE_SLOTS_MAX: Final = 13
+SPARE_IDS_MAX: Final = 13
 """The most transactional ids per sink subtask, in addition to those of unfinished checkpoints. The
 number of the latter must not be limited. The broker remembers each id, and most ids have a producer
 with four threads."""
@@ -136,10 +136,10 @@ def transactional_ids_per_subtask(settings: CheckpointSettings) -> int:
     """Return the number of transactional ids of a sink subtask. It needs one for each checkpoint
     that may be unfinished at the same time: the pending one, and those that may fail in a row. In
     addition, it needs the ids of initialised producers, the current one, and one that is being
-    freed: at most `SPARE_SLOTS_MAX`.
+    freed: at most `SPARE_IDS_MAX`.
     """
     unfinished = 1 + settings.tolerable_failed_checkpoints
-    return unfinished + min(producer_pool_size(settings) + 2, SPARE_SLOTS_MAX)
+    return unfinished + min(producer_pool_size(settings) + 2, SPARE_IDS_MAX)
 
 
 def _step(node: Node) -> StepMetadata:

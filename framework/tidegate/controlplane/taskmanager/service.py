@@ -86,7 +86,7 @@ def run_taskmanager(
     jobmanager = drivers.rpc.connect(jobmanager_address)
     try:
         server = drivers.rpc.serve(
-            lambda message: loop.ask(lambda pending_request: pending_request, message), port
+            lambda message: loop.request(lambda pending_request: pending_request, message), port
         )
         joins = RegisterTaskManager(
             id=id_,
