@@ -19,12 +19,23 @@ if TYPE_CHECKING:
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
     from tidegate.api.streams import KeyedStream, Stream
+    from tidegate.api.watermarks import (
+        BoundedOutOfOrderness,
+        CustomWatermarks,
+        HeaderTime,
+        Monotonous,
+        Punctuated,
+        WatermarkStrategy,
+    )
     from tidegate.errors import PipelineError
 
 __all__ = [
     "Avro",
+    "BoundedOutOfOrderness",
     "ConsumerRecord",
     "Context",
+    "CustomWatermarks",
+    "HeaderTime",
     "Json",
     "KafkaSink",
     "KafkaSource",
@@ -32,17 +43,20 @@ __all__ = [
     "KeyedStream",
     "ListState",
     "MapState",
+    "Monotonous",
     "Param",
     "Pipeline",
     "PipelineError",
     "Process",
     "ProcessContext",
     "ProducerRecord",
+    "Punctuated",
     "Raw",
     "SideOutput",
     "Stream",
     "Utf8",
     "ValueState",
+    "WatermarkStrategy",
     "build",
 ]
 
@@ -55,11 +69,18 @@ _HOMES = {
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
     "api.streams": ("KeyedStream", "Stream"),
+    "api.watermarks": (
+        "BoundedOutOfOrderness",
+        "CustomWatermarks",
+        "HeaderTime",
+        "Monotonous",
+        "Punctuated",
+        "WatermarkStrategy",
+    ),
     "errors": ("PipelineError",),
 }
 UNSUPPORTED = {
     "AggregatingState": "use ValueState",
-    "BoundedOutOfOrderness": "remove watermarks=",
     "BroadcastProcess": "use KeyedProcess on a union of both streams",
     "BroadcastState": "use MapState",
     "CoProcess": "use KeyedProcess on a union of both streams",

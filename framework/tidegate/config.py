@@ -154,6 +154,8 @@ class JobSettings(Section):
     parallelism: int = Field(default=1, ge=1)
     max_parallelism: int = Field(default=128, ge=1, le=32_768)
     max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
+    watermark_interval: PositiveMs = 200
+    """The time between two watermarks of a source. A watermark also precedes each barrier."""
 
 
 class CheckpointSettings(Section):

@@ -2,19 +2,20 @@
 
 A `RecordBatch` is a set of parallel columns, never a list of record objects, so the cost of an
 element is paid once per batch. All records of a batch come from one partition. One `TopicPartition`
-and a column of offsets therefore name the source record of each value, wherever a step fails. A
-control element never overtakes a batch of its channel, and no batch overtakes a control element
+and a column of offsets therefore name the source record of each value, wherever a step fails. The
+results of a timer or a window come from no single record, and have no partition. A control
+element never overtakes a batch of its channel, and no batch overtakes a control element
 (invariant 6 of ARCHITECTURE.md).
 
-This module has no behaviour. Alignment is in `checkpoint/alignment.py`, and the loop is in
-`dataplane/task.py`.
+This module has no behaviour. `dataplane/columns.py` cuts and selects batches. Alignment is in
+`checkpoint/alignment.py`, and the loop is in `dataplane/task.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tidegate.ids import CheckpointId
 
@@ -26,19 +27,27 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+NO_OFFSET: Final = -1
+"""The offset of a result that no single record led to."""
+
+
 @dataclass(slots=True)
 class RecordBatch:
     """Records of one partition, in order.
 
-    `values` and `offsets` are parallel: `offsets[i]` is the offset of the source record that led to
-    `values[i]`. `keys` holds the keys of the source records as bytes, if a sink needs them. A batch
-    belongs to the component that received it last. No other component changes it.
+    The columns are parallel: `offsets[i]` is the offset of the source record that led to
+    `values[i]`. `keys` holds the keys of the source records as bytes, if a sink needs them.
+    `timestamps_ms` holds the event times in milliseconds since the Unix epoch, if the source
+    declares event time. `topic_partition` is None, and each offset is NO_OFFSET, for results that
+    no single record led to. A batch belongs to the component that received it last. No other
+    component changes it.
     """
 
     values: list[Any]
     offsets: Sequence[int]
-    topic_partition: TopicPartition
+    topic_partition: TopicPartition | None
     keys: list[bytes | None] | None = None
+    timestamps_ms: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -61,4 +70,26 @@ class EndOfInput:
     """The end of the records on this channel. Barriers may still follow."""
 
 
-StreamElement = RecordBatch | Barrier | EndOfInput
+MIN_MS: Final = -(1 << 63)
+"""The watermark of a channel that has not said anything yet. It is before every event time."""
+MAX_MS: Final = (1 << 63) - 1
+"""The watermark after the last record of a drained input. It is behind every event time, and no
+checkpoint holds it.
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class Watermark:
+    """The progress of event time on a channel.
+
+    No record with an event time of `timestamp_ms` or earlier is expected. An `idle` channel has no
+    records now, and the receiver does not wait for it.
+    """
+
+    timestamp_ms: int
+    idle: bool = False
+
+
+Control = Barrier | EndOfInput | Watermark
+"""An element that carries no records."""
+StreamElement = RecordBatch | Control

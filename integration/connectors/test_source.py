@@ -47,6 +47,7 @@ class SourceBench:
 
     def poll(self) -> None:
         for batch in self.reader.poll(0.2):
+            assert batch.topic_partition is not None
             self.values.setdefault(batch.topic_partition.partition, []).extend(batch.values)
 
     def read_some(self) -> None:

@@ -20,18 +20,22 @@ import tidegate
 from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
 from tidegate import (
     Avro,
+    BoundedOutOfOrderness,
     Context,
+    HeaderTime,
     Json,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
     ListState,
     MapState,
+    Monotonous,
     Param,
     Pipeline,
     PipelineError,
     Process,
     ProcessContext,
+    Punctuated,
     SideOutput,
     Utf8,
     ValueState,
@@ -467,6 +471,55 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: SetsUpItself({}),
         "parameter 'limit' has no value; pipelines are made by build()",
     ),
+    "event time that is no function": (
+        source(event_time="placed_at_ms"),
+        "event_time='placed_at_ms' must be a function from a record to its time",
+    ),
+    "watermarks that are no strategy": (
+        source(watermarks="10 s"),
+        "watermarks='10 s' must be a strategy, as in watermarks=BoundedOutOfOrderness('10 s')",
+    ),
+    "malformed delay": (
+        lambda: BoundedOutOfOrderness("1 hour"),
+        "BoundedOutOfOrderness, delay: '1 hour' is not a duration",
+    ),
+    "negative idle_after": (
+        lambda: Monotonous(idle_after=timedelta(seconds=-1)),
+        "Monotonous, idle_after: datetime.timedelta",
+    ),
+    "malformed max_ahead": (
+        lambda: Monotonous(max_ahead="soon"),
+        "Monotonous, max_ahead: 'soon' is not a duration",
+    ),
+    "unknown keyword of a strategy": (
+        lambda: Monotonous(idle="1 s"),  # type: ignore[call-arg]
+        "no keyword 'idle'; there are idle_after, max_ahead",
+    ),
+    "marker that is no function": (
+        lambda: Punctuated("mark"),  # type: ignore[arg-type]
+        "Punctuated('mark') takes a function from a record to its watermark or None",
+    ),
+    "timestamps that are no function": (
+        built(lambda self: self.orders.with_timestamps("at", watermarks=Monotonous(), uid="t")),
+        "with_timestamps 't': 'at' must be a function from a record to its time",
+    ),
+    "timestamps without a strategy": (
+        built(lambda self: self.orders.with_timestamps(len, watermarks="10 s", uid="t")),
+        "watermarks='10 s' must be a strategy",
+    ),
+    "timestamps that compare with Kafka's": (
+        built(
+            lambda self: self.orders.with_timestamps(
+                len, watermarks=Monotonous(max_ahead="1 h"), uid="t"
+            )
+        ),
+        "max_ahead compares the event time with Kafka's timestamp, which is known at the source",
+    ),
+    "unit of a header": (
+        lambda: HeaderTime("at", unit="min"),  # type: ignore[arg-type]
+        "unit='min'",
+    ),
+    "empty header": (lambda: HeaderTime(""), "the name of the header is empty"),
     "bad parameter": (
         lambda: build(OrderTotals, {"minimum": "five"}),
         "parameter 'minimum': Invalid decimal string",
@@ -474,8 +527,6 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 LATER: dict[str, Callable[[], object]] = {
-    "event_time=": source(event_time=lambda order: order.placed_at_ms),
-    "watermarks=": source(watermarks=object()),
     "ttl=": lambda: ValueState(Decimal, default=Decimal(0), ttl="30 d"),
     "map_batch": built(lambda self: self.orders.map_batch(len)),
     "map_arrow": built(lambda self: self.orders.map_arrow(len)),
@@ -488,7 +539,6 @@ LATER: dict[str, Callable[[], object]] = {
     "connect": built(lambda self: by_customer(self).connect(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
     "ctx.timers": lambda: Context[str]().timers,
-    "event time": lambda: ProcessContext().timestamp_ms,
     "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),
 }

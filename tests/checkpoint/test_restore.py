@@ -436,3 +436,9 @@ def test_given_start_offset_must_be_in_the_log_if_there_is_no_checkpoint(
     # With a checkpoint it is not used, wherever the log begins by now.
     longer = [dataclasses.replace(offsets, latest=200) for offsets in given]
     assert restore(checkpoint(plan()), plan(), longer, submission_id="s1").splits
+
+
+def test_restored_splits_keep_their_watermark_and_idleness() -> None:
+    old = checkpoint(plan(), watermark_ms=7, idle=True)
+    found = restore(old, plan(), now())
+    assert {(s.watermark_ms, s.idle) for part in found.splits for s in part} == {(7, True)}

@@ -19,6 +19,7 @@ from tidegate.api.streams import Stream
 from tidegate.backfill.refusals import refuse_unknown_steps
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.job_plan import state_metadata
+from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.registry import OPERATORS, ChainBuilder, OperatorEntry
 from tidegate.dataplane.operators.stateless import Emit
@@ -40,7 +41,7 @@ class Total(msgspec.Struct, frozen=True):
     cents: int
 
 
-class EverySecond:
+class EverySecond(ForwardsTime):
     """The operator of the toy kind `every_second`: it drops the other records."""
 
     opened = closed = 0

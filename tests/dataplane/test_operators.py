@@ -16,7 +16,7 @@ from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Edge, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
-from tidegate.stream_elements import RecordBatch, TopicPartition
+from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition
 
 TOPIC_PARTITION = TopicPartition("orders", 3)
 
@@ -212,6 +212,8 @@ def test_process_that_returns_a_bare_str_is_refused_when_results_are_str() -> No
 
 class Dict(dict[object, tuple[Cell, ...]]):
     """Keyed state in a dict: the loop is what is tested here."""
+
+    watermark_ms = MIN_MS
 
     def __init__(self, function: KeyedProcess[Any, Any, Any]) -> None:
         super().__init__()

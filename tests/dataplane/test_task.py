@@ -31,7 +31,14 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, TopicPartition
+from tidegate.stream_elements import (
+    Barrier,
+    Control,
+    EndOfInput,
+    RecordBatch,
+    StreamElement,
+    TopicPartition,
+)
 
 TOPIC_PARTITION = TopicPartition("orders", 0)
 SUBTASK = SubtaskId(VertexId("v"), SubtaskIndex(0))
@@ -89,7 +96,7 @@ class RecordingWriter:
     def emit(self, batch: RecordBatch) -> None:
         self.sent.append(list(batch.values))
 
-    def emit_control(self, element: Barrier | EndOfInput) -> None:
+    def emit_control(self, element: Control) -> None:
         self.sent.append(element)
 
     def writable(self) -> bool:
@@ -110,6 +117,10 @@ class FakeChain:
     def _emit(self, batch: RecordBatch) -> None:
         self._sink.write(batch)
         self._record_writer.emit(batch)
+
+    def tick(self) -> None: ...
+
+    def emit_watermarks(self) -> None: ...
 
     def entry(self) -> Callable[[RecordBatch], object]:
         return self._emit
@@ -148,6 +159,9 @@ class Reader:
 
     def finished(self) -> bool:
         return self.bounded and not self.polls
+
+    def at_end(self) -> set[TopicPartition]:
+        return set()
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=self.position)

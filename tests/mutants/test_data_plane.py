@@ -91,10 +91,10 @@ LATE_SNAPSHOT = (
 LATE_OFFSET = (
     Edit(
         SourceTask._inject,
-        "    splits = ",
+        "    splits = self.reader",
         "    if self._started and not (self._ended or self._final):\n"
         "        self._read(0.0)\n"
-        "    splits = ",
+        "    splits = self.reader",
     ),
 )
 ONLY_WHAT_CHANGED = (

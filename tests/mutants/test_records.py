@@ -67,8 +67,8 @@ BY_OFFSET = (
     ),
     Edit(
         FusedSteps._process_tolerantly,
-        "offsets = list(map(batch.offsets.__getitem__, positions))",
-        "offsets = positions",
+        "with_results(batch, values, positions)",
+        "RecordBatch(values, positions, batch.topic_partition, batch.keys)",
     ),
 )
 SIDE_OUTPUTS_STAY = (Edit(SideOutputs.drop, "drop_results(offset, values, offsets)", "pass"),)

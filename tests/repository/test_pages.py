@@ -56,6 +56,17 @@ def test_the_pipeline_of_the_readme_passes_the_test_of_the_readme(
     assert importlib.import_module("readme_block").ran
 
 
+@pytest.mark.parametrize("name", ["event-time"])
+def test_the_examples_of_a_guide_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"guide_{name.replace('-', '_')}"
+    blocks = python_blocks(ROOT / "docs" / f"{name}.md")
+    (tmp_path / f"{module}.py").write_text("\n\n".join(blocks) + "ran = True\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module(module).ran
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_each_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken_links(page, page.read_text(encoding="utf-8")) == []

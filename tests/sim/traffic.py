@@ -266,6 +266,12 @@ class RecordingChain:
     def flush(self) -> None:
         """Nothing is held back."""
 
+    def tick(self) -> None:
+        """No step makes watermarks."""
+
+    def emit_watermarks(self) -> None:
+        """No step makes watermarks."""
+
     def emit_control(self, element: Barrier | EndOfInput) -> None:
         if isinstance(element, Barrier):
             self._slot.barriers.append(element.checkpoint.counter)
@@ -275,6 +281,7 @@ class RecordingChain:
         for value in batch.values:
             here = owner(value[0], self._slot.traffic.parallelism)
             must(here == self._slot.ordinal, f"{value} came to slot {self._slot.ordinal}")
+        assert batch.topic_partition is not None
         self._slot.received[batch.topic_partition] += batch.values
 
 

@@ -162,7 +162,7 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
     ("what", "wait_s"),
     [("a batch", SHORTEST_S), ("a barrier", UNNOTICEABLE_S), ("a message", UNNOTICEABLE_S)],
 )
-def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short(
+def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short(  # noqa: C901
     what: str, wait_s: float
 ) -> None:
     """Each wait is what a barrier, or a record from another slot, comes later."""
@@ -173,6 +173,8 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
         """A source that is silent for twenty seconds."""
 
         subtask = None
+
+        def slowest_watermark(self) -> None: ...
 
         def reads(self) -> bool:
             return True
@@ -221,6 +223,8 @@ def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> No
         """A source without a record."""
 
         subtask = None
+
+        def slowest_watermark(self) -> None: ...
 
         def reads(self) -> bool:
             return reading

@@ -56,17 +56,21 @@ class ProcessContext:
         raise NotImplementedError
 
     @property
-    def timestamp_ms(self) -> Never:
-        """Event time of the record. This version has no event time: PipelineError."""
-        refuse_unsupported(
-            "event time",
-            "a record's own timestamp is a field of ConsumerRecord: KafkaSource.records",
-        )
+    def timestamp_ms(self) -> int:
+        """Event time of the record, in milliseconds since the Unix epoch.
+
+        PipelineError if no source of the record declares `event_time` or `watermarks`.
+        """
+        raise NotImplementedError
 
     @property
-    def watermark_ms(self) -> Never:
-        """Current watermark. This version has no event time: PipelineError."""
-        refuse_unsupported("event time", "remove the use of watermark_ms")
+    def watermark_ms(self) -> int:
+        """Watermark of this step, in milliseconds since the Unix epoch; `MIN_MS` before the first.
+
+        No record with this event time or an earlier one is expected. It never goes back, also not
+        by a restore.
+        """
+        raise NotImplementedError
 
 
 class Context(ProcessContext, Generic[K]):

@@ -32,6 +32,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+Timestamps = Literal["send", "event_time"]
 
 
 def connect_dead_letters(
@@ -64,6 +65,7 @@ class SinkOptions(TypedDict, total=False):
     compression: Compression
     linger: Duration
     properties: KafkaProperties
+    timestamps: Timestamps
     on_error: OnError
     dead_letter_topic: str
 
@@ -86,6 +88,9 @@ class KafkaSink(KafkaConnector, Sink[T]):
     `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
     for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
     linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
+    `timestamps`: the timestamp of a record in Kafka. "send" (the default) is the time of the write.
+    "event_time" is the event time of the record. Old times are subject to the retention of the
+    topic at once.
     `properties`: librdkafka settings of its producers. Two examples are the limits of the records
     that wait in one producer, "queue.buffering.max.messages" (100000) and
     "queue.buffering.max.kbytes" (65536). Settings that tidegate sets itself are refused.
@@ -142,6 +147,8 @@ class KafkaSink(KafkaConnector, Sink[T]):
         self.full_record = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
         check_choice(where, "guarantee", self.guarantee, get_args(Guarantee))
+        self.timestamps: Timestamps = options.get("timestamps", "send")
+        check_choice(where, "timestamps", self.timestamps, get_args(Timestamps))
         self.errors: ErrorOptions = {}
         if "on_error" in options:
             self.errors["on_error"] = options["on_error"]
@@ -220,6 +227,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
     def describe(self) -> dict[str, object]:
         """Return the options of the sink, for the graph's fingerprint."""
+        event_time = {} if self.timestamps == "send" else {"timestamps": self.timestamps}
         return {
             "topic": self.topic,
             "key": None if self.key is None else self.key.describe(),
@@ -227,12 +235,22 @@ class KafkaSink(KafkaConnector, Sink[T]):
             "whole": self.full_record,
             "guarantee": self.guarantee,
             **policy_options(self.on_error),
+            **event_time,
         }
 
     def connect(self, graph: StreamGraph, edges: tuple[Edge, ...]) -> None:
         """End a chain at this sink, and add the sink of its dead letters if it has one."""
         if self.name in graph.nodes and graph.nodes[self.name].declaration is self:
             graph.remove(dead_letter_sink_name(self.name))
+        timeless = next(
+            (edge.node for edge in edges if not graph.nodes[edge.node].event_time), None
+        )
+        if self.timestamps == "event_time" and timeless is not None:
+            raise PipelineError(
+                f"{self.location}: sink {self.name!r} has timestamps='event_time', and the records "
+                f"of {timeless!r} have no event time. Give each source in front of it event_time= "
+                "or watermarks=, or remove timestamps=."
+            )
         super().connect(graph, edges)
         if "dead_letter_topic" in self.errors:
             name, topic = dead_letter_sink_name(self.name), self.errors["dead_letter_topic"]

@@ -5,7 +5,7 @@ A declaration opens no connection: `dataplane/sources/kafka.py` reads the topic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 from tidegate.api.declaration_checks import (
@@ -19,10 +19,20 @@ from tidegate.api.formats import Format
 from tidegate.api.kafka_connector import KafkaConnector, KafkaProperties
 from tidegate.api.kafka_records import ConsumerRecord
 from tidegate.api.kafka_sink import connect_dead_letters, dead_letter_sink_name
-from tidegate.api.location import refuse_unsupported
 from tidegate.api.source import Source
+from tidegate.api.watermarks import HeaderTime, Instant, WatermarkStrategy
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import DEAD_LETTERS, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, StreamGraph, function_name
+
+
+def _describe_event_time(event_time: Callable[[Any], Instant] | HeaderTime | None) -> object:
+    """Return the event time as plain JSON, for the graph's fingerprint."""
+    if event_time is None:
+        return "kafka"
+    if isinstance(event_time, HeaderTime):
+        return {"header": event_time.name, "unit": event_time.unit}
+    return function_name(event_time)
+
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -43,8 +53,8 @@ class SourceOptions(TypedDict, total=False):
     on_bad_record: OnBadRecord
     dead_letter_topic: str | None
     properties: KafkaProperties
-    event_time: object
-    watermarks: object
+    event_time: Callable[[Any], Instant] | HeaderTime | None
+    watermarks: WatermarkStrategy[Any] | None
 
 
 class KafkaSource(KafkaConnector, Source[T]):
@@ -74,9 +84,6 @@ class KafkaSource(KafkaConnector, Source[T]):
         super().__init__(topic, options.get("properties"))
         where = f"{self.location}: source of topic {topic!r}"
         refuse_unknown(where, options, SourceOptions.__optional_keys__)
-        for keyword in ("event_time", "watermarks"):
-            if options.get(keyword) is not None:
-                refuse_unsupported(f"{keyword}=", "remove it")
         self.value = value
         self.key: Format[Any] | None = None
         self.full_record = False
@@ -84,7 +91,10 @@ class KafkaSource(KafkaConnector, Source[T]):
         self.starting_offsets: StartingOffsets = options.get("starting_offsets", "earliest")
         self.on_bad_record: OnBadRecord = options.get("on_bad_record", "fail")
         self.dead_letter_topic = options.get("dead_letter_topic")
+        self.event_time = options.get("event_time")
+        self.watermarks = options.get("watermarks")
         self._check()
+        self._check_time()
 
     @overload
     @staticmethod
@@ -142,6 +152,11 @@ class KafkaSource(KafkaConnector, Source[T]):
         source.key, source.full_record, source.tombstones = key, True, tombstones
         return source
 
+    @property
+    def has_event_time(self) -> bool:
+        """Whether the records of the source have event times."""
+        return self.event_time is not None or self.watermarks is not None
+
     def record_type(self) -> object:
         """Return the type of the stream's records."""
         if not self.full_record:
@@ -153,13 +168,16 @@ class KafkaSource(KafkaConnector, Source[T]):
 
     def connect(self, graph: StreamGraph) -> None:
         """Add the source to the graph, and a sink for its dead letters if it has one."""
-        options = {
+        options: dict[str, object] = {
             "topic": self.topic,
             "key": None if self.key is None else self.key.describe(),
             "value": self.value.describe(),
             "whole": self.full_record,
             "on_bad_record": self.on_bad_record,
         }
+        if self.has_event_time:  # a source without keeps its fingerprint
+            options["event_time"] = _describe_event_time(self.event_time)
+            options["watermarks"] = type(self.watermarks).__name__ if self.watermarks else None
         graph.add(
             "source",
             (),
@@ -168,11 +186,28 @@ class KafkaSource(KafkaConnector, Source[T]):
             options=options,
             declaration=self,
             record_type=self.record_type(),
+            watermarks=self.watermarks is not None,
+            event_time=self.has_event_time,
         )
         if self.dead_letter_topic is not None:
             name = dead_letter_sink_name(self.name)
             ports = [(self.name, DEAD_LETTERS)]
             connect_dead_letters(graph, name, self.dead_letter_topic, self.location, ports)
+
+    def _check_time(self) -> None:
+        where = f"{self.location}: source of topic {self.topic!r}"
+        event_time: object = self.event_time
+        if not (event_time is None or isinstance(event_time, HeaderTime) or callable(event_time)):
+            raise PipelineError(
+                f"{where}: event_time={event_time!r} must be a function from a record to its time, "
+                "as in event_time=lambda sale: sale.sold_at_ms, or HeaderTime('name')"
+            )
+        watermarks: object = self.watermarks
+        if watermarks is not None and not isinstance(watermarks, WatermarkStrategy):
+            raise PipelineError(
+                f"{where}: watermarks={watermarks!r} must be a strategy, as in "
+                "watermarks=BoundedOutOfOrderness('10 s')"
+            )
 
     def _check(self) -> None:
         where = f"{self.location}: source of topic {self.topic!r}"

@@ -16,6 +16,8 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.source_changes import find_log_change, missing_partition_error
@@ -186,7 +188,9 @@ def _resolve_splits(
             if reads_on:
                 _refuse_expired(old, offsets)
             epoch = -1 if on_other_cluster else old.leader_epoch
-            splits.append(_split(offsets, old.offset, end, epoch))
+            split = _split(offsets, old.offset, end, epoch)
+            # What was late stays late: the source continues from the watermark of the partition.
+            splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=old.idle))
         elif offsets.source in old_sources:
             added.append(offsets)
             splits.append(_split(offsets, offsets.earliest, offsets.end))

@@ -270,6 +270,8 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"out {report.records_out:,} ({rates[1]:,.0f}/s)")
     if report.lag is not None:
         parts.append(f"lag {report.lag:,}{' (backlog)' if report.processing_backlog else ''}")
+    if report.watermark_held_by:
+        parts.append(f"watermark {_watermark(report)}")
     if report.last_checkpoint is not None:
         last = report.last_checkpoint
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
@@ -280,6 +282,14 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     if bad := _bad_records(report):
         parts.append(bad.removeprefix(", "))
     return ", ".join(parts) + (f". {report.storage_trouble}" if report.storage_trouble else "")
+
+
+def _watermark(report: JobReport) -> str:
+    """Return how far the watermark is behind the clock, and which partition holds it back."""
+    if report.watermark_ms is None:
+        return f"none yet (no record of {report.watermark_held_by})"
+    behind_s = max(0, report.reported_ms - report.watermark_ms) / 1000
+    return f"{behind_s:,.0f} s behind ({report.watermark_held_by})"
 
 
 def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any:
@@ -295,6 +305,8 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     if report.storage_trouble:
         table.add_row("storage", Text(report.storage_trouble, style="red"))
     table.add_row("lag", "not known" if report.lag is None else f"{report.lag:,}")
+    if report.watermark_held_by:
+        table.add_row("watermark", _watermark(report))
     last = report.last_checkpoint
     told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
     checkpoint = config.checkpoint

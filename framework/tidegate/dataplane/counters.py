@@ -17,6 +17,8 @@ class Counters:
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
+    backward_watermarks: int = 0
+    """Number of watermarks that were behind the one before, and were ignored."""
     batches: int = 0
     """Number of record batches that the subtasks have taken in. The slot's own loop reads it."""
     files_stored: int = 0

@@ -21,8 +21,9 @@ from tidegate.api.keys import key_encoder
 from tidegate.api.types import type_info
 from tidegate.api.values import KeyCheck, article, declared_name
 from tidegate.api.wire import column_codec
+from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.user_errors import user_code_error
-from tidegate.dataplane.refusals import Refusals, reason_of, without
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Edge, Node
 from tidegate.stream_elements import RecordBatch

@@ -13,7 +13,7 @@ No code of this module runs for a record that is processed without an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -85,11 +85,7 @@ class Refusals:
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
         """Count a record, and write its dead letter if the policy says so."""
-        topic_partition, offset, reason = (
-            batch.topic_partition,
-            batch.offsets[index],
-            encodable(reason),
-        )
+        reason = encodable(reason)
         self._refused += 1
         if self._refused <= LOGGED_ALL or self._refused & (self._refused - 1) == 0:
             _log.warning(
@@ -97,9 +93,7 @@ class Refusals:
                 extra={
                     "step": self._where,
                     "policy": "skip" if self._emit is None else "dead_letter",
-                    "topic": topic_partition.topic,
-                    "partition": topic_partition.partition,
-                    "offset": offset,
+                    **_log_fields(batch, index),
                     "error": reason,
                     "refused": self._refused,
                 },
@@ -108,21 +102,14 @@ class Refusals:
             self._counters.skipped += 1
             return
         self._counters.dead_letters += 1
-        provenance = (
-            (ORIGIN_TOPIC, topic_partition.topic),
-            (ORIGIN_PARTITION, str(topic_partition.partition)),
-            (ORIGIN_OFFSET, str(offset)),
-            (STEP, self._where),
-            (ERROR, reason),
-        )
+        provenance = (*_provenance(batch, index), (STEP, self._where), (ERROR, reason))
         letter: ProducerRecord[Any, Any] = ProducerRecord(
             key=None if batch.keys is None else batch.keys[index],
             value=_as_bytes(batch.values[index]),
             headers=tuple((name, encodable(text).encode()) for name, text in provenance),
         )
-        self._emit(
-            RecordBatch([shorten_dead_letter(letter, self._bytes_max)], [offset], topic_partition)
-        )
+        short = shorten_dead_letter(letter, self._bytes_max)
+        self._emit(RecordBatch([short], [batch.offsets[index]], batch.topic_partition))
 
 
 def reason_of(error: Exception) -> str:
@@ -131,16 +118,23 @@ def reason_of(error: Exception) -> str:
     return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
 
-def without(batch: RecordBatch, refused: Collection[int]) -> RecordBatch:
-    """Return the batch without the records at the indexes `refused`."""
-    if not refused:
-        return batch
-    kept = [index for index in range(len(batch)) if index not in refused]
-    return RecordBatch(
-        [batch.values[index] for index in kept],
-        [batch.offsets[index] for index in kept],
-        batch.topic_partition,
-        None if batch.keys is None else [batch.keys[index] for index in kept],
+def _log_fields(batch: RecordBatch, index: int) -> dict[str, object]:
+    """Return the fields of a log line that say where a record came from."""
+    if batch.topic_partition is None:
+        return {}
+    topic, partition = batch.topic_partition
+    return {"topic": topic, "partition": partition, "offset": batch.offsets[index]}
+
+
+def _provenance(batch: RecordBatch, index: int) -> tuple[tuple[str, str], ...]:
+    """Return the headers that say where a record came from; none if no single record led to it."""
+    if batch.topic_partition is None:
+        return ()
+    topic, partition = batch.topic_partition
+    return (
+        (ORIGIN_TOPIC, topic),
+        (ORIGIN_PARTITION, str(partition)),
+        (ORIGIN_OFFSET, str(batch.offsets[index])),
     )
 
 

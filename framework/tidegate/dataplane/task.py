@@ -25,7 +25,9 @@ from tidegate.checkpoint.alignment import (
     Unblock,
 )
 from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask_context import SubtaskContext
+from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.errors import check
 from tidegate.graph.stream_graph import DEAD_LETTERS
 from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
@@ -35,7 +37,14 @@ from tidegate.protocol.subtask_snapshot import (
     SourceSplit,
     SubtaskSnapshot,
 )
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement
+from tidegate.stream_elements import (
+    Barrier,
+    EndOfInput,
+    RecordBatch,
+    StreamElement,
+    TopicPartition,
+    Watermark,
+)
 
 
 class Reader(Protocol):
@@ -46,6 +55,7 @@ class Reader(Protocol):
     def take_dead_letters(self) -> list[RecordBatch]: ...
     def limit_polls(self, share: float) -> None: ...
     def last_timestamp_ms(self) -> int: ...
+    def at_end(self) -> set[TopicPartition]: ...
     def finished(self) -> bool: ...
     def snapshot(self) -> tuple[SourceSplit, ...]: ...
     def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None: ...
@@ -106,7 +116,10 @@ class _Subtask:
         """Inject a barrier (sources only)."""
 
     def flush(self) -> None:
-        """Send the records that record writers hold back to fill their frames."""
+        """Send the records that record writers hold back to fill their frames. Steps that make
+        watermarks note that time has passed.
+        """
+        self.chain.tick()
         for record_writer in self.chain.record_writers:
             record_writer.flush()
 
@@ -142,6 +155,7 @@ class _Subtask:
         durable.
         """
         started = self._now()
+        self.chain.emit_watermarks()
         pending_snapshot = _PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
@@ -181,6 +195,7 @@ class _Subtask:
         )
 
     def _now(self) -> float:
+        """Return the monotonic time in seconds."""
         return self.context.drivers.clock.monotonic()
 
     def _end_output(self) -> None:
@@ -201,11 +216,12 @@ class SourceTask(_Subtask):
         splits: Sequence[SourceSplit],
         *,
         ends_input: bool = True,
+        watermarks: SourceWatermarks | None = None,
     ) -> None:
         """Create the task. Without `ends_input` it sends no EndOfInput at the end of its splits.
 
         The next wave then continues the input, and only `has_ended` reports that the splits are
-        read.
+        read. `watermarks` has the watermarks of the splits, if the source declares a strategy.
         """
         super().__init__(context, chain, checkpoint_responder)
         self._ends_input = ends_input
@@ -216,6 +232,13 @@ class SourceTask(_Subtask):
         self._barriers: deque[Barrier] = deque()
         self._started = self._ended = self._final = False
         self._snapshots: dict[CheckpointId, tuple[SourceSplit, ...]] = {}
+        self.watermarks = watermarks
+        self._watermark: Watermark | None = None
+        """The watermark that was emitted last."""
+        self._watermark_at_s = 0.0
+        self._watermark_interval_s = (
+            0.0 if watermarks is None else context.config.job.watermark_interval / 1000
+        )
 
     def start(self) -> None:
         """Start to read. At this time every slot is ready, and the transactions that older attempts
@@ -240,6 +263,16 @@ class SourceTask(_Subtask):
         """
         return self.reader.lag() if self._started else None
 
+    def slowest_watermark(self) -> tuple[int, str] | None:
+        """Return the watermark of the source, and the partition that holds it back. None if the
+        source has no watermarks, or if all of its partitions are idle.
+        """
+        slowest = None if self.watermarks is None else self.watermarks.slowest()
+        if self.watermarks is None or slowest is None:
+            return None
+        where = f"{self.subtask.vertex}: {slowest.topic}-{slowest.partition}"
+        return self.watermarks.current().timestamp_ms, where
+
     def connection_error(self) -> str:
         """Return why the source cannot read, as a sentence; empty if it can."""
         return self.reader.connection_error()
@@ -263,8 +296,13 @@ class SourceTask(_Subtask):
             return False
         if self._pending:
             self.context.counters.batches += 1
-            self._emit(self._pending.popleft())
+            batch = self._pending.popleft()
+            if self.watermarks is not None:
+                self.watermarks.observe(batch)
+            self._emit(batch)
             return True
+        if self.watermarks is not None and self._now() >= self._watermark_at_s:
+            self._emit_watermark(self.watermarks)
         if self._ended:
             return False
         self._read(timeout_s)
@@ -296,6 +334,9 @@ class SourceTask(_Subtask):
 
     def _read(self, timeout_s: float) -> None:
         batches = self.reader.poll(timeout_s)
+        if self.watermarks is not None:
+            got = {batch.topic_partition for batch in batches}
+            self.watermarks.polled(self._now(), got, self.reader.at_end)
         for batch in self.reader.take_dead_letters():
             self._emit_dead_letters(batch)
         for batch in batches:
@@ -306,9 +347,21 @@ class SourceTask(_Subtask):
             if self._ends_input:
                 self._end_output()
 
+    def _emit_watermark(self, watermarks: SourceWatermarks) -> None:
+        """Emit the watermark of what was emitted so far, if it has changed."""
+        self._watermark_at_s = self._now() + self._watermark_interval_s
+        if watermarks.current() != self._watermark:
+            self._watermark = watermarks.current()
+            self.chain.advance(self._watermark)
+
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")
-        splits = self._snapshots[barrier.checkpoint] = self.reader.snapshot()
+        splits = self.reader.snapshot()
+        if self.watermarks is not None:
+            # Every subtask behind an exchange then has the same watermark at this checkpoint.
+            self._emit_watermark(self.watermarks)
+            splits = self.watermarks.in_splits(splits)
+        self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
         self.take_snapshot(barrier, splits)
 
@@ -323,9 +376,14 @@ class InputTask(_Subtask):
         checkpoint_responder: CheckpointResponder,
         gate: Gate,
         alignment: Alignment,
+        valve: WatermarkValve | None = None,
     ) -> None:
+        """Create the task. `valve` has the channels with watermarks, if the subtask has any."""
         super().__init__(context, chain, checkpoint_responder)
         self._gate, self._alignment = gate, alignment
+        self._valve = valve
+        self._due: Watermark | None = None
+        """The combined watermark while the outputs cannot take what it may make due."""
         self._emit = chain.entry()
         self._first_barriers_s: dict[CheckpointId, float] = {}
         """Monotonic time in seconds of the first barrier of each checkpoint. The snapshot of this
@@ -337,6 +395,9 @@ class InputTask(_Subtask):
         del timeout_s
         # A sink that waits for a transactional id lets barriers pass: it has nothing to prepare.
         writable = self.chain.writable()
+        if writable and self._due is not None:
+            self._advance_due()
+            return True
         found = self._gate.next_element() if writable else self._gate.next_control()
         if found is None:
             return False
@@ -349,8 +410,24 @@ class InputTask(_Subtask):
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())
                 self._carry_out(self._alignment.barrier(channel, element))
             case EndOfInput():
+                # The channel keeps its watermark: a later run may continue behind the end.
                 self._carry_out(self._alignment.end_of_input(channel))
+            case Watermark():
+                if self._valve is not None:
+                    self._combine(self._valve.offer(channel, element), writable=writable)
         return True
+
+    def _combine(self, combined: Watermark | None, *, writable: bool) -> None:
+        """Advance the chain to a combined watermark, now or as soon as the outputs can take it."""
+        if combined is not None:
+            self._due = combined
+            if writable:
+                self._advance_due()
+
+    def _advance_due(self) -> None:
+        if self._due is not None:
+            due, self._due = self._due, None
+            self.chain.advance(due)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Stop the alignment of the checkpoint. Its late barriers are ignored."""
@@ -369,6 +446,7 @@ class InputTask(_Subtask):
                     for channel in channels:
                         self._gate.unblock(channel)
                 case ChannelInputEnded():
+                    self._advance_due()
                     self._end_output()
 
     def _take_alignment_ms(self, checkpoint: CheckpointId) -> int:

@@ -28,15 +28,18 @@ from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
+from tidegate.dataplane.operators.event_time import ChainTime
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_view
 from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
+from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import CheckpointResponder, InputTask, SourceTask, Task
+from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex, plan
 from tidegate.graph.stream_graph import MAIN, Node, StreamGraph
@@ -47,6 +50,7 @@ from tidegate.ports.kafka import TransactionAdmin
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
 from tidegate.storage_location import locate
+from tidegate.stream_elements import MIN_MS, Watermark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,11 @@ class TaskBuilder:
                 make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
+                time=ChainTime(
+                    now=subtask_context.drivers.clock.monotonic,
+                    watermark_interval_s=self._context.config.job.watermark_interval / 1000,
+                    counters=subtask_context.counters,
+                ),
                 dead_letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
@@ -159,8 +168,23 @@ class TaskBuilder:
         gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
         return InputTask(
-            subtask_context, chain, self._context.checkpoint_responder, gate, alignment
+            subtask_context,
+            chain,
+            self._context.checkpoint_responder,
+            gate,
+            alignment,
+            self._valve(gate),
         )
+
+    def _valve(self, gate: InputGate) -> WatermarkValve | None:
+        """Return the valve of a gate; None if no channel has watermarks. A channel without them
+        takes no part: it counts as idle, and an idle channel does not hold back the others.
+        """
+        nodes = self.graph.nodes
+        has = [nodes[channel.edge.source_node].watermarks for channel in gate.channels]
+        if not any(has):
+            return None
+        return WatermarkValve([Watermark(MIN_MS, idle=not each) for each in has])
 
     def _source_task(
         self, head: Node, subtask_context: SubtaskContext, chain: OperatorChain, receivers: int
@@ -172,6 +196,11 @@ class TaskBuilder:
         )
         splits = [split for split in self._deploy.splits if split.source == head.id]
         context = self._context
+        watermarks = None
+        if source.watermarks is not None:
+            watermarks = SourceWatermarks(
+                source.watermarks, Uid(head.id), splits, subtask_context.counters
+            )
         return SourceTask(
             subtask_context,
             chain,
@@ -179,6 +208,7 @@ class TaskBuilder:
             reader,
             splits,
             ends_input=context.ends_input,
+            watermarks=watermarks,
         )
 
     def _state(self, node: Node, subtask_context: SubtaskContext) -> KeyedStateLike:
@@ -238,7 +268,8 @@ class TaskBuilder:
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
-    """Return whether records of this step reach a sink without `key_by` through fused steps only.
+    """Return whether records of this step reach a sink without `key_by`, only through fused steps
+    and steps that make no records.
 
     Such a sink writes each record with the key that the record was read with.
     """
@@ -247,7 +278,8 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
             continue  # dead letters carry their own keys
         if consumer.kind == "sink" and consumer.function is None:
             return True
-        if operator_kind(consumer.kind).fused and source_keys_wanted(graph, consumer.id):
+        kind = operator_kind(consumer.kind)
+        if (kind.fused or not kind.makes_records) and source_keys_wanted(graph, consumer.id):
             return True
     return False
 

@@ -32,6 +32,9 @@ MAIN: Final = "main"
 DEAD_LETTERS: Final = "dead_letters"
 """The port of a source's undecodable records, if its policy sends them to a topic."""
 
+REJECTED: Final = "rejected"
+"""The port of the records that have no usable event time."""
+
 KEY_DEAD_LETTERS: Final = "-key-dead-letters"
 """The suffix of ports for the dead letters of a key_by. No side output can have such a name."""
 
@@ -91,6 +94,10 @@ class Node:
     function: object = None
     declaration: object = None
     record_type: object = UNKNOWN
+    watermarks: bool = False
+    """Whether watermarks come along the step's outputs: a source in front of it declares them."""
+    event_time: bool = False
+    """Whether the records have event times: all sources in front of the step declare them."""
 
 
 @dataclass(slots=True)
@@ -111,6 +118,8 @@ class StreamGraph:
         function: object = None,
         declaration: object = None,
         record_type: object = UNKNOWN,
+        watermarks: bool = False,
+        event_time: bool = False,
     ) -> Node:
         """Add a step and return it. The id is the uid, or the kind and a number for a stateless
         step.
@@ -132,6 +141,9 @@ class StreamGraph:
             function=function,
             declaration=declaration,
             record_type=record_type,
+            watermarks=watermarks or any(self.nodes[edge.node].watermarks for edge in inputs),
+            event_time=event_time
+            or (bool(inputs) and all(self.nodes[edge.node].event_time for edge in inputs)),
         )
         self.nodes[node.id] = node
         return node

@@ -418,6 +418,13 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int = 0
     lag: int | None = None
     """The number of records that the slot's sources have not read. It is None if it is unknown."""
+    watermark_ms: int | None = None
+    """The least watermark of the slot's sources, in ms since the Unix epoch. It is None if they
+    have no watermarks, or if all of their partitions are idle."""
+    watermark_held_by: str = ""
+    """The source and the partition that hold the watermark back."""
+    backward_watermarks: int = 0
+    """The number of watermarks that were behind the one before, and were ignored."""
     busy: bool = msgspec.field(default=False, name="saturated")
     """True if the slot has lately waited for records for less than half of the time."""
     source_error: str = ""

@@ -90,6 +90,13 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     lag: int | None = None
     """The number of records between the last record that was read and the end of the source
     partitions. It is None if it is not known."""
+    watermark_ms: int | None = None
+    """The least watermark of the sources, in ms since the Unix epoch. It is None if no source has
+    watermarks, or if all partitions are idle, or if a partition has had no record yet."""
+    watermark_held_by: str = ""
+    """The source and the partition that hold the watermark back."""
+    backward_watermarks: int = 0
+    """The number of watermarks that were behind the one before, and were ignored."""
     processing_backlog: bool = msgspec.field(default=False, name="backlog")
     """True if the job processes a backlog. The time between two checkpoints is then
     `checkpoint.interval_during_backlog`."""

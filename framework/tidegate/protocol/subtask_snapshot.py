@@ -66,6 +66,10 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The name that the rows of a state have in store keys, per state name. Only states whose
     stored name differs are listed.
     """
+    watermark_ms: int | None = None
+    """The watermark of the step at the barrier; None if it had none. All subtasks of a step have
+    the same one.
+    """
 
 
 class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +88,10 @@ class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
     """
     leader_epoch: int = -1
     """The leader epoch of the last record before `offset` (KIP-101); -1 if it is not known."""
+    watermark_ms: int | None = None
+    """The watermark of the partition at the barrier; None if it had none."""
+    idle: bool = False
+    """Whether the partition was idle at the barrier, so that the watermark did not wait for it."""
 
     @property
     def topic_partition(self) -> TopicPartition:

@@ -109,6 +109,8 @@ class Slot:
         self._failed = False
         self._exit_code: int | None = None
         self._lag: int | None = None
+        self._watermark: tuple[int, str] | None = None
+        """The least watermark of the slot's sources, and the partition that holds it back."""
         self._source_error = ""
         self._busy = False
         self._waited_s, self._measured_s = 0.0, -math.inf
@@ -412,6 +414,9 @@ class Slot:
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
             lag=self._lag,
+            watermark_ms=None if self._watermark is None else self._watermark[0],
+            watermark_held_by="" if self._watermark is None else self._watermark[1],
+            backward_watermarks=counters.backward_watermarks,
             busy=self._busy,
             source_error=self._source_error,
             restoring=counters.restoring,
@@ -421,6 +426,8 @@ class Slot:
     def _update_lag(self) -> None:
         lags = [lag for source in self._sources if (lag := source.lag()) is not None]
         self._lag = sum(lags) if lags else None
+        watermarks = [each for source in self._sources if (each := source.slowest_watermark())]
+        self._watermark = min(watermarks, default=None)
         errors = [error for source in self._sources if (error := source.connection_error())]
         self._source_error = " ".join(errors)
         now = self._drivers.clock.monotonic()

@@ -17,12 +17,15 @@ from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.storable import Storable
 from tidegate.errors import InternalError, StateValueError
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
+from tidegate.stream_elements import MIN_MS
 
 
 class CellsByKey:
     """The state of one keyed function. `key_of` is the type of its keys."""
 
     def __init__(self, function: KeyedProcess[Any, Any, Any], key_of: object, where: str) -> None:
+        self.watermark_ms = MIN_MS
+        """The watermark of the step."""
         self._states = tuple(function.declared_states.values())
         self._names = tuple(function.declared_states)
         self._storable = [

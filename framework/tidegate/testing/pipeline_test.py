@@ -26,18 +26,22 @@ from tidegate.api.kafka_sink import KafkaSink, dead_letter_sink_name
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.sink import Sink
+from tidegate.api.watermarks import WatermarkStrategy
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
+from tidegate.dataplane.operators.event_time import ChainTime
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sources.decoding import BatchDecoder
+from tidegate.dataplane.sources.watermarks import SourceWatermarks
+from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.errors import InternalError, PipelineError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM
 from tidegate.graph.plan import PlanEdge, plan
 from tidegate.graph.stream_graph import DEAD_LETTERS, Node
 from tidegate.ids import CheckpointId, TransactionalId, Uid, VertexId
 from tidegate.ports.kafka import RawRecord
-from tidegate.protocol.subtask_snapshot import PreparedTransaction
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
+from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit
+from tidegate.stream_elements import MIN_MS, Control, RecordBatch, TopicPartition, Watermark
 from tidegate.testing.cells import CellsByKey
 
 T = TypeVar("T")
@@ -65,7 +69,10 @@ class PipelineTest:
         self._chains: dict[VertexId, OperatorChain] = {}
         self._offsets: dict[str, int] = {}
         self._decoders: dict[str, BatchDecoder] = {}
-        layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
+        self._watermarks: dict[str, SourceWatermarks] = {}
+        self._splits: dict[str, dict[TopicPartition, SourceSplit]] = {}
+        self._valves: dict[VertexId, WatermarkValve] = {}
+        self._layout = layout = plan(self._graph, 1, DEFAULT_MAX_PARALLELISM)
         for vertex in layout.vertices:
             chain_outputs = ChainOutputs(
                 record_writers=[
@@ -74,6 +81,7 @@ class PipelineTest:
                 make_sink=self._make_sink,
                 make_state=self._make_state,
                 counters=self.counters,
+                time=ChainTime(counters=self.counters),
             )
             self._chains[vertex.id] = OperatorChain(
                 pipeline.__name__, self._graph, vertex, chain_outputs, every_field=True
@@ -145,7 +153,13 @@ class PipelineTest:
         chain = self._chains[VertexId(source.name)]
         batch = decoder.decode(topic_partition, messages)
         if batch.values:
-            chain.from_source()(batch)
+            if source.watermarks is None:
+                chain.from_source()(batch)
+            else:
+                watermarks = self._watermarks_of(source, topic_partition)
+                watermarks.observe(batch)
+                chain.from_source()(batch)
+                chain.advance(watermarks.current())
         for letters in decoder.dead_letters:
             chain.from_source(DEAD_LETTERS)(letters)
         decoder.dead_letters.clear()
@@ -163,6 +177,39 @@ class PipelineTest:
         it.
         """
         self._chains[edge.target].entry()(batch)
+
+    def advance_vertex(self, edge: PlanEdge, watermark: Watermark) -> None:
+        """Hand a watermark to the vertex that an edge leads to. The edges' `_DirectRecordWriter`
+        calls it.
+        """
+        edges = self._layout.inputs_of(edge.target)
+        valve = self._valves.get(edge.target)
+        if valve is None:
+            has = [self._graph.nodes[each.source_node].watermarks for each in edges]
+            valve = WatermarkValve([Watermark(MIN_MS, idle=not each) for each in has])
+            self._valves[edge.target] = valve
+        combined = valve.offer(edges.index(edge), watermark)
+        if combined is not None:
+            self._chains[edge.target].advance(combined)
+
+    def _watermarks_of(
+        self, source: KafkaSource[Any], topic_partition: TopicPartition
+    ) -> SourceWatermarks:
+        """Return the watermarks of a source. A partition takes part from its first record on."""
+        splits = self._splits.setdefault(source.name, {})
+        known = self._watermarks.get(source.name)
+        if known is not None and topic_partition in splits:
+            return known
+        before = () if known is None else known.in_splits(tuple(splits.values()))
+        splits |= {split.topic_partition: split for split in before}
+        topic, partition = topic_partition
+        splits[topic_partition] = SourceSplit(
+            source=Uid(source.name), topic=topic, partition=partition, offset=0
+        )
+        strategy = cast("WatermarkStrategy[Any]", source.watermarks)
+        made = SourceWatermarks(strategy, Uid(source.name), tuple(splits.values()), self.counters)
+        self._watermarks[source.name] = made
+        return made
 
     def _check_ours(self, connector: Connector) -> None:
         if self._pipeline.connectors.get(connector.name) is not connector:
@@ -291,8 +338,10 @@ class _DirectRecordWriter:
     def emit(self, batch: RecordBatch) -> None:
         self._test.emit_to_vertex(self._edge, batch)
 
-    def emit_control(self, element: Barrier | EndOfInput) -> None:
-        raise InternalError(f"a pipeline test sends no {element}")
+    def emit_control(self, element: Control) -> None:
+        if not isinstance(element, Watermark):
+            raise InternalError(f"a pipeline test sends no {element}")
+        self._test.advance_vertex(self._edge, element)
 
     def writable(self) -> bool:
         return True

@@ -28,11 +28,11 @@ from tidegate.dataplane.channels.frames import (
     read_credit,
 )
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
-from tidegate.dataplane.channels.record_writer import Control, RemoteOutputChannel
+from tidegate.dataplane.channels.record_writer import RemoteOutputChannel
 from tidegate.errors import ExchangeError, InternalError
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
 from tidegate.ports.exchange import Frame
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
+from tidegate.stream_elements import Barrier, Control, EndOfInput, RecordBatch
 
 CHANNELS = 3
 STEPS = 400

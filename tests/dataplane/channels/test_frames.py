@@ -18,12 +18,11 @@ from tidegate.dataplane.channels.frames import (
     frame_kind,
     read_control,
     read_credit,
-    slice_batch,
 )
 from tidegate.errors import ExchangeError, RecordTooLargeError, UserCodeError
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition, Watermark
 
 BARRIER = Barrier(CheckpointId(Attempt(7), 12), final=True)
 
@@ -41,8 +40,13 @@ topic_partitions = st.builds(TopicPartition, st.text(max_size=249), st.integers(
 @st.composite
 def record_batches(draw: st.DrawFn) -> RecordBatch:
     values, offsets, keys = (list(column) for column in zip(*draw(rows), strict=True))
+    times_ms = [offset % 2**42 - 2**41 for offset in offsets]
     return RecordBatch(
-        values, offsets, draw(topic_partitions), keys if draw(st.booleans()) else None
+        values,
+        offsets,
+        draw(st.none() | topic_partitions),
+        keys if draw(st.booleans()) else None,
+        times_ms if draw(st.booleans()) else None,
     )
 
 
@@ -52,20 +56,21 @@ def payload(*batches: RecordBatch) -> bytes:
 
 
 def test_frames_have_the_golden_bytes() -> None:
-    assert control_frame(BARRIER).hex() == "01020000000000000007000000000000000c01"
-    assert control_frame(EndOfInput()).hex() == "0103"
-    assert credit_frame(5).hex() == "010400000005"
+    assert control_frame(BARRIER).hex() == "02020000000000000007000000000000000c01"
+    assert control_frame(EndOfInput()).hex() == "0203"
+    assert credit_frame(5).hex() == "020400000005"
+    assert control_frame(Watermark(-2, idle=True)).hex() == "0205fffffffffffffffe01"
     one = RecordBatch(["a", "b"], [40, 41], TopicPartition("t", 3))
     two = RecordBatch(["c"], [300], TopicPartition("t", 0), [b"k"])
     assert (
         payload(one, two).hex()
         == (
-            "01010002"
-            "0000000800000005"  # sizes of header and values
-            "94a1740392" + "2829c0"
+            "02010002"
+            "0000000a00000005"  # sizes of header and values
+            "9492a17403" + "922829c0c0"
             "92a161a162"
-            "0000000c00000003"
-            "94a1740091cd012c91c4016b"
+            "0000000e00000003"
+            "9492a1740091cd012c91c4016bc0"
             "91a163"
         )
     )
@@ -122,7 +127,7 @@ def test_torn_frame_raises_exchange_error(batches: list[RecordBatch], data: st.D
 
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_exchange_error_or_decode_as_a_frame(noise: bytes) -> None:
-    for prefix in (b"", b"\x01\x01\x00\x01", b"\x01\x02", b"\x01\x04"):
+    for prefix in (b"", b"\x02\x01\x00\x01", b"\x02\x02", b"\x02\x04"):
         for read in (codec().decode, read_control, read_credit, frame_kind):
             with contextlib.suppress(ExchangeError):  # anything else fails the test
                 read(prefix + noise)
@@ -130,7 +135,7 @@ def test_random_bytes_raise_exchange_error_or_decode_as_a_frame(noise: bytes) ->
 
 def test_frame_of_another_version_is_refused() -> None:
     frame = bytearray(payload(batch(0, 1)))
-    frame[0] = 2
+    frame[0] = 1
     with pytest.raises(ExchangeError, match="version"):
         codec().decode(bytes(frame))
     with pytest.raises(ExchangeError, match="version"):
@@ -167,14 +172,14 @@ def test_error_names_the_record_too_large_for_a_frame() -> None:
     with pytest.raises(RecordTooLargeError) as raised:
         codec().encode(RecordBatch(values, [8, 9], TOPIC_PARTITION))
     message = str(raised.value)
-    for name in ("orders -> totals", "'orders'", "orders-3@9", str(MAX_FRAME_BYTES)):
+    for name in ("orders -> totals", "'orders'", "orders-3 at offset 9", str(MAX_FRAME_BYTES)):
         assert name in message
 
 
 def test_error_names_the_record_whose_value_cannot_be_encoded() -> None:
     with pytest.raises(UserCodeError) as raised:
         codec().encode(RecordBatch(["fine", object()], [8, 9], TOPIC_PARTITION))
-    for name in ("orders -> totals", "'orders'", "orders-3@9", "object"):
+    for name in ("orders -> totals", "'orders'", "orders-3 at offset 9", "object"):
         assert name in str(raised.value)
 
 
@@ -188,8 +193,10 @@ def test_column_decoder_error_raises_exchange_error() -> None:
         FrameCodec("a -> b", "a", Broken()).decode(payload(batch(0, 1)))
 
 
-def test_slice_of_a_batch_keeps_values_offsets_and_keys_aligned() -> None:
-    whole = RecordBatch(["a", "b", "c"], [1, 2, 3], TOPIC_PARTITION, [b"x", None, b"z"])
-    assert slice_batch(whole, 1, 3) == RecordBatch(
-        ["b", "c"], [2, 3], TOPIC_PARTITION, [None, b"z"]
-    )
+@pytest.mark.parametrize("topic_partition", [TOPIC_PARTITION, None])
+@pytest.mark.parametrize("timestamps_ms", [[7, -3], None])
+def test_frame_carries_the_event_times_and_the_partition_if_a_batch_has_them(
+    topic_partition: TopicPartition | None, timestamps_ms: list[int] | None
+) -> None:
+    sent = RecordBatch(["a", "b"], [1, 2], topic_partition, None, timestamps_ms)
+    assert codec().decode(payload(sent)) == [sent]

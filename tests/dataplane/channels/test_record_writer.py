@@ -11,7 +11,6 @@ from tests.dataplane.channels.parts import TOPIC_PARTITION, batch, codec, edge
 from tidegate.dataplane.channels.frames import FrameKind, frame_kind
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.channels.record_writer import (
-    Control,
     ForwardWriter,
     KeyGroupWriter,
     LocalOutputChannel,
@@ -22,7 +21,7 @@ from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import Attempt, CheckpointId, SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
+from tidegate.stream_elements import Barrier, Control, EndOfInput, RecordBatch
 
 BARRIER = Barrier(CheckpointId(Attempt(1), 1))
 
@@ -137,7 +136,7 @@ def test_a_failing_key_function_names_step_and_record() -> None:
     with pytest.raises(UserCodeError) as raised:
         key_outlet(channels).emit(RecordBatch(values, [7, 8, 9, 10], TOPIC_PARTITION))
     assert "'orders'" in str(raised.value)
-    assert "orders-3@9" in str(raised.value)
+    assert "orders-3 at offset 9" in str(raised.value)
     assert isinstance(raised.value.__cause__, TypeError)
     assert not channels[0].elements
     assert not channels[1].elements
@@ -148,7 +147,7 @@ def test_error_names_the_record_when_a_key_function_raises_stop_iteration() -> N
     record_writer = KeyGroupWriter(
         lambda items: next(iter(items)), str.encode, 128, channels, step="s"
     )
-    with pytest.raises(UserCodeError, match="orders-3@2: StopIteration"):
+    with pytest.raises(UserCodeError, match="orders-3 at offset 2: StopIteration"):
         record_writer.emit(RecordBatch(["a", "", "a"], [1, 2, 3], TOPIC_PARTITION))
     assert not channels[0].elements
     assert not channels[1].elements
@@ -158,7 +157,7 @@ def test_error_names_the_record_whose_key_cannot_be_encoded() -> None:
     record_writer = KeyGroupWriter(
         lambda value: value, str.encode, 128, [Heard(), Heard()], step="s"
     )
-    with pytest.raises(UserCodeError, match="orders-3@2"):
+    with pytest.raises(UserCodeError, match="orders-3 at offset 2"):
         record_writer.emit(RecordBatch(["a", 5], [1, 2], TOPIC_PARTITION))
 
 

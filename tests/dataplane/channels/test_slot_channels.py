@@ -180,7 +180,7 @@ def test_blocked_channel_does_not_stop_other_channels() -> None:
             pass
         while (found := gate.next_element()) is not None:
             assert isinstance(found[1], RecordBatch)
-            assert found[1].topic_partition.topic == "payments"
+            assert topic_of(found[1]) == "payments"
             flowed += len(found[1])
         slots.network.deliver()
         payments.flush()
@@ -192,7 +192,7 @@ def test_blocked_channel_does_not_stop_other_channels() -> None:
     while slots.network.deliver() or gate.available():
         orders.flush()
         while (found := gate.next_element()) is not None:
-            if isinstance(found[1], RecordBatch) and found[1].topic_partition.topic == "orders":
+            if isinstance(found[1], RecordBatch) and topic_of(found[1]) == "orders":
                 released += len(found[1])
     assert released == emitted * 600
 
@@ -202,7 +202,7 @@ def _owner(key: str, parallelism: int) -> int:
     return subtask_of(group, parallelism, MAX_PARALLELISM)
 
 
-@pytest.mark.parametrize("payload", [control_frame(BARRIER), credit_frame(1), b"\x01\x01\x00\x00"])
+@pytest.mark.parametrize("payload", [control_frame(BARRIER), credit_frame(1), b"\x02\x01\x00\x00"])
 def test_frame_of_an_unknown_channel_is_refused(payload: bytes) -> None:
     slot = Slots(2).slots[0]
     forward = next(e.index for e, _ in slot.record_writers(ORDERS) if e.partitioning == "forward")
@@ -262,3 +262,8 @@ def test_records_of_a_declared_type_arrive_as_that_type() -> None:
     ]
     assert sorted(got, key=lambda order: order.amount) == sent
     assert {type(value) for value in got} == {Order}
+
+
+def topic_of(batch: RecordBatch) -> str:
+    assert batch.topic_partition is not None
+    return batch.topic_partition.topic

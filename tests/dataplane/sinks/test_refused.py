@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,3 +132,32 @@ def test_writer_begins_no_transaction_if_all_records_are_refused() -> None:
     writer.write(batch(b"x" * LARGEST, b"y"))
     harness.run_until_idle()
     assert harness.counters.records_out == 1
+
+
+def timed(*times_ms: int) -> RecordBatch:
+    """Values with these event times."""
+    return replace(batch(*[b"v"] * len(times_ms)), timestamps_ms=list(times_ms))
+
+
+def test_event_time_becomes_the_timestamp_if_the_sink_says_so() -> None:
+    plain = BatchEncoder(KafkaSink("out", value=Raw()), Uid("out"))
+    assert plain.encode(timed(5, 7)).extras is None
+    sink = KafkaSink("out", value=Raw(), timestamps="event_time")
+    assert BatchEncoder(sink, Uid("out")).encode(timed(5, 7)).extras == [((), 5), ((), 7)]
+
+
+def test_own_timestamp_of_a_record_comes_before_its_event_time() -> None:
+    sink: Any = KafkaSink.records("out", key=Raw(), value=Raw(), timestamps="event_time")
+    records = [ProducerRecord(b"k", b"v", timestamp_ms=ms) for ms in (3, None)]
+    found = BatchEncoder(sink, Uid("out")).encode(replace(batch(*records), timestamps_ms=[5, 7]))
+    assert found.extras == [((), 3), ((), 7)]
+
+
+def test_event_time_before_1970_is_refused_and_the_record_is_named() -> None:
+    sink = KafkaSink("out", value=Raw(), timestamps="event_time")
+    with pytest.raises(UserCodeError, match=r"time -1 ms .* came from .* at offset \d+\. Filter"):
+        BatchEncoder(sink, Uid("out")).encode(timed(5, -1))
+    kept = Kept()
+    encoded = BatchEncoder(sink, Uid("out"), kept.refusals).encode(timed(5, -1, 8))
+    assert encoded.extras == [((), 5), ((), 8)]
+    assert kept.offsets() == [11]

@@ -145,7 +145,9 @@ class Bench:
         )
         self.reader.open(splits or (split(P0), split(P1, 5)))
 
-    def poll(self, *runs: PartitionBatch) -> list[tuple[TopicPartition, list[Any], list[int]]]:
+    def poll(
+        self, *runs: PartitionBatch
+    ) -> list[tuple[TopicPartition | None, list[Any], list[int]]]:
         self.double.runs.append(list(runs))
         return [(b.topic_partition, b.values, list(b.offsets)) for b in self.reader.poll(0.0)]
 

@@ -23,6 +23,7 @@ from tidegate.errors import StorageError
 from tidegate.ids import Attempt, SubtaskId, SubtaskIndex, VertexId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
+from tidegate.stream_elements import MIN_MS
 
 
 class Surroundings:
@@ -215,3 +216,19 @@ def test_subtask_restores_its_key_groups_from_the_snapshot_of_another_subtask(
     owner = around.open(around.done, attempt=2, index=1, parallelism=2)  # "ann" is of group 6
     assert around.add(owner, 0) == 7
     owner.close()
+
+
+def test_watermark_of_the_step_is_stored_at_the_barrier_and_restored(around: Surroundings) -> None:
+    state = around.open()
+    assert state.watermark_ms == MIN_MS
+    state.watermark_ms = 7
+    state.snapshot(around.done.append, around.failed.append)
+    state.watermark_ms = 9  # it moves on before the upload
+    around.io.popleft()()
+    around.mailbox.popleft()()
+    state.close()
+    [snapshot] = around.done
+    assert snapshot.watermark_ms == 7
+    again = around.open([snapshot], attempt=2)
+    assert again.watermark_ms == 7
+    again.close()

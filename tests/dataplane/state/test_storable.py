@@ -26,6 +26,7 @@ from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.drivers.memory.store import MemoryStore
 from tidegate.errors import PipelineError, StateValueError, is_recoverable
 from tidegate.graph.stream_graph import MAIN, Edge
+from tidegate.stream_elements import MIN_MS
 
 BIG = 2**70
 
@@ -43,7 +44,9 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
 
 
 def keyed(store: MemoryStore, **states: State) -> KeyedStateBackend:
-    return KeyedStateBackend(UID, declare(**states), str, 8, range(8), store, 100)
+    made = KeyedStateBackend(UID, declare(**states), str, 8, range(8), store, 100)
+    cast("Any", made).watermark_ms = MIN_MS  # as the state of a step has it
+    return made
 
 
 def assign(cell: Any, value: Any) -> None:

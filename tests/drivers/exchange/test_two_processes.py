@@ -31,7 +31,7 @@ from tests.drivers.exchange.sending_slot import (
 )
 from tidegate.dataplane.channels.input_gate import InputGate
 from tidegate.errors import ExchangeError
-from tidegate.stream_elements import EndOfInput, RecordBatch
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
 
 RECORDS = 50_000
 """Records of each of four sources: 200,000 in all."""
@@ -81,12 +81,14 @@ class Received:
             index, element = found
             next_offset = self.offsets[index]
             if isinstance(element, RecordBatch):
+                assert element.topic_partition is not None
                 assert element.topic_partition.topic == self.gate.channels[index].edge.source_node
                 assert element.offsets == list(range(next_offset, next_offset + len(element)))
                 self.offsets[index] += len(element)
             elif isinstance(element, EndOfInput):
                 self.ended.add(index)
             else:
+                assert isinstance(element, Barrier)
                 self.barriers[index] += BARRIER_EVERY
                 assert element.checkpoint.counter == self.barriers[index]
                 assert next_offset == self.barriers[index] * BATCH  # none overtook it

@@ -189,12 +189,21 @@ class LiveAttempt:
         """Return the sum of the metrics of all slots of the attempt."""
         each = [slot.metrics for slot in self.slots.values()]
         lags = [one.lag for one in each if one.lag is not None]
+        with_watermark = [
+            (one.watermark_ms, one.watermark_held_by)
+            for one in each
+            if one.watermark_ms is not None
+        ]
+        watermark_ms, held_by = min(with_watermark, default=(None, ""))
         return SlotMetrics(
             records_in=sum(one.records_in for one in each),
             records_out=sum(one.records_out for one in each),
             skipped=sum(one.skipped for one in each),
             dead_letters=sum(one.dead_letters for one in each),
             lag=sum(lags) if lags else None,
+            watermark_ms=watermark_ms,
+            watermark_held_by=held_by,
+            backward_watermarks=sum(one.backward_watermarks for one in each),
         )
 
     def waits_for(self) -> str:

@@ -19,6 +19,7 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import SlotMetrics
 from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport
+from tidegate.stream_elements import MIN_MS
 
 HISTORY_LENGTH: Final = 20
 """The most ended attempts that a report lists."""
@@ -137,6 +138,9 @@ class JobReporter:
             skipped=metrics.skipped,
             dead_letters=metrics.dead_letters,
             lag=metrics.lag,
+            watermark_ms=None if metrics.watermark_ms == MIN_MS else metrics.watermark_ms,
+            watermark_held_by=metrics.watermark_held_by,
+            backward_watermarks=metrics.backward_watermarks,
             processing_backlog=live is not None and live.backlog.is_processing_backlog,
             checkpoints_completed=self._completed + (counts.completed if counts else 0),
             checkpoints_failed=self._failed + (counts.failed if counts else 0),
@@ -179,4 +183,7 @@ def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:
         skipped=before.skipped + now.skipped,
         dead_letters=before.dead_letters + now.dead_letters,
         lag=now.lag,
+        watermark_ms=now.watermark_ms,
+        watermark_held_by=now.watermark_held_by,
+        backward_watermarks=before.backward_watermarks + now.backward_watermarks,
     )

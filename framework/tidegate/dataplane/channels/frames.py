@@ -7,13 +7,14 @@ adds the length and the channel number. All numbers are big-endian:
         batch           u32 header size | u32 values size | header | values
         barrier         version | 2 | u64 attempt | u64 counter | u8 final
         end of input    version | 3
+        watermark       version | 5 | i64 event time in ms | u8 idle
         credit          version | 4 | u32 data frames that the sender may send in addition
 
-A batch is encoded as one piece. Its header is the msgpack array [topic, partition, offsets, keys or
-nil]. Its values are a column in the encoding of the edge's record type (`ColumnCodec`). A frame
-holds several batches, because a batch that is split over many subtasks leaves small pieces. Both
-ends run the same version of the same code, because both run the same deployment. One version byte
-is therefore sufficient, without negotiation.
+A batch is encoded as one piece. Its header is the msgpack array [topic and partition or nil,
+offsets, keys or nil, event times or nil]. Its values are a column in the encoding of the edge's
+record type (`ColumnCodec`). A frame holds several batches, because a batch that is split over many
+subtasks leaves small pieces. Both ends run the same version of the same code, because both run the
+same deployment. One version byte is therefore sufficient, without negotiation.
 
 `record_writer` and `input_gate` call the codec. A frame is decoded only when a subtask reaches it.
 """
@@ -28,7 +29,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from tidegate.api.wire import WrongColumnError
-from tidegate.dataplane.refusals import Refusals, reason_of, without
+from tidegate.dataplane.columns import have_same_length, origin_of, slice_batch, without
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.errors import (
     ExchangeError,
     RecordTooLargeError,
@@ -38,9 +40,16 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.ports.exchange import MAX_FRAME_BYTES
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, TopicPartition
+from tidegate.stream_elements import (
+    Barrier,
+    Control,
+    EndOfInput,
+    RecordBatch,
+    TopicPartition,
+    Watermark,
+)
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 DATA_HEAD_BYTES: Final = 4
 SEGMENT_HEAD_BYTES: Final = 8
@@ -58,6 +67,7 @@ class FrameKind(enum.IntEnum):
     BARRIER = 2
     END_OF_INPUT = 3
     CREDIT = 4
+    WATERMARK = 5
 
 
 class ColumnCodec(Protocol):
@@ -91,11 +101,12 @@ _DATA_HEAD = Struct(">BBH")
 _SEGMENT_HEAD = Struct(">II")
 _BARRIER = Struct(">BBQQB")
 _CREDIT = Struct(">BBI")
+_WATERMARK = Struct(">BBqB")
 _VERSION = bytes((VERSION,))
 _KINDS = {bytes((kind,)): kind for kind in FrameKind}
 _END_OF_INPUT = bytes((VERSION, FrameKind.END_OF_INPUT))
 
-_Header = tuple[str, int, list[int], list[bytes | None] | None]
+_Header = tuple[tuple[str, int] | None, list[int], list[bytes | None] | None, list[int] | None]
 _header_encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(_Header)
 
@@ -129,12 +140,7 @@ class FrameCodec:
             if self.refusals is not None and self.refusals.covers(error):
                 return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
-        header = (
-            batch.topic_partition[0],
-            batch.topic_partition[1],
-            list(batch.offsets),
-            batch.keys,
-        )
+        header = (batch.topic_partition, list(batch.offsets), batch.keys, batch.timestamps_ms)
         head = _header_encoder.encode(header)
         size = DATA_HEAD_BYTES + SEGMENT_HEAD_BYTES + len(head) + len(values)
         if size <= MAX_FRAME_BYTES:
@@ -147,8 +153,8 @@ class FrameCodec:
             return []
         if len(batch) == 1:
             raise RecordTooLargeError(
-                f"the result of step {self._step!r} for the record at {_record_position(batch, 0)} "
-                f"takes {size} bytes on the edge {self.edge}, and a frame between slots holds "
+                f"the result of step {self._step!r} that came from {origin_of(batch, 0)} takes "
+                f"{size} bytes on the edge {self.edge}, and a frame between slots holds "
                 f"{MAX_FRAME_BYTES}; send less per record (a reference to a large object, or its "
                 "parts as several records)"
             )
@@ -202,26 +208,26 @@ class FrameCodec:
             at += SEGMENT_HEAD_BYTES
             middle, end = at + head_size, at + head_size + values_size
             _require(end <= len(payload), "it ends within a batch")
-            topic, partition, offsets, keys = _header_decoder.decode(view[at:middle])
+            origin, offsets, keys, timestamps_ms = _header_decoder.decode(view[at:middle])
+            topic_partition = None if origin is None else TopicPartition(*origin)
+            batch = RecordBatch([], offsets, topic_partition, keys, timestamps_ms)
             try:
-                values = self._column.decode(view[middle:end])  # without a copy
+                batch.values = self._column.decode(view[middle:end])  # without a copy
             except WrongColumnError as error:
-                raise self._wrong_field(error, topic, partition, offsets) from error
-            _require(_have_same_length(values, offsets, keys), "its columns differ in length")
-            batches.append(RecordBatch(values, offsets, TopicPartition(topic, partition), keys))
+                raise self._wrong_field(error, batch) from error
+            _require(have_same_length(batch), "its columns differ in length")
+            batches.append(batch)
             at = end
         _require(at == len(payload), "it continues behind its last batch")
         return batches
 
-    def _wrong_field(
-        self, error: WrongColumnError, topic: str, partition: int, offsets: list[int]
-    ) -> UserCodeError:
+    def _wrong_field(self, error: WrongColumnError, batch: RecordBatch) -> UserCodeError:
         field = f"the field {error.field!r} of " if error.field else ""
-        known = error.row is not None and error.row < len(offsets)
-        offset = f" at offset {offsets[error.row or 0]}" if known else ""
+        known = error.row is not None and error.row < len(batch.offsets)
+        origin = origin_of(batch, error.row if known else None)
         return UserCodeError(
             f"Step {self._step!r} gave a record of which {field}the value is not of its declared "
-            f"type ({error}). It came from {topic}-{partition}{offset} and was read on the edge "
+            f"type ({error}). It came from {origin} and was read on the edge "
             f"{self.edge}. Correct the step, or declare the type that it gives. The job restarts "
             "from its last checkpoint as the restart strategy says."
         )
@@ -238,8 +244,8 @@ class FrameCodec:
                 break
         value = batch.values[index]
         return UserCodeError(
-            f"step {self._step!r} gave a {type(value).__name__} for the record at "
-            f"{_record_position(batch, index)} that cannot be sent along the edge {self.edge}: "
+            f"step {self._step!r} gave a {type(value).__name__} that came from "
+            f"{origin_of(batch, index)} and that cannot be sent along the edge {self.edge}: "
             f"{error}; results must be of the type that the step declares"
         )
 
@@ -253,8 +259,8 @@ def data_frame(encoded_batches: Sequence[EncodedBatch]) -> list[bytes]:
     return parts
 
 
-def control_frame(element: Barrier | EndOfInput) -> bytes:
-    """Return a barrier or the end of input as a frame."""
+def control_frame(element: Control) -> bytes:
+    """Return a control element as a frame."""
     match element:
         case Barrier(checkpoint=checkpoint, final=final):
             return _BARRIER.pack(
@@ -262,6 +268,8 @@ def control_frame(element: Barrier | EndOfInput) -> bytes:
             )
         case EndOfInput():
             return _END_OF_INPUT
+        case Watermark(timestamp_ms=timestamp_ms, idle=idle):
+            return _WATERMARK.pack(VERSION, FrameKind.WATERMARK, timestamp_ms, idle)
 
 
 def credit_frame(frames: int) -> bytes:
@@ -279,14 +287,17 @@ def frame_kind(payload: bytes) -> FrameKind:
     )
 
 
-def read_control(payload: bytes) -> Barrier | EndOfInput:
+def read_control(payload: bytes) -> Control:
     """Decode a frame that `control_frame` has made. Raise ExchangeError for anything else."""
     if payload == _END_OF_INPUT:
         return EndOfInput()
     if len(payload) == _BARRIER.size and frame_kind(payload) is FrameKind.BARRIER:
         _, _, attempt, counter, final = _BARRIER.unpack(payload)
         return Barrier(CheckpointId(Attempt(attempt), counter), final=bool(final))
-    raise ExchangeError(f"{payload[:32]!r} is neither a barrier nor an end of input")
+    if len(payload) == _WATERMARK.size and frame_kind(payload) is FrameKind.WATERMARK:
+        _, _, timestamp_ms, idle = _WATERMARK.unpack(payload)
+        return Watermark(timestamp_ms, idle=bool(idle))
+    raise ExchangeError(f"{payload[:32]!r} is no barrier, no end of input and no watermark")
 
 
 def read_credit(payload: bytes) -> int:
@@ -297,26 +308,6 @@ def read_credit(payload: bytes) -> int:
     raise ExchangeError(f"{payload[:32]!r} is no credit")
 
 
-def slice_batch(batch: RecordBatch, start: int, stop: int) -> RecordBatch:
-    """Return records `start` to `stop` (not included) of a batch. The columns are copied."""
-    return RecordBatch(
-        batch.values[start:stop],
-        batch.offsets[start:stop],
-        batch.topic_partition,
-        None if batch.keys is None else batch.keys[start:stop],
-    )
-
-
 def _require(holds: object, what: str) -> None:
     if not holds:
         raise ValueError(what)  # `decode` adds the edge
-
-
-def _have_same_length(
-    values: list[Any], offsets: list[int], keys: list[bytes | None] | None
-) -> bool:
-    return len(values) == len(offsets) and (keys is None or len(keys) == len(values))
-
-
-def _record_position(batch: RecordBatch, index: int) -> str:
-    return f"{batch.topic_partition.topic}-{batch.topic_partition.partition}@{batch.offsets[index]}"

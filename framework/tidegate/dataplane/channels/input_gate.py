@@ -22,9 +22,9 @@ from tidegate.dataplane.channels.frames import FrameCodec
 from tidegate.errors import ExchangeError, check
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import SubtaskIndex
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement
+from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch, StreamElement, Watermark
 
-ElementKind = Literal["records", "barrier", "end_of_input"]
+ElementKind = Literal["records", "barrier", "end_of_input", "watermark"]
 
 
 class InputChannel:
@@ -99,6 +99,12 @@ class InputChannel:
         """Add an element. A caller that adds batches checks `depth` first."""
         if isinstance(element, RecordBatch):
             self._data += 1
+        elif (
+            isinstance(element, Watermark)
+            and self._queue
+            and isinstance(self._queue[-1], Watermark)
+        ):
+            self._queue.pop()  # so a channel that is blocked for long holds one watermark, not many
         self._queue.append(element)
         self._announce()
 
@@ -126,6 +132,8 @@ class InputChannel:
                 return "barrier"
             case EndOfInput():
                 return "end_of_input"
+            case Watermark():
+                return "watermark"
             case _:
                 return "records"
 
@@ -221,7 +229,8 @@ class InputGate:
         """Do the same for channels whose first element is a control element. Records stay in their
         queues.
 
-        A subtask whose outputs can take no records calls this, so that barriers can pass.
+        A subtask whose outputs can take no records calls this, so that barriers can pass. A
+        watermark passes too, because one stands directly before each barrier.
         """
         for _ in range(len(self._ready)):
             if self._ready[0].peek_kind() != "records":

@@ -27,15 +27,15 @@ from tidegate.dataplane.channels.frames import (
     FrameCodec,
     control_frame,
     data_frame,
-    slice_batch,
 )
 from tidegate.dataplane.channels.input_gate import InputChannel
+from tidegate.dataplane.columns import origin_of, slice_batch, split
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ids import SubtaskIndex
 from tidegate.ports.exchange import MAX_FRAME_BYTES
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
+from tidegate.stream_elements import Control, RecordBatch, Watermark
 
 FRAME_RECORDS: Final = 512
 """Number of records after which a frame is sent. The cost of a frame (about 20 us at both ends) is
@@ -48,7 +48,6 @@ FRAME_BYTES: Final = 64 << 10
 CACHED_KEYS: Final = 1 << 17
 """Number of keys whose subtask is remembered, at about 150 bytes each. One more key clears all."""
 
-Control = Barrier | EndOfInput
 SendFrame = Callable[[Sequence[bytes]], None]
 
 
@@ -160,6 +159,8 @@ class RemoteOutputChannel:
     def put_control(self, element: Control) -> None:
         self._finish_frame()
         if self._waiting:
+            if isinstance(element, Watermark) and isinstance(self._waiting[-1], Watermark):
+                self._waiting.pop()  # the newer one says all that the older one has said
             self._waiting.append(element)
         else:
             self._send((control_frame(element),))
@@ -248,7 +249,7 @@ class RecordWriter:
         raise NotImplementedError
 
     def emit_control(self, element: Control) -> None:
-        """Send a barrier or the end of input along every channel."""
+        """Send a control element along every channel."""
         for channel in self.channels:
             channel.put_control(element)
 
@@ -349,41 +350,12 @@ class KeyGroupWriter(RecordWriter):
         first = receivers[0]
         if receivers.count(first) == len(receivers):
             self.channels[first].put(batch)
-        elif batch.keys is None:
-            self._split(batch, receivers)
-        else:
-            self._split_with_keys(batch, batch.keys, receivers)
-
-    def _split(self, batch: RecordBatch, receivers: list[int]) -> None:
-        values: list[list[Any]] = [[] for _ in self.channels]
-        offsets: list[list[int]] = [[] for _ in self.channels]
-        for receiver, value, offset in zip(receivers, batch.values, batch.offsets, strict=True):
-            values[receiver].append(value)
-            offsets[receiver].append(offset)
-        for receiver, channel in enumerate(self.channels):
-            if values[receiver]:
-                channel.put(RecordBatch(values[receiver], offsets[receiver], batch.topic_partition))
-
-    def _split_with_keys(
-        self, batch: RecordBatch, keys: list[bytes | None], receivers: list[int]
-    ) -> None:
-        rows: list[list[int]] = [[] for _ in self.channels]
-        for row, receiver in enumerate(receivers):
-            rows[receiver].append(row)
-        for receiver, channel in enumerate(self.channels):
-            if chosen := rows[receiver]:
-                channel.put(
-                    RecordBatch(
-                        [batch.values[row] for row in chosen],
-                        [batch.offsets[row] for row in chosen],
-                        batch.topic_partition,
-                        [keys[row] for row in chosen],
-                    )
-                )
+            return
+        for receiver, part in split(batch, receivers, len(self.channels)):
+            self.channels[receiver].put(part)
 
     def _key_error(self, batch: RecordBatch, index: int, error: Exception) -> UserCodeError:
-        topic_partition = batch.topic_partition
         return UserCodeError(
-            f"key_by after step {self._step!r} failed for the record at {topic_partition.topic}-"
-            f"{topic_partition.partition}@{batch.offsets[index]}: {type(error).__name__}: {error}"
+            f"key_by after step {self._step!r} failed for the record that came from "
+            f"{origin_of(batch, index)}: {type(error).__name__}: {error}"
         )

@@ -102,7 +102,7 @@ class SlotChannels(PlanChannels):
                     self._inputs[number, peer].offer_frame(payload)
                 case FrameKind.CREDIT:
                     self._remote[number, peer].add_credit(read_credit(payload))
-                case FrameKind.BARRIER | FrameKind.END_OF_INPUT:
+                case FrameKind.BARRIER | FrameKind.END_OF_INPUT | FrameKind.WATERMARK:
                     self._inputs[number, peer].put(read_control(payload))
 
     def _input(self, edge: PlanEdge, sender: SubtaskIndex) -> InputChannel:

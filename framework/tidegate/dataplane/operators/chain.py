@@ -17,19 +17,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from functools import partial
+from typing import Final, Protocol, cast
 
 from tidegate.api.copying import copy_value, copy_values
 from tidegate.api.declaration_checks import OnError
 from tidegate.api.sink import Sink
 from tidegate.api.type_inference import only_reads
+from tidegate.dataplane.columns import with_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import KeyExtractor
 from tidegate.dataplane.operators.checking import Checks
+from tidegate.dataplane.operators.event_time import Advance, ChainTime
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.timestamps import TimestampsOperator
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
@@ -46,14 +50,14 @@ from tidegate.graph.stream_graph import (
     StreamGraph,
     policy_of,
 )
-from tidegate.stream_elements import Barrier, EndOfInput, RecordBatch
+from tidegate.stream_elements import Control, RecordBatch, Watermark
 
 
 class RecordWriterLike(Protocol):
     """An edge to the subtasks of another vertex."""
 
     def emit(self, batch: RecordBatch) -> None: ...
-    def emit_control(self, element: Barrier | EndOfInput) -> None: ...
+    def emit_control(self, element: Control) -> None: ...
     def writable(self) -> bool: ...
     def flush(self) -> None: ...
     def set_refusals(self, refusals: Refusals) -> None:
@@ -69,10 +73,15 @@ class ChainOutputs:
     make_sink: Callable[[Node, Refusals], SinkWriter]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
+    time: ChainTime = field(default_factory=ChainTime)
     dead_letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
     """Function that returns the size in bytes of the largest record that a dead-letter sink may
     write.
     """
+
+
+_ENTRY: Final = ""
+"""The key of the functions that take the watermark of the whole chain."""
 
 
 class OperatorChain:
@@ -102,9 +111,13 @@ class OperatorChain:
         """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
         self._operators: list[Operator] = []
         """The operators, those behind a step before that step."""
+        self._timed: list[TimestampsOperator] = []
+        """The steps that make watermarks, in the same order."""
         self._letters: dict[tuple[str, str], Emit] = {}
+        self._advances: dict[str, list[Advance]] = {}
+        """The functions that take the watermark of each step: its readers and its edges."""
         self.record_writers = [record_writer for _, record_writer in chain_outputs.record_writers]
-        head = graph.nodes[vertex.nodes[0]]
+        self._head = head = graph.nodes[vertex.nodes[0]]
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
             {
@@ -125,6 +138,38 @@ class OperatorChain:
     def from_source(self, port: str = MAIN) -> Emit:
         """Return the function that takes a source's batches of a port."""
         return self._from_source[port]
+
+    def advance(self, watermark: Watermark) -> None:
+        """Advance the event time of the whole chain: of each step, before the steps behind it."""
+        if self._head.kind == "source":
+            self._forward((self._head.id,), watermark)
+        else:
+            for advance in self._advances.get(_ENTRY, ()):
+                advance(watermark)
+
+    def tick(self) -> None:
+        """Let the steps that make watermarks note that time has passed. The task calls this several
+        times a second.
+        """
+        if self._timed:
+            writable = self.writable()
+            for operator in self._timed:
+                operator.tick(writable=writable)
+
+    def emit_watermarks(self) -> None:
+        """Emit the watermarks that steps have made. The task calls this before each barrier."""
+        for operator in reversed(self._timed):  # a step in front of another one comes first
+            operator.emit_watermark()
+
+    @property
+    def time(self) -> ChainTime:
+        """Return the clock of the subtask."""
+        return self._chain_outputs.time
+
+    def _forward(self, node_ids: tuple[str, ...], watermark: Watermark) -> None:
+        for node_id in node_ids:
+            for advance in self._advances.get(node_id, ()):
+                advance(watermark)
 
     def writable(self) -> bool:
         """Return whether every output can take the records that one more batch may produce."""
@@ -157,11 +202,19 @@ class OperatorChain:
 
     def _operator(self, node: Node) -> Emit:
         """Return the function that takes the input of `node`, and build the operators behind it."""
+        # A chained step takes the watermark of its producer, and the first step that of the task.
+        producer = node.inputs[0].node if self._is_chained(node) else _ENTRY
         if node.kind == "sink":
             sink = self.sinks[node.id] = self._chain_outputs.make_sink(node, self.refusals(node))
             return sink.write
-        operator = operator_entry(node).build(self, node)
+        entry = operator_entry(node)
+        operator = entry.build(self, node)
         self._operators.append(operator)
+        if isinstance(operator, TimestampsOperator):
+            self._timed.append(operator)
+        run = self.fused_run(node) if operator_kind(node.kind).fused else [node]
+        operator.forward = partial(self._forward, tuple(each.id for each in run))
+        self._advances.setdefault(producer, []).append(operator.advance)
         if operator_kind(node.kind).keyed:
             self.keyed[node.id] = cast("StatefulOperator", operator).state
         return operator.process
@@ -205,6 +258,9 @@ class OperatorChain:
             (self._make_edge_emit(reader, edge, record_writer), reader, edge)
             for record_writer, reader, edge in self._edges(node, port)
         ]
+        self._advances.setdefault(node.id, []).extend(
+            record_writer.emit_control for record_writer, _, _ in self._edges(node, port)
+        )
         readers = [*chained, *record_writers]
         given = node.record_type if port == MAIN or not readers else readers[0][2].record_type
         targets = [
@@ -264,7 +320,7 @@ class OperatorChain:
                 raise self._copy_error(node, batch, error) from error
             if values is batch.values:
                 return batch
-            return RecordBatch(values, batch.offsets, batch.topic_partition, batch.keys)
+            return with_values(batch, values)
 
         return copies
 

@@ -21,10 +21,11 @@ from typing import Any
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.record_fields import fields_of, record_class
 from tidegate.api.values import article, class_check, declared_name, fault
+from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.fan_out import Emit
 from tidegate.dataplane.operators.sampling import sampled
 from tidegate.dataplane.operators.user_errors import result_error
-from tidegate.dataplane.refusals import Refusals, without
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import RecordBatch

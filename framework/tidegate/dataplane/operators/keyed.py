@@ -25,8 +25,13 @@ from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
 from tidegate.api.values import article, declared_name, key_check
 from tidegate.dataplane.keying import KeyExtractor
+from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime
 from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.operators.process import RefusableResults, SideOutputs
+from tidegate.dataplane.operators.process import (
+    RefusableResults,
+    SideOutputs,
+    results_of,
+)
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import (
@@ -38,7 +43,7 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import StateValueError, UserCodeError, check, check_complete
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
-from tidegate.stream_elements import RecordBatch
+from tidegate.stream_elements import RecordBatch, Watermark
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
 """Value, key, offset and the key's row of cells, for one record after the other."""
@@ -46,6 +51,9 @@ Rows = Iterator[tuple[Any, Any, int, Any]]
 
 class KeyedStateLike(Protocol):
     """The part of one step's keyed state in one subtask that this loop and the task use."""
+
+    watermark_ms: int
+    """The watermark of the step, which each snapshot holds. It never goes back."""
 
     def rows(self, keys: Sequence[Any]) -> Sequence[Any]:
         """Return the row of each key. The rows are valid until the next call.
@@ -76,12 +84,21 @@ class KeyedStateLike(Protocol):
 
 
 class _KeyedContext(Context[Any]):
-    __slots__ = ("copied", "offset", "side")
+    __slots__ = ("copied", "offset", "side", "time")
 
-    def __init__(self, side: SideOutputs, copied: frozenset[str]) -> None:
+    def __init__(self, side: SideOutputs, copied: frozenset[str], watermark_ms: int) -> None:
         self.side, self.offset = side, -1
+        self.time = RecordTime(watermark_ms)
         self.copied = copied
         """Names of the side outputs whose values may be shared with state."""
+
+    @property
+    def timestamp_ms(self) -> int:
+        return self.time.timestamp_ms(self.offset)
+
+    @property
+    def watermark_ms(self) -> int:
+        return self.time.watermark_ms
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         if tag.name in self.copied:
@@ -89,7 +106,7 @@ class _KeyedContext(Context[Any]):
         self.side.add(tag, value, self.offset)
 
 
-class KeyedOperator:
+class KeyedOperator(ForwardsTime):
     """One `KeyedProcess` function of one subtask, with its state."""
 
     def __init__(
@@ -115,7 +132,8 @@ class KeyedOperator:
         self._mutable = tuple(map(_changes_in_place, kind.declared_states.values()))
         self._emit = emits[MAIN]
         copied = copied_ports(kind)
-        self._context = _KeyedContext(SideOutputs(kind.declared_outputs, emits), copied)
+        side = SideOutputs(kind.declared_outputs, emits)
+        self._context = _KeyedContext(side, copied, state.watermark_ms)
         self._process = self._function.process
         self._guard = results_guard(kind.result_type())
         if MAIN in copied:
@@ -142,10 +160,19 @@ class KeyedOperator:
         finally:
             self.state.close()
 
+    def advance(self, watermark: Watermark) -> None:
+        """Show the watermark to the function from now on, keep it for the checkpoint, and forward
+        it.
+        """
+        self._context.time.advance(watermark)
+        self.state.watermark_ms = self._context.time.watermark_ms
+        self.forward(watermark)
+
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record with its key's state in place, and emit what it
         returns.
         """
+        self._context.time.timestamps_ms = batch.timestamps_ms
         if self._key_extractor is None:
             keys = self._keys(batch)
         else:
@@ -157,15 +184,17 @@ class KeyedOperator:
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
+        by_row = batch.timestamps_ms is not None
+        numbers = range(len(batch)) if by_row else batch.offsets
         loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(zip(remaining, keys, batch.offsets, rows, strict=True), values, offsets)
+            loop(zip(remaining, keys, numbers, rows, strict=True), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
         if values:
-            self._emit(RecordBatch(values, offsets, batch.topic_partition))
-        self._context.side.emit(batch.topic_partition)
+            self._emit(results_of(batch, values, offsets, by_row=by_row))
+        self._context.side.emit(batch, by_row=by_row)
 
     def _process_tolerantly(
         self, batch: RecordBatch, keys: Sequence[Any], rows: Sequence[Any]

@@ -7,17 +7,19 @@ The length hint of the input iterator gives the position of a failing record.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from tidegate.api.functions import Process, ProcessContext, SideOutput
+from tidegate.dataplane.columns import with_results
+from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
-from tidegate.stream_elements import RecordBatch, TopicPartition
+from tidegate.stream_elements import RecordBatch, Watermark
 
 
 class SideOutputs:
@@ -48,21 +50,17 @@ class SideOutputs:
         for values, offsets in self._collected.values():
             drop_results(offset, values, offsets)
 
-    def emit(
-        self, topic_partition: TopicPartition, offsets_of: Sequence[int] | None = None
-    ) -> None:
-        """Send the collected values downstream. Values of an output without a reader are dropped.
+    def emit(self, batch: RecordBatch, *, by_row: bool) -> None:
+        """Send the values collected for a batch downstream. Values of an output without a reader
+        are dropped.
 
-        If `offsets_of` is given, the values were collected with positions in a batch instead of
-        offsets. `offsets_of` then maps positions to offsets.
+        With `by_row`, the values were collected with row numbers of the batch in place of offsets.
         """
         if self._collected:
             collected, self._collected = self._collected, {}
             for name, (values, offsets) in collected.items():
                 if name in self._emits and values:
-                    if offsets_of is not None:
-                        offsets[:] = map(offsets_of.__getitem__, offsets)
-                    self._emits[name](RecordBatch(values, offsets, topic_partition))
+                    self._emits[name](results_of(batch, values, offsets, by_row=by_row))
 
 
 class RefusableResults:
@@ -88,24 +86,31 @@ class RefusableResults:
 
     def emit(self, emit: Emit) -> None:
         """Emit the results that were not refused, then the side outputs."""
-        batch = self._batch
         if self.values:
-            offsets = list(map(batch.offsets.__getitem__, self.positions))
-            emit(RecordBatch(self.values, offsets, batch.topic_partition))
-        self._side.emit(batch.topic_partition, batch.offsets)
+            emit(results_of(self._batch, self.values, self.positions, by_row=True))
+        self._side.emit(self._batch, by_row=True)
 
 
 class _Context(ProcessContext):
-    __slots__ = ("offset", "side")
+    __slots__ = ("offset", "side", "time")
 
     def __init__(self, side: SideOutputs) -> None:
         self.side, self.offset = side, -1
+        self.time = RecordTime()
+
+    @property
+    def timestamp_ms(self) -> int:
+        return self.time.timestamp_ms(self.offset)
+
+    @property
+    def watermark_ms(self) -> int:
+        return self.time.watermark_ms
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         self.side.add(tag, value, self.offset)
 
 
-class ProcessOperator:
+class ProcessOperator(ForwardsTime):
     """One `Process` function of one subtask."""
 
     def __init__(
@@ -131,21 +136,28 @@ class ProcessOperator:
         """Call the function's `close`, in which it closes its clients."""
         call_lifecycle_method(self._pipeline, self._node, "close", self._function.close)
 
+    def advance(self, watermark: Watermark) -> None:
+        """Show the watermark to the function from now on, and forward it."""
+        self._context.time.advance(watermark)
+        self.forward(watermark)
+
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record; emit results, then side outputs."""
+        self._context.time.timestamps_ms = batch.timestamps_ms
         if self._refusals.tolerant:
             self._process_tolerantly(batch)
             return
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
+        by_row = batch.timestamps_ms is not None
         try:
-            self._loop(remaining, batch.offsets, values, offsets)
+            self._loop(remaining, range(len(batch)) if by_row else batch.offsets, values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         if values:
-            self._emit(RecordBatch(values, offsets, batch.topic_partition))
-        self._context.side.emit(batch.topic_partition)
+            self._emit(results_of(batch, values, offsets, by_row=by_row))
+        self._context.side.emit(batch, by_row=by_row)
 
     def _process_tolerantly(self, batch: RecordBatch) -> None:
         """Do the same, with positions in place of offsets (`FusedSteps` says why)."""
@@ -181,6 +193,19 @@ class ProcessOperator:
             for result in results:
                 add_value(result)
                 add_offset(offset)
+
+
+def results_of(
+    batch: RecordBatch, values: list[Any], offsets: list[int], *, by_row: bool
+) -> RecordBatch:
+    """Return the results of a function for a batch. They do not have the keys of the records.
+
+    `offsets[i]` is the offset of the record of `values[i]`, or with `by_row` its row number. A
+    batch whose only other column is that of the offsets needs no row numbers.
+    """
+    if by_row:
+        return with_results(batch, values, offsets, keep_keys=False)
+    return RecordBatch(values, offsets, batch.topic_partition)
 
 
 def drop_results(position: int, values: list[Any], positions: list[int]) -> None:

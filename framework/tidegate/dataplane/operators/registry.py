@@ -11,22 +11,27 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from tidegate.dataplane.operators.event_time import Advance, ChainTime
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import InternalError
 from tidegate.graph.operator_kinds import operator_kind
-from tidegate.graph.stream_graph import MAIN, Node
-from tidegate.stream_elements import RecordBatch
+from tidegate.graph.stream_graph import MAIN, REJECTED, Node
+from tidegate.stream_elements import RecordBatch, Watermark
 
 
 class Operator(Protocol):
     """One step of a subtask, or a run of fused steps.
 
-    Between two calls of `process` an operator keeps no records, so that a barrier between two
-    batches separates exactly the records before it from those behind it.
+    Between two calls an operator keeps no records, so that a barrier between two batches separates
+    exactly the records before it from those behind it.
     """
+
+    forward: Advance
+    """Function that passes a watermark on to everything behind the step. The chain sets it."""
 
     def open(self) -> None:
         """Prepare the user's function, before the first record."""
@@ -34,6 +39,10 @@ class Operator(Protocol):
 
     def process(self, batch: RecordBatch) -> None:
         """Process a batch, and emit all of its results before the return."""
+        ...
+
+    def advance(self, watermark: Watermark) -> None:
+        """Note the step's watermark, emit all results that are due, and then forward it."""
         ...
 
     def close(self) -> None:
@@ -75,6 +84,11 @@ class ChainBuilder(Protocol):
         """Return the restored state of a keyed step."""
         ...
 
+    @property
+    def time(self) -> ChainTime:
+        """Return the clock of the subtask, and what counts its watermarks."""
+        ...
+
     def fused_run(self, node: Node) -> list[Node]:
         """Return the node, and the fused steps behind it that run in the same loop."""
         ...
@@ -113,9 +127,16 @@ def _keyed(chain: ChainBuilder, node: Node) -> KeyedOperator:
     )
 
 
+def _timestamps(chain: ChainBuilder, node: Node) -> TimestampsOperator:
+    # It makes no records, so its results are checked where they were made.
+    emits = {port: chain.outputs(node, port, maker=None) for port in (MAIN, REJECTED)}
+    return TimestampsOperator(chain.pipeline, node, emits, chain.time)
+
+
 OPERATORS: Final[dict[str, OperatorEntry]] = {
     **dict.fromkeys(("map", "flat_map", "filter"), OperatorEntry(build=_fused)),
     "process": OperatorEntry(build=_process),
+    "with_timestamps": OperatorEntry(build=_timestamps),
     "keyed_process": OperatorEntry(
         build=_keyed, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
     ),

@@ -18,6 +18,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tidegate.dataplane.columns import with_results
+from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
@@ -28,7 +30,7 @@ from tidegate.stream_elements import RecordBatch
 Emit = Callable[[RecordBatch], None]
 
 
-class FusedSteps:
+class FusedSteps(ForwardsTime):
     """One or more stateless steps in a row, as one operator."""
 
     def __init__(
@@ -65,6 +67,9 @@ class FusedSteps:
         if self._tolerant:
             self._process_tolerantly(batch)
             return
+        if batch.timestamps_ms is not None:
+            self._process_rows(batch)
+            return
         values: list[Any] = []
         offsets: list[int] = []
         keys: list[bytes | None] | None = None if batch.keys is None else []
@@ -77,6 +82,21 @@ class FusedSteps:
         if values:
             self._emit(RecordBatch(values, offsets, batch.topic_partition, keys))
 
+    def _process_rows(self, batch: RecordBatch) -> None:
+        """Do the same for a batch with more columns: the loop gets row numbers in place of offsets,
+        and the columns of the results follow from their rows.
+        """
+        values: list[Any] = []
+        rows: list[int] = []
+        remaining = iter(batch.values)
+        try:
+            self._run(remaining, range(len(batch)), None, values, rows, None)
+        except Exception as error:
+            node = self._nodes[self._failing_step(error)]
+            raise user_code_error(self._pipeline, node, batch, remaining, error) from error
+        if values:
+            self._emit(with_results(batch, values, rows))
+
     def _process_tolerantly(self, batch: RecordBatch) -> None:
         """Do the same if a step has a policy.
 
@@ -86,12 +106,10 @@ class FusedSteps:
         """
         values: list[Any] = []
         positions: list[int] = []
-        keys: list[bytes | None] | None = None if batch.keys is None else []
         remaining, numbers = iter(batch.values), iter(range(len(batch)))
-        own_keys = None if batch.keys is None else iter(batch.keys)
         while True:
             try:
-                self._run(remaining, numbers, own_keys, values, positions, keys)
+                self._run(remaining, numbers, None, values, positions, None)
                 break
             except Exception as error:
                 failing = self._failing_step(error)
@@ -102,12 +120,9 @@ class FusedSteps:
                 while positions and positions[-1] == position:
                     positions.pop()
                     values.pop()
-                    if keys is not None:
-                        keys.pop()
                 self._refusals[failing].refuse(batch, position, reason_of(error))
         if values:
-            offsets = list(map(batch.offsets.__getitem__, positions))
-            self._emit(RecordBatch(values, offsets, batch.topic_partition, keys))
+            self._emit(with_results(batch, values, positions))
 
     def _failing_step(self, error: Exception) -> int:
         trace = error.__traceback__

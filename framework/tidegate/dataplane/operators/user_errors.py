@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from tidegate.dataplane.columns import origin_of
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import RecordBatch
@@ -39,22 +40,20 @@ def user_code_error(
     """
     if isinstance(error, TidegateError) and not isinstance(error, StateValueError):
         return error
-    topic, partition = batch.topic_partition
     index = len(batch.values) - operator.length_hint(remaining) - 1
     if isinstance(error, StateValueError):
         return StateValueError(
             f"{pipeline}: step {_name(node)} ({node.location}): {error}. The record came from "
-            f"{topic}-{partition} at offset {batch.offsets[index]}. Correct the code; the job "
-            "fails, because the record would do the same after a restart."
+            f"{origin_of(batch, index)}. Correct the code; the job fails, because the record "
+            "would do the same after a restart."
         )
     if isinstance(error, NotResultsError):
         return result_error(pipeline, node, batch, index, error.what, error.remedy)
-    offset = batch.offsets[index]
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: {error}, "
-        f"on the record that came from {topic}-{partition} at offset {offset}. Correct the code or "
-        "filter such records out before this step; the job restarts from its last checkpoint as "
-        "the restart strategy says."
+        f"on the record that came from {origin_of(batch, index)}. Correct the code or filter such "
+        "records out before this step; the job restarts from its last checkpoint as the restart "
+        "strategy says."
     )
 
 
@@ -82,11 +81,10 @@ def result_error(
     pipeline: str, node: Node, batch: RecordBatch, index: int, what: str, remedy: str
 ) -> UserCodeError:
     """Return the error for the result of value `index` of a batch. `what` describes the result."""
-    topic, partition = batch.topic_partition
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}) {what}, for the record that came from "
-        f"{topic}-{partition} at offset {batch.offsets[index]}. {remedy} The job restarts from its "
-        "last checkpoint as the restart strategy says."
+        f"{origin_of(batch, index)}. {remedy} The job restarts from its last checkpoint as the "
+        "restart strategy says."
     )
 
 

@@ -15,8 +15,8 @@ from tidegate.api.formats import Format, Raw
 from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.values import ClassCheck, article, class_check, declared_name
-from tidegate.dataplane.channels.frames import slice_batch
-from tidegate.dataplane.refusals import Refusals, reason_of, without
+from tidegate.dataplane.columns import origin_of, slice_batch, without
+from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
 from tidegate.errors import PipelineError, TidegateError, UserCodeError, check_complete
 from tidegate.ids import Uid
@@ -74,6 +74,7 @@ class BatchEncoder:
         """
         self._sink, self._uid, self._bytes_max = sink, uid, bytes_max
         self._refusals = Refusals(uid) if refusals is None else refusals
+        self._with_event_time = sink.timestamps == "event_time"
         self._encode_value = _encoder(sink.value)
         self._encode_key = None if sink.key is None else _encoder(sink.key)
         self._value_check = class_check(_or_absent(sink, sink.value))
@@ -115,7 +116,7 @@ class BatchEncoder:
         return without(batch, refused)
 
     def _may_be_too_large(self, encoded: Encoded) -> bool:
-        if encoded.extras is not None:
+        if any(headers for headers, _ in encoded.extras or ()):
             return True
         keys = max(map(len, filter(None, encoded.keys or ())), default=0)
         values = max(map(len, filter(None, encoded.values)), default=0)
@@ -128,13 +129,35 @@ class BatchEncoder:
         values = (
             batch.values if raw else self._map(batch, "encode", self._encode_value, batch.values)
         )
+        times_ms = self._times_ms(batch)
+        if times_ms is None:
+            return Encoded(values, self._keys(batch))
+        extras: list[tuple[Headers, int | None]] = [((), time_ms) for time_ms in times_ms]
+        return Encoded(values, self._keys(batch), extras)
+
+    def _keys(self, batch: RecordBatch) -> list[bytes | None] | None:
         if self._sink.record_key is None:
-            return Encoded(values, batch.keys)
+            return batch.keys
         keys = self._map(batch, "take the key (record_key) of", self._sink.record_key, batch.values)
         if self._encode_key is not None:
             self._check(batch, "key", self._key_check, keys)
-            return Encoded(values, self._map(batch, "encode the key of", self._encode_key, keys))
-        return Encoded(values, self._map(batch, "encode the key of", _text_or_bytes(keys), keys))
+            return self._map(batch, "encode the key of", self._encode_key, keys)
+        return self._map(batch, "encode the key of", _text_or_bytes(keys), keys)
+
+    def _times_ms(self, batch: RecordBatch) -> list[int] | None:
+        """Return the timestamps for Kafka; None if the producer sets them."""
+        if not self._with_event_time or batch.timestamps_ms is None:
+            return None
+        for index, time_ms in enumerate(batch.timestamps_ms):
+            if time_ms < 0:
+                raise UserCodeError(
+                    f"Sink {self._uid!r} ({self._sink.location}) cannot write the event time "
+                    f"{time_ms} ms as timestamp: Kafka stores no time before 1970. The record came "
+                    f"from {origin_of(batch, index)}. Filter such records out, or remove "
+                    "timestamps='event_time'; the job restarts from its last checkpoint as the "
+                    "restart strategy says."
+                )
+        return batch.timestamps_ms
 
     def _whole(self, batch: RecordBatch) -> Encoded:
         encode_key = self._encode_key or _plain_key
@@ -145,6 +168,14 @@ class BatchEncoder:
         given = [record.key for record in records]
         self._check(batch, "key", self._key_check, given)
         keys = self._map(batch, "encode the key of", _or_none(encode_key), given)
+        times_ms = self._times_ms(batch)
+        if times_ms is not None:
+            own = [record.timestamp_ms for record in records]
+            times = (
+                of if given is None else given for of, given in zip(times_ms, own, strict=True)
+            )
+            headers = [record.headers for record in records]
+            return Encoded(values, keys, list(zip(headers, times, strict=True)))
         if any(record.headers or record.timestamp_ms is not None for record in records):
             extras = [(record.headers, record.timestamp_ms) for record in records]
             return Encoded(values, keys, extras)
@@ -156,14 +187,12 @@ class BatchEncoder:
         index = None if check is None else check.first_wrong(values)
         if check is None or index is None:
             return
-        topic, partition = batch.topic_partition
         raise UserCodeError(
             f"Sink {self._uid!r} ({self._sink.location}) got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
-            f"{declared_name(check.type)}. It came from {topic}-{partition} at offset "
-            f"{batch.offsets[index]}. Correct the step or the record_key that made it, or declare "
-            "its type in the format; the job restarts from its last checkpoint as the restart "
-            "strategy says."
+            f"{declared_name(check.type)}. It came from {origin_of(batch, index)}. Correct the "
+            "step or the record_key that made it, or declare its type in the format; the job "
+            "restarts from its last checkpoint as the restart strategy says."
         )
 
     def _map(
@@ -176,12 +205,11 @@ class BatchEncoder:
         except TidegateError:
             raise
         except Exception as error:
-            topic, partition = batch.topic_partition
             value = batch.values[len(done)]
             raise UserCodeError(
                 f"Sink {self._uid!r} ({self._sink.location}) could not {what} a value of type "
                 f"{type(value).__name__}: {type(error).__name__}: {error}. It came from "
-                f"{topic}-{partition} at offset {batch.offsets[len(done)]}. Correct the step that "
+                f"{origin_of(batch, len(done))}. Correct the step that "
                 "made the value, or the sink's format or record_key; the job restarts from its "
                 "last checkpoint as the restart strategy says."
             ) from error

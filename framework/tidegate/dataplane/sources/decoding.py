@@ -12,7 +12,7 @@ or checkpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_records import (
@@ -25,8 +25,10 @@ from tidegate.api.kafka_records import (
     ProducerRecord,
 )
 from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.watermarks import UnusableTimeError
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
+from tidegate.dataplane.sources.event_times import EventTimes
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import RawRecord
@@ -62,6 +64,14 @@ class BatchDecoder:
         self._dead_letter_bytes_max = dead_letter_bytes_max
         self._decode_value: Decode = source.value.decoder()
         self._decode_key: Decode | None = None if source.key is None else source.key.decoder()
+        self._event_times = (
+            None
+            if not source.has_event_time
+            else EventTimes(
+                source.event_time,
+                None if source.watermarks is None else source.watermarks.max_ahead_ms,
+            )
+        )
         self.dead_letters: list[RecordBatch] = []
 
     def decode(self, topic_partition: TopicPartition, messages: Sequence[RawRecord]) -> RecordBatch:
@@ -87,13 +97,40 @@ class BatchDecoder:
         if bad:
             refused = frozenset(bad)
             good = [message for index, message in enumerate(messages) if index not in refused]
+        times_ms: list[int] | None = None
+        if self._event_times is not None:
+            times_ms = self._event_times.column(good, values)
+            if times_ms is None:
+                good, values, times_ms = self._timed(topic_partition, good, values)
         of_message = type(messages[0])
         return RecordBatch(
             values=values,
             offsets=_offsets(good),
             topic_partition=topic_partition,
             keys=list(map(of_message.key, good)) if self._keep_keys else None,
+            timestamps_ms=times_ms,
         )
+
+    def _timed(
+        self, topic_partition: TopicPartition, messages: Sequence[RawRecord], values: list[Any]
+    ) -> tuple[list[RawRecord], list[Any], list[int]]:
+        """Return the records that have a usable event time, their values and times. The policy
+        decides about the others.
+        """
+        timed: list[RawRecord] = []
+        kept: list[Any] = []
+        times_ms: list[int] = []
+        for message, value in zip(messages, values, strict=True):
+            try:
+                times_ms.append(cast("EventTimes", self._event_times).of(message, value))
+            except Exception as error:
+                if refused_resource(error) is not None:
+                    raise
+                self._apply_policy(topic_partition, message, _unusable_time(error))
+                continue
+            timed.append(message)
+            kept.append(value)
+        return timed, kept, times_ms
 
     def _decoder_for(
         self, topic_partition: TopicPartition, sample: RawRecord
@@ -148,18 +185,22 @@ class BatchDecoder:
             self._counters.dead_letters += 1
             self._add_dead_letter(topic_partition, message, reason)
         else:
-            format_name = type(self._source.value).__name__
+            where = f"{topic_partition.topic}-{topic_partition.partition}"
+            if isinstance(error, UnusableTimeError):
+                verb, how, part = "use the event time of", "", "event_time"
+            else:
+                verb, how, part = "decode", f" as {type(self._source.value).__name__}", "format"
             raise BadRecordError(
-                f"Source {self._uid!r} ({self._source.location}) cannot decode the record of "
-                f"{topic_partition.topic}-{topic_partition.partition} at offset {message.offset()} "
-                f"as {format_name}: {reason}. Correct the source's format, or let the job continue "
-                "without such records by on_bad_record='skip' (they are counted) or "
-                "on_bad_record='dead_letter' with dead_letter_topic='TOPIC' (they are kept)."
-            ) from (None if isinstance(error, _MissingPartError) else error)
+                f"Source {self._uid!r} ({self._source.location}) cannot {verb} the record of "
+                f"{where} at offset {message.offset()}{how}: {reason}. Correct the source's "
+                f"{part}, or let the job continue without such records by on_bad_record='skip' "
+                "(they are counted) or on_bad_record='dead_letter' with dead_letter_topic='TOPIC' "
+                "(they are kept)."
+            ) from (None if isinstance(error, (_MissingPartError, UnusableTimeError)) else error)
 
     def _reason(self, message: RawRecord, error: Exception) -> str:
-        if isinstance(error, _MissingPartError):
-            return str(error)
+        if isinstance(error, (_MissingPartError, UnusableTimeError)):
+            return encodable(str(error))
         if message.value() is None and not self._source.full_record:
             return _NO_VALUE
         text = encodable(f"{type(error).__name__}: {error}")
@@ -196,6 +237,13 @@ _NO_VALUE: Final = (
 )
 _NO_VALUE_OF_RECORD: Final = "it has no value (a tombstone); tombstones=True lets those through"
 _NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those through as None"
+
+
+def _unusable_time(error: Exception) -> UnusableTimeError:
+    """Return the error for a record whose event time could not be found."""
+    if isinstance(error, UnusableTimeError):
+        return error
+    return UnusableTimeError(f"its event_time raised {type(error).__name__}: {error}")
 
 
 def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:

@@ -154,6 +154,20 @@ class KafkaSourceReader:
         """
         return not self._unfinished
 
+    def at_end(self) -> set[TopicPartition]:
+        """Return the partitions that are read to the end that the broker last reported. A marker or
+        an aborted record behind the last record does not count as unread.
+        """
+        if self._reader is None:
+            return set()
+        ends, positions = self._reader.high_watermarks(), self._reader.positions()
+        return {
+            each
+            for each in self._unfinished & ends.keys()
+            if max(self._next[each], positions[each].offset if each in positions else 0)
+            >= ends[each]
+        }
+
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return each split with the next offset to read."""
         self._update_positions()

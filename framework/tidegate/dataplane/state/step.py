@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from tidegate.api.state import State
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import Row
@@ -29,6 +31,7 @@ from tidegate.ids import Uid
 from tidegate.ports.clock import Clock
 from tidegate.ports.kv import StoreCheckpoint
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
+from tidegate.stream_elements import MIN_MS
 
 Done = Callable[[KeyedSnapshot], None]
 Failed = Callable[[str], None]
@@ -97,9 +100,11 @@ def open_step_state(
         counters=context.counters,
         notes=directory if context.run else None,
     )
+    watermarks = [one.watermark_ms for one in snapshots if one.uid == uid]
     return SubtaskKeyedState(
         state,
         uploader,
+        watermark_ms=max((each for each in watermarks if each is not None), default=MIN_MS),
         clock=context.drivers.clock,
         post=context.post,
         run_io=context.run_io,
@@ -111,6 +116,7 @@ class _Saving(NamedTuple):
 
     done: Done
     failed: Failed
+    watermark_ms: int
 
 
 class SubtaskKeyedState:
@@ -121,11 +127,16 @@ class SubtaskKeyedState:
         state: KeyedStateBackend,
         uploader: SnapshotUploader,
         *,
+        watermark_ms: int = MIN_MS,
         clock: Clock,
         post: Callable[[Action], None],
         run_io: Callable[[Action], None],
     ) -> None:
         self._state, self._uploader = state, uploader
+        self.watermark_ms = watermark_ms
+        """The watermark of the step: at first that of the restored checkpoint. The operator moves
+        it, and each snapshot holds it. No record that was late becomes early by a restore.
+        """
         self._clock, self._post, self._run_io = clock, post, run_io
         self._saving: _Saving | None = None
         """The newest checkpoint, until all of it is saved."""
@@ -157,7 +168,7 @@ class SubtaskKeyedState:
         while self._saving is not None:
             self._advance()  # first finish the previous snapshot
         self._state.begin_snapshot()
-        self._saving = _Saving(done, failed)
+        self._saving = _Saving(done, failed, self.watermark_ms)
         self._saved_s = self._clock.monotonic()
         self._go_on(self._saving)
 
@@ -204,6 +215,8 @@ class SubtaskKeyedState:
             reason = str(error)  # declined: the settings limit the number of failures
             self._post(lambda: self._uploaded(lambda: saving.failed(reason)))
             return
+        if saving.watermark_ms > MIN_MS:
+            snapshot = msgspec.structs.replace(snapshot, watermark_ms=saving.watermark_ms)
         self._post(lambda: self._uploaded(lambda: saving.done(snapshot)))
 
     def _uploaded(self, report: Action) -> None:

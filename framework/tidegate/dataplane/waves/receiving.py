@@ -56,14 +56,18 @@ class RowReceiver:
             raise IncompleteWaveError(
                 f"{self._sender(row, received)} failed, so that what reads from it stops."
             )
-        if frame_kind(row.frame) is not FrameKind.DATA:
+        kind = frame_kind(row.frame)
+        if kind not in {FrameKind.DATA, FrameKind.WATERMARK}:
             self._end(row, received)
             return
         if row.seq <= received.last_seq:
             raise self._row_error(row, f"the one before it has number {received.last_seq}")
         received.last_seq = row.seq
         received.frames += 1
-        received.channel.offer_frame(row.frame)
+        if kind is FrameKind.WATERMARK:
+            received.channel.put(read_control(row.frame))
+        else:
+            received.channel.offer_frame(row.frame)
 
     def finish(self) -> None:
         """Check for missing markers after the last row. Raise IncompleteWaveError if one is

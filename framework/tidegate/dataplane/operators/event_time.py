@@ -1,0 +1,71 @@
+"""Event time inside a chain: how a watermark goes from step to step, and what a function sees.
+
+The chain sets `forward` of each operator. An operator notes the watermark, emits what is due, and
+forwards the watermark, so it reaches a step only after everything that is before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tidegate.dataplane.counters import Counters
+from tidegate.errors import PipelineError
+from tidegate.stream_elements import MIN_MS, Watermark
+
+Advance = Callable[[Watermark], None]
+
+
+def no_reader(_watermark: Watermark) -> None:
+    """Do nothing: no step reads the results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainTime:
+    """The clock of a subtask, for steps that make watermarks."""
+
+    now: Callable[[], float] = lambda: 0.0
+    """Function that returns the monotonic time in seconds. Without a clock, it is always 0."""
+    watermark_interval_s: float = 0.0
+    """Seconds between two watermarks of a step."""
+    counters: Counters = field(default_factory=Counters)
+
+
+class ForwardsTime:
+    """The base of an operator that has no time of its own: it forwards every watermark."""
+
+    forward: Advance = staticmethod(no_reader)
+    """Function that passes a watermark on to everything behind the step. The chain sets it."""
+
+    def advance(self, watermark: Watermark) -> None:
+        """Forward the watermark."""
+        self.forward(watermark)
+
+
+class RecordTime:
+    """The event times of the batch that a function processes, and the watermark of its step."""
+
+    __slots__ = ("timestamps_ms", "watermark_ms")
+
+    def __init__(self, watermark_ms: int = MIN_MS) -> None:
+        self.timestamps_ms: list[int] | None = None
+        """The event times of the batch; None if its source declares no event time."""
+        self.watermark_ms = watermark_ms
+        """The watermark. It never goes back."""
+
+    def advance(self, watermark: Watermark) -> None:
+        """Note a watermark."""
+        self.watermark_ms = max(self.watermark_ms, watermark.timestamp_ms)
+
+    def timestamp_ms(self, row: int) -> int:
+        """Return the event time of a record of the batch. PipelineError if it has none.
+
+        A batch with event times is processed by row numbers, so `row` is one.
+        """
+        if self.timestamps_ms is None:
+            raise PipelineError(
+                "ctx.timestamp_ms: the records of this step have no event time. Give each source "
+                "in front of it event_time= or watermarks=, for example "
+                "watermarks=BoundedOutOfOrderness('10 s')."
+            )
+        return self.timestamps_ms[row]

@@ -1,0 +1,76 @@
+"""The column of event times of a batch: from Kafka's timestamps, a header, or the user's function.
+
+Kafka's timestamp needs no code of the user. A function runs once for each record, in one pass in C
+over the batch. Only if a result is not a plain integer in range does a slow path look at each
+record. A record without a usable time is a bad record: the source's policy decides about it, and it
+never moves a watermark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tidegate.api.watermarks import (
+    HeaderTime,
+    Instant,
+    UnusableTimeError,
+    instant_ms,
+)
+from tidegate.dataplane.time.usable import usable_times
+from tidegate.ports.kafka import RawRecord
+
+EventTime = Callable[[Any], Instant] | HeaderTime | None
+"""The `event_time` of a source. None: Kafka's timestamp."""
+
+
+class EventTimes:
+    """The event times of the records of one source."""
+
+    def __init__(self, event_time: EventTime, max_ahead_ms: int | None) -> None:
+        self._event_time, self._max_ahead_ms = event_time, max_ahead_ms
+
+    def column(self, messages: Sequence[RawRecord], values: Sequence[Any]) -> list[int] | None:
+        """Return the event time of each record in ms; None if a record may have no usable time."""
+        try:
+            found = usable_times(self._times(messages, values), len(messages))
+        except Exception:  # noqa: BLE001 - `of` finds the record and the reason
+            return None
+        if found is None:
+            return None
+        if self._max_ahead_ms is not None and self._event_time is not None:
+            ahead = self._max_ahead_ms
+            kafka = map(kafka_time_ms, messages)
+            if any(time - own > ahead for time, own in zip(found, kafka, strict=True)):
+                return None
+        return found
+
+    def of(self, message: RawRecord, value: Any) -> int:
+        """Return the event time of one record. Raise UnusableTimeError, or the exception of
+        the user's function, if it has no usable time.
+        """
+        time_ms = instant_ms(self._times([message], [value])[0])
+        if self._max_ahead_ms is not None and self._event_time is not None:
+            ahead_ms = time_ms - kafka_time_ms(message)
+            if ahead_ms > self._max_ahead_ms:
+                raise UnusableTimeError(
+                    f"its event time is {ahead_ms} ms ahead of Kafka's timestamp, and max_ahead "
+                    f"allows {self._max_ahead_ms} ms"
+                )
+        return time_ms
+
+    def _times(self, messages: Sequence[RawRecord], values: Sequence[Any]) -> list[Any]:
+        event_time = self._event_time
+        if event_time is None:
+            return list(map(kafka_time_ms, messages))
+        if isinstance(event_time, HeaderTime):
+            return [event_time.time_ms(message.headers() or ()) for message in messages]
+        return list(map(event_time, values))
+
+
+def kafka_time_ms(message: RawRecord) -> int:
+    """Return Kafka's timestamp of a record. UnusableTimeError if it has none."""
+    kind, time_ms = message.timestamp()
+    if not kind:
+        raise UnusableTimeError("Kafka has no timestamp of it")
+    return time_ms

@@ -1,0 +1,136 @@
+"""The watermark of one source subtask, from the watermarks of its partitions.
+
+Each partition has a generator of the declared strategy. It sees the records when they are emitted,
+not when they are read, so a watermark never overtakes a record. The source task asks for the
+combined watermark at an interval, and directly before every barrier.
+
+A partition becomes idle if it was read to the end that the broker last reported, and nothing came
+for `idle_after`. Only time in which the task asked for records counts: a step that takes long, or a
+sink that holds the task back, says nothing about the partition (FLINK-35886).
+
+A partition that is read to the end of its split keeps its watermark and holds back the others. The
+next wave, or the next run, continues behind that end.
+
+Invariant: the watermarks of partitions, and whether they are idle, are in the splits of every
+checkpoint. A restored source starts with them, before its first record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.api.watermarks import WatermarkStrategy
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.time.valve import WatermarkValve
+from tidegate.errors import TidegateError, UserCodeError, check
+from tidegate.ids import Uid
+from tidegate.protocol.subtask_snapshot import SourceSplit
+from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition, Watermark
+
+ASKED_S_MAX: Final = 0.1
+"""The longest time between two polls that counts as time in which the task asked for records."""
+LOOK_S: Final = 0.1
+"""Seconds between two looks at which partitions are read to their end."""
+
+
+class SourceWatermarks:
+    """The watermarks of the partitions of one source in one subtask."""
+
+    def __init__(
+        self,
+        strategy: WatermarkStrategy[Any],
+        uid: Uid,
+        splits: Sequence[SourceSplit],
+        counters: Counters,
+    ) -> None:
+        """Register the partitions, with the watermarks of the checkpoint that is restored."""
+        self._strategy, self._uid, self._counters = strategy, uid, counters
+        self._indexes = {split.topic_partition: n for n, split in enumerate(splits)}
+        self._generators = [strategy.generator() for _ in splits]
+        restored = [_restored(split) for split in splits]
+        for generator, watermark in zip(self._generators, restored, strict=True):
+            if watermark.timestamp_ms > MIN_MS:
+                self._call(generator.resume, watermark.timestamp_ms)
+        self._valve = WatermarkValve(restored)
+        self._quiet_s = [0.0] * len(splits)
+        self._asked_s: float | None = None
+        self._looked_s = -LOOK_S
+
+    def observe(self, batch: RecordBatch) -> None:
+        """Note a batch that is emitted now. UserCodeError if the user's strategy raises."""
+        check(
+            batch.topic_partition is not None and batch.timestamps_ms is not None,
+            "a source with watermarks reads records with event times",
+        )
+        index = self._indexes[batch.topic_partition]  # type: ignore[index]
+        self._quiet_s[index] = 0.0
+        found = self._call(self._generators[index].observe, batch.values, batch.timestamps_ms)
+        before = self._valve.of(index)
+        watermark_ms = before.timestamp_ms if found is None else found
+        if watermark_ms < before.timestamp_ms:
+            self._counters.backward_watermarks += 1
+        if watermark_ms > before.timestamp_ms or before.idle:
+            self._valve.offer(index, Watermark(watermark_ms))
+
+    def polled(
+        self,
+        now_s: float,
+        got: Collection[TopicPartition | None],
+        at_end: Callable[[], set[TopicPartition]],
+    ) -> None:
+        """Note a poll that has returned records of the partitions `got`. `at_end` returns the
+        partitions that are read to the end that the broker last reported.
+        """
+        if self._strategy.idle_after_ms is None:
+            return
+        asked_s = 0.0 if self._asked_s is None else min(now_s - self._asked_s, ASKED_S_MAX)
+        self._asked_s = now_s
+        for topic_partition, index in self._indexes.items():
+            self._quiet_s[index] = 0.0 if topic_partition in got else self._quiet_s[index] + asked_s
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        ended = at_end()
+        for topic_partition, index in self._indexes.items():
+            if topic_partition not in ended:
+                self._quiet_s[index] = 0.0
+            elif self._quiet_s[index] * 1000 >= self._strategy.idle_after_ms:
+                self._valve.offer(index, Watermark(MIN_MS, idle=True))
+
+    def current(self) -> Watermark:
+        """Return the combined watermark of all partitions."""
+        return self._valve.combined
+
+    def slowest(self) -> TopicPartition | None:
+        """Return the partition that holds the watermark back; None if all are idle."""
+        found = self._valve.slowest()
+        return next((each for each, index in self._indexes.items() if index == found), None)
+
+    def in_splits(self, splits: Sequence[SourceSplit]) -> tuple[SourceSplit, ...]:
+        """Return the splits with the watermarks of their partitions, for a checkpoint."""
+        return tuple(self._in_split(split) for split in splits)
+
+    def _in_split(self, split: SourceSplit) -> SourceSplit:
+        own = self._valve.of(self._indexes[split.topic_partition])
+        watermark_ms = None if own.timestamp_ms == MIN_MS else own.timestamp_ms
+        return msgspec.structs.replace(split, watermark_ms=watermark_ms, idle=own.idle)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return method(*arguments)
+        except TidegateError:
+            raise
+        except Exception as error:
+            strategy = self._strategy
+            raise UserCodeError(
+                f"Source {self._uid!r}: the watermark strategy {type(strategy).__name__} "
+                f"({strategy.location}) raised {type(error).__name__}: {error}. Correct it; the "
+                "job restarts from its last checkpoint as the restart strategy says."
+            ) from error
+
+
+def _restored(split: SourceSplit) -> Watermark:
+    return Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms, idle=split.idle)

@@ -1,0 +1,147 @@
+"""Tasks and event time: where a watermark stands between records and barriers, and what is stored.
+
+The tasks, the valve and the channels are the real ones. The chain records what it gets.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.dataplane.test_task import C1, Reader, World, offer, steps
+from tidegate.api.watermarks import Monotonous
+from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.sources.watermarks import SourceWatermarks
+from tidegate.dataplane.task import InputTask, SourceTask
+from tidegate.dataplane.time.valve import WatermarkValve
+from tidegate.ids import Uid
+from tidegate.protocol.subtask_snapshot import SourceSplit
+from tidegate.stream_elements import (
+    MIN_MS,
+    Barrier,
+    EndOfInput,
+    RecordBatch,
+    TopicPartition,
+    Watermark,
+)
+
+P0 = TopicPartition("orders", 0)
+INTERVAL_S = 0.2
+
+
+def timed(*times_ms: int) -> RecordBatch:
+    """Records whose values are their event times."""
+    return RecordBatch(list(times_ms), list(times_ms), P0, None, list(times_ms))
+
+
+class TimedWorld(World):
+    def __init__(self) -> None:
+        super().__init__()
+        chain = cast("Any", self.chain)
+        chain.advance = self.record_writer.emit_control
+        job = SimpleNamespace(watermark_interval=INTERVAL_S * 1000)
+        cast("Any", self.context).config = SimpleNamespace(job=job)
+
+    def timed_source(self, reader: Reader) -> SourceTask:
+        split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=0)
+        marks = SourceWatermarks(Monotonous(), Uid("orders"), [split], Counters())
+        task = SourceTask(self.context, self.chain, self.master, reader, (split,), watermarks=marks)
+        task.start()
+        return task
+
+    def timed_inputs(self, channels: int) -> tuple[InputTask, Any]:
+        task, made = self.inputs(channels)
+        task._valve = WatermarkValve([Watermark(MIN_MS)] * channels)
+        return task, made
+
+
+@pytest.fixture
+def world() -> TimedWorld:
+    return TimedWorld()
+
+
+def test_source_emits_its_watermark_directly_before_each_barrier(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5), timed(9)], [timed(20)]))
+    task.step(0.0)  # reads the first two batches
+    task.trigger(Barrier(C1))
+    steps(task)
+    sent = world.record_writer.sent
+    before = sent.index(Barrier(C1))
+    assert sent[before - 2 : before + 2] == [[9], Watermark(8), Barrier(C1), [20]]
+
+
+def test_watermark_does_not_overtake_a_record_that_was_read_and_not_emitted(
+    world: TimedWorld,
+) -> None:
+    task = world.timed_source(Reader([timed(5), timed(9)]))
+    task.step(0.0)
+    for _ in range(2):
+        world.now_s += 1.0
+        task.step(0.0)
+    assert [each for each in world.record_writer.sent if isinstance(each, list)] == [[5], [9]]
+    watermarks = [each for each in world.record_writer.sent if isinstance(each, Watermark)]
+    assert Watermark(8) not in watermarks, "the last batch was emitted just now"
+    world.now_s += 1.0
+    task.step(0.0)
+    assert world.record_writer.sent[-1] == Watermark(8)
+
+
+def test_watermark_is_emitted_at_the_interval_and_only_if_it_has_changed(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)]))
+    steps(task)
+    for _ in range(10):
+        world.now_s += INTERVAL_S / 2
+        task.step(0.0)
+    marks = [each for each in world.record_writer.sent if isinstance(each, Watermark)]
+    assert marks == [Watermark(MIN_MS), Watermark(4)]
+
+
+def test_checkpoint_stores_the_watermark_of_each_partition(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)]))
+    steps(task)
+    task.trigger(Barrier(C1))
+    steps(task)
+    world.sink.answer(C1)
+    [(_, snapshot)] = world.master.acknowledged
+    assert [split.watermark_ms for split in snapshot.splits] == [4]
+
+
+def test_subtask_advances_to_the_least_watermark_of_its_channels(world: TimedWorld) -> None:
+    task, (first, second) = world.timed_inputs(2)
+    offer(first, Watermark(10), timed(11))
+    offer(second, Watermark(7))
+    steps(task)
+    assert world.record_writer.sent == [Watermark(7), [11]] or world.record_writer.sent == [
+        [11],
+        Watermark(7),
+    ]
+    offer(second, EndOfInput())
+    offer(first, Watermark(20))
+    steps(task)
+    assert world.record_writer.sent[-1] != Watermark(20), "a later run may continue behind the end"
+
+
+def test_watermark_waits_while_outputs_are_full_and_its_barrier_passes(
+    world: TimedWorld,
+) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.sink.accepts = False
+    offer(channel, Watermark(10), Barrier(C1), timed(11))
+    steps(task)
+    assert world.sink.story == [C1]
+    assert Watermark(10) not in world.record_writer.sent
+    world.sink.accepts = True
+    steps(task)
+    assert world.record_writer.sent == [Barrier(C1), Watermark(10), [11]]
+
+
+def test_channel_keeps_only_the_newest_of_successive_watermarks(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    channel.block()
+    offer(channel, timed(1), *(Watermark(number) for number in range(1000)), timed(2000))
+    assert len(channel) == 3
+    channel.unblock()
+    steps(task)
+    assert world.record_writer.sent == [[1], Watermark(999), [2000]]

@@ -1,0 +1,1 @@
+"""Tests of event time in the data plane."""

@@ -1,0 +1,195 @@
+"""Event time in `PipelineTest`: what a function sees, along chains, exchanges and unions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+import pytest
+
+from tidegate import (
+    BoundedOutOfOrderness,
+    Context,
+    HeaderTime,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcess,
+    Monotonous,
+    Pipeline,
+    PipelineError,
+    Process,
+    ProcessContext,
+    ValueState,
+    build,
+)
+from tidegate.stream_elements import MIN_MS
+from tidegate.testing import PipelineTest
+
+
+class Click(msgspec.Struct, frozen=True):
+    key: str
+    at_ms: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    key: str
+    at_ms: int
+    watermark_ms: int
+
+
+class Look(Process[Click, Seen]):
+    def process(self, record: Click, ctx: ProcessContext) -> Iterable[Seen]:
+        yield Seen(record.key, ctx.timestamp_ms, ctx.watermark_ms)
+
+
+class LookByKey(KeyedProcess[str, Click, Seen]):
+    count = ValueState(int, default=0)
+
+    def process(self, record: Click, ctx: Context[str]) -> Iterable[Seen]:
+        self.count.value += 1
+        yield Seen(ctx.key, ctx.timestamp_ms, ctx.watermark_ms)
+
+
+def is_kept(click: Click) -> bool:
+    return click.key != "dropped"
+
+
+class Clicks(Pipeline, name="clicks"):
+    clicks = KafkaSource(
+        "clicks",
+        value=Json(Click),
+        event_time=lambda click: click.at_ms,
+        watermarks=BoundedOutOfOrderness("10 ms"),
+    )
+    looked = KafkaSink("looked", value=Json(Seen))
+    by_key = KafkaSink("by-key", value=Json(Seen))
+
+    def define(self) -> None:
+        kept = self.clicks.filter(is_kept).flat_map(lambda click: [click, click], returns=Click)
+        kept.process(Look()).to(self.looked)
+        kept.key_by(lambda click: click.key).process(LookByKey(), uid="look").to(self.by_key)
+
+
+class Whole(Pipeline, name="whole"):
+    clicks = KafkaSource.records(
+        "clicks", value=Json(Click), event_time=HeaderTime("at"), watermarks=Monotonous()
+    )
+    seen = KafkaSink("seen", value=Json(Seen))
+
+    def define(self) -> None:
+        self.clicks.map(lambda record: record.value, returns=Click).process(Look()).to(self.seen)
+
+
+def test_function_sees_the_time_of_its_record_and_the_watermark_before_it() -> None:
+    with PipelineTest(Clicks) as test:
+        test.source(Clicks.clicks).push(Click("a", 100))
+        test.source(Clicks.clicks).push(Click("dropped", 300), Click("b", 200))
+        test.source(Clicks.clicks).push(Click("a", 400))
+        due = [Seen("a", 100, MIN_MS), Seen("b", 200, 89), Seen("a", 400, 289)]
+        twice = [seen for seen in due for _ in range(2)]
+        assert test.sink(Clicks.looked).read() == twice
+        assert test.sink(Clicks.by_key).read() == twice
+
+
+class Marks(KeyedProcess[str, Click, int]):
+    count = ValueState(int, default=0)
+
+    def process(self, record: Click, ctx: Context[str]) -> Iterable[int]:
+        yield ctx.watermark_ms
+
+
+class UnitedMarks(Pipeline, name="united-marks"):
+    first = KafkaSource(
+        "first", value=Json(Click), event_time=lambda c: c.at_ms, watermarks=Monotonous()
+    )
+    second = KafkaSource("second", value=Json(Click))
+    seen = KafkaSink("seen", value=Json(int))
+
+    def define(self) -> None:
+        both = self.first.union(self.second)
+        both.key_by(lambda click: click.key).process(Marks(), uid="marks").to(self.seen)
+
+
+def test_input_without_watermarks_takes_no_part_in_a_union() -> None:
+    with PipelineTest(UnitedMarks) as test:
+        test.source(UnitedMarks.first).push(Click("a", 50))
+        test.source(UnitedMarks.second).push(Click("a", 1))
+        assert test.sink(UnitedMarks.seen).read() == [MIN_MS, 49]
+
+
+def test_time_of_a_header_reaches_the_function() -> None:
+    with PipelineTest(Whole) as test:
+        for number, at in enumerate((b"70", b"90")):
+            test.source(Whole.clicks).push_bytes(
+                b'{"key": "a", "at_ms": %d}' % number, headers=(("at", at),)
+            )
+        assert [(each.at_ms, each.watermark_ms) for each in test.sink(Whole.seen).read()] == [
+            (70, MIN_MS),
+            (90, 69),
+        ]
+
+
+def test_pipeline_without_event_time_refuses_the_timestamp_with_the_remedy() -> None:
+    class Timeless(Pipeline, name="timeless"):
+        clicks = KafkaSource("clicks", value=Json(Click))
+        seen = KafkaSink("seen", value=Json(Seen))
+
+        def define(self) -> None:
+            self.clicks.process(Look()).to(self.seen)
+
+    with (
+        PipelineTest(Timeless) as test,
+        pytest.raises(PipelineError, match="Give each source in front of it event_time= or water"),
+    ):
+        test.source(Timeless.clicks).push(Click("a", 1))
+
+
+class Timestamped(Pipeline, name="timestamped"):
+    clicks = KafkaSource("clicks", value=Json(Click))
+    copies = KafkaSink("copies", value=Json(Click), timestamps="event_time")
+
+    def define(self) -> None:
+        self.clicks.to(self.copies)
+
+
+def test_sink_with_event_times_is_refused_if_a_source_has_none() -> None:
+    with pytest.raises(PipelineError, match=r"records of 'clicks' have no event time\. Give each"):
+        build(Timestamped)
+
+
+class Stamped(Pipeline, name="stamped"):
+    clicks = KafkaSource("clicks", value=Json(Click))
+    seen = KafkaSink("seen", value=Json(Seen))
+    rejected = KafkaSink("rejected", value=Json(Click))
+
+    def define(self) -> None:
+        stamped = self.clicks.map(lambda click: click, returns=Click).with_timestamps(
+            time_of, watermarks=BoundedOutOfOrderness("10 ms"), uid="stamp"
+        )
+        stamped.key_by(lambda click: click.key).process(LookByKey(), uid="look").to(self.seen)
+        stamped.rejected.to(self.rejected)
+
+
+def time_of(click: Click) -> int:
+    if click.key == "raises":
+        raise LookupError
+    return click.at_ms if click.key != "none" else cast("int", None)
+
+
+def test_timestamps_in_the_middle_make_event_times_and_watermarks() -> None:
+    with PipelineTest(Stamped) as test:
+        test.source(Stamped.clicks).push(Click("a", 100), Click("b", 50))
+        test.source(Stamped.clicks).push(Click("none", 900), Click("a", 120), Click("raises", 900))
+        test.source(Stamped.clicks).push(Click("raises", 900))
+        test.source(Stamped.clicks).push(Click("a", 130))
+        assert test.sink(Stamped.seen).read() == [
+            Seen("a", 100, MIN_MS),
+            Seen("b", 50, MIN_MS),
+            Seen("a", 120, 89),
+            Seen("a", 130, 109),
+        ]
+        assert [each.key for each in test.sink(Stamped.rejected).read()] == ["none"] + [
+            "raises"
+        ] * 2
