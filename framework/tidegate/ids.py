@@ -36,6 +36,9 @@ VertexId = NewType("VertexId", str)
 
 TaskManagerId = NewType("TaskManagerId", str)
 TransactionalId = NewType("TransactionalId", str)
+TRANSACTION_SYSTEM: Final = "[a-z][a-z0-9_]{0,31}"
+"""The regular expression that the whole name of a system with transactions matches."""
+
 KAFKA: Final = "kafka"
 """The name of Kafka among the systems that hold transactions of sinks."""
 JournalNumber = NewType("JournalNumber", int)

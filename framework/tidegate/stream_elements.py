@@ -72,10 +72,6 @@ class EndOfInput:
 
 MIN_MS: Final = -(1 << 63)
 """The watermark of a channel that has not said anything yet. It is before every event time."""
-MAX_MS: Final = (1 << 63) - 1
-"""The watermark after the last record of a drained input. It is behind every event time, and no
-checkpoint holds it.
-"""
 
 
 @dataclass(slots=True, frozen=True)

@@ -125,9 +125,16 @@ class Clicks:
             self._producer.flush()
 
 
-def project(tmp_path: Path, kafka: Kafka, *, options: str = "", source: str = "") -> Folder:
+def project(
+    tmp_path: Path,
+    kafka: Kafka,
+    *,
+    options: str = "",
+    source: str = "",
+    partitions: int = PARTITIONS,
+) -> Folder:
     folder = Folder.make(
-        tmp_path, kafka.bootstrap, "", topics=["clicks", "seen"], partitions=PARTITIONS
+        tmp_path, kafka.bootstrap, "", topics=["clicks", "seen"], partitions=partitions
     )
     folder.write("job.py", JOB.replace("{options}", options).replace("{source}", source))
     return folder
@@ -221,7 +228,7 @@ def test_record_without_a_usable_time_follows_the_policy_and_moves_no_watermark(
     kafka: Kafka, tmp_path: Path
 ) -> None:
     source = 'on_bad_record="skip",'
-    folder = project(tmp_path, kafka, options='max_ahead="1 h", idle_after="1 s"', source=source)
+    folder = project(tmp_path, kafka, options='max_ahead="1 h"', source=source, partitions=1)
     clicks = Clicks(folder)
     for number in range(50):
         at_ms = BEGIN_MS + 1_000 * number

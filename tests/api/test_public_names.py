@@ -57,7 +57,7 @@ def test_stream_and_keyed_stream_have_exactly_the_frozen_methods() -> None:
         return {name for name in vars(of) if not name.startswith("_")}
 
     later = {"map_batch", "map_arrow", "map_async", "broadcast"}
-    steps = {"map", "filter", "flat_map", "union", "process", "key_by", "to", "with_timestamps"}
+    steps = {"map", "filter", "flat_map", "union", "process", "key_by", "to"}
     assert methods(tidegate.Stream) == steps | later
     later = {"reduce", "window", "interval_join", "as_of_join", "connect", "connect_broadcast"}
     assert methods(tidegate.KeyedStream) == {"process"} | later

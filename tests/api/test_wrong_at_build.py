@@ -495,25 +495,13 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Monotonous(idle="1 s"),  # type: ignore[call-arg]
         "no keyword 'idle'; there are idle_after, max_ahead",
     ),
+    "max_ahead without event_time": (
+        source(watermarks=Monotonous(max_ahead="1 d")),
+        "max_ahead compares event_time with Kafka's timestamp, and the source has no event_time",
+    ),
     "marker that is no function": (
         lambda: Punctuated("mark"),  # type: ignore[arg-type]
         "Punctuated('mark') takes a function from a record to its watermark or None",
-    ),
-    "timestamps that are no function": (
-        built(lambda self: self.orders.with_timestamps("at", watermarks=Monotonous(), uid="t")),
-        "with_timestamps 't': 'at' must be a function from a record to its time",
-    ),
-    "timestamps without a strategy": (
-        built(lambda self: self.orders.with_timestamps(len, watermarks="10 s", uid="t")),
-        "watermarks='10 s' must be a strategy",
-    ),
-    "timestamps that compare with Kafka's": (
-        built(
-            lambda self: self.orders.with_timestamps(
-                len, watermarks=Monotonous(max_ahead="1 h"), uid="t"
-            )
-        ),
-        "max_ahead compares the event time with Kafka's timestamp, which is known at the source",
     ),
     "unit of a header": (
         lambda: HeaderTime("at", unit="min"),  # type: ignore[arg-type]

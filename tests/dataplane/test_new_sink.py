@@ -107,6 +107,12 @@ def test_sink_without_transactions_is_refused_if_it_promises_exactly_once() -> N
         build(Promises)
 
 
+def test_malformed_name_of_a_transaction_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileSink, "transaction_system", "My-System")
+    with pytest.raises(PipelineError, match="'My-System' of FileSink must be 1 to 32 lower-case"):
+        build(Copies)
+
+
 def test_a_new_sink_that_no_chain_ends_at_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"AtNobody\.not_used is declared and not used"):
         build(AtNobody)

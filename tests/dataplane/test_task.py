@@ -118,10 +118,6 @@ class FakeChain:
         self._sink.write(batch)
         self._record_writer.emit(batch)
 
-    def tick(self) -> None: ...
-
-    def emit_watermarks(self) -> None: ...
-
     def entry(self) -> Callable[[RecordBatch], object]:
         return self._emit
 

@@ -145,3 +145,13 @@ def test_channel_keeps_only_the_newest_of_successive_watermarks(world: TimedWorl
     channel.unblock()
     steps(task)
     assert world.record_writer.sent == [[1], Watermark(999), [2000]]
+
+
+def test_no_watermark_follows_a_final_barrier(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.sink.accepts = False
+    offer(channel, Watermark(10), Barrier(C1, final=True))
+    steps(task)
+    world.sink.accepts = True
+    steps(task)
+    assert world.record_writer.sent == [Barrier(C1, final=True)]

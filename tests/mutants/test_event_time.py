@@ -34,7 +34,22 @@ FLOOR_LOST = (
         "splits.append(split)",
     ),
 )
-IDLE_LOST = (Edit(_restored, "idle=split.idle", "idle=False"),)
+IDLE_LOST = (
+    Edit(
+        SourceWatermarks.__init__,
+        "self._was_idle = [split.idle for split in splits]",
+        "self._was_idle = [False for split in splits]",
+    ),
+)
+IDLE_AT_ONCE = (
+    Edit(
+        _restored,
+        "Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms)",
+        "Watermark(\n"
+        "        MIN_MS if split.watermark_ms is None else split.watermark_ms, idle=split.idle\n"
+        "    )",
+    ),
+)
 HELD_WHEN_IDLE = (
     Edit(
         WatermarkValve._combine,
@@ -51,7 +66,9 @@ RETURNED_COUNTS = (
 )
 BACKPRESSURE_COUNTS = (
     Edit(
-        SourceWatermarks.polled, "min(now_s - self._asked_s, ASKED_S_MAX)", "now_s - self._asked_s"
+        SourceWatermarks.polled,
+        "min(began_s - self._polled_s, BETWEEN_S_MAX)",
+        "began_s - self._polled_s",
     ),
 )
 EARLY_UNDER_PRESSURE = (Edit(InputTask._combine, "if writable:", "if True:"),)
@@ -88,6 +105,15 @@ MUTANTS = [
         "the idleness of a partition is not restored",
         IDLE_LOST,
         once(source_tests.test_splits_carry_watermarks_and_idleness_over_a_restore),
+        1,
+        1,
+    ),
+    Mutant(
+        "a partition that was idle is idle after a restore although it has new records",
+        IDLE_AT_ONCE,
+        once(
+            source_tests.test_partition_that_was_idle_and_has_new_records_holds_back_after_a_restore
+        ),
         1,
         1,
     ),

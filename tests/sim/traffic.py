@@ -266,12 +266,6 @@ class RecordingChain:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def tick(self) -> None:
-        """No step makes watermarks."""
-
-    def emit_watermarks(self) -> None:
-        """No step makes watermarks."""
-
     def emit_control(self, element: Barrier | EndOfInput) -> None:
         if isinstance(element, Barrier):
             self._slot.barriers.append(element.checkpoint.counter)

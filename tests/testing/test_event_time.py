@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
 
 import msgspec
 import pytest
@@ -25,7 +24,7 @@ from tidegate import (
     build,
 )
 from tidegate.stream_elements import MIN_MS
-from tidegate.testing import PipelineTest
+from tidegate.testing import FunctionHarness, PipelineTest
 
 
 class Click(msgspec.Struct, frozen=True):
@@ -159,37 +158,28 @@ def test_sink_with_event_times_is_refused_if_a_source_has_none() -> None:
         build(Timestamped)
 
 
-class Stamped(Pipeline, name="stamped"):
-    clicks = KafkaSource("clicks", value=Json(Click))
+def test_harness_gives_times_and_watermarks_to_a_function() -> None:
+    with FunctionHarness(LookByKey()) as harness:
+        assert harness.push("a", Click("a", 0), timestamp_ms=50) == [Seen("a", 50, MIN_MS)]
+        harness.watermark(49)
+        harness.watermark(30)
+        assert harness.push("a", Click("a", 0), timestamp_ms=60) == [Seen("a", 60, 49)]
+
+
+class Ahead(Pipeline, name="ahead"):
+    clicks = KafkaSource(
+        "clicks",
+        value=Json(Click),
+        event_time=lambda click: click.at_ms,
+        watermarks=Monotonous(max_ahead="1 d"),
+    )
     seen = KafkaSink("seen", value=Json(Seen))
-    rejected = KafkaSink("rejected", value=Json(Click))
 
     def define(self) -> None:
-        stamped = self.clicks.map(lambda click: click, returns=Click).with_timestamps(
-            time_of, watermarks=BoundedOutOfOrderness("10 ms"), uid="stamp"
-        )
-        stamped.key_by(lambda click: click.key).process(LookByKey(), uid="look").to(self.seen)
-        stamped.rejected.to(self.rejected)
+        self.clicks.process(Look()).to(self.seen)
 
 
-def time_of(click: Click) -> int:
-    if click.key == "raises":
-        raise LookupError
-    return click.at_ms if click.key != "none" else cast("int", None)
-
-
-def test_timestamps_in_the_middle_make_event_times_and_watermarks() -> None:
-    with PipelineTest(Stamped) as test:
-        test.source(Stamped.clicks).push(Click("a", 100), Click("b", 50))
-        test.source(Stamped.clicks).push(Click("none", 900), Click("a", 120), Click("raises", 900))
-        test.source(Stamped.clicks).push(Click("raises", 900))
-        test.source(Stamped.clicks).push(Click("a", 130))
-        assert test.sink(Stamped.seen).read() == [
-            Seen("a", 100, MIN_MS),
-            Seen("b", 50, MIN_MS),
-            Seen("a", 120, 89),
-            Seen("a", 130, 109),
-        ]
-        assert [each.key for each in test.sink(Stamped.rejected).read()] == ["none"] + [
-            "raises"
-        ] * 2
+def test_pushed_record_is_not_ahead_of_kafkas_timestamp() -> None:
+    with PipelineTest(Ahead) as test:
+        test.source(Ahead.clicks).push(Click("a", 1_700_000_000_000))
+        assert len(test.sink(Ahead.seen).read()) == 1

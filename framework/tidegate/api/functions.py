@@ -65,10 +65,10 @@ class ProcessContext:
 
     @property
     def watermark_ms(self) -> int:
-        """Watermark of this step, in milliseconds since the Unix epoch; `MIN_MS` before the first.
+        """Watermark of this step, in milliseconds since the Unix epoch; -2**63 before the first.
 
-        No record with this event time or an earlier one is expected. It never goes back, also not
-        by a restore.
+        No record with this event time or an earlier one is expected. It never goes back while the
+        step runs. In a step with state, it does not go back by a restore either.
         """
         raise NotImplementedError
 

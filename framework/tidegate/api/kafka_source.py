@@ -208,6 +208,11 @@ class KafkaSource(KafkaConnector, Source[T]):
                 f"{where}: watermarks={watermarks!r} must be a strategy, as in "
                 "watermarks=BoundedOutOfOrderness('10 s')"
             )
+        if watermarks is not None and event_time is None and watermarks.max_ahead_ms is not None:
+            raise PipelineError(
+                f"{where}: max_ahead compares event_time with Kafka's timestamp, and the source "
+                "has no event_time. Add event_time=, or remove max_ahead."
+            )
 
     def _check(self) -> None:
         where = f"{self.location}: source of topic {self.topic!r}"

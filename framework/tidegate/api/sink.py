@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 from tidegate.api.connector import Connector
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Edge, StreamGraph
+from tidegate.ids import TRANSACTION_SYSTEM
 
 T = TypeVar("T")
+
+SYSTEM_NAME: Final = re.compile(TRANSACTION_SYSTEM)
 
 Guarantee = Literal["exactly_once", "at_least_once", "none"]
 
@@ -53,6 +57,12 @@ class Sink(Connector, Generic[T]):
             raise PipelineError(
                 f"{self.location}: sink {self.name!r} has guarantee='exactly_once', but a "
                 f"{type(self).__name__} has no transactions. Use guarantee='at_least_once'."
+            )
+        if self.transaction_system and SYSTEM_NAME.fullmatch(self.transaction_system) is None:
+            raise PipelineError(
+                f"{self.location}: transaction_system = {self.transaction_system!r} of "
+                f"{type(self).__name__} must be 1 to 32 lower-case letters, digits and "
+                "underscores, and begin with a letter: it is part of transactional ids."
             )
         before = graph.nodes.get(self.name)
         if before is not None and before.declaration is self:

@@ -12,7 +12,6 @@ from tidegate.api.functions import Function
 from tidegate.api.location import user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.values import counts_as
-from tidegate.api.watermarks import WatermarkStrategy
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, StreamGraph
 
@@ -77,24 +76,4 @@ def check_record_type(function: Function, of: object, step: str, location: str) 
         raise PipelineError(
             f"{location}: {step}: {type(function).__name__} declares records of "
             f"{type_name(declared)}, the stream has {type_name(of)}"
-        )
-
-
-def check_stamps(location: str, event_time: object, watermarks: object, uid: str) -> None:
-    """Check the arguments of `with_timestamps`. PipelineError if one of them is wrong."""
-    where = f"{location}: with_timestamps {uid!r}"
-    if not callable(event_time):
-        raise PipelineError(
-            f"{where}: {event_time!r} must be a function from a record to its time, as in "
-            "with_timestamps(lambda sale: sale.sold_at_ms, watermarks=..., uid=...)"
-        )
-    if not isinstance(watermarks, WatermarkStrategy):
-        raise PipelineError(
-            f"{where}: watermarks={watermarks!r} must be a strategy, as in "
-            "watermarks=BoundedOutOfOrderness('10 s')"
-        )
-    if watermarks.max_ahead_ms is not None:
-        raise PipelineError(
-            f"{where}: max_ahead compares the event time with Kafka's timestamp, which is known at "
-            "the source only. Give event_time= and watermarks= to the source, or remove max_ahead."
         )

@@ -29,20 +29,16 @@ from tidegate.api.step_checks import (
     check_outputs,
     check_record_type,
     check_sink_type,
-    check_stamps,
 )
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike, type_info
-from tidegate.api.watermarks import Instant, WatermarkStrategy
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import (
     DEAD_LETTERS,
     KEY_DEAD_LETTERS,
-    REJECTED,
     UNKNOWN,
     Edge,
     StreamGraph,
-    function_name,
 )
 
 T = TypeVar("T")
@@ -131,37 +127,6 @@ class Stream(Generic[T]):
         step: Stream[U] = self._step("process", function, function.result_type(), options)
         return ProcessedStream(self.graph, step.edges, step.record_type, type(function))
 
-    def with_timestamps(
-        self, event_time: Callable[[T], Instant], *, watermarks: WatermarkStrategy[T], uid: str
-    ) -> StampedStream[T]:
-        """Give each record an event time, and make watermarks from these times.
-
-        `event_time` returns milliseconds since the Unix epoch, or a datetime with a zone. Records
-        of several partitions are mixed here, so the delay of the strategy must cover their skew;
-        prefer `event_time=` and `watermarks=` of the source. Event times and watermarks from the
-        front are replaced. Records without a usable time go to `rejected`.
-
-        PipelineError, with file and line, if an argument has the wrong type, or if the strategy has
-        `max_ahead`: Kafka's timestamp is known at the source only.
-        """
-        location = user_location()
-        check_stamps(location, event_time, watermarks, uid)
-        options = {"event_time": function_name(event_time), "watermarks": type(watermarks).__name__}
-        node = self.graph.add(
-            "with_timestamps",
-            self.edges,
-            location=location,
-            uid=uid,
-            options=options,
-            function=event_time,
-            declaration=watermarks,
-            record_type=self.record_type,
-            watermarks=True,
-            event_time=True,
-        )
-        edges = (Edge(node=node.id, record_type=self.record_type),)
-        return StampedStream(self.graph, edges, self.record_type)
-
     def key_by(
         self,
         key: Callable[[T], K],
@@ -223,16 +188,6 @@ class Stream(Generic[T]):
         )
         connect_step_dead_letters(self.graph, node, options)
         return Stream(self.graph, (Edge(node=node.id, record_type=of),), of)
-
-
-class StampedStream(Stream[T]):
-    """The stream of the records that have an event time, behind `with_timestamps`."""
-
-    @property
-    def rejected(self) -> Stream[T]:
-        """The stream of the records that have no usable event time."""
-        edges = tuple(dataclasses.replace(edge, port=REJECTED) for edge in self.edges)
-        return Stream(self.graph, edges, self.record_type)
 
 
 class ProcessedStream(Stream[T]):

@@ -66,8 +66,8 @@ class WatermarkStrategy(Generic[T_contra]):
     `idle_after`: a partition from which nothing came for this time, although it was read to its
     end, does not hold back the others. With None (the default) a silent partition holds back the
     watermark, and the status names it.
-    `max_ahead`: a record whose event time is further ahead of Kafka's own timestamp than this is a
-    bad record, and `on_bad_record` of the source decides about it. It never moves the watermark.
+    `max_ahead`: a record whose `event_time` is further ahead of Kafka's own timestamp than this is
+    a bad record, and `on_bad_record` of the source decides about it. It never moves the watermark.
 
     PipelineError for a duration that is malformed or negative.
     """
@@ -205,12 +205,23 @@ def instant_ms(instant: object) -> int:
     return instant
 
 
+def watermark_ms(found: object) -> int:
+    """Return the watermark that a strategy has returned. UnusableTimeError if it is not an integer
+    in milliseconds, or out of range.
+    """
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise UnusableTimeError(f"it returned a {type(found).__name__}, not milliseconds as an int")
+    if not -2 * TIME_MAX_MS <= found <= TIME_MAX_MS:
+        raise UnusableTimeError(f"it returned {found}, which is out of range")
+    return found
+
+
 class _Bounded:
     """The watermark is the highest time, minus the delay, minus 1 ms."""
 
     def __init__(self, delay_ms: int) -> None:
         self._behind_ms = delay_ms + 1
-        self._watermark_ms = -TIME_MAX_MS - self._behind_ms
+        self._watermark_ms = -TIME_MAX_MS - 1
 
     def resume(self, watermark_ms: int, /) -> None:
         self._watermark_ms = watermark_ms
@@ -221,7 +232,7 @@ class _Bounded:
 
 
 class _Punctuated:
-    """The watermark is that of the last marker record."""
+    """The watermark is the highest of the marker records. So it does not depend on batches."""
 
     def __init__(self, of: Callable[[Any], Instant | None]) -> None:
         self._of = of
@@ -230,5 +241,5 @@ class _Punctuated:
         """Do nothing: the next marker record has the next watermark."""
 
     def observe(self, records: Sequence[Any], _times_ms: Sequence[int], /) -> int | None:
-        marks = [mark for mark in map(self._of, records) if mark is not None]
-        return instant_ms(marks[-1]) if marks else None
+        marks = (mark for mark in map(self._of, records) if mark is not None)
+        return max(map(instant_ms, marks), default=None)

@@ -287,7 +287,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
 def _watermark(report: JobReport) -> str:
     """Return how far the watermark is behind the clock, and which partition holds it back."""
     if report.watermark_ms is None:
-        return f"none yet (no record of {report.watermark_held_by})"
+        return f"none yet (held back by {report.watermark_held_by})"
     behind_s = max(0, report.reported_ms - report.watermark_ms) / 1000
     return f"{behind_s:,.0f} s behind ({report.watermark_held_by})"
 

@@ -149,6 +149,6 @@ def _describe_or_error(
 def _incomplete_message(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
-        f"{len(remaining)} published transactions were not completed by Kafka in "
+        f"{len(remaining)} published transactions were not completed by their coordinators in "
         f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and tries again"
     )

@@ -85,7 +85,7 @@ def publish(
     answer is then not repeated, and the checkpoint fails. The next recovery waits until this call
     returns, perhaps for the same answer.
 
-    StorageError, KafkaError: nothing was published, and the checkpoint has failed.
+    StorageError, TransactionSystemError: nothing was published, and the checkpoint has failed.
     TransactionError: a prepared transaction is gone; the attempt must end, and loses nothing.
     SourceChangedError: a topic is not the one that was read; nothing was published, and the job
     must end. OutcomeUnknownError: the attempt must end and must not touch its transactions.

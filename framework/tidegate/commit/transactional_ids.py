@@ -21,11 +21,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import check
-from tidegate.ids import JOB_NAME, KAFKA, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+from tidegate.ids import (
+    JOB_NAME,
+    KAFKA,
+    TRANSACTION_SYSTEM,
+    Attempt,
+    JobName,
+    SubtaskIndex,
+    TransactionalId,
+    Uid,
+)
 
 _NUMBER: Final = "0|[1-9][0-9]{0,8}"
 _WHOLE: Final = re.compile(
-    r"(?:(?!kafka:)(?P<system>[a-z][a-z0-9_]{0,31}):)?"
+    rf"(?:(?!{KAFKA}:)(?P<system>{TRANSACTION_SYSTEM}):)?"
     rf"tidegate\.(?P<job>{JOB_NAME})"
     r"\.(?P<journal>[a-z0-9]{1,32})"
     r"\.(?P<sink>[a-z0-9][a-z0-9_-]{0,99})\.(?P<attempt>[1-9][0-9]{0,17})"

@@ -116,10 +116,7 @@ class _Subtask:
         """Inject a barrier (sources only)."""
 
     def flush(self) -> None:
-        """Send the records that record writers hold back to fill their frames. Steps that make
-        watermarks note that time has passed.
-        """
-        self.chain.tick()
+        """Send the records that record writers hold back to fill their frames."""
         for record_writer in self.chain.record_writers:
             record_writer.flush()
 
@@ -155,7 +152,6 @@ class _Subtask:
         durable.
         """
         started = self._now()
-        self.chain.emit_watermarks()
         pending_snapshot = _PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
@@ -333,10 +329,13 @@ class SourceTask(_Subtask):
         self.reader.close()
 
     def _read(self, timeout_s: float) -> None:
-        batches = self.reader.poll(timeout_s)
-        if self.watermarks is not None:
+        if self.watermarks is None:
+            batches = self.reader.poll(timeout_s)
+        else:
+            began_s = self._now()
+            batches = self.reader.poll(timeout_s)
             got = {batch.topic_partition for batch in batches}
-            self.watermarks.polled(self._now(), got, self.reader.at_end)
+            self.watermarks.polled(began_s, self._now(), got, self.reader.at_end)
         for batch in self.reader.take_dead_letters():
             self._emit_dead_letters(batch)
         for batch in batches:
@@ -442,6 +441,8 @@ class InputTask(_Subtask):
                     self.take_snapshot(
                         barrier, alignment_ms=self._take_alignment_ms(barrier.checkpoint)
                     )
+                    if barrier.final:  # nothing may follow it, and so no watermark
+                        self._valve = self._due = None
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)

@@ -28,7 +28,6 @@ from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
-from tidegate.dataplane.operators.event_time import ChainTime
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_view
@@ -152,11 +151,6 @@ class TaskBuilder:
                 make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
-                time=ChainTime(
-                    now=subtask_context.drivers.clock.monotonic,
-                    watermark_interval_s=self._context.config.job.watermark_interval / 1000,
-                    counters=subtask_context.counters,
-                ),
                 dead_letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
@@ -268,8 +262,7 @@ class TaskBuilder:
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
-    """Return whether records of this step reach a sink without `key_by`, only through fused steps
-    and steps that make no records.
+    """Return whether records of this step reach a sink without `key_by` through fused steps only.
 
     Such a sink writes each record with the key that the record was read with.
     """
@@ -278,8 +271,7 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
             continue  # dead letters carry their own keys
         if consumer.kind == "sink" and consumer.function is None:
             return True
-        kind = operator_kind(consumer.kind)
-        if (kind.fused or not kind.makes_records) and source_keys_wanted(graph, consumer.id):
+        if operator_kind(consumer.kind).fused and source_keys_wanted(graph, consumer.id):
             return True
     return False
 

@@ -21,8 +21,9 @@ def make_transaction_coordinator(system: str, sinks: SinkOptions) -> Transaction
     make = TRANSACTION_COORDINATORS.get(system)
     if make is None:
         raise RefusedError(
-            f"A checkpoint of the job lists transactions of the system {system!r}, and this "
-            f"process has no coordinator for it. Add it to TRANSACTION_COORDINATORS in a module "
-            "that the pipeline imports, or start the job with the code that wrote the checkpoint."
+            f"A sink or a checkpoint of the job has transactions of the system {system!r}, and "
+            "this process has no coordinator for it. Add it to TRANSACTION_COORDINATORS in a "
+            "module that the pipeline imports, or start the job with the code that wrote the "
+            "checkpoint."
         )
     return make(sinks)

@@ -39,7 +39,6 @@ OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
     "flat_map": OperatorKind(runs_in_waves=True, fused=True),
     "filter": OperatorKind(runs_in_waves=True, fused=True, makes_records=False),
     "process": OperatorKind(runs_in_waves=True),
-    "with_timestamps": OperatorKind(runs_in_waves=True, makes_records=False),
     "keyed_process": OperatorKind(runs_in_waves=True, keyed=True),
     "sink": OperatorKind(runs_in_waves=True),
 }

@@ -32,9 +32,6 @@ MAIN: Final = "main"
 DEAD_LETTERS: Final = "dead_letters"
 """The port of a source's undecodable records, if its policy sends them to a topic."""
 
-REJECTED: Final = "rejected"
-"""The port of the records that have no usable event time."""
-
 KEY_DEAD_LETTERS: Final = "-key-dead-letters"
 """The suffix of ports for the dead letters of a key_by. No side output can have such a name."""
 

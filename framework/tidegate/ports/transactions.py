@@ -56,7 +56,8 @@ class TransactionCoordinator(Protocol):
         id may be missing. With `unfinished`, leave out ids without a prepared transaction.
 
         The answer serves to fence what dead attempts have left, and to notice that a journal lacks
-        its newest entries.
+        its newest entries. If the job's code has no sink of the system any more, or cannot be
+        loaded, the list is empty: such transactions are fenced when the code has the sink again.
         """
         ...
 

@@ -67,8 +67,8 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     stored name differs are listed.
     """
     watermark_ms: int | None = None
-    """The watermark of the step at the barrier; None if it had none. All subtasks of a step have
-    the same one.
+    """The watermark of the step at the barrier; None if it had none. Subtasks of a step differ only
+    by what full outputs have held back.
     """
 
 

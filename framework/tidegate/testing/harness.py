@@ -23,7 +23,7 @@ from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import MAIN, UNKNOWN, Edge, Node
-from tidegate.stream_elements import RecordBatch, TopicPartition
+from tidegate.stream_elements import RecordBatch, TopicPartition, Watermark
 from tidegate.testing.cells import CellsByKey
 
 K = TypeVar("K", bound=KeyLike)
@@ -96,19 +96,30 @@ class FunctionHarness(Generic[K, T, U]):
     ) -> None:
         self._operator.close()
 
-    def push(self, key: K, record: T) -> list[U]:
+    def push(self, key: K, record: T, *, timestamp_ms: int | None = None) -> list[U]:
         """Process one record of a key and return its results, without side outputs.
+
+        `timestamp_ms` is the event time of the record, which `ctx.timestamp_ms` returns.
 
         If `on_error` is "fail", raise UserCodeError for an exception of user code, and
         StateValueError for a state that a checkpoint could not store.
         """
         self._key = key if self._normalise is None else self._normalise(key)
-        self._operator.process(RecordBatch([record], [self._pushed], _TEST_PARTITION))
+        times_ms = None if timestamp_ms is None else [timestamp_ms]
+        self._operator.process(
+            RecordBatch([record], [self._pushed], _TEST_PARTITION, None, times_ms)
+        )
         self._pushed += 1
         self._state.check_storable()
         results = self._collected[MAIN]
         self._collected[MAIN] = []
         return cast("list[U]", results)
+
+    def watermark(self, timestamp_ms: int) -> None:
+        """Advance the watermark of the step, which `ctx.watermark_ms` returns. A lower one than
+        before changes nothing.
+        """
+        self._operator.advance(Watermark(timestamp_ms))
 
     def side_output(self, tag: SideOutput[X]) -> list[X]:
         """Return the values written to a side output since the last call for it."""

@@ -26,10 +26,9 @@ from tidegate.api.kafka_sink import KafkaSink, dead_letter_sink_name
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline, build
 from tidegate.api.sink import Sink
-from tidegate.api.watermarks import WatermarkStrategy
+from tidegate.api.watermarks import HeaderTime, WatermarkStrategy, instant_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
-from tidegate.dataplane.operators.event_time import ChainTime
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sources.decoding import BatchDecoder
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
@@ -81,7 +80,6 @@ class PipelineTest:
                 make_sink=self._make_sink,
                 make_state=self._make_state,
                 counters=self.counters,
-                time=ChainTime(counters=self.counters),
             )
             self._chains[vertex.id] = OperatorChain(
                 pipeline.__name__, self._graph, vertex, chain_outputs, every_field=True
@@ -244,7 +242,10 @@ class PipelineSource(Generic[T]):
 
         Consecutive records of one partition form one batch. A ConsumerRecord keeps its topic,
         partition, offset and timestamp. Other records come from partition 0 of the topic of the
-        source, with offsets counted from 0 and the timestamp 0.
+        source, with offsets counted from 0. Their timestamp is their event time, or 0.
+
+        If the source has watermarks, the one that follows comes directly after the records. A
+        partition takes part from its first record on.
         """
         messages = [self._message(record) for record in records]
         for topic_partition, run in groupby(messages, key=lambda message: message.topic_partition):
@@ -265,7 +266,7 @@ class PipelineSource(Generic[T]):
 
     def _message(self, record: Any) -> _Message:
         if not self._source.full_record:
-            return self._plain(self._encode_value(record))
+            return self._plain(self._encode_value(record), timestamp_ms=self._time_ms(record))
         return _Message(
             topic_partition=TopicPartition(record.topic, record.partition),
             of_value=None if record.value is None else self._encode_value(record.value),
@@ -276,7 +277,12 @@ class PipelineSource(Generic[T]):
         )
 
     def _plain(
-        self, value: bytes | None, *, key: bytes | None = None, headers: Headers = ()
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        timestamp_ms: int = 0,
     ) -> _Message:
         return _Message(
             topic_partition=TopicPartition(self._source.topic, 0),
@@ -284,8 +290,18 @@ class PipelineSource(Generic[T]):
             of_key=key,
             of_headers=headers,
             at_offset=self._test.next_offset(self._source),
-            timestamp_ms=0,
+            timestamp_ms=timestamp_ms,
         )
+
+    def _time_ms(self, record: Any) -> int:
+        """Return Kafka's timestamp of a pushed record: its event time, if it has a usable one."""
+        event_time = self._source.event_time
+        if event_time is None or isinstance(event_time, HeaderTime):
+            return 0
+        try:
+            return instant_ms(event_time(record))
+        except Exception:  # noqa: BLE001 - the source's policy decides about it
+            return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

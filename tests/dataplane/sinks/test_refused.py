@@ -155,8 +155,9 @@ def test_own_timestamp_of_a_record_comes_before_its_event_time() -> None:
 
 def test_event_time_before_1970_is_refused_and_the_record_is_named() -> None:
     sink = KafkaSink("out", value=Raw(), timestamps="event_time")
-    with pytest.raises(UserCodeError, match=r"time -1 ms .* came from .* at offset \d+\. Filter"):
-        BatchEncoder(sink, Uid("out")).encode(timed(5, -1))
+    for wrong_ms in (-1, 0):
+        with pytest.raises(UserCodeError, match=rf"time {wrong_ms} ms .* at offset \d+\. Filter"):
+            BatchEncoder(sink, Uid("out")).encode(timed(5, wrong_ms))
     kept = Kept()
     encoded = BatchEncoder(sink, Uid("out"), kept.refusals).encode(timed(5, -1, 8))
     assert encoded.extras == [((), 5), ((), 8)]

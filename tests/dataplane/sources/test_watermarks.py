@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tidegate.api.watermarks import (
@@ -14,7 +16,7 @@ from tidegate.api.watermarks import (
     WatermarkStrategy,
 )
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.sources.watermarks import ASKED_S_MAX, SourceWatermarks
+from tidegate.dataplane.sources.watermarks import BETWEEN_S_MAX, SourceWatermarks
 from tidegate.errors import UserCodeError
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit
@@ -58,11 +60,13 @@ class World:
         got: set[TopicPartition] | None = None,
         at_end: set[TopicPartition] = BOTH,
         every_s: float = 0.05,
+        within: bool = False,
     ) -> None:
-        """Poll for so long, at this interval."""
+        """Poll for so long, at this interval. The time passes within polls, or between them."""
         for _ in range(round(seconds / every_s)):
+            began_s = self.now_s if within else self.now_s + every_s
             self.now_s += every_s
-            self.marks.polled(self.now_s, got or set(), lambda: set(at_end))
+            self.marks.polled(began_s, self.now_s, got or set(), lambda: set(at_end))
 
 
 def test_watermark_is_the_highest_time_minus_the_delay_and_a_millisecond() -> None:
@@ -108,7 +112,16 @@ def test_time_in_which_the_task_did_not_ask_does_not_count() -> None:
     world = World(Monotonous(idle_after="1 s"))
     world.marks.observe(batch(P0, 50))
     world.polls(8 * 60.0, every_s=60.0)  # a step takes a minute for each batch
-    assert world.marks.current() == Watermark(MIN_MS), f"8 polls count {8 * ASKED_S_MAX} s"
+    assert world.marks.current() == Watermark(MIN_MS), f"8 polls count {8 * BETWEEN_S_MAX} s"
+
+
+def test_time_within_a_poll_counts_in_full() -> None:
+    world = World(Monotonous(idle_after="1 s"))
+    world.marks.observe(batch(P0, 50))
+    world.polls(0.8, every_s=0.2, within=True)
+    assert world.marks.current() == Watermark(MIN_MS)
+    world.polls(0.4, every_s=0.2, within=True)
+    assert world.marks.current() == Watermark(49, idle=True)
 
 
 def test_record_ends_the_idleness_of_its_partition() -> None:
@@ -129,9 +142,20 @@ def test_splits_carry_watermarks_and_idleness_over_a_restore() -> None:
     stored = world.marks.in_splits(world.splits)
     assert [(each.watermark_ms, each.idle) for each in stored] == [(49, False), (None, True)]
     restored = World(Monotonous(idle_after="1 s"), stored)
-    assert restored.marks.current() == Watermark(49)
     restored.marks.observe(batch(P0, 10))
-    assert restored.marks.current() == Watermark(49)
+    assert restored.marks.in_splits(world.splits) == stored, "nothing is known yet"
+    restored.polls(0.1, got={P0})
+    assert restored.marks.current() == Watermark(49), "it is idle at once, and not after a second"
+
+
+def test_partition_that_was_idle_and_has_new_records_holds_back_after_a_restore() -> None:
+    stored = [split(P0, 40), msgspec.structs.replace(split(P1, 10), idle=True)]
+    world = World(Monotonous(idle_after="1 s"), stored)
+    world.marks.observe(batch(P0, 500))
+    world.polls(5.0, got={P0}, at_end={P0})
+    assert world.marks.current() == Watermark(10), "its records come, and must not be late"
+    world.marks.observe(batch(P1, 60))
+    assert world.marks.current() == Watermark(59)
 
 
 def test_subtask_without_partitions_is_idle_from_the_start() -> None:
@@ -146,6 +170,14 @@ def test_marker_records_carry_the_watermark() -> None:
     assert world.marks.current() == Watermark(MIN_MS)
     world.marks.observe(batch(P0, 50, 60, 70, 80))
     assert world.marks.current() == Watermark(60)
+
+
+def test_marker_watermark_does_not_depend_on_the_batches() -> None:
+    for batches in ([(1, 2)], [(1,), (2,)]):
+        world = World(Punctuated({"m1": 100, "m2": 50}.get), [split(P0)])
+        for times_ms in batches:
+            world.marks.observe(batch(P0, *times_ms))
+        assert world.marks.current() == Watermark(100)
 
 
 def test_watermark_that_goes_back_is_ignored_and_counted() -> None:
@@ -184,4 +216,15 @@ def test_custom_strategy_has_one_object_for_each_partition_and_resumes() -> None
 def test_strategy_that_raises_ends_the_attempt_and_is_named() -> None:
     world = World(Punctuated(lambda _: 1 // 0), [split(P0)])
     with pytest.raises(UserCodeError, match=r"strategy Punctuated .* raised ZeroDivision"):
+        world.marks.observe(batch(P0, 1))
+
+
+@pytest.mark.parametrize("found", [1.5, "5", True, 1 << 70])
+def test_watermark_of_a_wrong_type_or_out_of_range_ends_the_attempt(found: Any) -> None:
+    class Wrong(CustomWatermarks[str]):
+        def observe(self, records: Sequence[str], times_ms: Sequence[int], /) -> int | None:
+            return cast("int", found)
+
+    world = World(Wrong(), [split(P0)])
+    with pytest.raises(UserCodeError, match=r"strategy Wrong .* it returned"):
         world.marks.observe(batch(P0, 1))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.dataplane.state.blobs import MemoryBlobs
@@ -16,7 +17,7 @@ from tests.dataplane.state.job import JOB, UID, declare, open_store
 from tidegate.api.state import ValueState
 from tidegate.config import Config
 from tidegate.dataplane.state import pending_rows
-from tidegate.dataplane.state.step import SubtaskKeyedState, open_step_state
+from tidegate.dataplane.state.step import SubtaskKeyedState, open_step_state, restored_watermark
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import StorageError
@@ -232,3 +233,20 @@ def test_watermark_of_the_step_is_stored_at_the_barrier_and_restored(around: Sur
     again = around.open([snapshot], attempt=2)
     assert again.watermark_ms == 7
     again.close()
+
+
+def test_step_continues_with_the_highest_watermark_of_aligned_subtasks(
+    around: Surroundings,
+) -> None:
+    state = around.open()
+    state.snapshot(around.done.append, around.failed.append)
+    around.io.popleft()()
+    around.mailbox.popleft()()
+    state.close()
+    parts = [
+        msgspec.structs.replace(around.done[0], watermark_ms=watermark_ms)
+        for watermark_ms in (7, None, 9)
+    ]
+    assert restored_watermark(parts, aligned=True) == 9
+    assert restored_watermark(parts, aligned=False) == 7, "records up to 9 may come again"
+    assert restored_watermark([], aligned=True) == MIN_MS

@@ -76,6 +76,10 @@ def test_slowest_input_is_the_one_that_holds_the_watermark_back() -> None:
     assert valve.slowest() == 1
     valve.offer(1, at(15))
     assert valve.slowest() == 0
+    valve = WatermarkValve([at(10), idle(3)])
+    valve.offer(1, at(5))
+    valve.offer(0, idle())
+    assert valve.slowest() == 1, "all active inputs are behind"
 
 
 class Model:

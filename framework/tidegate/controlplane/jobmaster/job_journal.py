@@ -57,6 +57,7 @@ from tidegate.errors import (
     StorageError,
     SystemCallError,
     TidegateError,
+    TransactionSystemError,
     foreign_translated,
     is_recoverable,
 )
@@ -72,7 +73,7 @@ CLOSE_TIMEOUT_S: Final = 60.0
 fails during it."""
 CLOSE_PAUSE_S: Final = 0.5
 
-_PASSING: Final = (StorageError, KafkaError, ResourceExhaustedError, SystemCallError)
+_PASSING: Final = (StorageError, TransactionSystemError, ResourceExhaustedError, SystemCallError)
 """The errors after which the close is tried again."""
 
 _log = logging.getLogger(__name__)

@@ -26,10 +26,10 @@ from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.errors import (
     InternalError,
-    KafkaError,
     OutcomeUnknownError,
     StorageError,
     TidegateError,
+    TransactionSystemError,
 )
 from tidegate.ids import Attempt
 from tidegate.ports.drivers import Drivers
@@ -224,7 +224,7 @@ class JournalWorker:
             return  # the attempt ended while this waited
         try:
             freed = self.journal.publish(complete, stopped=stopped, is_canceled=is_canceled)
-        except (StorageError, KafkaError) as error:
+        except (StorageError, TransactionSystemError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)
             else:

@@ -28,12 +28,11 @@ from tidegate.dataplane.columns import with_values
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.keying import KeyExtractor
 from tidegate.dataplane.operators.checking import Checks
-from tidegate.dataplane.operators.event_time import Advance, ChainTime
+from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.timestamps import TimestampsOperator
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
@@ -73,7 +72,6 @@ class ChainOutputs:
     make_sink: Callable[[Node, Refusals], SinkWriter]
     make_state: Callable[[Node], KeyedStateLike]
     counters: Counters = field(default_factory=Counters)
-    time: ChainTime = field(default_factory=ChainTime)
     dead_letter_bytes_max: Callable[[Node], int] = lambda _: DEFAULT_MAX_BYTES
     """Function that returns the size in bytes of the largest record that a dead-letter sink may
     write.
@@ -111,8 +109,6 @@ class OperatorChain:
         """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
         self._operators: list[Operator] = []
         """The operators, those behind a step before that step."""
-        self._timed: list[TimestampsOperator] = []
-        """The steps that make watermarks, in the same order."""
         self._letters: dict[tuple[str, str], Emit] = {}
         self._advances: dict[str, list[Advance]] = {}
         """The functions that take the watermark of each step: its readers and its edges."""
@@ -146,25 +142,6 @@ class OperatorChain:
         else:
             for advance in self._advances.get(_ENTRY, ()):
                 advance(watermark)
-
-    def tick(self) -> None:
-        """Let the steps that make watermarks note that time has passed. The task calls this several
-        times a second.
-        """
-        if self._timed:
-            writable = self.writable()
-            for operator in self._timed:
-                operator.tick(writable=writable)
-
-    def emit_watermarks(self) -> None:
-        """Emit the watermarks that steps have made. The task calls this before each barrier."""
-        for operator in reversed(self._timed):  # a step in front of another one comes first
-            operator.emit_watermark()
-
-    @property
-    def time(self) -> ChainTime:
-        """Return the clock of the subtask."""
-        return self._chain_outputs.time
 
     def _forward(self, node_ids: tuple[str, ...], watermark: Watermark) -> None:
         for node_id in node_ids:
@@ -210,8 +187,6 @@ class OperatorChain:
         entry = operator_entry(node)
         operator = entry.build(self, node)
         self._operators.append(operator)
-        if isinstance(operator, TimestampsOperator):
-            self._timed.append(operator)
         run = self.fused_run(node) if operator_kind(node.kind).fused else [node]
         operator.forward = partial(self._forward, tuple(each.id for each in run))
         self._advances.setdefault(producer, []).append(operator.advance)

@@ -7,9 +7,7 @@ forwards the watermark, so it reaches a step only after everything that is befor
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-from tidegate.dataplane.counters import Counters
 from tidegate.errors import PipelineError
 from tidegate.stream_elements import MIN_MS, Watermark
 
@@ -18,17 +16,6 @@ Advance = Callable[[Watermark], None]
 
 def no_reader(_watermark: Watermark) -> None:
     """Do nothing: no step reads the results."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainTime:
-    """The clock of a subtask, for steps that make watermarks."""
-
-    now: Callable[[], float] = lambda: 0.0
-    """Function that returns the monotonic time in seconds. Without a clock, it is always 0."""
-    watermark_interval_s: float = 0.0
-    """Seconds between two watermarks of a step."""
-    counters: Counters = field(default_factory=Counters)
 
 
 class ForwardsTime:

@@ -11,15 +11,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
-from tidegate.dataplane.operators.event_time import Advance, ChainTime
+from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import InternalError
 from tidegate.graph.operator_kinds import operator_kind
-from tidegate.graph.stream_graph import MAIN, REJECTED, Node
+from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.stream_elements import RecordBatch, Watermark
 
 
@@ -84,11 +83,6 @@ class ChainBuilder(Protocol):
         """Return the restored state of a keyed step."""
         ...
 
-    @property
-    def time(self) -> ChainTime:
-        """Return the clock of the subtask, and what counts its watermarks."""
-        ...
-
     def fused_run(self, node: Node) -> list[Node]:
         """Return the node, and the fused steps behind it that run in the same loop."""
         ...
@@ -127,16 +121,9 @@ def _keyed(chain: ChainBuilder, node: Node) -> KeyedOperator:
     )
 
 
-def _timestamps(chain: ChainBuilder, node: Node) -> TimestampsOperator:
-    # It makes no records, so its results are checked where they were made.
-    emits = {port: chain.outputs(node, port, maker=None) for port in (MAIN, REJECTED)}
-    return TimestampsOperator(chain.pipeline, node, emits, chain.time)
-
-
 OPERATORS: Final[dict[str, OperatorEntry]] = {
     **dict.fromkeys(("map", "flat_map", "filter"), OperatorEntry(build=_fused)),
     "process": OperatorEntry(build=_process),
-    "with_timestamps": OperatorEntry(build=_timestamps),
     "keyed_process": OperatorEntry(
         build=_keyed, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
     ),

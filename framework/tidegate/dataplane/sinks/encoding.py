@@ -129,10 +129,12 @@ class BatchEncoder:
         values = (
             batch.values if raw else self._map(batch, "encode", self._encode_value, batch.values)
         )
-        times_ms = self._times_ms(batch)
-        if times_ms is None:
+        if not self._with_event_time or batch.timestamps_ms is None:
             return Encoded(values, self._keys(batch))
-        extras: list[tuple[Headers, int | None]] = [((), time_ms) for time_ms in times_ms]
+        self._check_times(batch, batch.timestamps_ms)
+        extras: list[tuple[Headers, int | None]] = [
+            ((), time_ms) for time_ms in batch.timestamps_ms
+        ]
         return Encoded(values, self._keys(batch), extras)
 
     def _keys(self, batch: RecordBatch) -> list[bytes | None] | None:
@@ -144,12 +146,10 @@ class BatchEncoder:
             return self._map(batch, "encode the key of", self._encode_key, keys)
         return self._map(batch, "encode the key of", _text_or_bytes(keys), keys)
 
-    def _times_ms(self, batch: RecordBatch) -> list[int] | None:
-        """Return the timestamps for Kafka; None if the producer sets them."""
-        if not self._with_event_time or batch.timestamps_ms is None:
-            return None
-        for index, time_ms in enumerate(batch.timestamps_ms):
-            if time_ms < 0:
+    def _check_times(self, batch: RecordBatch, times_ms: list[int]) -> None:
+        """Raise UserCodeError for a timestamp that Kafka cannot store. It takes 0 as "now"."""
+        for index, time_ms in enumerate(times_ms):
+            if time_ms <= 0:
                 raise UserCodeError(
                     f"Sink {self._uid!r} ({self._sink.location}) cannot write the event time "
                     f"{time_ms} ms as timestamp: Kafka stores no time before 1970. The record came "
@@ -157,7 +157,6 @@ class BatchEncoder:
                     "timestamps='event_time'; the job restarts from its last checkpoint as the "
                     "restart strategy says."
                 )
-        return batch.timestamps_ms
 
     def _whole(self, batch: RecordBatch) -> Encoded:
         encode_key = self._encode_key or _plain_key
@@ -168,14 +167,14 @@ class BatchEncoder:
         given = [record.key for record in records]
         self._check(batch, "key", self._key_check, given)
         keys = self._map(batch, "encode the key of", _or_none(encode_key), given)
-        times_ms = self._times_ms(batch)
-        if times_ms is not None:
-            own = [record.timestamp_ms for record in records]
-            times = (
-                of if given is None else given for of, given in zip(times_ms, own, strict=True)
-            )
+        if self._with_event_time and batch.timestamps_ms is not None:
+            times_ms = [
+                time_ms if record.timestamp_ms is None else record.timestamp_ms
+                for record, time_ms in zip(records, batch.timestamps_ms, strict=True)
+            ]
+            self._check_times(batch, times_ms)
             headers = [record.headers for record in records]
-            return Encoded(values, keys, list(zip(headers, times, strict=True)))
+            return Encoded(values, keys, list(zip(headers, times_ms, strict=True)))
         if any(record.headers or record.timestamp_ms is not None for record in records):
             extras = [(record.headers, record.timestamp_ms) for record in records]
             return Encoded(values, keys, extras)

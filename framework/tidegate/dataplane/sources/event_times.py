@@ -1,9 +1,9 @@
 """The column of event times of a batch: from Kafka's timestamps, a header, or the user's function.
 
-Kafka's timestamp needs no code of the user. A function runs once for each record, in one pass in C
-over the batch. Only if a result is not a plain integer in range does a slow path look at each
-record. A record without a usable time is a bad record: the source's policy decides about it, and it
-never moves a watermark.
+Kafka's timestamp needs no code of the user. A function runs once for each record, in one pass over
+the batch. Only if a result is not usable does a slow path call it again for each record. A record
+without a usable time is a bad record: the source's policy decides about it, and it never moves a
+watermark.
 """
 
 from __future__ import annotations

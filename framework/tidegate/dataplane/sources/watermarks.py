@@ -8,6 +8,9 @@ A partition becomes idle if it was read to the end that the broker last reported
 for `idle_after`. Only time in which the task asked for records counts: a step that takes long, or a
 sink that holds the task back, says nothing about the partition (FLINK-35886).
 
+A partition that was idle at the checkpoint is active after a restore, until it is known to be still
+at its end. Records may have come meanwhile, and the others must not run ahead of them.
+
 A partition that is read to the end of its split keeps its watermark and holds back the others. The
 next wave, or the next run, continues behind that end.
 
@@ -22,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.watermarks import WatermarkStrategy
+from tidegate.api.watermarks import WatermarkStrategy, watermark_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.errors import TidegateError, UserCodeError, check
@@ -30,8 +33,10 @@ from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition, Watermark
 
-ASKED_S_MAX: Final = 0.1
-"""The longest time between two polls that counts as time in which the task asked for records."""
+BETWEEN_S_MAX: Final = 0.1
+"""The longest time between two polls, in seconds, that counts as time in which the task asked for
+records. The time within a poll counts in full.
+"""
 LOOK_S: Final = 0.1
 """Seconds between two looks at which partitions are read to their end."""
 
@@ -55,8 +60,11 @@ class SourceWatermarks:
             if watermark.timestamp_ms > MIN_MS:
                 self._call(generator.resume, watermark.timestamp_ms)
         self._valve = WatermarkValve(restored)
+        self._was_idle = [split.idle for split in splits]
+        """Whether each partition was idle at the checkpoint, and was not looked at since."""
         self._quiet_s = [0.0] * len(splits)
-        self._asked_s: float | None = None
+        self._polled_s: float | None = None
+        """Monotonic time in seconds at which the last poll ended."""
         self._looked_s = -LOOK_S
 
     def observe(self, batch: RecordBatch) -> None:
@@ -66,38 +74,44 @@ class SourceWatermarks:
             "a source with watermarks reads records with event times",
         )
         index = self._indexes[batch.topic_partition]  # type: ignore[index]
-        self._quiet_s[index] = 0.0
+        self._quiet_s[index], self._was_idle[index] = 0.0, False
         found = self._call(self._generators[index].observe, batch.values, batch.timestamps_ms)
         before = self._valve.of(index)
-        watermark_ms = before.timestamp_ms if found is None else found
-        if watermark_ms < before.timestamp_ms:
+        newest_ms = before.timestamp_ms if found is None else found
+        if newest_ms < before.timestamp_ms:
             self._counters.backward_watermarks += 1
-        if watermark_ms > before.timestamp_ms or before.idle:
-            self._valve.offer(index, Watermark(watermark_ms))
+        if newest_ms > before.timestamp_ms or before.idle:
+            self._valve.offer(index, Watermark(newest_ms))
 
     def polled(
         self,
-        now_s: float,
+        began_s: float,
+        ended_s: float,
         got: Collection[TopicPartition | None],
         at_end: Callable[[], set[TopicPartition]],
     ) -> None:
-        """Note a poll that has returned records of the partitions `got`. `at_end` returns the
-        partitions that are read to the end that the broker last reported.
+        """Note a poll, with the monotonic times of its begin and end, that has returned records of
+        the partitions `got`. `at_end` returns the partitions that are read to the end that the
+        broker last reported.
         """
         if self._strategy.idle_after_ms is None:
             return
-        asked_s = 0.0 if self._asked_s is None else min(now_s - self._asked_s, ASKED_S_MAX)
-        self._asked_s = now_s
+        between_s = 0.0 if self._polled_s is None else min(began_s - self._polled_s, BETWEEN_S_MAX)
+        self._polled_s = ended_s
+        asked_s = ended_s - began_s + between_s
         for topic_partition, index in self._indexes.items():
             self._quiet_s[index] = 0.0 if topic_partition in got else self._quiet_s[index] + asked_s
-        if now_s - self._looked_s < LOOK_S:
+        if ended_s - self._looked_s < LOOK_S:
             return
-        self._looked_s = now_s
-        ended = at_end()
+        self._looked_s = ended_s
+        self._look(at_end(), self._strategy.idle_after_ms)
+
+    def _look(self, at_end: Collection[TopicPartition], idle_after_ms: int) -> None:
         for topic_partition, index in self._indexes.items():
-            if topic_partition not in ended:
+            if topic_partition not in at_end:
                 self._quiet_s[index] = 0.0
-            elif self._quiet_s[index] * 1000 >= self._strategy.idle_after_ms:
+            elif self._was_idle[index] or self._quiet_s[index] * 1000 >= idle_after_ms:
+                self._was_idle[index] = False
                 self._valve.offer(index, Watermark(MIN_MS, idle=True))
 
     def current(self) -> Watermark:
@@ -115,22 +129,25 @@ class SourceWatermarks:
 
     def _in_split(self, split: SourceSplit) -> SourceSplit:
         own = self._valve.of(self._indexes[split.topic_partition])
-        watermark_ms = None if own.timestamp_ms == MIN_MS else own.timestamp_ms
-        return msgspec.structs.replace(split, watermark_ms=watermark_ms, idle=own.idle)
+        stored_ms = None if own.timestamp_ms == MIN_MS else own.timestamp_ms
+        idle = own.idle or self._was_idle[self._indexes[split.topic_partition]]
+        return msgspec.structs.replace(split, watermark_ms=stored_ms, idle=idle)
 
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> int | None:
+        """Call a method of the user's strategy, and check the watermark that it returns."""
+        strategy = self._strategy
+        name = f"Source {self._uid!r}: the watermark strategy {type(strategy).__name__}"
         try:
-            return method(*arguments)
+            found: Any = method(*arguments)
+            return None if found is None else watermark_ms(found)
         except TidegateError:
             raise
         except Exception as error:
-            strategy = self._strategy
             raise UserCodeError(
-                f"Source {self._uid!r}: the watermark strategy {type(strategy).__name__} "
-                f"({strategy.location}) raised {type(error).__name__}: {error}. Correct it; the "
-                "job restarts from its last checkpoint as the restart strategy says."
+                f"{name} ({strategy.location}) raised {type(error).__name__}: {error}. Correct it; "
+                "the job restarts from its last checkpoint as the restart strategy says."
             ) from error
 
 
 def _restored(split: SourceSplit) -> Watermark:
-    return Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms, idle=split.idle)
+    return Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms)

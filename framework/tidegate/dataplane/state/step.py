@@ -15,7 +15,7 @@ and other steps need these threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -60,7 +60,7 @@ def open_step_state(
     Raise CorruptCheckpointError, StorageError, and PipelineError if the declared states cannot read
     the stored data.
     """
-    settings, subtask = context.config.state, context.subtask
+    settings, subtask, mode = context.config.state, context.subtask, context.config.checkpoint.mode
     key_groups = key_group_range(subtask.index, context.parallelism, context.max_parallelism)
     directory = context.local / uid
     restored = restore(
@@ -100,15 +100,24 @@ def open_step_state(
         counters=context.counters,
         notes=directory if context.run else None,
     )
-    watermarks = [one.watermark_ms for one in snapshots if one.uid == uid]
     return SubtaskKeyedState(
         state,
         uploader,
-        watermark_ms=max((each for each in watermarks if each is not None), default=MIN_MS),
+        watermark_ms=restored_watermark(snapshots, aligned=mode == "exactly_once"),
         clock=context.drivers.clock,
         post=context.post,
         run_io=context.run_io,
     )
+
+
+def restored_watermark(snapshots: Iterable[KeyedSnapshot], *, aligned: bool) -> int:
+    """Return the watermark with which a step continues: the highest of its subtasks.
+
+    With aligned barriers, the subtasks differ only by what full outputs have held back. Without
+    them, a subtask may be ahead of records that are read again, so the lowest watermark counts.
+    """
+    found = [each for one in snapshots if (each := one.watermark_ms) is not None]
+    return (max if aligned else min)(found, default=MIN_MS)
 
 
 class _Saving(NamedTuple):

@@ -23,6 +23,9 @@ CONSEQUENCES: Final = frozenset({Code._STATE, Code._FATAL, Code._PURGE_QUEUE, Co
 REMEDIES: Final = {
     Code.MSG_SIZE_TOO_LARGE: "Raise message.max.bytes of the sink (properties=) and of the topic "
     "(max.message.bytes), or write smaller records.",
+    Code.INVALID_TIMESTAMP: "Raise message.timestamp.before.max.ms or "
+    "message.timestamp.after.max.ms of the topic, or write the time of the write "
+    "(timestamps='send').",
     Code.UNKNOWN_TOPIC_OR_PART: "Create the topic again.",
     Code._UNKNOWN_TOPIC: "Create the topic again.",
     Code._UNKNOWN_PARTITION: "Create the topic with all of its partitions.",
