@@ -387,7 +387,7 @@ class BareSlot:
 
         def told() -> None:
             self._open_checkpoints -= 1
-            self._task.checkpoint_completed(checkpoint, ended=ids, freed=ids)
+            self._task.checkpoint_completed(checkpoint, committed=ids, reusable=ids)
 
         self._around.mailbox.post(told)
 

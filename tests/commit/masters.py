@@ -299,7 +299,7 @@ class JobMaster:
         if not rules.keep_until_committed:
             tasks.pending = [txn for txn in tasks.pending if txn not in acknowledged]
         yield Step()
-        tasks.on_reusable(published.freed)
+        tasks.on_reusable(published.reusable)
 
     def _committer(self) -> Thread:
         assert self.journal is not None

@@ -55,7 +55,7 @@ def test_checkpoint_is_published_then_committed_then_settled(quiet: ProcedureRun
     named = quiet.prepared(journal, 0, 1)
     published = quiet.publish(journal, 1, *named)
     assert published.pending == named == journal.uncommitted
-    assert published.freed == ()
+    assert published.reusable == ()
     assert not quiet.world.output
     assert quiet.commit(journal) == named
     assert quiet.world.output == {0: 1, 1: 1}
@@ -76,7 +76,7 @@ def test_publication_lists_unended_transactions_and_releases_ended_ones(
     journal.ended.update(result.ended)
     published = quiet.publish(journal, 3, *first, *second)
     assert published.pending == ()
-    assert set(published.freed) == {*first, *second}
+    assert set(published.reusable) == {*first, *second}
     assert journal.ended == {*first, *second}, "subtasks have not shown that they know"
     quiet.publish(journal, 4)
     assert journal.ended == set()

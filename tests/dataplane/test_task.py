@@ -313,8 +313,10 @@ def test_source_commits_group_offsets_when_their_checkpoint_is_complete(world: W
     task.trigger(Barrier(C2))
     steps(task)
     task.checkpoint_aborted(C2)
-    task.checkpoint_completed(C1, ended=[TransactionalId("t1")], freed=[TransactionalId("t0")])
-    task.checkpoint_completed(C2, ended=[], freed=[])
+    task.checkpoint_completed(
+        C1, committed=[TransactionalId("t1")], reusable=[TransactionalId("t0")]
+    )
+    task.checkpoint_completed(C2, committed=[], reusable=[])
     assert reader.committed == [2]
     told = world.sink.story.index(("ended", ("t1",), C1))
     assert world.sink.story[told + 1] == ("freed", ("t0",))

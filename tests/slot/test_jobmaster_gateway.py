@@ -360,8 +360,8 @@ def test_slot_does_no_more_work_after_close_tasks() -> None:
         job=JobName("job"),
         attempt=Attempt(1),
         checkpoint=CheckpointId(Attempt(1), 1),
-        ended=(),
-        freed=(),
+        committed=(),
+        reusable=(),
     )
 
     def fails() -> None:

@@ -63,7 +63,7 @@ class PublishedCheckpoint:
     checkpoint: CheckpointId
     pending: tuple[PreparedTransaction, ...]
     """The listed transactions, which `commit` has to end."""
-    freed: tuple[PreparedTransaction, ...]
+    reusable: tuple[PreparedTransaction, ...]
     """Transactions that the publication before listed and this one does not: their ids may be used
     again.
     """
@@ -118,7 +118,7 @@ def publish(
         number=entry.number,
         checkpoint=manifest.checkpoint,
         pending=pending,
-        freed=tuple(txn for txn in before if txn not in pending),
+        reusable=tuple(txn for txn in before if txn not in pending),
     )
 
 

@@ -124,17 +124,17 @@ class _Subtask:
         self,
         checkpoint: CheckpointId,
         *,
-        ended: Sequence[TransactionalId],
-        freed: Sequence[TransactionalId],
+        committed: Sequence[TransactionalId],
+        reusable: Sequence[TransactionalId],
     ) -> None:
         """Handle a checkpoint that is published and committed.
 
-        The subtask no longer reports the transactions in `ended` in its acknowledgements. It may
-        use the ids in `freed` again, because the journal no longer lists them.
+        The subtask no longer reports the transactions in `committed` in its acknowledgements. It
+        may use the ids in `reusable` again, because the journal no longer lists them.
         """
         for sink in self.chain.sinks.values():
-            sink.ended(ended, checkpoint)
-            sink.freed(freed)
+            sink.ended(committed, checkpoint)
+            sink.freed(reusable)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Handle a checkpoint that was declined or has expired. Prepared transactions stay
@@ -308,13 +308,13 @@ class SourceTask(_Subtask):
         self,
         checkpoint: CheckpointId,
         *,
-        ended: Sequence[TransactionalId],
-        freed: Sequence[TransactionalId],
+        committed: Sequence[TransactionalId],
+        reusable: Sequence[TransactionalId],
     ) -> None:
         """Do what every subtask does, and commit the positions to the consumer group, for lag
         monitors.
         """
-        super().checkpoint_completed(checkpoint, ended=ended, freed=freed)
+        super().checkpoint_completed(checkpoint, committed=committed, reusable=reusable)
         splits = self._snapshots.pop(checkpoint, None)
         if splits:
             self.reader.commit(splits, checkpoint)

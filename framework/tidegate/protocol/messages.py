@@ -568,10 +568,10 @@ class CheckpointCompleted(SlotCommand, frozen=True, kw_only=True, tag="Checkpoin
     """The command to finish a checkpoint that is published and whose transactions are committed."""
 
     checkpoint: CheckpointId
-    ended: tuple[TransactionalId, ...]
+    committed: tuple[TransactionalId, ...]
     """The ids of transactions for which Kafka has reported CompleteCommit. Subtasks no longer list
     these transactions in their acknowledgements."""
-    freed: tuple[TransactionalId, ...]
+    reusable: tuple[TransactionalId, ...]
     """The ids that the journal no longer lists, because they are settled or a newer publication
     does not list them. Sinks may use these ids again."""
 

@@ -246,7 +246,7 @@ class Slot:
                     self._engine.run_io(self._local.remove_earlier, None)
                 for task in self._tasks:
                     task.checkpoint_completed(
-                        message.checkpoint, ended=message.ended, freed=message.freed
+                        message.checkpoint, committed=message.committed, reusable=message.reusable
                     )
             case CheckpointAborted():
                 for task in self._tasks:

@@ -340,7 +340,7 @@ class CallTraps(Passing):
     """One connection of a JobMaster."""
 
     def call(self, message: object, timeout_s: float = 10.0) -> object:
-        if isinstance(message, CheckpointCompleted) and message.freed:
+        if isinstance(message, CheckpointCompleted) and message.reusable:
             self._traps.reached("jobmaster.freeing")
         return self._real.call(message, timeout_s)
 

@@ -150,7 +150,11 @@ def test_checkpoint_completed_carries_the_ended_and_released_transactional_ids()
     live.committed(checkpoint, (txn(2),), (txn(1), txn(2)))
     live.committed(checkpoint, (), ())
     one, two = (txn(1).transactional_id, txn(2).transactional_id)
-    told = [(each.ended, each.freed) for each in lines[0].sent if type(each) is CheckpointCompleted]
+    told = [
+        (each.committed, each.reusable)
+        for each in lines[0].sent
+        if type(each) is CheckpointCompleted
+    ]
     assert told == [((two,), (one, two)), ((), ())]
 
 

@@ -334,21 +334,21 @@ class LiveAttempt:
     def committed(
         self,
         checkpoint: CheckpointId,
-        ended: tuple[PreparedTransaction, ...],
-        freed: tuple[PreparedTransaction, ...],
+        committed: tuple[PreparedTransaction, ...],
+        reusable: tuple[PreparedTransaction, ...],
     ) -> None:
         """Notify the coordinator and the slots that the transactions of a publication have ended.
-        Kafka has reported CompleteCommit for all of `ended`. The journal no longer lists `freed`,
-        and their ids may be used again.
+        Kafka has reported CompleteCommit for all of `committed`. The journal no longer lists
+        `reusable`, and their ids may be used again.
         """
-        self.dispatch(TransactionsCommitted(transactions=ended))
+        self.dispatch(TransactionsCommitted(transactions=committed))
         self.send_all(
             CheckpointCompleted(
                 job=self.job,
                 attempt=self.attempt,
                 checkpoint=checkpoint,
-                ended=tuple(transaction.transactional_id for transaction in ended),
-                freed=tuple(transaction.transactional_id for transaction in freed),
+                committed=tuple(transaction.transactional_id for transaction in committed),
+                reusable=tuple(transaction.transactional_id for transaction in reusable),
             )
         )
 

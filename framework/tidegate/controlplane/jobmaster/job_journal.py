@@ -222,7 +222,7 @@ class JobJournal:
                 journal, manifest, complete.transactions, stopped=stopped, is_canceled=is_canceled
             )
         )
-        return published.freed
+        return published.reusable
 
     @foreign_translated()
     def commit(self) -> tuple[tuple[PreparedTransaction, ...], tuple[PreparedTransaction, ...]]:

@@ -223,7 +223,7 @@ class JournalWorker:
         if claimed is None or claimed.attempt != complete.checkpoint.attempt:
             return  # the attempt ended while this waited
         try:
-            freed = self.journal.publish(complete, stopped=stopped, is_canceled=is_canceled)
+            reusable = self.journal.publish(complete, stopped=stopped, is_canceled=is_canceled)
         except (StorageError, TransactionSystemError) as error:
             if isinstance(error, OutcomeUnknownError):
                 _fail(post, outcome, error)
@@ -236,11 +236,11 @@ class JournalWorker:
             return
         post(outcome.published)
         try:
-            ended, settled = self.journal.commit()
+            committed, settled = self.journal.commit()
         except TidegateError as error:
             _fail(post, outcome, error)
             return
-        post(lambda: outcome.committed(ended, (*freed, *settled)))
+        post(lambda: outcome.committed(committed, (*reusable, *settled)))
         try:
             self.journal.clean_up()
         except TidegateError as error:

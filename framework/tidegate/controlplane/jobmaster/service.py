@@ -450,10 +450,10 @@ class JobMaster:
         self,
         live: LiveAttempt,
         complete: PublishCheckpoint,
-        ended: tuple[PreparedTransaction, ...],
-        freed: tuple[PreparedTransaction, ...],
+        committed: tuple[PreparedTransaction, ...],
+        reusable: tuple[PreparedTransaction, ...],
     ) -> None:
-        live.committed(complete.checkpoint, ended, freed)
+        live.committed(complete.checkpoint, committed, reusable)
         last = live.coordinator.counts.last
         if last is not None:
             self._reporter.completed(last)
