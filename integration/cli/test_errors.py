@@ -91,9 +91,7 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
     "import-fails": with_edit("class Order(", "import absent\n\n\nclass Order("),
     "syntax-wrong": with_edit("class Order(", "class Order((\n"),
     "uid-missing": with_edit('Running(), uid="running"', "Running()"),
-    "event-time": with_edit(
-        "value=Json(Order))", "value=Json(Order), event_time=lambda order: order.amount)"
-    ),
+    "event-time": with_edit("value=Json(Order))", 'value=Json(Order), event_time="amount")'),
     "ttl": with_edit("default=0", 'default=0, ttl="1 d"'),
     "storage-not-a-folder": with_config(checkpoint__dir="job.py"),
     "storage-of-no-kind": with_config(checkpoint__dir="ftp://host/folder"),
