@@ -203,8 +203,9 @@ def test_partitions_that_were_idle_wait_for_records_that_came_while_the_job_was_
     with started(folder, "--parallelism", "2") as run:
         run.until(lambda: all_are_idle(folder), "a checkpoint with idle partitions", 60.0)
         assert run.stop().code == code_of_stop(folder.journal()), run.err
-    clicks.send(range(100, 400), (FAST, 3))  # Kafka has all of it before the job is back
-    with started(folder, "--parallelism", "1", bounded=True) as run:
+    clicks.send(range(100, 1_500), (FAST, 3))  # Kafka has all of it before the job is back
+    often = ("-c", "job.watermark_interval=5ms")
+    with started(folder, "--parallelism", "1", *often, bounded=True) as run:
         assert run.wait().code == 0, run.err
     found = seen(folder)
     assert sum(map(len, found.values())) == clicks.sent
