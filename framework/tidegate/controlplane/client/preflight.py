@@ -22,15 +22,15 @@ from tidegate.api.code import load_pipeline
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.api.formats import Avro
 from tidegate.api.kafka_names import kafka_nodes, topic_of
-from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.api.sink import Sink
 from tidegate.commit.timeouts import check_against_broker
 from tidegate.commit.transactional_ids import job_prefix
 from tidegate.config import Config
 from tidegate.errors import ConfigError, ExternalError, RefusedError
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_DEAD_LETTERS, Node, StreamGraph
-from tidegate.ids import CheckpointId, JobName, TransactionalId
+from tidegate.ids import KAFKA, CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndTxnResult
 from tidegate.private_files import make_private_folder
@@ -208,7 +208,13 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
 
 
 def _is_transactional(node: Node) -> bool:
-    return isinstance(node.declaration, KafkaSink) and node.declaration.guarantee == "exactly_once"
+    """Return whether a node is a sink that writes Kafka's transactions."""
+    sink = node.declaration
+    return (
+        isinstance(sink, Sink)
+        and sink.transaction_system == KAFKA
+        and sink.guarantee == "exactly_once"
+    )
 
 
 def _check_transactional_ids(
