@@ -68,7 +68,8 @@ class ProcessContext:
         """Watermark of this step, in milliseconds since the Unix epoch; -2**63 before the first.
 
         No record with this event time or an earlier one is expected. It never goes back while the
-        step runs. In a step with state, it does not go back by a restore either.
+        step runs. In a step with state, no restore takes it back, if `checkpoint.mode` is
+        "exactly_once".
         """
         raise NotImplementedError
 

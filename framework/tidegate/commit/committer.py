@@ -25,7 +25,9 @@ from tidegate.commit.retry import (
     RetryPolicy,
     retry_kafka,
 )
+from tidegate.commit.transactional_ids import transaction_system
 from tidegate.errors import KafkaError, KafkaUnavailableError, TransactionSystemError
+from tidegate.ids import KAFKA
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
@@ -104,7 +106,8 @@ def end_transactions(
         remaining = tuple(txn for txn in remaining if txn not in gone)
         to_end = tuple(txn for txn in remaining if txn not in descriptions or txn in decision.end)
         if remaining and not (yield from waiting.wait()):
-            raise failure or KafkaUnavailableError(_incomplete_message(remaining, retry_policy))
+            message = _incomplete_message(remaining, retry_policy)
+            raise failure or not_completed(remaining, message)
     in_order = tuple(txn for txn in transactions if txn in set(ended))
     return CommitResult(ended=in_order, lost=tuple(lost))
 
@@ -144,6 +147,12 @@ def _describe_or_error(
         return (yield from describe(transaction))
     except TransactionSystemError as error:
         return error
+
+
+def not_completed(remaining: Sequence[PreparedTransaction], message: str) -> TransactionSystemError:
+    """Return the error for transactions whose coordinators answer and do not end them in time."""
+    systems = {transaction_system(txn.transactional_id) for txn in remaining}
+    return (KafkaUnavailableError if KAFKA in systems else TransactionSystemError)(message)
 
 
 def _incomplete_message(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:

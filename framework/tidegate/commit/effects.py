@@ -3,8 +3,8 @@
 A procedure is a generator that yields effects and receives their results. It does nothing itself.
 So the same code runs with real drivers (`controlplane/jobmaster/effect_runner.py`), and in tests
 under a scheduler that interleaves two JobMasters step by step. The runner throws the error of a
-failed effect into the generator, as a class of `tidegate.errors`: KafkaError,
-KafkaUnavailableError, StorageError.
+failed effect into the generator, as a class of `tidegate.errors`: TransactionSystemError
+(KafkaError, KafkaUnavailableError), StorageError.
 
 The small functions below (`create_entry`, `describe`, ...) give the result of each effect its type,
 so that mypy checks the procedures. No other code yields effects.

@@ -59,8 +59,8 @@ def recover(
     deployed.
 
     `commit_retry` limits the time for which Kafka may be unavailable: the transaction timeout.
-    DataLossError if the broker has aborted a listed transaction, KafkaError if it does not answer
-    in time.
+    DataLossError if the broker has aborted a listed transaction, TransactionSystemError if it does
+    not answer in time.
     """
     abandoned = yield from abandon_foreign_transactions(journal, storage_retry=storage_retry)
     try:

@@ -18,7 +18,12 @@ caller guarantees this.
 
 from __future__ import annotations
 
-from tidegate.commit.committer import Descriptions, describe_all, send_end_txn
+from tidegate.commit.committer import (
+    Descriptions,
+    describe_all,
+    not_completed,
+    send_end_txn,
+)
 from tidegate.commit.decisions import decide, is_as_prepared, may_roll_back
 from tidegate.commit.effects import Procedure
 from tidegate.commit.journal.claimed import (
@@ -28,7 +33,6 @@ from tidegate.commit.journal.claimed import (
 )
 from tidegate.commit.journal.entries import RolledBack
 from tidegate.commit.retry import RetryLoop, RetryPolicy
-from tidegate.errors import KafkaUnavailableError
 from tidegate.ids import CheckpointId
 
 
@@ -38,7 +42,7 @@ def roll_back(
     """Roll back the last publication, then the one before it, and so on, while one of the listed
     transactions is lost and a rollback is allowed. Return their checkpoints, newest first.
 
-    KafkaError if a coordinator does not answer in time. FencedError, StorageError and
+    TransactionSystemError if a coordinator does not answer in time. FencedError, StorageError and
     OutcomeUnknownError as for any procedure that writes to the journal.
     """
     rolled_back: list[CheckpointId] = []
@@ -83,10 +87,10 @@ def _abort_introduced(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Pro
         if not (yield from waiting.wait()):
             message = (
                 f"{len(open_)} transactions of a checkpoint that is to be rolled back were not "
-                f"aborted by Kafka in {retry_policy.timeout_s:g} s, among them "
+                f"aborted by their coordinators in {retry_policy.timeout_s:g} s, among them "
                 f"{open_[0].transactional_id}; the job restarts and tries again"
             )
-            raise failure or KafkaUnavailableError(message)
+            raise failure or not_completed(open_, message)
 
 
 def _is_rollback_allowed(journal: ClaimedJournal, descriptions: Descriptions) -> bool:

@@ -16,7 +16,7 @@ from tidegate.api.watermarks import (
     WatermarkStrategy,
 )
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.sources.watermarks import BETWEEN_S_MAX, SourceWatermarks
+from tidegate.dataplane.sources.watermarks import BETWEEN_S_MAX, POLL_S_MAX, SourceWatermarks
 from tidegate.errors import UserCodeError
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit
@@ -115,13 +115,20 @@ def test_time_in_which_the_task_did_not_ask_does_not_count() -> None:
     assert world.marks.current() == Watermark(MIN_MS), f"8 polls count {8 * BETWEEN_S_MAX} s"
 
 
-def test_time_within_a_poll_counts_in_full() -> None:
+def test_time_of_waits_within_polls_counts() -> None:
     world = World(Monotonous(idle_after="1 s"))
     world.marks.observe(batch(P0, 50))
     world.polls(0.8, every_s=0.2, within=True)
     assert world.marks.current() == Watermark(MIN_MS)
     world.polls(0.4, every_s=0.2, within=True)
     assert world.marks.current() == Watermark(49, idle=True)
+
+
+def test_poll_in_which_the_process_was_stopped_counts_as_a_short_one() -> None:
+    world = World(Monotonous(idle_after="1 s"))
+    world.marks.observe(batch(P0, 50))
+    world.polls(60.0, every_s=60.0, within=True)
+    assert world.marks.current() == Watermark(MIN_MS), f"it counts {POLL_S_MAX} s"
 
 
 def test_record_ends_the_idleness_of_its_partition() -> None:
@@ -154,6 +161,16 @@ def test_partition_that_was_idle_and_has_new_records_holds_back_after_a_restore(
     world.marks.observe(batch(P0, 500))
     world.polls(5.0, got={P0}, at_end={P0})
     assert world.marks.current() == Watermark(10), "its records come, and must not be late"
+    world.marks.observe(batch(P1, 60))
+    assert world.marks.current() == Watermark(59)
+
+
+def test_partition_that_was_idle_is_not_idle_in_the_poll_that_returns_its_records() -> None:
+    stored = [split(P0, 40), msgspec.structs.replace(split(P1, 10), idle=True)]
+    world = World(Monotonous(idle_after="1 s"), stored)
+    world.polls(0.05, got=BOTH, at_end=BOTH)  # the records of both are read and not emitted yet
+    world.marks.observe(batch(P0, 500))
+    assert world.marks.current() == Watermark(10)
     world.marks.observe(batch(P1, 60))
     assert world.marks.current() == Watermark(59)
 

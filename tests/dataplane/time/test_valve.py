@@ -80,6 +80,9 @@ def test_slowest_input_is_the_one_that_holds_the_watermark_back() -> None:
     valve.offer(1, at(5))
     valve.offer(0, idle())
     assert valve.slowest() == 1, "all active inputs are behind"
+    valve = WatermarkValve([at(10), idle(3)])
+    valve.offer(1, at(5))
+    assert valve.slowest() == 0, "an input that is behind holds nothing back"
 
 
 class Model:

@@ -212,8 +212,8 @@ class JobJournal:
         `is_canceled` returns whether the attempt has ended. In that case, a request that Kafka does
         not answer is not repeated, and the publication fails.
 
-        StorageError or KafkaError if nothing was published. OutcomeUnknownError if the outcome is
-        not known.
+        StorageError or TransactionSystemError if nothing was published. OutcomeUnknownError if the
+        outcome is not known.
         """
         journal = self._required_claim()
         manifest = self._manifest(journal, complete)

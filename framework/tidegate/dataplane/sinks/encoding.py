@@ -152,10 +152,10 @@ class BatchEncoder:
             if time_ms <= 0:
                 raise UserCodeError(
                     f"Sink {self._uid!r} ({self._sink.location}) cannot write the event time "
-                    f"{time_ms} ms as timestamp: Kafka stores no time before 1970. The record came "
-                    f"from {origin_of(batch, index)}. Filter such records out, or remove "
-                    "timestamps='event_time'; the job restarts from its last checkpoint as the "
-                    "restart strategy says."
+                    f"{time_ms} ms as timestamp: Kafka stores no time at or before 1970-01-01 "
+                    f"00:00 UTC. The record came from {origin_of(batch, index)}. Filter such "
+                    "records out, or remove timestamps='event_time'; the job restarts from its "
+                    "last checkpoint as the restart strategy says."
                 )
 
     def _whole(self, batch: RecordBatch) -> Encoded:

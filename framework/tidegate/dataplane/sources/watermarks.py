@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.watermarks import WatermarkStrategy, watermark_ms
+from tidegate.api.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.errors import TidegateError, UserCodeError, check
@@ -35,7 +35,11 @@ from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition, Waterm
 
 BETWEEN_S_MAX: Final = 0.1
 """The longest time between two polls, in seconds, that counts as time in which the task asked for
-records. The time within a poll counts in full.
+records.
+"""
+POLL_S_MAX: Final = 0.3
+"""The longest time within a poll, in seconds, that counts. A slot waits for 0.2 s at most; a longer
+poll means that the process was stopped or decoded for long.
 """
 LOOK_S: Final = 0.1
 """Seconds between two looks at which partitions are read to their end."""
@@ -58,7 +62,7 @@ class SourceWatermarks:
         restored = [_restored(split) for split in splits]
         for generator, watermark in zip(self._generators, restored, strict=True):
             if watermark.timestamp_ms > MIN_MS:
-                self._call(generator.resume, watermark.timestamp_ms)
+                self._call(_resume, generator, watermark)
         self._valve = WatermarkValve(restored)
         self._was_idle = [split.idle for split in splits]
         """Whether each partition was idle at the checkpoint, and was not looked at since."""
@@ -98,9 +102,11 @@ class SourceWatermarks:
             return
         between_s = 0.0 if self._polled_s is None else min(began_s - self._polled_s, BETWEEN_S_MAX)
         self._polled_s = ended_s
-        asked_s = ended_s - began_s + between_s
+        asked_s = min(ended_s - began_s, POLL_S_MAX) + between_s
         for topic_partition, index in self._indexes.items():
-            self._quiet_s[index] = 0.0 if topic_partition in got else self._quiet_s[index] + asked_s
+            self._quiet_s[index] += asked_s
+            if topic_partition in got:
+                self._quiet_s[index], self._was_idle[index] = 0.0, False
         if ended_s - self._looked_s < LOOK_S:
             return
         self._looked_s = ended_s
@@ -147,6 +153,11 @@ class SourceWatermarks:
                 f"{name} ({strategy.location}) raised {type(error).__name__}: {error}. Correct it; "
                 "the job restarts from its last checkpoint as the restart strategy says."
             ) from error
+
+
+def _resume(generator: WatermarkGenerator, watermark: Watermark) -> None:
+    """Let a generator continue. What its method returns does not matter."""
+    generator.resume(watermark.timestamp_ms)
 
 
 def _restored(split: SourceSplit) -> Watermark:

@@ -116,7 +116,7 @@ def restored_watermark(snapshots: Iterable[KeyedSnapshot], *, aligned: bool) -> 
     With aligned barriers, the subtasks differ only by what full outputs have held back. Without
     them, a subtask may be ahead of records that are read again, so the lowest watermark counts.
     """
-    found = [each for one in snapshots if (each := one.watermark_ms) is not None]
+    found = [MIN_MS if one.watermark_ms is None else one.watermark_ms for one in snapshots]
     return (max if aligned else min)(found, default=MIN_MS)
 
 
@@ -144,7 +144,7 @@ class SubtaskKeyedState:
         self._state, self._uploader = state, uploader
         self.watermark_ms = watermark_ms
         """The watermark of the step: at first that of the restored checkpoint. The operator moves
-        it, and each snapshot holds it. No record that was late becomes early by a restore.
+        it, and each snapshot holds it. With aligned barriers, no restore takes it back.
         """
         self._clock, self._post, self._run_io = clock, post, run_io
         self._saving: _Saving | None = None

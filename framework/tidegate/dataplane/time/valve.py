@@ -57,10 +57,11 @@ class WatermarkValve:
         return self._combine()
 
     def slowest(self) -> int | None:
-        """Return the index of the active input with the least watermark; None if all inputs are
-        idle.
+        """Return the index of the input that holds the combined watermark back; None if all inputs
+        are idle. If all active inputs are behind, it is the one that is furthest behind.
         """
-        active = [number for number, each in enumerate(self._inputs) if not each.idle]
+        active = [number for number, each in enumerate(self._inputs) if each.aligned]
+        active = active or [number for number, each in enumerate(self._inputs) if not each.idle]
         return min(active, key=lambda n: self._inputs[n].watermark_ms, default=None)
 
     def of(self, index: int) -> Watermark:
