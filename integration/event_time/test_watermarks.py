@@ -213,7 +213,6 @@ def test_partitions_that_were_idle_wait_for_records_that_came_while_the_job_was_
     found = seen(folder)
     assert sum(map(len, found.values())) == clicks.sent
     assert_in_time(found)
-    assert max(one.watermark_ms for each in found.values() for one in each) > BEGIN_MS + 100_000
 
 
 def all_are_idle(folder: Folder) -> bool:
