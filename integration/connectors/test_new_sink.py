@@ -29,14 +29,14 @@ def test_a_sink_without_kafka_loses_nothing_when_slots_are_killed(
     folder.write("file_sink.py", Path(file_sink.__file__).read_text())
     config = {"job.name": folder.job, "sources.orders.topic": folder.topics["orders"]}
     lines = tmp_path / "lines"
-    send(folder, range(ORDERS // 3))
+    folder.send_amounts(range(ORDERS // 3))
     with folder.started(
         "--parallelism", "2", reference=REFERENCE, config=config, bounded=False
     ) as run:
         for kills in range(1, 3):
             before = len(folder.published())
             run.until(lambda: len(folder.published()) > before + 1, "a checkpoint")  # noqa: B023
-            send(folder, range(kills * ORDERS // 3, (kills + 1) * ORDERS // 3))
+            folder.send_amounts(range(kills * ORDERS // 3, (kills + 1) * ORDERS // 3))
             victims = run.slots()
             assert len(victims) == 2, "both slots write"
             for pid in victims:
@@ -49,11 +49,3 @@ def test_a_sink_without_kafka_loses_nothing_when_slots_are_killed(
     due = {2 * amount for amount in range(ORDERS)}
     assert not due - found, "no record is missing"
     assert not found - due, "no record is wrong"
-
-
-def send(folder: Folder, amounts: range) -> None:
-    """Write one order of each amount. The keys spread over the four partitions."""
-    folder.send(
-        "orders",
-        [(b"c%d" % (n % 7), b'{"customer": "c%d", "amount": %d}' % (n % 7, n)) for n in amounts],
-    )

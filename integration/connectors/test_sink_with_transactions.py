@@ -71,7 +71,7 @@ def test_each_order_is_in_a_committed_file_once_after_kills_of_slots_and_jobmast
     config = {"job.name": folder.job, "sources.orders.topic": folder.topics["orders"]}
     lines = tmp_path / "lines"
     part = ORDERS // 4
-    send(folder, range(part))
+    folder.send_amounts(range(part))
     with folder.started(
         "--parallelism", "2", reference=REFERENCE, config=config, bounded=False
     ) as run:
@@ -80,9 +80,9 @@ def test_each_order_is_in_a_committed_file_once_after_kills_of_slots_and_jobmast
         for number, moment in enumerate(("before", "after"), start=1):
             asked = lines / f"die-{moment}"
             asked.touch()
-            send(folder, range(number * part, (number + 1) * part))
+            folder.send_amounts(range(number * part, (number + 1) * part))
             run.until(lambda: not asked.exists(), "a kill of the JobMaster")  # noqa: B023
-        send(folder, range(3 * part, ORDERS))
+        folder.send_amounts(range(3 * part, ORDERS))
         before = len(folder.published())
         run.until(lambda: len(folder.published()) > before + 1, "a checkpoint after the kills")
         for pid in run.slots():
@@ -100,11 +100,3 @@ def leave_prepared_file(lines: Path) -> None:
     """Leave what a slot leaves that dies between its flush and its acknowledgement."""
     committed = next(lines.glob("*.jsonl")).stem
     (lines / f".{committed.rpartition('.')[0]}.999").write_text('{"amount": -1}\n')
-
-
-def send(folder: Folder, amounts: range) -> None:
-    """Write one order of each amount. The keys spread over the four partitions."""
-    folder.send(
-        "orders",
-        [(b"c%d" % (n % 7), b'{"customer": "c%d", "amount": %d}' % (n % 7, n)) for n in amounts],
-    )

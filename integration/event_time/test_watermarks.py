@@ -33,7 +33,7 @@ BEGIN_MS = round(time.time() - 86_400) * 1000
 """The first event time, a day ago: the sink writes event times, and a topic keeps them for a week.
 """
 SLOW_EVERY = 10
-"""The slow partition has a record in one of so many rounds."""
+"""Number of rounds for each record of the slow partition."""
 BEHIND_MS = 300_000
 """Milliseconds of event time by which a partition may be behind the others."""
 

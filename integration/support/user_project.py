@@ -145,6 +145,11 @@ class Folder:
             ],
         )
 
+    def send_amounts(self, amounts: range) -> None:
+        """Write one order of each amount, of seven customers."""
+        orders = [(n % 7, b'{"customer": "c%d", "amount": %d}' % (n % 7, n)) for n in amounts]
+        self.send("orders", [(b"c%d" % customer, order) for customer, order in orders])
+
     def send(self, topic: str, records: Sequence[tuple[bytes | None, bytes | None]]) -> None:
         """Write records to one of the topics."""
         produce(self.bootstrap, self.topics[topic], records)

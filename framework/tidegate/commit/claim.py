@@ -41,7 +41,7 @@ from tidegate.commit.retry import (
     FENCE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
-    retry_kafka,
+    retry_request,
 )
 from tidegate.commit.transactional_ids import job_prefix, list_attempts
 from tidegate.errors import (
@@ -104,7 +104,7 @@ def claim(
         process_id=process_id,
         repeated=repeated,
         claimed_attempt=claimed_attempt,
-        cluster=(yield from retry_kafka(cluster_id, FENCE_RETRY)),
+        cluster=(yield from retry_request(cluster_id, FENCE_RETRY)),
         listed=(yield from _list_transactional_ids(job)) if restores and not repeated else (),
         commits=commits,
         restores=restores,
@@ -260,7 +260,9 @@ def _list_transactional_ids(job: JobName) -> Procedure[tuple[TransactionalId, ..
     whose claim is written in between would otherwise look like one of another journal, or like one
     whose entries are lost.
     """
-    return tuple((yield from retry_kafka(lambda: list_transactions(job_prefix(job)), FENCE_RETRY)))
+    return tuple(
+        (yield from retry_request(lambda: list_transactions(job_prefix(job)), FENCE_RETRY))
+    )
 
 
 def _lost_tail_message(job: JobName, state: JournalState, tail: LostTail, repeated: str) -> str:

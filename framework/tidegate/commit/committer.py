@@ -23,7 +23,7 @@ from tidegate.commit.retry import (
     COMMIT_RETRY,
     RetryLoop,
     RetryPolicy,
-    retry_kafka,
+    retry_request,
 )
 from tidegate.commit.transactional_ids import transaction_system
 from tidegate.errors import KafkaError, KafkaUnavailableError, TransactionSystemError
@@ -66,7 +66,10 @@ def describe_all(
     `retry_policy`.
     """
     description = yield from gather(
-        [retry_kafka(partial(describe, transaction), retry_policy) for transaction in transactions]
+        [
+            retry_request(partial(describe, transaction), retry_policy)
+            for transaction in transactions
+        ]
     )
     return dict(zip(transactions, description, strict=True))
 
@@ -132,6 +135,13 @@ def _send_end_or_error(
     except TransactionSystemError as error:
         return error
     if outcome is EndTxnResult.NOT_AUTHORISED:
+        system = transaction_system(transaction.transactional_id)
+        if system != KAFKA:
+            return TransactionSystemError(
+                f"The system {system!r} does not authorise ending transaction "
+                f"{transaction.transactional_id}; give the job the right to commit and abort it, "
+                "within the transaction timeout."
+            )
         return KafkaError(
             f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
             "the job's principal the rights Describe and Write on its transactional ids, within "

@@ -20,7 +20,7 @@ from functools import partial
 from tidegate.commit.decisions import may_fence
 from tidegate.commit.effects import Procedure, fence, gather, list_transactions
 from tidegate.commit.journal.claimed import ClaimedJournal
-from tidegate.commit.retry import FENCE_RETRY, RetryPolicy, retry_kafka
+from tidegate.commit.retry import FENCE_RETRY, RetryPolicy, retry_request
 from tidegate.commit.transactional_ids import job_prefix, parse_transactional_id
 from tidegate.ids import Attempt, TransactionalId
 from tidegate.ports.kafka import TransactionState
@@ -81,11 +81,11 @@ def _list_transactional_ids(
 ) -> Procedure[TransactionStates]:
     prefix = job_prefix(journal.job)
     asked = partial(list_transactions, prefix, unfinished=unfinished)
-    return (yield from retry_kafka(asked, retry_policy))
+    return (yield from retry_request(asked, retry_policy))
 
 
 def _fence_all(ids: Sequence[TransactionalId], retry_policy: RetryPolicy) -> Procedure[None]:
-    yield from gather([retry_kafka(partial(fence, each), retry_policy) for each in ids])
+    yield from gather([retry_request(partial(fence, each), retry_policy) for each in ids])
 
 
 def _fenceable(

@@ -47,7 +47,7 @@ from tidegate.commit.retry import (
     STORAGE_RETRY,
     RetryPolicy,
     never_canceled,
-    retry_kafka,
+    retry_request,
 )
 from tidegate.commit.topic_check import ask_topic_ids, check_topics
 from tidegate.errors import TransactionError, check
@@ -150,7 +150,7 @@ def _check_prepared(
     and that every topic is the one that was read. Both requests go out at the same time.
     """
     asked: list[Procedure[Any]] = [
-        retry_kafka(partial(describe, transaction), retry_policy, is_canceled)
+        retry_request(partial(describe, transaction), retry_policy, is_canceled)
         for transaction in transactions
     ]
     descriptions: list[Any] = yield from gather(
@@ -162,7 +162,8 @@ def _check_prepared(
             state = "it does not know the id" if description is None else f"it says {description}"
             message = (
                 f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
-                f"epoch {transaction.epoch}) was prepared, but is not open any more at Kafka: "
-                f"{state}. Nothing is lost: the job restarts from its last published checkpoint"
+                f"epoch {transaction.epoch}) was prepared, but is not open any more at its "
+                f"coordinator: {state}. Nothing is lost: the job restarts from its last published "
+                "checkpoint"
             )
             raise TransactionError(message)

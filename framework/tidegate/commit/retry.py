@@ -71,7 +71,7 @@ def never_canceled() -> bool:
     return False
 
 
-def retry_kafka(
+def retry_request(
     call: Callable[[], Procedure[T]],
     retry_policy: RetryPolicy,
     is_canceled: Callable[[], bool] = never_canceled,

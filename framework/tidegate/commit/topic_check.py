@@ -14,7 +14,7 @@ from functools import partial
 from tidegate.checkpoint.source_changes import find_topic_change
 from tidegate.commit.confirmation import RENEW_CLIENT_S, Confirmation
 from tidegate.commit.effects import Procedure, now, pause, topic_ids
-from tidegate.commit.retry import RetryPolicy, never_canceled, retry_kafka
+from tidegate.commit.retry import RetryPolicy, never_canceled, retry_request
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 
@@ -25,7 +25,7 @@ def ask_topic_ids(
 ) -> Procedure[dict[str, str]]:
     """Return the present ids of those topics whose ids were stored."""
     topics = frozenset(split.topic for split in splits if split.topic_id)
-    return (yield from retry_kafka(partial(topic_ids, topics), retry_policy, is_canceled))
+    return (yield from retry_request(partial(topic_ids, topics), retry_policy, is_canceled))
 
 
 def check_topics(

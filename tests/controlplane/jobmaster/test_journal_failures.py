@@ -27,9 +27,11 @@ from tidegate.commit.effects import (
 from tidegate.controlplane.jobmaster.journal_worker import JournalWorker
 from tidegate.errors import (
     InternalError,
+    KafkaUnavailableError,
     ResourceExhaustedError,
     SystemCallError,
     TidegateError,
+    TransactionSystemError,
     is_recoverable,
 )
 
@@ -182,6 +184,20 @@ def published(
 def test_checkpoint_is_published_and_committed_without_failures() -> None:
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     assert published(claimed(posted), posted, "committed") == (["published", "committed"], [])
+
+
+@pytest.mark.parametrize("kind", [TransactionSystemError, KafkaUnavailableError])
+def test_checkpoint_fails_and_the_attempt_goes_on_if_a_transaction_system_does_not_answer(
+    kind: type[TransactionSystemError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is published, so the next checkpoint lists the same transactions again."""
+    posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    made = claimed(posted)
+    no_answer = failing(kind("no coordinator"))
+    monkeypatch.setattr("tidegate.controlplane.jobmaster.job_journal.publish", no_answer)
+    assert published(made, posted, "no coordinator") == (["no coordinator"], [])
+    assert made.journal.claimed is not None
+    assert not made.journal.claimed.last_write_unknown
 
 
 def test_operating_system_error_in_create_entry_marks_the_last_write_as_unknown() -> None:

@@ -250,7 +250,7 @@ class JobJournal:
         The job's output is complete, and a short failure must not turn it into a failed job.
         """
         clock = self._drivers.clock
-        give_up_s = clock.monotonic() + CLOSE_TIMEOUT_S
+        deadline_s = clock.monotonic() + CLOSE_TIMEOUT_S
         failed = outcome == JobState.FAILED.outcome
         while True:
             try:
@@ -264,7 +264,7 @@ class JobJournal:
                     raise
                 return  # an earlier try has closed the journal, and its answer was lost
             except _PASSING as error:
-                if clock.monotonic() >= give_up_s:
+                if clock.monotonic() >= deadline_s:
                     raise
                 _log.warning("the journal is not closed yet", extra={"error": str(error)})
                 clock.sleep(CLOSE_PAUSE_S)

@@ -67,14 +67,14 @@ class SlotGateway:
         self._client.close()
 
     def _deliver(self, message: SlotCommand) -> bool:
-        give_up_s = self._clock.monotonic() + self._timeout_s
+        deadline_s = self._clock.monotonic() + self._timeout_s
         while True:
             try:
                 reply = self._client.call(message, timeout_s=self._timeout_s / 3)
             except RpcError as error:
                 if self._closed:
                     return False  # the attempt is over, and most likely the slot has ended
-                if self._clock.monotonic() >= give_up_s:
+                if self._clock.monotonic() >= deadline_s:
                     self._lost(f"it does not answer: {error}")
                     return False
                 self._clock.sleep(RETRY_PAUSE_S)

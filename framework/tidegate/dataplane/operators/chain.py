@@ -184,8 +184,7 @@ class OperatorChain:
         if node.kind == "sink":
             sink = self.sinks[node.id] = self._chain_outputs.make_sink(node, self.refusals(node))
             return sink.write
-        entry = operator_entry(node)
-        operator = entry.build(self, node)
+        operator = operator_entry(node).build(self, node)
         self._operators.append(operator)
         run = self.fused_run(node) if operator_kind(node.kind).fused else [node]
         operator.forward = partial(self._forward, tuple(each.id for each in run))

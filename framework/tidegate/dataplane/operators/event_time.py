@@ -29,6 +29,25 @@ class ForwardsTime:
         self.forward(watermark)
 
 
+class TimedContext:
+    """The part of a function's context that has times. A subclass has the two attributes."""
+
+    __slots__ = ()
+    time: RecordTime
+    offset: int
+    """The offset of the record, or its row number if the batch has event times."""
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Return the event time of the record. PipelineError if it has none."""
+        return self.time.timestamp_ms(self.offset)
+
+    @property
+    def watermark_ms(self) -> int:
+        """Return the watermark of the step."""
+        return self.time.watermark_ms
+
+
 class RecordTime:
     """The event times of the batch that a function processes, and the watermark of its step."""
 

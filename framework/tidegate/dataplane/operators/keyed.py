@@ -25,13 +25,9 @@ from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
 from tidegate.api.values import article, declared_name, key_check
 from tidegate.dataplane.keying import KeyExtractor
-from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime
+from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
 from tidegate.dataplane.operators.images import Images
-from tidegate.dataplane.operators.process import (
-    RefusableResults,
-    SideOutputs,
-    results_of,
-)
+from tidegate.dataplane.operators.process import RefusableResults, SideOutputs, results_of
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import (
@@ -83,7 +79,7 @@ class KeyedStateLike(Protocol):
         ...
 
 
-class _KeyedContext(Context[Any]):
+class _KeyedContext(TimedContext, Context[Any]):
     __slots__ = ("copied", "offset", "side", "time")
 
     def __init__(self, side: SideOutputs, copied: frozenset[str], watermark_ms: int) -> None:
@@ -91,14 +87,6 @@ class _KeyedContext(Context[Any]):
         self.time = RecordTime(watermark_ms)
         self.copied = copied
         """Names of the side outputs whose values may be shared with state."""
-
-    @property
-    def timestamp_ms(self) -> int:
-        return self.time.timestamp_ms(self.offset)
-
-    @property
-    def watermark_ms(self) -> int:
-        return self.time.watermark_ms
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         if tag.name in self.copied:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tidegate.api.functions import Process, ProcessContext, SideOutput
 from tidegate.dataplane.columns import with_results
-from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime
+from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
@@ -91,20 +91,12 @@ class RefusableResults:
         self._side.emit(self._batch, by_row=True)
 
 
-class _Context(ProcessContext):
+class _Context(TimedContext, ProcessContext):
     __slots__ = ("offset", "side", "time")
 
     def __init__(self, side: SideOutputs) -> None:
         self.side, self.offset = side, -1
         self.time = RecordTime()
-
-    @property
-    def timestamp_ms(self) -> int:
-        return self.time.timestamp_ms(self.offset)
-
-    @property
-    def watermark_ms(self) -> int:
-        return self.time.watermark_ms
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         self.side.add(tag, value, self.offset)

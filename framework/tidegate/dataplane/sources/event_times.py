@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tidegate.api.watermarks import (
+    TIME_MAX_MS,
     HeaderTime,
     Instant,
     UnusableTimeError,
     instant_ms,
 )
-from tidegate.dataplane.time.usable import usable_times
+from tidegate.errors import check_complete
 from tidegate.ports.kafka import RawRecord
 
 EventTime = Callable[[Any], Instant] | HeaderTime | None
@@ -74,3 +75,20 @@ def kafka_time_ms(message: RawRecord) -> int:
     if not kind:
         raise UnusableTimeError("Kafka has no timestamp of it")
     return time_ms
+
+
+def usable_times(found: list[Any], count: int) -> list[int] | None:
+    """Return the `count` instants in `found` as milliseconds; None if one of them is unusable.
+
+    The error of `check_complete` if there are fewer: user code raised StopIteration, which ends a
+    `map`.
+    """
+    check_complete(len(found), count)
+    if set(map(type, found)) - {int}:
+        try:
+            return list(map(instant_ms, found))
+        except UnusableTimeError:
+            return None
+    if found and not (min(found) >= -TIME_MAX_MS and max(found) <= TIME_MAX_MS):
+        return None
+    return found
