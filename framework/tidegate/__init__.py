@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
     from tidegate.api.streams import KeyedStream, Stream
+    from tidegate.api.timers import (
+        EventTimer,
+        EventTimers,
+        Fired,
+        ProcessingTimer,
+        ProcessingTimers,
+    )
     from tidegate.api.watermarks import (
         BoundedOutOfOrderness,
         CustomWatermarks,
@@ -35,6 +42,9 @@ __all__ = [
     "ConsumerRecord",
     "Context",
     "CustomWatermarks",
+    "EventTimer",
+    "EventTimers",
+    "Fired",
     "HeaderTime",
     "Json",
     "KafkaSink",
@@ -49,6 +59,8 @@ __all__ = [
     "PipelineError",
     "Process",
     "ProcessContext",
+    "ProcessingTimer",
+    "ProcessingTimers",
     "ProducerRecord",
     "Punctuated",
     "Raw",
@@ -69,6 +81,7 @@ _HOMES = {
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
     "api.streams": ("KeyedStream", "Stream"),
+    "api.timers": ("EventTimer", "EventTimers", "Fired", "ProcessingTimer", "ProcessingTimers"),
     "api.watermarks": (
         "BoundedOutOfOrderness",
         "CustomWatermarks",

@@ -73,6 +73,11 @@ class EndOfInput:
 MIN_MS: Final = -(1 << 63)
 """The watermark of a channel that has not said anything yet. It is before every event time."""
 
+MAX_MS: Final = (1 << 63) - 1
+"""The watermark of a channel on which no record comes any more. It is after every event time. No
+checkpoint stores it.
+"""
+
 
 @dataclass(slots=True, frozen=True)
 class Watermark:

@@ -186,7 +186,7 @@ def _process(function: Callable[[int, object], Iterable[int]]) -> Callable[[list
         location="",
         function=Function(),
     )
-    operator = ProcessOperator("P", node, {MAIN: _nothing})
+    operator = ProcessOperator("P", node, {MAIN: _nothing}, now_ms=lambda: 0)
     topic_partition = TopicPartition("numbers", 0)
     return lambda batch: operator.process(RecordBatch(batch, batch, topic_partition))
 

@@ -526,7 +526,6 @@ LATER: dict[str, Callable[[], object]] = {
     "as_of_join": built(lambda self: by_customer(self).as_of_join(None)),
     "connect": built(lambda self: by_customer(self).connect(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
-    "ctx.timers": lambda: Context[str]().timers,
     "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),
 }

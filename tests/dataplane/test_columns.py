@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.dataplane.channels.parts import TOPIC_PARTITION, codec
-from tests.dataplane.test_operators import Dict, step
+from tests.dataplane.test_operators import Dict, no_clock, step
 from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
 from tidegate.api.state import ValueState
 from tidegate.dataplane.channels.frames import data_frame
@@ -156,7 +156,7 @@ def fused(emits: Emits, refusals: Refusals) -> FusedSteps:
 
 
 def process(emits: Emits, refusals: Refusals) -> ProcessOperator:
-    return ProcessOperator("P", step("process", Repeat()), emits, refusals)
+    return ProcessOperator("P", step("process", Repeat()), emits, refusals, now_ms=no_clock)
 
 
 class StorableDict(Dict):
@@ -168,7 +168,7 @@ def keyed(emits: Emits, refusals: Refusals) -> KeyedOperator:
     function = RepeatKeyed()
     edge = Edge(node="in", partitioning="key", key=lambda value: value % 2)
     node: Node = replace(step("keyed_process", function), inputs=(edge,), uid="repeat")
-    return KeyedOperator("P", node, StorableDict(function), emits, refusals)
+    return KeyedOperator("P", node, StorableDict(function), emits, refusals, now_ms=no_clock)
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])

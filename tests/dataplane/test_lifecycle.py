@@ -56,7 +56,9 @@ def test_error_in_open_or_close_of_user_code_names_the_step() -> None:
     with pytest.raises(UserCodeError, match=r"close\(\) of step uid 'total' .*OSError: it is down"):
         operator.close()
     assert closed == [True], "the state is released all the same"
-    process = ProcessOperator("P", step("process", Client()), {MAIN: Collected().append})
+    process = ProcessOperator(
+        "P", step("process", Client()), {MAIN: Collected().append}, now_ms=lambda: 0
+    )
     with pytest.raises(UserCodeError, match=r"open\(\) of step 'process-1' .*ConnectionError"):
         process.open()
     with pytest.raises(UserCodeError, match=r"close\(\) of step 'process-1'"):

@@ -79,7 +79,7 @@ class Twice(KeyedOperator):
 
 
 def build_twice(chain: ChainBuilder, node: Node) -> Twice:
-    return Twice(chain.pipeline, node, chain.state(node), chain.ports(node))
+    return Twice(chain.pipeline, node, chain.state(node), chain.ports(node), now_ms=chain.now_ms)
 
 
 class Sum(KeyedProcess[str, Order, Total]):

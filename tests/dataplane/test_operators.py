@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tidegate.api.state import Cell, MapState, ValueState
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import FusedSteps
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Edge, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
@@ -182,7 +184,7 @@ class Split(Process[int, str]):
 def test_results_and_side_outputs_carry_the_offset_of_their_record() -> None:
     main, odd = Collected(), Collected()
     operator = ProcessOperator(
-        "P", step("process", Split()), {MAIN: main.append, "odd": odd.append}
+        "P", step("process", Split()), {MAIN: main.append, "odd": odd.append}, now_ms=no_clock
     )
     operator.process(batch(1, 2, 3))
     assert (main.values(), main.offsets()) == (["2", "2"], [101, 101])
@@ -195,7 +197,9 @@ def test_a_side_output_of_another_function_is_refused() -> None:
             ctx.output(Split.odd, record)
             return ()
 
-    operator = ProcessOperator("P", step("process", Other()), {MAIN: Collected().append})
+    operator = ProcessOperator(
+        "P", step("process", Other()), {MAIN: Collected().append}, now_ms=no_clock
+    )
     with pytest.raises(UserCodeError, match="side output 'odd' is not declared"):
         operator.process(batch(1))
 
@@ -205,15 +209,22 @@ def test_process_that_returns_a_bare_str_is_refused_when_results_are_str() -> No
         def process(self, record: int, ctx: ProcessContext) -> Iterable[str]:
             return "abc"
 
-    operator = ProcessOperator("P", step("process", Bare()), {MAIN: Collected().append})
+    operator = ProcessOperator(
+        "P", step("process", Bare()), {MAIN: Collected().append}, now_ms=no_clock
+    )
     with pytest.raises(UserCodeError, match="returned a str, not an iterable of results"):
         operator.process(batch(1))
+
+
+def no_clock() -> int:
+    return 0
 
 
 class Dict(dict[object, tuple[Cell, ...]]):
     """Keyed state in a dict: the loop is what is tested here."""
 
     watermark_ms = MIN_MS
+    timers: Mapping[str, TimerIndex] = MappingProxyType({})
 
     def __init__(self, function: KeyedProcess[Any, Any, Any]) -> None:
         super().__init__()
@@ -248,7 +259,7 @@ def keyed(function: KeyedProcess[Any, Any, Any], out: Collected) -> tuple[KeyedO
         inputs=(Edge(node="orders", partitioning="key", key=lambda record: record[0]),),
     )
     state = Dict(function)
-    return KeyedOperator("Totals", node, state, {MAIN: out.append}), state
+    return KeyedOperator("Totals", node, state, {MAIN: out.append}, now_ms=no_clock), state
 
 
 class Total(KeyedProcess[str, tuple[str, int], tuple[str, int]]):
@@ -316,7 +327,9 @@ def test_result_that_holds_a_state_value_does_not_see_later_changes() -> None:
         inputs=(Edge(node="orders", partitioning="key", key=lambda record: record[0]),),
     )
     ports = {MAIN: main.append, "seen": seen.append}
-    KeyedOperator("P", node, Dict(function), ports).process(batch(("a", 1), ("a", 2), ("b", 7)))
+    KeyedOperator("P", node, Dict(function), ports, now_ms=no_clock).process(
+        batch(("a", 1), ("a", 2), ("b", 7))
+    )
     assert main.values() == [Report(Stats(1)), Report(Stats(3)), Report(Stats(7))]
     assert seen.values() == [Stats(1), Stats(3), Stats(7)]
 

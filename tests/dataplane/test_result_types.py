@@ -391,7 +391,9 @@ def processing(of: Any, give: Callable[[], Any]) -> ProcessOperator:
             result: Iterable[Any] = [Click("ann", 0)] if record == 0 else give()
             return result
 
-    return ProcessOperator("P", step("process", Gives()), {MAIN: Collected().append})
+    return ProcessOperator(
+        "P", step("process", Gives()), {MAIN: Collected().append}, now_ms=lambda: 0
+    )
 
 
 @pytest.mark.parametrize("name", BARE)

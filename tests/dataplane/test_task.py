@@ -127,6 +127,11 @@ class FakeChain:
     def writable(self) -> bool:
         return self.sinks["out"].writable()
 
+    firing = False
+
+    def advance_processing_time(self) -> bool:
+        return False
+
     def close(self) -> None: ...
 
 

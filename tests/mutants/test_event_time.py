@@ -71,7 +71,7 @@ BACKPRESSURE_COUNTS = (
         "began_s - self._polled_s",
     ),
 )
-EARLY_UNDER_PRESSURE = (Edit(InputTask._combine, "if writable:", "if True:"),)
+EARLY_UNDER_PRESSURE = (Edit(InputTask.step, "if writable and not", "if not"),)
 
 MUTANTS = [
     Mutant(

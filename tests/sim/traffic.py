@@ -260,8 +260,13 @@ class RecordingChain:
     def entry(self) -> Callable[[RecordBatch], object]:
         return self._take
 
+    firing = False
+
     def writable(self) -> bool:
         return True
+
+    def advance_processing_time(self) -> bool:
+        return False
 
     def flush(self) -> None:
         """Nothing is held back."""

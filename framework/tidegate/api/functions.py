@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args, get_origin
 
 from typing_extensions import TypeForm, get_original_bases
 
-from tidegate.api.location import refuse_unsupported
 from tidegate.api.state import State
+from tidegate.api.timers import Fired, TimerDeclaration
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import MAIN, UNKNOWN
@@ -57,9 +57,18 @@ class ProcessContext:
 
     @property
     def timestamp_ms(self) -> int:
-        """Event time of the record, in milliseconds since the Unix epoch.
+        """Event time of the record, or of the timer that fires, in milliseconds since the Unix
+        epoch. For a processing timer it is the first time after the watermark.
 
         PipelineError if no source of the record declares `event_time` or `watermarks`.
+        """
+        raise NotImplementedError
+
+    @property
+    def processing_time_ms(self) -> int:
+        """Time of the slot's clock, in milliseconds since the Unix epoch. It is virtual in tests.
+
+        A restart processes records again at another time, so results that depend on it differ.
         """
         raise NotImplementedError
 
@@ -85,8 +94,11 @@ class Context(ProcessContext, Generic[K]):
 
     @property
     def timers(self) -> Never:
-        """Timers of the key. This version has no timers: PipelineError."""
-        refuse_unsupported("ctx.timers", "remove it, and act when the next record of the key comes")
+        """Refuse the access: a function declares its timers. PipelineError."""
+        raise PipelineError(
+            "ctx.timers does not exist: declare a timer on the function class, as in "
+            "`silence = EventTimer()`, and set it with self.silence.set(ctx.timestamp_ms + 60_000)"
+        )
 
 
 def _check_state_names(of: type[Function]) -> None:
@@ -226,6 +238,23 @@ class KeyedProcess(Function, Generic[K, In, Out]):
         of the step can skip or dead-letter the record instead.
         """
         raise NotImplementedError
+
+    def on_timer(self, fired: Fired, ctx: Context[K], /) -> Iterable[Out]:
+        """Handle a timer of a key, with the state of the key in place, and return the results.
+
+        A function that declares timers must have this method. An exception always ends the attempt,
+        because there is no record that `on_error` could skip.
+        """
+        raise NotImplementedError
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        declared = [n for n, s in cls.declared_states.items() if isinstance(s, TimerDeclaration)]
+        if declared and cls.on_timer is KeyedProcess.on_timer:
+            raise PipelineError(
+                f"{cls.__name__}.{declared[0]} is a timer, and the class has no on_timer(self, "
+                "fired, ctx), which handles it"
+            )
 
     @classmethod
     def key_type(cls) -> object:

@@ -361,7 +361,7 @@ class ValueState(State, Generic[V]):
     @overload
     def __get__(self, instance: object, owner: type) -> ValueCell[V]: ...
     def __get__(self, instance: object | None, owner: type) -> Self | ValueCell[V]:
-        return self if instance is None else _unbound(self)
+        return self if instance is None else unbound(self)
 
     def new_cell(self) -> ValueCell[V]:
         """Return a cell with the default value."""
@@ -381,7 +381,7 @@ class ListState(State, Generic[V]):
     @overload
     def __get__(self, instance: object, owner: type) -> ListCell[V]: ...
     def __get__(self, instance: object | None, owner: type) -> Self | ListCell[V]:
-        return self if instance is None else _unbound(self)
+        return self if instance is None else unbound(self)
 
     @property
     def stored_type(self) -> object:
@@ -417,7 +417,7 @@ class MapState(State, Generic[A, V]):
     @overload
     def __get__(self, instance: object, owner: type) -> MapCell[A, V]: ...
     def __get__(self, instance: object | None, owner: type) -> Self | MapCell[A, V]:
-        return self if instance is None else _unbound(self)
+        return self if instance is None else unbound(self)
 
     @property
     def stored_type(self) -> object:
@@ -429,7 +429,8 @@ class MapState(State, Generic[A, V]):
         return self._cells(self._key_bytes)
 
 
-def _unbound(declaration: State) -> Any:
+def unbound(declaration: State) -> Any:
+    """Refuse the access to a cell outside of a call of the function."""
     raise PipelineError(
         f"state {declaration.name!r} is only there while a record is processed; read it in "
         "process()"

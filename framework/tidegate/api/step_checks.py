@@ -5,15 +5,17 @@ Each raises PipelineError with the user's file and line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeGuard, get_args, is_typeddict
 
 from tidegate.api.declaration_checks import ErrorOptions
 from tidegate.api.functions import Function
 from tidegate.api.location import user_location
 from tidegate.api.record_fields import type_name
+from tidegate.api.timers import has_timers
 from tidegate.api.values import counts_as
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, StreamGraph
+from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, StreamGraph
 
 
 def check_outputs(function: Function, options: ErrorOptions, location: str) -> None:
@@ -76,4 +78,17 @@ def check_record_type(function: Function, of: object, step: str, location: str) 
         raise PipelineError(
             f"{location}: {step}: {type(function).__name__} declares records of "
             f"{type_name(declared)}, the stream has {type_name(of)}"
+        )
+
+
+def check_event_timers(
+    graph: StreamGraph, edges: Iterable[Edge], function: Function, uid: str, location: str
+) -> None:
+    """Refuse a timer of event time if no source in front of the step has watermarks."""
+    timers = [n for n, s in function.declared_states.items() if has_timers({n: s}, "event")]
+    if timers and not any(graph.nodes[edge.node].watermarks for edge in edges):
+        raise PipelineError(
+            f"{location}: step {uid!r}: {type(function).__name__}.{timers[0]} is a timer of event "
+            "time, and no source in front of the step has watermarks. Give a source watermarks=, "
+            "for example BoundedOutOfOrderness('10 s'), or declare a ProcessingTimer"
         )

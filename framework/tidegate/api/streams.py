@@ -25,6 +25,7 @@ from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.sink import Sink
 from tidegate.api.step_checks import (
+    check_event_timers,
     check_function,
     check_outputs,
     check_record_type,
@@ -266,6 +267,7 @@ class KeyedStream(Generic[K, T]):
         why_not = type_info(key_of).why_not_key
         if why_not:
             raise PipelineError(f"{location}: step {uid!r}: {why_not}")
+        check_event_timers(self.graph, self.edges, function, uid, location)
         key = normalised_key(self.key, key_of)
         edges = tuple(
             dataclasses.replace(

@@ -5,9 +5,13 @@ batches through an `OperatorChain`, and both take their part of a checkpoint in 
 (`_Subtask.take_snapshot`). Sinks begin to prepare, keyed state is frozen, and the barrier goes
 downstream. The subtask acknowledges when everything that it handed to I/O threads is durable.
 
+Timers and windows that are due fire in pieces, one in each step. Meanwhile the subtask takes no
+records. It takes a barrier between two pieces, and the snapshot holds what has not fired.
+
 Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot. Nothing
 is emitted between the snapshot and the barrier downstream. A subtask whose outputs cannot take more
-reads no records. `step` never blocks, except that a source may wait up to `timeout_s` for records.
+reads no records and fires nothing. `step` never blocks, except that a source may wait up to
+`timeout_s` for records.
 """
 
 from __future__ import annotations
@@ -114,6 +118,13 @@ class _Subtask:
 
     def trigger(self, barrier: Barrier) -> None:
         """Inject a barrier (sources only)."""
+
+    def _fire(self) -> bool:
+        """Fire one piece of what is due. Return whether there was any."""
+        if self.chain.firing:
+            self.chain.fire()
+            return True
+        return False
 
     def flush(self) -> None:
         """Send the records that record writers hold back to fill their frames."""
@@ -251,7 +262,7 @@ class SourceTask(_Subtask):
     def reads(self) -> bool:
         """Return whether a step might read now, so that it makes sense to wait for records."""
         idle = not (self._pending or self._barriers or self._ended or self._final)
-        return self._started and idle and self.chain.writable()
+        return self._started and idle and self.chain.writable() and not self.chain.firing
 
     def lag(self) -> int | None:
         """Return the number of records between the position and the ends of the partitions, None if
@@ -280,7 +291,7 @@ class SourceTask(_Subtask):
         self._barriers.append(barrier)
 
     def step(self, timeout_s: float) -> bool:
-        """Emit a batch that was read, inject a barrier, or read."""
+        """Inject a barrier, fire what is due, emit a batch that was read, or read."""
         if not self._started:
             return False
         if self._barriers and not self._pending:
@@ -290,6 +301,8 @@ class SourceTask(_Subtask):
             return True
         if self._final or not self.chain.writable():
             return False
+        if self._fire() or self.chain.advance_processing_time():
+            return True
         if self._pending:
             self.context.counters.batches += 1
             batch = self._pending.popleft()
@@ -347,7 +360,11 @@ class SourceTask(_Subtask):
                 self._end_output()
 
     def _emit_watermark(self, watermarks: SourceWatermarks) -> None:
-        """Emit the watermark of what was emitted so far, if it has changed."""
+        """Emit the watermark of what was emitted so far, if it has changed. The chain must be able
+        to take it: otherwise the splits of a snapshot have it, and it is emitted later.
+        """
+        if self.chain.firing or not self.chain.writable():
+            return
         self._watermark_at_s = self._now() + self._watermark_interval_s
         if watermarks.current() != self._watermark:
             self._watermark = watermarks.current()
@@ -382,7 +399,11 @@ class InputTask(_Subtask):
         self._gate, self._alignment = gate, alignment
         self._valve = valve
         self._due: Watermark | None = None
-        """The combined watermark while the outputs cannot take what it may make due."""
+        """The combined watermark, until the chain can take it."""
+        self._ends = self._final = False
+        """Whether all channels have ended, and the end is emitted as soon as nothing is due.
+        Whether the final barrier has passed.
+        """
         self._emit = chain.entry()
         self._first_barriers_s: dict[CheckpointId, float] = {}
         """Monotonic time in seconds of the first barrier of each checkpoint. The snapshot of this
@@ -390,16 +411,18 @@ class InputTask(_Subtask):
         """
 
     def step(self, timeout_s: float) -> bool:
-        """Process one element of an unblocked channel. This method never waits."""
+        """Process one element of an unblocked channel, or fire what is due. This method never
+        waits.
+        """
         del timeout_s
         # A sink that waits for a transactional id lets barriers pass: it has nothing to prepare.
-        writable = self.chain.writable()
-        if writable and self._due is not None:
-            self._advance_due()
+        writable = self.chain.writable() and not self._final
+        if writable and not self.chain.firing and self._advance():
             return True
-        found = self._gate.next_element() if writable else self._gate.next_control()
+        takes_records = writable and not self.chain.firing
+        found = self._gate.next_element() if takes_records else self._gate.next_control()
         if found is None:
-            return False
+            return writable and self._fire()
         channel, element = found
         match element:
             case RecordBatch():
@@ -413,20 +436,22 @@ class InputTask(_Subtask):
                 self._carry_out(self._alignment.end_of_input(channel))
             case Watermark():
                 if self._valve is not None:
-                    self._combine(self._valve.offer(channel, element), writable=writable)
+                    self._due = self._valve.offer(channel, element) or self._due
         return True
 
-    def _combine(self, combined: Watermark | None, *, writable: bool) -> None:
-        """Advance the chain to a combined watermark, now or as soon as the outputs can take it."""
-        if combined is not None:
-            self._due = combined
-            if writable:
-                self._advance_due()
-
-    def _advance_due(self) -> None:
+    def _advance(self) -> bool:
+        """Advance time, while nothing is due: to the combined watermark, to the clock, or to the
+        end of the input. Return whether there was anything to do.
+        """
         if self._due is not None:
             due, self._due = self._due, None
             self.chain.advance(due)
+            return True
+        if self._ends:
+            self._ends = False
+            self._end_output()
+            return True
+        return self.chain.advance_processing_time()
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Stop the alignment of the checkpoint. Its late barriers are ignored."""
@@ -441,14 +466,12 @@ class InputTask(_Subtask):
                     self.take_snapshot(
                         barrier, alignment_ms=self._take_alignment_ms(barrier.checkpoint)
                     )
-                    if barrier.final:  # nothing may follow it, and so no watermark
-                        self._valve = self._due = None
+                    self._final = barrier.final  # nothing follows a final barrier, and so no timer
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)
                 case ChannelInputEnded():
-                    self._advance_due()
-                    self._end_output()
+                    self._ends = True
 
     def _take_alignment_ms(self, checkpoint: CheckpointId) -> int:
         """Return the milliseconds since the checkpoint's first barrier, and drop all older entries,

@@ -151,6 +151,7 @@ class TaskBuilder:
                 make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
+                now_ms=subtask_context.drivers.clock.now_ms,
                 dead_letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),

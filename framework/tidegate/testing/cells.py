@@ -13,8 +13,10 @@ from typing import Any
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.keys import check_key, key_encoder
 from tidegate.api.state import Cell, ListCell, MapCell, ValueCell
+from tidegate.api.timers import TimerCell, TimerDeclaration, TimersCell, for_keys
 from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.storable import Storable
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import InternalError, StateValueError
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import MIN_MS
@@ -26,8 +28,10 @@ class CellsByKey:
     def __init__(self, function: KeyedProcess[Any, Any, Any], key_of: object, where: str) -> None:
         self.watermark_ms = MIN_MS
         """The watermark of the step."""
-        self._states = tuple(function.declared_states.values())
+        self._states = tuple(for_keys(function.declared_states, key_of).values())
         self._names = tuple(function.declared_states)
+        self.timers = {name: TimerIndex() for name in self._names}
+        """The keys of the timers that are set, by name of their declaration."""
         self._storable = [
             Storable(state, state_codec(state.stored_type, 0, {})) for state in self._states
         ]
@@ -46,7 +50,7 @@ class CellsByKey:
         """Return the cell of one declared state, for reading. An unknown key has a new cell."""
         position = self._names.index(name)
         cells = self._cells.get(self._key_bytes(key))
-        return self._states[position].new_cell() if cells is None else cells[position]
+        return self._new_cell(position, key) if cells is None else cells[position]
 
     def _entry(self, key: Any) -> tuple[Cell, ...]:
         check_key(key, self._key_of, self._where)
@@ -54,8 +58,16 @@ class CellsByKey:
         self._touched[key_bytes] = key
         cells = self._cells.get(key_bytes)
         if cells is None:
-            cells = self._cells[key_bytes] = tuple(state.new_cell() for state in self._states)
+            cells = self._cells[key_bytes] = tuple(
+                self._new_cell(position, key) for position in range(len(self._states))
+            )
         return cells
+
+    def _new_cell(self, position: int, key: Any) -> Cell:
+        state = self._states[position]
+        if isinstance(state, TimerDeclaration):
+            return state.timer_cell(self.timers[state.name].add, key)
+        return state.new_cell()
 
     def check_storable(self) -> None:
         """Check that a checkpoint could store the cells touched since the last call.
@@ -100,4 +112,6 @@ def _stored(cell: Cell) -> Iterable[Any]:
         return (cell.value,)
     if isinstance(cell, ListCell):
         return (list(cell),)
+    if isinstance(cell, TimerCell | TimersCell):
+        return () if cell.stored() is None else ((cell.key, cell.stored()),)
     return cell.held_entries() if isinstance(cell, MapCell) else ()

@@ -16,10 +16,14 @@ from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.keys import key_normaliser
 from tidegate.api.location import user_location
 from tidegate.api.state import ListState, MapState, State, ValueState
+from tidegate.api.timers import Timer, Timers, has_timers
+from tidegate.api.times import Duration, to_ms
 from tidegate.api.types import KeyLike
+from tidegate.api.watermarks import Instant, instant_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import MAIN, UNKNOWN, Edge, Node
@@ -42,12 +46,16 @@ class FunctionHarness(Generic[K, T, U]):
     `with FunctionHarness(RunningTotal()) as harness: harness.push("ann", order)`.
 
     The constructor opens the function, and the end of the `with` block closes it. `on_error` is the
-    policy of the step, as in `process(..., on_error="skip")`. The constructor raises PipelineError
-    if the function does not declare its types.
+    policy of the step, as in `process(..., on_error="skip")`. `now_ms` is the time of the virtual
+    clock, which only `advance` moves. The constructor raises PipelineError if the function does not
+    declare its types.
     """
 
-    def __init__(self, function: KeyedProcess[K, T, U], *, on_error: OnError = "fail") -> None:
+    def __init__(
+        self, function: KeyedProcess[K, T, U], *, on_error: OnError = "fail", now_ms: int = 0
+    ) -> None:
         kind = type(function)
+        self._now_ms = now_ms
         if kind.key_type() is UNKNOWN:
             raise PipelineError(
                 f"{kind.__name__} does not declare its types: derive it from KeyedProcess[K, In, "
@@ -67,6 +75,8 @@ class FunctionHarness(Generic[K, T, U]):
             options={},
             location=user_location(),
             function=function,
+            watermarks=True,
+            event_time=True,
         )
         types = {MAIN: kind.result_type()} | {
             n: t.record_type for n, t in kind.declared_outputs.items()
@@ -82,7 +92,10 @@ class FunctionHarness(Generic[K, T, U]):
             port: checks.of_step(node, of, refusals, self._collector(port))
             for port, of in types.items()
         }
-        self._operator = KeyedOperator(kind.__name__, node, self._state, emits, refusals)
+        operator = TimedKeyedOperator if has_timers(kind.declared_states) else KeyedOperator
+        self._operator = operator(
+            kind.__name__, node, self._state, emits, refusals, now_ms=lambda: self._now_ms
+        )
         self._operator.open()
 
     def __enter__(self) -> Self:
@@ -110,16 +123,43 @@ class FunctionHarness(Generic[K, T, U]):
             RecordBatch([record], [self._pushed], _TEST_PARTITION, None, times_ms)
         )
         self._pushed += 1
+        return self._results()
+
+    def watermark(self, at: Instant) -> list[U]:
+        """Advance the watermark of the step, which `ctx.watermark_ms` returns, and return the
+        results of the timers that fire. A lower one than before changes nothing.
+
+        `at` is in milliseconds since the Unix epoch, or a datetime with a time zone.
+        """
+        self._operator.advance(Watermark(instant_ms(at)))
+        while self._operator.firing:
+            self._operator.fire()
+        return self._results()
+
+    def advance(self, span: Duration) -> list[U]:
+        """Advance the clock by a time such as "10 s", and return the results of the processing
+        timers that fire.
+        """
+        self._now_ms += to_ms(span, "FunctionHarness.advance")
+        while self._operator.next_processing_ms <= self._now_ms:
+            self._operator.advance_processing_time(self._now_ms)
+        return self._results()
+
+    def timer(self, timer: Timer, key: K) -> int | None:
+        """Return the time of a timer of a key in milliseconds: `harness.timer(Watch.silence, "a")`.
+        None if it is not set.
+        """
+        return cast("int | None", self._cell(timer, key).at_ms)
+
+    def timers(self, timers: Timers[A], key: K) -> dict[A, int]:
+        """Return the times in milliseconds of the timers of a key that are set, by name."""
+        return dict(self._cell(timers, key).stored() or ())
+
+    def _results(self) -> list[U]:
         self._state.check_storable()
         results = self._collected[MAIN]
         self._collected[MAIN] = []
         return cast("list[U]", results)
-
-    def watermark(self, timestamp_ms: int) -> None:
-        """Advance the watermark of the step, which `ctx.watermark_ms` returns. A lower one than
-        before changes nothing.
-        """
-        self._operator.advance(Watermark(timestamp_ms))
 
     def side_output(self, tag: SideOutput[X]) -> list[X]:
         """Return the values written to a side output since the last call for it."""

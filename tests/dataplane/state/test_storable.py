@@ -233,7 +233,8 @@ def asking(store: MemoryStore, policy: Any) -> tuple[KeyedOperator, Collected]:
     out, state = Collected(), cast("Any", keyed(store, by=Asks.by))
     inputs = (Edge(node="numbers", partitioning="key", key=lambda _: "a"),)
     node = step("keyed_process", Asks(), uid="asks", inputs=inputs)
-    return KeyedOperator("P", node, state, {MAIN: out.append}, Refusals("asks", policy)), out
+    refusals = Refusals("asks", policy)
+    return KeyedOperator("P", node, state, {MAIN: out.append}, refusals, now_ms=lambda: 0), out
 
 
 def test_error_names_the_record_that_looks_up_a_map_key_that_cannot_be_encoded(

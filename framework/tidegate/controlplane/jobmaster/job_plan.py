@@ -18,6 +18,7 @@ from tidegate.api.kafka_names import topic_of
 from tidegate.api.rebuild import rebuild
 from tidegate.api.record_fields import type_name
 from tidegate.api.stored import key_text, state_text
+from tidegate.api.timers import for_keys
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign
@@ -144,7 +145,7 @@ def transactional_ids_per_subtask(settings: CheckpointSettings) -> int:
 
 def _step(node: Node) -> StepMetadata:
     function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
-    states = function.declared_states
+    states = for_keys(function.declared_states, node.inputs[0].key_type)
     return StepMetadata(
         uid=Uid(node.id),
         key_type=type_name(node.inputs[0].key_type),

@@ -37,6 +37,7 @@ from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
+from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex
@@ -76,6 +77,8 @@ class ChainOutputs:
     """Function that returns the size in bytes of the largest record that a dead-letter sink may
     write.
     """
+    now_ms: Callable[[], int] = lambda: 0
+    """Function that returns the time of the slot's clock."""
 
 
 _ENTRY: Final = ""
@@ -109,6 +112,8 @@ class OperatorChain:
         """The state of each keyed step. A checkpoint of the subtask has a snapshot of each."""
         self._operators: list[Operator] = []
         """The operators, those behind a step before that step."""
+        self._timed: list[Operator] = []
+        """Those of them that may have something due while no record comes."""
         self._letters: dict[tuple[str, str], Emit] = {}
         self._advances: dict[str, list[Advance]] = {}
         """The functions that take the watermark of each step: its readers and its edges."""
@@ -148,6 +153,42 @@ class OperatorChain:
             for advance in self._advances.get(node_id, ()):
                 advance(watermark)
 
+    @property
+    def firing(self) -> bool:
+        """Whether results of timers or windows are due. The chain takes no records and no watermark
+        until `fire` has emitted them all. A barrier may pass.
+        """
+        return any(operator.firing for operator in self._timed)
+
+    def fire(self) -> None:
+        """Emit a piece of what is due: of the last steps first, so that a step has nothing due when
+        the results of a step in front of it come.
+        """
+        for operator in self._timed:
+            if operator.firing:
+                operator.fire()
+                return
+
+    @property
+    def next_processing_ms(self) -> int:
+        """The time of the slot's clock at which a step has something to do."""
+        return min((operator.next_processing_ms for operator in self._timed), default=NEVER)
+
+    def advance_processing_time(self) -> bool:
+        """Emit a piece of what is due by the slot's clock. Return whether anything was due."""
+        if self.next_processing_ms == NEVER:
+            return False
+        now_ms = self.now_ms()
+        for operator in self._timed:
+            if operator.next_processing_ms <= now_ms:
+                operator.advance_processing_time(now_ms)
+                return True
+        return False
+
+    def now_ms(self) -> int:
+        """Return the time of the slot's clock in milliseconds since the Unix epoch."""
+        return self._chain_outputs.now_ms()
+
     def writable(self) -> bool:
         """Return whether every output can take the records that one more batch may produce."""
         return all(sink.writable() for sink in self.sinks.values()) and all(
@@ -186,6 +227,8 @@ class OperatorChain:
             return sink.write
         operator = operator_entry(node).build(self, node)
         self._operators.append(operator)
+        if operator.has_timers:
+            self._timed.append(operator)
         run = self.fused_run(node) if operator_kind(node.kind).fused else [node]
         operator.forward = partial(self._forward, tuple(each.id for each in run))
         self._advances.setdefault(producer, []).append(operator.advance)

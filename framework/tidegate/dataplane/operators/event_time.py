@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.errors import PipelineError
 from tidegate.stream_elements import MIN_MS, Watermark
 
@@ -21,8 +22,25 @@ def no_reader(_watermark: Watermark) -> None:
 class ForwardsTime:
     """The base of an operator that has no time of its own: it forwards every watermark."""
 
+    has_timers = False
     forward: Advance = staticmethod(no_reader)
     """Function that passes a watermark on to everything behind the step. The chain sets it."""
+
+    @property
+    def firing(self) -> bool:
+        """False: nothing is due."""
+        return False
+
+    @property
+    def next_processing_ms(self) -> int:
+        """NEVER: nothing is due at any time of the clock."""
+        return NEVER
+
+    def fire(self) -> None:
+        """Do nothing: nothing is due."""
+
+    def advance_processing_time(self, now_ms: int) -> None:
+        """Do nothing: nothing is due at any time."""
 
     def advance(self, watermark: Watermark) -> None:
         """Forward the watermark."""
@@ -47,13 +65,20 @@ class TimedContext:
         """Return the watermark of the step."""
         return self.time.watermark_ms
 
+    @property
+    def processing_time_ms(self) -> int:
+        """Return the time of the slot's clock."""
+        return self.time.now_ms()
+
 
 class RecordTime:
     """The event times of the batch that a function processes, and the watermark of its step."""
 
-    __slots__ = ("timestamps_ms", "watermark_ms")
+    __slots__ = ("now_ms", "timestamps_ms", "watermark_ms")
 
-    def __init__(self, watermark_ms: int = MIN_MS) -> None:
+    def __init__(self, now_ms: Callable[[], int], watermark_ms: int = MIN_MS) -> None:
+        self.now_ms = now_ms
+        """Function that returns the time of the slot's clock."""
         self.timestamps_ms: list[int] | None = None
         """The event times of the batch; None if its source declares no event time."""
         self.watermark_ms = watermark_ms

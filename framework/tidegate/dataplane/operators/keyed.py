@@ -36,10 +36,11 @@ from tidegate.dataplane.operators.user_errors import (
     user_code_error,
 )
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import StateValueError, UserCodeError, check, check_complete
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
-from tidegate.stream_elements import RecordBatch, Watermark
+from tidegate.stream_elements import MAX_MS, RecordBatch, Watermark
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
 """Value, key, offset and the key's row of cells, for one record after the other."""
@@ -50,6 +51,11 @@ class KeyedStateLike(Protocol):
 
     watermark_ms: int
     """The watermark of the step, which each snapshot holds. It never goes back."""
+
+    @property
+    def timers(self) -> Mapping[str, TimerIndex]:
+        """The keys of the timers that are set, by name of their declaration."""
+        ...
 
     def rows(self, keys: Sequence[Any]) -> Sequence[Any]:
         """Return the row of each key. The rows are valid until the next call.
@@ -82,9 +88,8 @@ class KeyedStateLike(Protocol):
 class _KeyedContext(TimedContext, Context[Any]):
     __slots__ = ("copied", "offset", "side", "time")
 
-    def __init__(self, side: SideOutputs, copied: frozenset[str], watermark_ms: int) -> None:
-        self.side, self.offset = side, -1
-        self.time = RecordTime(watermark_ms)
+    def __init__(self, side: SideOutputs, copied: frozenset[str], time: RecordTime) -> None:
+        self.side, self.offset, self.time = side, -1, time
         self.copied = copied
         """Names of the side outputs whose values may be shared with state."""
 
@@ -105,9 +110,12 @@ class KeyedOperator(ForwardsTime):
         emits: Mapping[str, Emit],
         refusals: Refusals | None = None,
         key_refusals: Refusals | None = None,
+        *,
+        now_ms: Callable[[], int],
     ) -> None:
         """Create the operator. `key_refusals` is the policy of the key_by. It is None if the policy
-        is "fail", or if a record writer in front of the step applies the policy.
+        is "fail", or if a record writer in front of the step applies the policy. `now_ms` is the
+        clock of the slot.
         """
         self._pipeline, self._node, self.state = pipeline, node, state
         self._refusals = Refusals(node.id) if refusals is None else refusals
@@ -121,12 +129,16 @@ class KeyedOperator(ForwardsTime):
         self._emit = emits[MAIN]
         copied = copied_ports(kind)
         side = SideOutputs(kind.declared_outputs, emits)
-        self._context = _KeyedContext(side, copied, state.watermark_ms)
+        self._context = _KeyedContext(side, copied, RecordTime(now_ms, state.watermark_ms))
         self._process = self._function.process
         self._guard = results_guard(kind.result_type())
-        if MAIN in copied:
-            self._process = _copying(self._process, self._guard)
+        self._copies_results = MAIN in copied
+        if self._copies_results:
+            self._process = copying(self._process, self._guard)
+        self._loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         self._images = Images((), ())
+        self._batch: RecordBatch
+        """The batch that is processed, without the records whose keys were refused."""
         if self._refusals.tolerant and self._names:
             self._process = self._checking_state(self._process)
         key = node.inputs[0].key
@@ -152,19 +164,24 @@ class KeyedOperator(ForwardsTime):
         """Show the watermark to the function from now on, keep it for the checkpoint, and forward
         it.
         """
-        self._context.time.advance(watermark)
-        self.state.watermark_ms = self._context.time.watermark_ms
+        self._note(watermark)
         self.forward(watermark)
+
+    def _note(self, watermark: Watermark) -> None:
+        self._context.time.advance(watermark)
+        if watermark.timestamp_ms < MAX_MS:  # the end of the input is the end of this run only
+            self.state.watermark_ms = self._context.time.watermark_ms
 
     def process(self, batch: RecordBatch) -> None:
         """Call the function for each record with its key's state in place, and emit what it
         returns.
         """
-        self._context.time.timestamps_ms = batch.timestamps_ms
         if self._key_extractor is None:
             keys = self._keys(batch)
         else:
             batch, keys = self._key_extractor.keys(batch)
+        self._context.time.timestamps_ms = batch.timestamps_ms
+        self._batch = batch
         rows = self.state.rows(keys)
         if self._refusals.tolerant:
             self._process_tolerantly(batch, keys, rows)
@@ -174,9 +191,8 @@ class KeyedOperator(ForwardsTime):
         remaining = iter(batch.values)
         by_row = batch.timestamps_ms is not None
         numbers = range(len(batch)) if by_row else batch.offsets
-        loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         try:
-            loop(zip(remaining, keys, numbers, rows, strict=True), values, offsets)
+            self._loop(zip(remaining, keys, numbers, rows, strict=True), values, offsets)
         except Exception as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
@@ -198,10 +214,9 @@ class KeyedOperator(ForwardsTime):
         # The images come last. If an image cannot be taken, the other iterators have already
         # advanced by one.
         records = zip(remaining, keys, range(len(batch)), images, strict=True)
-        loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         while True:
             try:
-                loop(records, results.values, results.positions)
+                self._loop(records, results.values, results.positions)
                 break
             except Exception as error:
                 if not self._refusals.covers(error):
@@ -309,9 +324,11 @@ def _changes_in_place(state: State) -> bool:
     return any(not info.immutable for info in state.types)
 
 
-def _copying(
+def copying(
     process: Callable[..., Iterable[Any]], guard: Callable[[object], type]
 ) -> Callable[..., Iterable[Any]]:
+    """Return a function whose results are copies."""
+
     def copied(*arguments: Any) -> Iterable[Any]:
         results = process(*arguments)
         guard(results)

@@ -7,7 +7,7 @@ The length hint of the input iterator gives the position of a failing record.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from tidegate.api.functions import Process, ProcessContext, SideOutput
@@ -94,9 +94,9 @@ class RefusableResults:
 class _Context(TimedContext, ProcessContext):
     __slots__ = ("offset", "side", "time")
 
-    def __init__(self, side: SideOutputs) -> None:
+    def __init__(self, side: SideOutputs, now_ms: Callable[[], int]) -> None:
         self.side, self.offset = side, -1
-        self.time = RecordTime()
+        self.time = RecordTime(now_ms)
 
     def output(self, tag: SideOutput[Any], value: Any) -> None:
         self.side.add(tag, value, self.offset)
@@ -111,12 +111,14 @@ class ProcessOperator(ForwardsTime):
         node: Node,
         emits: Mapping[str, Emit],
         refusals: Refusals | None = None,
+        *,
+        now_ms: Callable[[], int],
     ) -> None:
         self._pipeline, self._node = pipeline, node
         self._refusals = Refusals(node.id) if refusals is None else refusals
         self._function = cast("Process[Any, Any]", node.function)
         self._emit = emits[MAIN]
-        self._context = _Context(SideOutputs(type(self._function).declared_outputs, emits))
+        self._context = _Context(SideOutputs(type(self._function).declared_outputs, emits), now_ms)
         self._process = self._function.process
         self._guard = results_guard(type(self._function).result_type())
 

@@ -11,10 +11,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, cast
 
+from tidegate.api.functions import KeyedProcess
+from tidegate.api.timers import has_timers
 from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import InternalError
 from tidegate.graph.operator_kinds import operator_kind
@@ -32,6 +35,21 @@ class Operator(Protocol):
     forward: Advance
     """Function that passes a watermark on to everything behind the step. The chain sets it."""
 
+    has_timers: bool
+    """Whether something may become due while no record comes."""
+
+    @property
+    def firing(self) -> bool:
+        """Whether results are due. The task calls `fire` until it is false, and meanwhile gives the
+        chain no records and no watermark. It may take a barrier between two calls.
+        """
+        ...
+
+    @property
+    def next_processing_ms(self) -> int:
+        """The time of the slot's clock at which `advance_processing_time` has something to do."""
+        ...
+
     def open(self) -> None:
         """Prepare the user's function, before the first record."""
         ...
@@ -41,7 +59,17 @@ class Operator(Protocol):
         ...
 
     def advance(self, watermark: Watermark) -> None:
-        """Note the step's watermark, emit all results that are due, and then forward it."""
+        """Note the step's watermark, emit all results that are due, and then forward it. An
+        operator that has many of them emits them in pieces, by `fire`.
+        """
+        ...
+
+    def fire(self) -> None:
+        """Emit one piece of what is due, and forward the watermark after the last piece."""
+        ...
+
+    def advance_processing_time(self, now_ms: int) -> None:
+        """Emit one piece of the results that are due at a time of the slot's clock."""
         ...
 
     def close(self) -> None:
@@ -69,6 +97,10 @@ class ChainBuilder(Protocol):
 
     def ports(self, node: Node) -> dict[str, Emit]:
         """Return the outputs of the main port and of each side output that has a reader."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the time of the slot's clock in milliseconds since the Unix epoch."""
         ...
 
     def refusals(self, node: Node) -> Refusals:
@@ -107,17 +139,22 @@ def _fused(chain: ChainBuilder, node: Node) -> FusedSteps:
 
 
 def _process(chain: ChainBuilder, node: Node) -> ProcessOperator:
-    return ProcessOperator(chain.pipeline, node, chain.ports(node), chain.refusals(node))
+    return ProcessOperator(
+        chain.pipeline, node, chain.ports(node), chain.refusals(node), now_ms=chain.now_ms
+    )
 
 
 def _keyed(chain: ChainBuilder, node: Node) -> KeyedOperator:
-    return KeyedOperator(
+    function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
+    operator = TimedKeyedOperator if has_timers(function.declared_states) else KeyedOperator
+    return operator(
         chain.pipeline,
         node,
         chain.state(node),
         chain.ports(node),
         chain.refusals(node),
         chain.key_refusals(node),
+        now_ms=chain.now_ms,
     )
 
 

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from tidegate.api.timers import Fired
 from tidegate.dataplane.columns import origin_of
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
@@ -54,6 +55,24 @@ def user_code_error(
         f"on the record that came from {origin_of(batch, index)}. Correct the code or filter such "
         "records out before this step; the job restarts from its last checkpoint as the restart "
         "strategy says."
+    )
+
+
+def timer_error(
+    pipeline: str, node: Node, fired: Fired, key: object, error: Exception
+) -> UserCodeError:
+    """Return the error to raise (from `error`) if `on_timer` has raised. No policy covers it,
+    because there is no record that could be refused.
+    """
+    if isinstance(error, NotResultsError):
+        what, remedy = error.what, error.remedy
+    else:
+        what = f"raised {type(error).__name__}: {error}"
+        remedy = "Correct the code."
+    return UserCodeError(
+        f"{pipeline}: step {_name(node)} ({node.location}): on_timer {what}, on {fired!r} of key "
+        f"{key!r:.200}. {remedy} The job restarts from its last checkpoint as the restart strategy "
+        "says."
     )
 
 

@@ -35,12 +35,18 @@ from tidegate.api.evolution import same_key_type
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State
 from tidegate.api.stored import key_text
+from tidegate.api.timers import for_keys
 from tidegate.dataplane.state.cells import Pairs
-from tidegate.dataplane.state.layout import group_part, key_part, name_part
+from tidegate.dataplane.state.layout import entries_span, group_part, key_part, name_part
 from tidegate.dataplane.state.pending_rows import PendingRows, Row
 from tidegate.dataplane.state.restored_names import delete_rows, restored_names
-from tidegate.dataplane.state.state_accessors import StateAccessor, make_state_accessor
+from tidegate.dataplane.state.state_accessors import (
+    StateAccessor,
+    TimerAccessor,
+    make_state_accessor,
+)
 from tidegate.dataplane.state.storable import WrongValueError, is_about_value
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import (
     CorruptCheckpointError,
     InternalError,
@@ -97,8 +103,13 @@ class KeyedStateBackend:
         schemas: Mapping[str, Sequence[str]] | None = None,
         stored_names: Mapping[str, str] | None = None,
         dropped_states: Collection[str] = (),
+        group_bytes: Callable[[Any], bytes] | None = None,
     ) -> None:
+        """Open the state. `group_bytes` returns the bytes from which the group of a key follows, if
+        they are not those of the whole key.
+        """
         stored = {} if schemas is None else dict(schemas)
+        states = for_keys(states, key_type)
         names = restored_names(uid, states, dropped_states, stored, stored_names or {})
         self.schemas: dict[str, list[str]] = {
             KEY_TYPE: _checked_key_type(uid, key_type, stored.get(KEY_TYPE, ()))
@@ -107,6 +118,8 @@ class KeyedStateBackend:
         self.stored_names = {name: part for name, part in names.stored.items() if part != name}
         """Names in store keys by state name, as the next snapshot states them."""
         self._accessors: list[StateAccessor] = []
+        self.timers: dict[str, TimerIndex] = {}
+        """The keys of the timers that are set, by name of their declaration."""
         parts = [name_part(part) for part in names.stored.values()]
         self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
@@ -117,11 +130,14 @@ class KeyedStateBackend:
             accessor = make_state_accessor(
                 uid, state, () if former is None else stored[former], store
             )
+            if isinstance(accessor, TimerAccessor):
+                self.timers[name] = accessor.index
             self.schemas[name] = accessor.schemas
             self._accessors.append(accessor)
         self._loads = tuple(accessor.loads for accessor in self._accessors)
         self._uid, self._key_groups = uid, key_groups
         self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
+        self._group_bytes = group_bytes
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
         self._cache = _Cache()
@@ -140,6 +156,31 @@ class KeyedStateBackend:
         at least the schema of its keys.
         """
         delete_rows(store, key_groups, names.deleted)
+        if not self._all_cached:
+            self._restore_timers()
+
+    def scan(self, name: str) -> Iterator[Any]:
+        """Return all stored values of a state that is a value, in no particular order. Call it
+        before the first record. CorruptCheckpointError if a value cannot be read.
+        """
+        index = [accessor.name for accessor in self._accessors].index(name)
+        accessor = self._accessors[index]
+        return chain.from_iterable(
+            accessor.values(accessor.cell(None, b"", data)) for data in self._scan(index)
+        )
+
+    def _scan(self, index: int) -> Iterator[bytes]:
+        """Return the stored bytes of a column."""
+        check(self._changed_count == 0, "a scan sees only what is in the store")
+        for prefixes in self._key_prefixes.values():
+            for _, data in self._store.scan(*entries_span(prefixes[index])):
+                yield data
+
+    def _restore_timers(self) -> None:
+        for index, accessor in enumerate(self._accessors):
+            if isinstance(accessor, TimerAccessor):
+                for data in self._scan(index):
+                    accessor.restore(data)
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """Return the row of each of a batch's keys. Rows that are not cached are read from the
@@ -338,16 +379,18 @@ class KeyedStateBackend:
         accessor = accessors[0] if accessors else None
         try:
             if accessor is not None and loads == (True,):
-                self._cache.update(zip(places, map(accessor.cell, asked, found), strict=True))
+                self._cache.update(
+                    zip(places, map(accessor.cell, places, asked, found), strict=True)
+                )
             elif accessor is not None and len(accessors) == 1:
                 for key, (store_key,) in places.items():
-                    self._cache[key] = accessor.cell(store_key, None)
+                    self._cache[key] = accessor.cell(key, store_key, None)
             else:
                 for key, store_keys in places.items():
                     cells = []
                     for accessor, store_key in zip(accessors, store_keys, strict=True):
                         cells.append(
-                            accessor.cell(store_key, next(found) if accessor.loads else None)
+                            accessor.cell(key, store_key, next(found) if accessor.loads else None)
                         )
                     self._cache[key] = tuple(cells)
         except TidegateError:
@@ -375,8 +418,9 @@ class KeyedStateBackend:
             ) from error
         heads, max_parallelism = self._key_prefixes, self._max_parallelism
         places: dict[Any, list[bytes]] = {}
-        for key, key_bytes in zip(keys, encoded, strict=True):
-            group = key_group(key_bytes, max_parallelism)
+        of_group = encoded if self._group_bytes is None else map(self._group_bytes, keys)
+        for key, key_bytes, group_bytes in zip(keys, encoded, of_group, strict=True):
+            group = key_group(group_bytes, max_parallelism)
             if group not in heads:
                 raise InternalError(
                     f"a record of key group {group} came to {self._uid!r}, which has "

@@ -4,7 +4,7 @@ They behave like the cells of `api/state.py`, which are their base classes. In a
 what the write-back cache (`state_accessors.py`, `backend.py`) must know at a flush. They know
 whether the store has a value, whether the value was changed, and whether it was cleared. A value
 cell is compared by identity. A list notes its own changes. A map reads entries when they are
-requested, and keeps what was read or written until the next flush.
+requested, and keeps what was read or written until the next flush. A timer compares its time.
 
 Invariant: between two flushes a cell shows the result of the last write to it, whatever the store
 holds. A cleared entry does not come back.
@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
+from tidegate.api.timers import TimerCell, Timers, TimersCell
 from tidegate.dataplane.state.layout import entries_span
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import PipelineError, StateValueError
 from tidegate.ports.kv import KeyValueStore
 
@@ -76,6 +78,28 @@ class StoredMutableList(StoredList):
     def __iter__(self) -> Iterator[Any]:
         self.changed = True
         return iter(self._items)
+
+
+class StoredTimer(TimerCell):
+    """A timer. `saved` is its form in the store."""
+
+    __slots__ = ("saved", "store_key")
+
+    def __init__(self, index: TimerIndex, key: Any, store_key: bytes, stored: Any) -> None:
+        super().__init__(index.add, key, stored)
+        self.saved, self.store_key = stored, store_key
+
+
+class StoredTimers(TimersCell[Any]):
+    """The timers of a key by name. `saved` is their form in the store."""
+
+    __slots__ = ("saved", "store_key")
+
+    def __init__(
+        self, timers: Timers[Any], index: TimerIndex, key: Any, store_key: bytes, stored: Any
+    ) -> None:
+        super().__init__(timers, index.add, key, stored or ())
+        self.saved, self.store_key = stored, store_key
 
 
 class MapAccess(Protocol):

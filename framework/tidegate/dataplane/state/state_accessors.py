@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from tidegate.api.state import (
     with_normalised_keys,
 )
 from tidegate.api.stored import same_for_earlier_version, schema_text, state_schema
+from tidegate.api.timers import TimerDeclaration, Timers
 from tidegate.api.types import AvroSchema
 from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.cells import (
@@ -38,9 +40,12 @@ from tidegate.dataplane.state.cells import (
     StoredList,
     StoredMap,
     StoredMutableList,
+    StoredTimer,
+    StoredTimers,
     StoredValue,
 )
 from tidegate.dataplane.state.storable import Storable
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import PipelineError
 from tidegate.ids import Uid
 from tidegate.ports.kv import KeyValueStore
@@ -60,7 +65,7 @@ class StateAccessor(Protocol):
     mutable: bool
     """Whether values can change in place."""
 
-    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+    def cell(self, key: Any, store_key: bytes, data: bytes | None) -> Cell:
         """Return the cell of a key, from the data that the store has under `store_key`."""
         ...
 
@@ -96,6 +101,8 @@ def make_state_accessor(
             return _ListAccessor(where, state, stored)
         case MapState():
             return _MapAccessor(where, state, stored, store)
+        case TimerDeclaration():
+            return TimerAccessor(where, state, stored)
         case _:
             raise PipelineError(
                 f"{where} is a {type(state).__name__}, which keyed steps do not have"
@@ -153,7 +160,8 @@ class _ValueAccessor:
         self._default_bytes = self._encode(default)
         self._new: Callable[[], Any] = state.new_value if self._mutable else lambda: default
 
-    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+    def cell(self, key: Any, store_key: bytes, data: bytes | None) -> Cell:
+        del key
         if data is None:
             value = self._new()
             saved = self._default_bytes if self._mutable else value
@@ -224,7 +232,8 @@ class _ListAccessor:
         self._storable, self.why_not = form.storable, form.storable.why_not
         self._cell = StoredMutableList if self.mutable else StoredList
 
-    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
+    def cell(self, key: Any, store_key: bytes, data: bytes | None) -> Cell:
+        del key
         if data is None:
             return self._cell([], store_key, stored=False)
         return self._cell(self._decode(data), store_key, stored=True)
@@ -248,6 +257,56 @@ class _ListAccessor:
         return (cell.content(),)
 
 
+class TimerAccessor:
+    """Timers, each stored with its key. A timer that is not set is not stored."""
+
+    loads = True
+    cached_count = 0
+
+    def __init__(self, where: str, state: TimerDeclaration, stored: Sequence[str]) -> None:
+        self.name = state.name
+        form = _Stored(where, state, stored)
+        self.schemas = form.schemas
+        self._encode, self._decode = form.codec.encode, form.codec.decode
+        self._storable, self.why_not = form.storable, form.storable.why_not
+        self._has_names = isinstance(state, Timers)
+        self.mutable = False
+        self.index = TimerIndex()
+        """The keys of the timers that are set, by time."""
+        self._make: Callable[..., Cell] = (
+            partial(StoredTimers, state, self.index)
+            if isinstance(state, Timers)
+            else partial(StoredTimer, self.index)
+        )
+
+    def cell(self, key: Any, store_key: bytes, data: bytes | None) -> Cell:
+        return self._make(key, store_key, None if data is None else self._decode(data)[1])
+
+    def restore(self, data: bytes) -> None:
+        """Note the key of a stored timer."""
+        key, stored = self._decode(data)
+        first_ms = min(at_ms for _, at_ms in stored) if self._has_names else stored
+        self.index.add(first_ms, key)
+
+    def save(self, cells: Iterable[Any], puts: Pairs, deletes: list[bytes]) -> None:
+        changed: list[Any] = []
+        for cell in cells:
+            stored = cell.stored()
+            if stored == cell.saved:
+                continue
+            if stored is None:
+                deletes.append(cell.store_key)
+            else:
+                puts.append((cell.store_key, self._encode((cell.key, stored))))
+                changed.append(cell)
+            cell.saved = stored
+        if self._has_names:
+            self._storable.check([(cell.key, cell.saved) for cell in changed], changed)
+
+    def values(self, cell: Any) -> Iterable[Any]:
+        return () if cell.stored() is None else ((cell.key, cell.stored()),)
+
+
 class _MapAccessor:
     """Maps, stored entry by entry. An entry's value is the pair of its map key and its value."""
 
@@ -268,8 +327,8 @@ class _MapAccessor:
         self.store = store
         self.cached_count = 0
 
-    def cell(self, store_key: bytes, data: bytes | None) -> Cell:
-        del data  # nothing is loaded with the key
+    def cell(self, key: Any, store_key: bytes, data: bytes | None) -> Cell:
+        del key, data  # nothing is loaded with the key
         return self._cells(self, store_key)
 
     def save(self, cells: Iterable[StoredMap], puts: Pairs, deletes: list[bytes]) -> None:

@@ -15,7 +15,7 @@ and other steps need these threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,6 +25,7 @@ from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import Row
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
 from tidegate.dataplane.subtask_context import Action, SubtaskContext
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import StorageError
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import Uid
@@ -50,8 +51,11 @@ def open_step_state(
     key_type: object,
     snapshots: Sequence[KeyedSnapshot],
     dropped_states: Collection[str] = (),
+    group_bytes: Callable[[Any], bytes] | None = None,
 ) -> SubtaskKeyedState:
     """Restore the state of a step in `context`'s subtask from its snapshots, and open it.
+
+    `group_bytes` is as in `KeyedStateBackend`.
 
     The snapshots may come from any subtasks of the checkpoint. A fresh start has none. The function
     reads the checkpoint storage, except for files that earlier attempts left on this host, so it
@@ -86,6 +90,7 @@ def open_step_state(
         schemas=restored.schemas,
         stored_names=restored.stored_names,
         dropped_states=dropped_states,
+        group_bytes=group_bytes,
     )
     uploader = SnapshotUploader(
         blobs=context.blobs,
@@ -155,6 +160,15 @@ class SubtaskKeyedState:
         """Checkpoints that wait for their upload, oldest first."""
         self._uploading = False
         """Whether an upload is running. Only the mailbox thread uses this."""
+
+    @property
+    def timers(self) -> Mapping[str, TimerIndex]:
+        """The keys of the timers that are set, by name of their declaration."""
+        return self._state.timers
+
+    def scan(self, name: str) -> Iterator[Any]:
+        """Return all stored values of a state that is a value. Call it before the first record."""
+        return self._state.scan(name)
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """Return the row of each of a batch's keys. The rows are valid until the next call."""
