@@ -113,7 +113,7 @@ class TimedKeyedOperator(KeyedOperator):
         return min((timer.index.next_ms for timer in self._processing), default=NEVER)
 
     def advance(self, watermark: Watermark) -> None:
-        """Note the watermark, and begin to fire what is due. The watermark is forwarded after it."""
+        """Note the watermark, and begin to fire what is due. Then the watermark is forwarded."""
         self._note(watermark)
         self._held = watermark
         self.fire()

@@ -9,6 +9,8 @@ an entry may be stale: the row's time has moved to later, or was removed. The ow
 row, and adds the key again if its time is still to come. A time that moves to later therefore costs
 nothing until its first entry is reached.
 
+A key may be in the index twice. The owner finds nothing due at the second look.
+
 The module is pure. There are entries by distinct time, and a heap of these times. A time with one
 key has no list, which saves half of the memory if most times are distinct.
 """
