@@ -11,6 +11,8 @@ nothing until its first entry is reached.
 
 A key may be in the index twice. The owner finds nothing due at the second look.
 
+A key may be in the index twice. The owner finds nothing due at the second look.
+
 The module is pure. There are entries by distinct time, and a heap of these times. A time with one
 key has no list, which saves half of the memory if most times are distinct.
 """
