@@ -190,6 +190,19 @@ def test_restored_run_keeps_its_end_offsets_and_a_new_submission_has_new_ones() 
     assert ends("s2", None) == {None}
 
 
+def test_checkpoint_of_a_drained_run_is_refused_by_every_other_run() -> None:
+    manifest = checkpoint(plan())
+    first, *rest = manifest.subtasks
+    drained = msgspec.structs.replace(
+        manifest, subtasks=(msgspec.structs.replace(first, drained=True), *rest)
+    )
+    with pytest.raises(RefusedError, match="was taken when the job drained") as caught:
+        restore(drained, plan(), now(), submission_id="another")
+    assert "--no-drain" in str(caught.value)
+    restore(drained, plan(), now(), submission_id=drained.submission_id)
+    restore(manifest, plan(), now(), submission_id="another")
+
+
 def test_new_step_begins_without_state() -> None:
     state_metadata = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
     assert list(restore(checkpoint(plan()), state_metadata, now()).keyed[0]) == [TOTAL]

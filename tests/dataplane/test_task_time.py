@@ -19,6 +19,7 @@ from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import (
+    MAX_MS,
     MIN_MS,
     Barrier,
     EndOfInput,
@@ -36,18 +37,55 @@ def timed(*times_ms: int) -> RecordBatch:
     return RecordBatch(list(times_ms), list(times_ms), P0, None, list(times_ms))
 
 
+class Burst:
+    """Stands for timers that are due: `left` pieces, which `fire` sends one by one."""
+
+    def __init__(self, chain: Any, sent: list[Any]) -> None:
+        self.left, self._sent, self._chain = 0, sent, chain
+        self.after: Watermark | None = None
+
+    def advance(self, watermark: Watermark) -> None:
+        """Note the watermark, and send it after the pieces."""
+        self.after = watermark
+        self._update()
+
+    def fire(self) -> None:
+        self.left -= 1
+        self._sent.append("piece")
+        self._update()
+
+    def set(self, pieces: int) -> None:
+        self.left = pieces
+        self._update()
+
+    def _update(self) -> None:
+        self._chain.firing = self.left > 0
+        if not self.left and self.after is not None:
+            self._sent.append(self.after)
+            self.after = None
+
+
 class TimedWorld(World):
     def __init__(self) -> None:
         super().__init__()
         chain = cast("Any", self.chain)
-        chain.advance = self.record_writer.emit_control
+        self.burst = Burst(chain, self.record_writer.sent)
+        chain.advance, chain.fire = self.burst.advance, self.burst.fire
         job = SimpleNamespace(watermark_interval=INTERVAL_S * 1000)
         cast("Any", self.context).config = SimpleNamespace(job=job)
 
-    def timed_source(self, reader: Reader) -> SourceTask:
+    def timed_source(self, reader: Reader, **options: bool) -> SourceTask:
         split = SourceSplit(source=Uid("orders"), topic="orders", partition=0, offset=0)
         marks = SourceWatermarks(Monotonous(), Uid("orders"), [split], Counters())
-        task = SourceTask(self.context, self.chain, self.master, reader, (split,), watermarks=marks)
+        task = SourceTask(
+            self.context,
+            self.chain,
+            self.master,
+            reader,
+            (split,),
+            watermarks=marks,
+            **options,
+        )
         task.start()
         return task
 
@@ -155,3 +193,102 @@ def test_no_watermark_follows_a_final_barrier(world: TimedWorld) -> None:
     world.sink.accepts = True
     steps(task)
     assert world.record_writer.sent == [Barrier(C1, final=True)]
+
+
+def test_burst_lets_a_barrier_pass_between_two_pieces_and_no_record(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.burst.set(3)
+    task.step(0.0)
+    offer(channel, Watermark(10), Barrier(C1), timed(11))
+    steps(task)
+    assert world.record_writer.sent == [
+        "piece",
+        Barrier(C1),
+        "piece",
+        "piece",
+        Watermark(10),
+        [11],
+    ]
+
+
+def test_burst_waits_while_outputs_are_full(world: TimedWorld) -> None:
+    task, _ = world.timed_inputs(1)
+    world.burst.set(2)
+    world.sink.accepts = False
+    assert not task.step(0.0)
+    world.sink.accepts = True
+    steps(task)
+    assert world.record_writer.sent == ["piece", "piece"]
+
+
+def test_no_timer_fires_after_a_final_barrier(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.burst.set(2)
+    offer(channel, Barrier(C1, final=True))
+    steps(task)
+    assert world.record_writer.sent == [Barrier(C1, final=True)]
+
+
+def test_end_of_the_input_comes_after_the_burst(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.burst.set(2)
+    offer(channel, EndOfInput())
+    steps(task)
+    assert world.record_writer.sent == ["piece", "piece", EndOfInput()]
+
+
+def test_source_fires_what_is_due_before_it_emits_records_and_injects_barriers_between(
+    world: TimedWorld,
+) -> None:
+    task = world.timed_source(Reader([timed(5)]))
+    world.burst.set(2)
+    assert not task.reads()
+    task.step(0.0)
+    task.trigger(Barrier(C1))
+    steps(task)
+    assert world.record_writer.sent[:5] == [
+        "piece",
+        Barrier(C1),
+        "piece",
+        Watermark(MIN_MS),
+        [5],
+    ]
+
+
+def test_bounded_source_that_drains_ends_time_before_its_output(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)], bounded=True), drains=True, fires=True)
+    steps(task)
+    assert world.record_writer.sent[-3:] == [[5], Watermark(MAX_MS), EndOfInput()]
+    world.now_s += 10.0
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    world.sink.answer(C1)
+    assert world.record_writer.sent[-1] == Barrier(C1, final=True)
+    [(_, snapshot)] = world.master.acknowledged
+    assert snapshot.drained
+    assert [split.watermark_ms for split in snapshot.splits] == [4], "the end is not stored"
+
+
+def test_bounded_source_that_does_not_drain_leaves_time_where_it_is(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)], bounded=True), fires=True)
+    steps(task)
+    world.now_s += 10.0
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    world.sink.answer(C1)
+    assert Watermark(MAX_MS) not in world.record_writer.sent
+    assert not world.master.acknowledged[0][1].drained
+
+
+def test_drain_emits_what_was_read_and_reads_no_more(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)], [timed(6)]), fires=True)
+    task.step(0.0)
+    task.drain()
+    steps(task)
+    assert [each for each in world.record_writer.sent if each != Watermark(MIN_MS)] == [
+        [5],
+        Watermark(MAX_MS),
+        EndOfInput(),
+    ]
+    assert task.has_ended()
+    assert world.master.ended == [task.subtask]

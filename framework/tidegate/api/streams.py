@@ -31,6 +31,7 @@ from tidegate.api.step_checks import (
     check_record_type,
     check_sink_type,
 )
+from tidegate.api.timers import has_timers
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike, type_info
 from tidegate.errors import PipelineError
@@ -292,6 +293,7 @@ class KeyedStream(Generic[K, T]):
             options=described,
             function=function,
             record_type=result,
+            fires=has_timers(function.declared_states, "event"),
         )
         connect_step_dead_letters(self.graph, node, options)
         if "dead_letter_topic" in self.key_options:

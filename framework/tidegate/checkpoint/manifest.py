@@ -51,6 +51,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(txn for part in self.subtasks for txn in part.transactions))
 
     @property
+    def drained(self) -> bool:
+        """Whether timers and windows may have fired before their time, because the input ended."""
+        return any(part.drained for part in self.subtasks)
+
+    @property
     def files(self) -> frozenset[str]:
         """Paths of all files of keyed state, relative to the job's folder."""
         return frozenset(

@@ -67,6 +67,7 @@ def restore(
     read. CorruptCheckpointError if the state of a step does not cover all key groups once.
     """
     if manifest is not None:
+        _refuse_drained(manifest, submission_id)
         _refuse_changes(manifest, plan, schemas)
     resolved, added = _resolve_splits(
         manifest, partitions, submission_id, on_other_cluster=on_other_cluster
@@ -269,6 +270,21 @@ def _refuse_start_outside(offsets: PartitionOffsets) -> None:
 
 
 # --- refusals -----------------------------------------------------------------------------------
+
+
+def _refuse_drained(manifest: Manifest, submission_id: str) -> None:
+    """Refuse a checkpoint of another run whose input has ended. More input would lead to second
+    results of timers and windows that have fired before their time.
+    """
+    if manifest.drained and manifest.submission_id != submission_id:
+        message = (
+            f"checkpoint {manifest.checkpoint} was taken when the job drained (--bounded, or stop "
+            "--drain): all timers and windows have fired, and more input would make second results "
+            "for them. To start without state, use --restore none. To continue from before the "
+            "end, use --restore with an earlier checkpoint (tidegate checkpoints shows them). A "
+            "bounded run that another run shall continue needs --no-drain"
+        )
+        raise RefusedError(message)
 
 
 def _refuse_changes(manifest: Manifest, plan: StateMetadata, schemas: SchemaRules) -> None:

@@ -82,6 +82,7 @@ def submit(
     name: o.As = None,
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
+    drain: o.Drain = True,
     restore: o.Restore = "latest",
     accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
@@ -111,6 +112,7 @@ def submit(
     options = RunOptions(
         params=o.parameters(settings, SUBMIT_EXAMPLE),
         bounded=bounded,
+        drain=drain,
         restore=restore,
         accept_data_loss=accept_data_loss,
         take_over=take_over,
@@ -153,17 +155,25 @@ def status(
     show_job(job, jobmanager, as_json=as_json)
 
 
-def stop(job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
+def stop(
+    job: o.JobArgument,
+    jobmanager: o.JobManagerAt = None,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="First fire all timers and windows.")
+    ] = False,
+    as_json: o.AsJson = False,
+) -> None:
     """Stop a job of a session cluster with a final checkpoint, and wait for its end.
 
-    A later submit continues from this checkpoint. Exit code: 0 stopped, 1 the job ended otherwise
-    or its JobMaster cannot start, 2 refused.
+    A later submit continues from this checkpoint, and nothing has fired before its time. With
+    --drain all timers and windows fire, and a later submit that would continue is refused. Exit
+    code: 0 stopped, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
 
     Example: tidegate stop order-totals
     """
     from tidegate.cli.session import end_job
 
-    raise typer.Exit(end_job(job, jobmanager, final_checkpoint=True, as_json=as_json))
+    raise typer.Exit(end_job(job, jobmanager, final_checkpoint=True, drain=drain, as_json=as_json))
 
 
 def cancel(

@@ -46,6 +46,14 @@ CheckpointInterval = Annotated[
 Bounded = Annotated[
     bool, typer.Option("--bounded", help="Read up to the present end offsets, then stop.")
 ]
+Drain = Annotated[
+    bool,
+    typer.Option(
+        "--drain/--no-drain",
+        help="At the end of --bounded, fire all timers and windows. A later run that would continue"
+        " is then refused.",
+    ),
+]
 Restore = Annotated[
     str, typer.Option(help="latest, none (start without state), or the id of a checkpoint.")
 ]

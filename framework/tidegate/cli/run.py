@@ -31,6 +31,7 @@ def run(
     task_managers: Annotated[int | None, typer.Option(help="Local TaskManagers.")] = None,
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
+    drain: o.Drain = True,
     restore: o.Restore = "latest",
     accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
@@ -68,6 +69,7 @@ def run(
         options = RunOptions(
             params=params,
             bounded=bounded,
+            drain=drain,
             restore=restore,
             accept_data_loss=accept_data_loss,
             take_over=take_over,

@@ -129,8 +129,11 @@ def show_job(job: str, at: str | None, *, as_json: bool) -> None:
     _print(report, as_json=as_json)
 
 
-def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) -> int:
-    """Stop a job, wait for its end and return the exit code.
+def end_job(
+    job: str, at: str | None, *, final_checkpoint: bool, drain: bool = False, as_json: bool
+) -> int:
+    """Stop a job, wait for its end and return the exit code. With `drain`, all timers and windows
+    fire first.
 
     Raise RpcError if no JobManager answers.
     """
@@ -138,7 +141,7 @@ def end_job(job: str, at: str | None, *, final_checkpoint: bool, as_json: bool) 
     config = configuration(with_jobmanager({}, at))
     with _client(config) as client:
         _wait_until_up(client, config)
-        report = client.stop_and_wait(name, final_checkpoint=final_checkpoint)
+        report = client.stop_and_wait(name, final_checkpoint=final_checkpoint, drain=drain)
     _print(report, as_json=as_json)
     if report.state not in ENDED:
         what = "stop" if final_checkpoint else "cancel"

@@ -42,6 +42,7 @@ from tidegate.protocol.subtask_snapshot import (
     SubtaskSnapshot,
 )
 from tidegate.stream_elements import (
+    MAX_MS,
     Barrier,
     EndOfInput,
     RecordBatch,
@@ -157,7 +158,12 @@ class _Subtask:
         self.chain.close()
 
     def take_snapshot(
-        self, barrier: Barrier, splits: tuple[SourceSplit, ...] = (), alignment_ms: int = 0
+        self,
+        barrier: Barrier,
+        splits: tuple[SourceSplit, ...] = (),
+        alignment_ms: int = 0,
+        *,
+        drained: bool = False,
     ) -> None:
         """Take the synchronous part of a snapshot. The acknowledgement follows when the rest is
         durable.
@@ -167,6 +173,7 @@ class _Subtask:
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
             alignment_ms=alignment_ms,
+            drained=drained,
             done=lambda completed_snapshot: self._acknowledge(
                 barrier.checkpoint, completed_snapshot
             ),
@@ -193,6 +200,7 @@ class _Subtask:
             keyed=tuple(completed_snapshot.keyed),
             splits=completed_snapshot.splits,
             transactions=tuple(completed_snapshot.transactions),
+            drained=completed_snapshot.drained,
         )
         self._checkpoint_responder.acknowledge(
             checkpoint,
@@ -223,15 +231,22 @@ class SourceTask(_Subtask):
         splits: Sequence[SourceSplit],
         *,
         ends_input: bool = True,
+        drains: bool = False,
+        fires: bool = False,
         watermarks: SourceWatermarks | None = None,
     ) -> None:
         """Create the task. Without `ends_input` it sends no EndOfInput at the end of its splits.
 
         The next wave then continues the input, and only `has_ended` reports that the splits are
-        read. `watermarks` has the watermarks of the splits, if the source declares a strategy.
+        read. With `drains`, all timers and windows fire at the end of the input; `fires` says
+        whether the job has any. `watermarks` has the watermarks of the splits, if the source
+        declares a strategy.
         """
         super().__init__(context, chain, checkpoint_responder)
-        self._ends_input = ends_input
+        self._ends_input, self._drains, self._fires = ends_input, drains, fires
+        self._input_over = False
+        """Whether `drain` was called: nothing more is read."""
+        self._output_ended = False
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
         self._emit_dead_letters = chain.from_source(DEAD_LETTERS)
@@ -261,7 +276,8 @@ class SourceTask(_Subtask):
 
     def reads(self) -> bool:
         """Return whether a step might read now, so that it makes sense to wait for records."""
-        idle = not (self._pending or self._barriers or self._ended or self._final)
+        over = self._ended or self._input_over or self._final
+        idle = not (self._pending or self._barriers or over)
         return self._started and idle and self.chain.writable() and not self.chain.firing
 
     def lag(self) -> int | None:
@@ -290,6 +306,10 @@ class SourceTask(_Subtask):
         """
         self._barriers.append(barrier)
 
+    def drain(self) -> None:
+        """End the input here. All timers and windows fire, and then the output ends."""
+        self._input_over = self._drains = True
+
     def step(self, timeout_s: float) -> bool:
         """Inject a barrier, fire what is due, emit a batch that was read, or read."""
         if not self._started:
@@ -312,10 +332,12 @@ class SourceTask(_Subtask):
             return True
         if self.watermarks is not None and self._now() >= self._watermark_at_s:
             self._emit_watermark(self.watermarks)
-        if self._ended:
-            return False
+            if self.chain.firing:
+                return True
+        if self._ended or self._input_over:
+            return self._end()
         self._read(timeout_s)
-        return bool(self._pending)
+        return bool(self._pending) or self._ended
 
     def checkpoint_completed(
         self,
@@ -356,19 +378,36 @@ class SourceTask(_Subtask):
         self._pending.extend(batches)
         if not self._pending and self.reader.finished():
             self._ended = True
-            if self._ends_input:
-                self._end_output()
+
+    def _end(self) -> bool:
+        """End the output, after everything has fired if the input drains. Return whether there was
+        anything to do.
+        """
+        self._ended = True
+        if not self._ends_input or self._output_ended:
+            return False
+        drained = Watermark(MAX_MS)
+        if self._drains and self.watermarks is not None and self._watermark != drained:
+            self._watermark = drained
+            self.chain.advance(drained)
+            return True
+        self._output_ended = True
+        self._end_output()
+        return True
 
     def _emit_watermark(self, watermarks: SourceWatermarks) -> None:
         """Emit the watermark of what was emitted so far, if it has changed. The chain must be able
         to take it: otherwise the splits of a snapshot have it, and it is emitted later.
         """
-        if self.chain.firing or not self.chain.writable():
+        if self.chain.firing or not self.chain.writable() or self._has_drained():
             return
         self._watermark_at_s = self._now() + self._watermark_interval_s
         if watermarks.current() != self._watermark:
             self._watermark = watermarks.current()
             self.chain.advance(self._watermark)
+
+    def _has_drained(self) -> bool:
+        return self._watermark is not None and self._watermark.timestamp_ms == MAX_MS
 
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")
@@ -379,7 +418,7 @@ class SourceTask(_Subtask):
             splits = self.watermarks.in_splits(splits)
         self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
-        self.take_snapshot(barrier, splits)
+        self.take_snapshot(barrier, splits, drained=self._fires and self._has_drained())
 
 
 class InputTask(_Subtask):
@@ -497,10 +536,11 @@ class _PendingSnapshot:
         parts: int,
         splits: tuple[SourceSplit, ...],
         alignment_ms: int,
+        drained: bool,
         done: Callable[[_PendingSnapshot], None],
     ) -> None:
         self._missing, self._done = parts, done
-        self.splits, self.alignment_ms = splits, alignment_ms
+        self.splits, self.alignment_ms, self.drained = splits, alignment_ms, drained
         self.keyed: list[KeyedSnapshot] = []
         self.transactions: list[PreparedTransaction] = []
         self.sync_ms = 0

@@ -203,6 +203,8 @@ class TaskBuilder:
             reader,
             splits,
             ends_input=context.ends_input,
+            drains=self._deploy.submission.drain,
+            fires=any(node.fires for node in self.graph),
             watermarks=watermarks,
         )
 

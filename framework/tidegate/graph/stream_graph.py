@@ -95,6 +95,8 @@ class Node:
     """Whether watermarks come along the step's outputs: a source in front of it declares them."""
     event_time: bool = False
     """Whether the records have event times: all sources in front of the step declare them."""
+    fires: bool = False
+    """Whether a watermark can make results of the step due: those of its timers or windows."""
 
 
 @dataclass(slots=True)
@@ -117,6 +119,7 @@ class StreamGraph:
         record_type: object = UNKNOWN,
         watermarks: bool = False,
         event_time: bool = False,
+        fires: bool = False,
     ) -> Node:
         """Add a step and return it. The id is the uid, or the kind and a number for a stateless
         step.
@@ -141,6 +144,7 @@ class StreamGraph:
             watermarks=watermarks or any(self.nodes[edge.node].watermarks for edge in inputs),
             event_time=event_time
             or (bool(inputs) and all(self.nodes[edge.node].event_time for edge in inputs)),
+            fires=fires,
         )
         self.nodes[node.id] = node
         return node

@@ -10,8 +10,8 @@ the messages. `reports.py` has the messages with the report of a job. The proces
     JobManager  -> JobMaster    StopJob, SlotLost, SlotsReleased
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
                                 SubtaskInputEnded, TaskFailed, SlotHeartbeat
-    JobMaster   -> slot         Deploy, StartSources, TriggerCheckpoint, CheckpointCompleted,
-                                CheckpointAborted, CloseTasks
+    JobMaster   -> slot         Deploy, StartSources, DrainSources, TriggerCheckpoint,
+                                CheckpointCompleted, CheckpointAborted, CloseTasks
 
 Each request has one reply: Acknowledge, unless the docstring of the request names another. Any
 receiver may reply with Refused, or with Failed if its handler raises an error.
@@ -124,6 +124,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     python_version: str
     tidegate_version: str
     bounded: bool = False
+    drain: bool = False
+    """True if all timers and windows fire at the end of a bounded input."""
     restore: str = "latest"
     """The checkpoint to restore: `latest`, `none`, or a checkpoint id."""
     accept_data_loss: bool = msgspec.field(default=False, name="accept_loss")
@@ -196,6 +198,8 @@ class StopJob(Message, frozen=True, kw_only=True, tag="StopJob"):
     job: JobName
     final_checkpoint: bool = True
     """True if the job takes a final checkpoint before it ends. Without one, the job is canceled."""
+    drain: bool = False
+    """True if all timers and windows fire before the final checkpoint."""
 
 
 # --- JobMaster and TaskManager to JobManager ----------------------------------------------------
@@ -550,6 +554,10 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):
     """The command to start the sources, when all slots are ready and older attempts are fenced."""
+
+
+class DrainSources(SlotCommand, frozen=True, kw_only=True, tag="DrainSources"):
+    """The command to end the input where the sources are, and to fire all timers and windows."""
 
 
 class TriggerCheckpoint(SlotCommand, frozen=True, kw_only=True, tag="TriggerCheckpoint"):

@@ -112,3 +112,7 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     keyed: tuple[KeyedSnapshot, ...] = ()
     splits: tuple[SourceSplit, ...] = ()
     transactions: tuple[PreparedTransaction, ...] = ()
+    drained: bool = False
+    """Whether the subtask is a source that has told the job that its input has ended, so that
+    timers and windows fire before their time.
+    """

@@ -37,6 +37,7 @@ from tidegate.protocol.messages import (
     CloseTasks,
     DeclineCheckpoint,
     Deploy,
+    DrainSources,
     Message,
     Refused,
     RegisterSlot,
@@ -237,6 +238,9 @@ class Slot:
             case StartSources():
                 for source in self._sources:
                     source.start()
+            case DrainSources():
+                for source in self._sources:
+                    source.drain()
             case TriggerCheckpoint():
                 for source in self._sources:
                     source.trigger(Barrier(message.checkpoint, final=message.final))

@@ -18,6 +18,7 @@ from tidegate.controlplane.jobmaster.events import (
     CloseFailed,
     DeploySlots,
     EndAttempt,
+    EndInput,
     Event,
     ExitProcess,
     FinalCheckpointCommitted,
@@ -311,6 +312,39 @@ def test_failure_while_stopping_recovers_again_and_then_closes_without_a_checkpo
     assert (job.state, job.stopped) == (JobState.FINISHED, StopEnd.WITHOUT_CHECKPOINT)
 
 
+def test_stop_that_drains_ends_the_input_and_takes_the_final_checkpoint_after_it() -> None:
+    job = running()
+    assert job.handle(StopRequested(final_checkpoint=True, drain=True)) == [EndInput(attempt=ONE)]
+    assert job.handle(StopRequested(final_checkpoint=True, drain=True)) == [], "sent again"
+    assert job.handle(StopRequested(final_checkpoint=True)) == [], "some timers may have fired"
+    assert job.state is JobState.RUNNING
+    ends = [SlotInputEnded(attempt=ONE, subtask=subtask) for subtask in sorted(SUBTASKS)]
+    assert [job.handle(end) for end in ends] == [[], [TakeFinalCheckpoint(attempt=ONE)]]
+    assert not job.stops_early
+
+
+def test_failure_while_draining_continues_the_drain_in_the_next_attempt() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=True, drain=True))
+    job.handle(AttemptFailed(attempt=ONE, error=ExternalError("x")))
+    job.handle(RecoveryFailed(error=ExternalError("y")))
+    job.handle(RestartDelayElapsed(restart=job.restarts))
+    instructions = [each for event in started(TWO) for each in job.handle(event)]
+    assert instructions[-2:] == [StartAttempt(attempt=TWO), EndInput(attempt=TWO)]
+
+
+@pytest.mark.parametrize("state", [JobState.RESTARTING, JobState.WAITING_FOR_SLOTS])
+def test_stop_that_drains_waits_for_the_deployment(state: JobState) -> None:
+    job = before_deployment(state)
+    assert job.handle(StopRequested(final_checkpoint=True, drain=True)) == []
+
+
+def test_cancel_ends_a_job_that_drains() -> None:
+    job = running()
+    job.handle(StopRequested(final_checkpoint=True, drain=True))
+    assert job.handle(StopRequested(final_checkpoint=False)) == [Close(outcome=JobState.CANCELED)]
+
+
 @pytest.mark.parametrize("state", [JobState.RESTARTING, JobState.WAITING_FOR_SLOTS])
 def test_stop_before_the_deployment_closes_without_a_final_checkpoint(state: JobState) -> None:
     job = before_deployment(state)
@@ -453,6 +487,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.sampled_from(sorted(SUBTASKS)),
     ),
     st.booleans().map(lambda f: StopRequested(final_checkpoint=f)),
+    st.just(StopRequested(final_checkpoint=True, drain=True)),
     attempts.map(lambda a: FinalCheckpointCommitted(attempt=a)),
     st.just(JobClosed()),
     errors.map(lambda e: CloseFailed(error=e)),

@@ -114,14 +114,17 @@ class Client:
         """Return all jobs and TaskManagers of the cluster."""
         return self._call(ListJobs(), JobList)
 
-    def stop(self, job: JobName, *, final_checkpoint: bool = True) -> None:
-        """Ask the cluster to end the job with a final checkpoint, or to cancel it.
+    def stop(self, job: JobName, *, final_checkpoint: bool = True, drain: bool = False) -> None:
+        """Ask the cluster to end the job with a final checkpoint, or to cancel it. With `drain`,
+        all timers and windows fire first.
 
         The job ends some time after this method returns.
         """
-        self._call(StopJob(job=job, final_checkpoint=final_checkpoint), Acknowledge)
+        self._call(StopJob(job=job, final_checkpoint=final_checkpoint, drain=drain), Acknowledge)
 
-    def stop_and_wait(self, job: JobName, *, final_checkpoint: bool = True) -> JobReport:
+    def stop_and_wait(
+        self, job: JobName, *, final_checkpoint: bool = True, drain: bool = False
+    ) -> JobReport:
         """Stop the job and wait until it has ended. Return its last report.
 
         If the host has refused to start the job's JobMaster for START_TIMEOUT_S, return the report
@@ -142,7 +145,7 @@ class Client:
         def send_stop() -> None:
             nonlocal unanswered
             try:
-                self.stop(job, final_checkpoint=final_checkpoint)
+                self.stop(job, final_checkpoint=final_checkpoint, drain=drain)
             except RpcError:
                 unanswered = True
                 raise
@@ -158,7 +161,7 @@ class Client:
             if report.epoch == stop_sent_epoch or report.state in ENDED:
                 return
             try:
-                self.stop(job, final_checkpoint=final_checkpoint)
+                self.stop(job, final_checkpoint=final_checkpoint, drain=drain)
             except RefusedError:
                 pass  # the job has ended meanwhile, as the next report will say
             except RpcError:

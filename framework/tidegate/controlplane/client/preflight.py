@@ -45,6 +45,8 @@ class RunOptions:
 
     params: Mapping[str, str]
     bounded: bool = False
+    drain: bool = True
+    """Whether all timers and windows fire at the end of a bounded input."""
     restore: str = "latest"
     accept_data_loss: bool = False
     take_over: bool = False
@@ -106,6 +108,7 @@ def make_submission(
         python_version=platform.python_version(),
         tidegate_version=TIDEGATE,
         bounded=options.bounded,
+        drain=options.bounded and options.drain,
         restore=options.restore,
         accept_data_loss=options.accept_data_loss,
         take_over=options.take_over,

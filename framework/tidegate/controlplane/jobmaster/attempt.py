@@ -44,6 +44,7 @@ from tidegate.protocol.messages import (
     CheckpointCompleted,
     CloseTasks,
     DeclineCheckpoint,
+    DrainSources,
     RegisterSlot,
     SlotCommand,
     SlotMetrics,
@@ -279,6 +280,10 @@ class LiveAttempt:
         """Start the sources and the checkpoints, because every slot is ready."""
         self.send_all(StartSources(job=self.job, attempt=self.attempt))
         self.dispatch(AttemptStarted(now_s=self._now()))
+
+    def end_input(self) -> None:
+        """End the input where the sources are now, and fire all timers and windows."""
+        self.send_all(DrainSources(job=self.job, attempt=self.attempt))
 
     def stop(self) -> None:
         """Take a final checkpoint."""

@@ -125,9 +125,12 @@ class SlotInputEnded(AttemptEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """The user asked to stop the job, either with a final checkpoint or by canceling it."""
+    """The user asked to stop the job, either with a final checkpoint or by canceling it. With
+    `drain`, all timers and windows fire before the final checkpoint.
+    """
 
     final_checkpoint: bool
+    drain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +203,13 @@ class StartAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndInput:
+    """End the input of the attempt where its sources are now, and fire all timers and windows."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeFinalCheckpoint:
     """Take a final checkpoint as soon as possible. Repeat this until one is published."""
 
@@ -241,6 +251,7 @@ Instruction = (
     | AcquireSlots
     | DeploySlots
     | StartAttempt
+    | EndInput
     | TakeFinalCheckpoint
     | EndAttempt
     | ScheduleRestart

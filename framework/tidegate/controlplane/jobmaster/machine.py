@@ -13,6 +13,9 @@ long the wait is. Every job ends through `Close`, which settles and fences once 
 plan because its code cannot be imported any more. There are two exceptions that end without
 `Close`: the job was fenced by another JobMaster, or its journal is already closed.
 
+A stop that drains ends the input first, like that of a bounded job. A restart continues the drain,
+because some of the timers may have fired.
+
 The machine uses no journal, no Kafka and no process; `service.py` carries out its instructions. It
 does not decide when checkpoints are taken (`checkpoint/coordinator`). It only decides that they
 begin, and that the last one is final. Events of an attempt that is not the live one change nothing
@@ -33,6 +36,7 @@ from tidegate.controlplane.jobmaster.events import (
     CloseFailed,
     DeploySlots,
     EndAttempt,
+    EndInput,
     Event,
     ExitProcess,
     FinalCheckpointCommitted,
@@ -231,7 +235,7 @@ class JobMachine:
             return self._close(JobState.CANCELED)
         if event.final:
             return self._finish(StopEnd.WITH_CHECKPOINT if event.stopped else "")
-        if self._stop is not None:
+        if self._stop is not None and not self._stop.drain:
             return self._finish(StopEnd.WITHOUT_CHECKPOINT)
         if self._restart_delayed:
             return self._move(JobState.RESTARTING)
@@ -259,7 +263,10 @@ class JobMachine:
         self._ready.add(event.ordinal)
         if self.state is not JobState.DEPLOYING or len(self._ready) < self._slots_needed:
             return []
-        return self._move(JobState.RUNNING, StartAttempt(attempt=event.attempt))
+        start: list[Instruction] = [StartAttempt(attempt=event.attempt)]
+        if self._stop is not None:  # one that drains: any other has ended the job before
+            start.append(EndInput(attempt=event.attempt))
+        return self._move(JobState.RUNNING, *start)
 
     def _slot_disappeared(self, event: SlotDisappeared) -> list[Instruction]:
         gone = (event.slot, event.allocation_id)
@@ -295,10 +302,15 @@ class JobMachine:
         return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=event.attempt))
 
     def _stop_requested(self, event: StopRequested) -> list[Instruction]:
+        first = self._stop is None
         if self._stop is None or not event.final_checkpoint:
             self._stop = event
         if self.state in {JobState.CREATED, JobState.INITIALIZING, JobState.CLOSING}:
             return []  # the recovery ends first: published records must become visible
+        if self._stop.drain:
+            # In other states the input ends as soon as the sources have started.
+            runs = first and self.state is JobState.RUNNING
+            return [EndInput(attempt=self._live())] if runs else []
         if event.final_checkpoint and self.state is JobState.RUNNING:
             return self._move(JobState.STOPPING, TakeFinalCheckpoint(attempt=self._live()))
         if event.final_checkpoint and self.state is JobState.STOPPING:
@@ -330,7 +342,7 @@ class JobMachine:
         self._forget_attempt()
         if delay_s is None:
             return ended + self._close(JobState.FAILED)
-        if in_recovery and self._stop is not None:
+        if in_recovery and self._stop is not None and not self._stop.drain:
             # This is handled like a stop between two attempts. The close settles, and it does not
             # repeat that forever.
             return ended + self._stopped_without_checkpoint(self._stop)

@@ -174,7 +174,9 @@ class JobMaster:
     def _handle(self, message: Message) -> None:  # noqa: C901 - one arm for each message
         live = self._live
         if isinstance(message, StopJob):
-            self.decide(e.StopRequested(final_checkpoint=message.final_checkpoint))
+            self.decide(
+                e.StopRequested(final_checkpoint=message.final_checkpoint, drain=message.drain)
+            )
         elif isinstance(message, SlotLost):
             self._slot_lost(message)
         elif isinstance(message, SlotsReleased):
@@ -218,7 +220,7 @@ class JobMaster:
             )
             self._report()
 
-    def _carry_out(self, instruction: e.Instruction) -> None:
+    def _carry_out(self, instruction: e.Instruction) -> None:  # noqa: C901 - one arm for each
         match instruction:
             case e.Recover():
                 self._recover()
@@ -229,6 +231,8 @@ class JobMaster:
             case e.StartAttempt():
                 self._required_live().start()
                 self._schedule_zombie_fencing(instruction.attempt, ZOMBIE_FENCING_AFTER_S[0])
+            case e.EndInput():
+                self._required_live().end_input()
             case e.TakeFinalCheckpoint():
                 self._required_live().stop()
             case e.EndAttempt(attempt=attempt):
