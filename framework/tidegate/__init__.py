@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.api.formats import Avro, Json, Raw, Utf8
-    from tidegate.api.functions import Context, KeyedProcess, Process, ProcessContext, SideOutput
+    from tidegate.api.functions import (
+        Context,
+        CoProcess,
+        KeyedProcess,
+        Process,
+        ProcessContext,
+        SideOutput,
+    )
     from tidegate.api.kafka_records import ConsumerRecord, ProducerRecord
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Avro",
     "BoundedOutOfOrderness",
+    "CoProcess",
     "ConsumerRecord",
     "Context",
     "CustomWatermarks",
@@ -74,7 +82,14 @@ __all__ = [
 
 _HOMES = {
     "api.formats": ("Avro", "Json", "Raw", "Utf8"),
-    "api.functions": ("Context", "KeyedProcess", "Process", "ProcessContext", "SideOutput"),
+    "api.functions": (
+        "CoProcess",
+        "Context",
+        "KeyedProcess",
+        "Process",
+        "ProcessContext",
+        "SideOutput",
+    ),
     "api.kafka_records": ("ConsumerRecord", "ProducerRecord"),
     "api.kafka_sink": ("KafkaSink",),
     "api.kafka_source": ("KafkaSource",),
@@ -96,7 +111,6 @@ UNSUPPORTED = {
     "AggregatingState": "use ValueState",
     "BroadcastProcess": "use KeyedProcess on a union of both streams",
     "BroadcastState": "use MapState",
-    "CoProcess": "use KeyedProcess on a union of both streams",
     "KeyedBatchProcess": "use KeyedProcess",
     "Protobuf": "use Raw and parse the message in a map",
     "ReducingState": "use ValueState",

@@ -12,6 +12,7 @@ import tidegate.testing
 PUBLIC = [
     "Avro",
     "BoundedOutOfOrderness",
+    "CoProcess",
     "ConsumerRecord",
     "Context",
     "CustomWatermarks",

@@ -524,7 +524,6 @@ LATER: dict[str, Callable[[], object]] = {
     "window": built(lambda self: by_customer(self).window(None)),
     "interval_join": built(lambda self: by_customer(self).interval_join(None)),
     "as_of_join": built(lambda self: by_customer(self).as_of_join(None)),
-    "connect": built(lambda self: by_customer(self).connect(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
     "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),

@@ -58,8 +58,8 @@ LATE_BARRIER = (
     ),
     Edit(
         InputTask.step,
-        "            self._emit(element)\n",
-        "            self._emit(element)\n"
+        "            (self._emits[channel] if self._emits else self._emit)(element)\n",
+        "            (self._emits[channel] if self._emits else self._emit)(element)\n"
         '            for barrier in self.__dict__.pop("late", []):\n'
         "                for record_writer in self.chain.record_writers:\n"
         "                    record_writer.emit_control(barrier)\n",

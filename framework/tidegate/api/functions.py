@@ -23,6 +23,8 @@ from tidegate.graph.stream_graph import MAIN, UNKNOWN
 
 K = TypeVar("K", bound=KeyLike)
 In = TypeVar("In")
+L = TypeVar("L")
+R = TypeVar("R")
 Out = TypeVar("Out")
 X = TypeVar("X")
 
@@ -249,17 +251,57 @@ class KeyedProcess(Function, Generic[K, In, Out]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        declared = [n for n, s in cls.declared_states.items() if isinstance(s, TimerDeclaration)]
-        if declared and cls.on_timer is KeyedProcess.on_timer:
-            raise PipelineError(
-                f"{cls.__name__}.{declared[0]} is a timer, and the class has no on_timer(self, "
-                "fired, ctx), which handles it"
-            )
+        _check_timers(cls, handled=cls.on_timer is not KeyedProcess.on_timer)
 
     @classmethod
     def key_type(cls) -> object:
         """Return the declared type of the keys; UNKNOWN if it is not declared."""
         return _known(cls.declared_types[0]) if cls.declared_types else UNKNOWN
+
+
+class CoProcess(Function, Generic[K, L, R, Out]):
+    """A function of two keyed streams. Both sides of a key have one set of states and timers.
+
+    The records of one side come in order. Which side comes first depends on the arrival, so a
+    function keeps what waits for the other side in state, and a timer says how long.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        _check_timers(cls, handled=cls.on_timer is not CoProcess.on_timer)
+
+    def process_left(self, record: L, ctx: Context[K], /) -> Iterable[Out]:
+        """Process one record of the stream on which `connect` was called, as
+        `KeyedProcess.process` does.
+        """
+        raise NotImplementedError
+
+    def process_right(self, record: R, ctx: Context[K], /) -> Iterable[Out]:
+        """Process one record of the stream that was given to `connect`."""
+        raise NotImplementedError
+
+    def on_timer(self, fired: Fired, ctx: Context[K], /) -> Iterable[Out]:
+        """Handle a timer of a key, as `KeyedProcess.on_timer` does."""
+        raise NotImplementedError
+
+    @classmethod
+    def key_type(cls) -> object:
+        """Return the declared type of the keys; UNKNOWN if it is not declared."""
+        return _known(cls.declared_types[0]) if cls.declared_types else UNKNOWN
+
+    @classmethod
+    def side_type(cls, side: int) -> object:
+        """Return the declared type of the records of one side; UNKNOWN if it is not declared."""
+        return _known(cls.declared_types[1 + side]) if cls.declared_types else UNKNOWN
+
+
+def _check_timers(of: type[Function], *, handled: bool) -> None:
+    declared = [n for n, s in of.declared_states.items() if isinstance(s, TimerDeclaration)]
+    if declared and not handled:
+        raise PipelineError(
+            f"{of.__name__}.{declared[0]} is a timer, and the class has no on_timer(self, fired, "
+            "ctx), which handles it"
+        )
 
 
 def _known(declared: object) -> object:

@@ -72,7 +72,15 @@ def _is_plain_class(of: object) -> TypeGuard[type]:
 
 def check_record_type(function: Function, of: object, step: str, location: str) -> None:
     """Refuse a function with another record type than the stream's, if both types are known."""
-    declared = function.record_type()
+    _check_type(function, function.record_type(), of, step, location)
+
+
+def check_side(function: Function, declared: object, of: object, uid: str, location: str) -> None:
+    """Refuse a function that declares another record type for a side than its stream has."""
+    _check_type(function, declared, of, f"step {uid!r}", location)
+
+
+def _check_type(function: Function, declared: object, of: object, step: str, location: str) -> None:
     narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(

@@ -13,39 +13,38 @@ state them.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
-from tidegate.api.functions import Function, KeyedProcess, Process, SideOutput
-from tidegate.api.kafka_sink import connect_dead_letters, connect_step_dead_letters
-from tidegate.api.keys import normalised_key
+from tidegate.api.functions import CoProcess, Function, KeyedProcess, Process, SideOutput
+from tidegate.api.kafka_sink import connect_step_dead_letters
+from tidegate.api.keyed_steps import Side, add_keyed_step
 from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.sink import Sink
 from tidegate.api.step_checks import (
-    check_event_timers,
     check_function,
     check_outputs,
     check_record_type,
+    check_side,
     check_sink_type,
 )
-from tidegate.api.timers import has_timers
 from tidegate.api.type_inference import item_type, result_type
-from tidegate.api.types import KeyLike, type_info
+from tidegate.api.types import KeyLike
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import (
-    DEAD_LETTERS,
-    KEY_DEAD_LETTERS,
     UNKNOWN,
     Edge,
+    Node,
     StreamGraph,
 )
 
 T = TypeVar("T")
 U = TypeVar("U")
 X = TypeVar("X")
+L = TypeVar("L")
+R = TypeVar("R")
 K = TypeVar("K", bound=KeyLike)
 
 
@@ -254,55 +253,18 @@ class KeyedStream(Generic[K, T]):
         check_function(self.graph, function, KeyedProcess, location)
         check_record_type(function, self.record_type, f"step {uid!r}", location)
         of = function.record_type() if self.record_type is UNKNOWN else self.record_type
-        key_of = self._key_type(function, uid, location)
-        on_error = error_policy(f"{location}: step {uid!r}", location, options)
-        check_outputs(function, options, location)
-        described = {
-            "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", location),
-            "record": _schema(
-                of, f"step {uid!r} sends its records to other slots", "map", location
-            ),
-            "state": {name: s.describe() for name, s in function.declared_states.items()},
-            **policy_options(on_error),
-        }
-        why_not = type_info(key_of).why_not_key
-        if why_not:
-            raise PipelineError(f"{location}: step {uid!r}: {why_not}")
-        check_event_timers(self.graph, self.edges, function, uid, location)
-        key = normalised_key(self.key, key_of)
-        edges = tuple(
-            dataclasses.replace(
-                edge,
-                partitioning="key",
-                key=key,
-                key_type=key_of,
-                record_type=of,
-                on_error=self.key_options.get("on_error"),
-                dead_letter_port=f"{uid}{KEY_DEAD_LETTERS}"
-                if "on_error" in self.key_options
-                else DEAD_LETTERS,
-            )
-            for edge in self.edges
+        side = Side(self, of)
+        node = add_keyed_step(
+            "keyed_process", function, function.key_type(), (side,), uid, location, options
         )
-        result = function.result_type()
-        node = self.graph.add(
-            "keyed_process",
-            edges,
-            location=location,
-            uid=uid,
-            options=described,
-            function=function,
-            record_type=result,
-            fires=has_timers(function.declared_states, "event"),
-        )
-        connect_step_dead_letters(self.graph, node, options)
-        if "dead_letter_topic" in self.key_options:
-            name, topic = f"{uid}{KEY_DEAD_LETTERS}", self.key_options["dead_letter_topic"]
-            ports = [(edge.node, name) for edge in self.edges]
-            connect_dead_letters(self.graph, name, topic, location, ports)
-        return ProcessedStream(
-            self.graph, (Edge(node=node.id, record_type=result),), result, type(function)
-        )
+        return _results(self.graph, node, function)
+
+    def connect(self, other: KeyedStream[K, R]) -> Connected[K, T, R]:
+        """Return both streams for one function, which has one set of states and timers for a key.
+
+        Example: `orders.connect(payments).process(Match(), uid="match")`.
+        """
+        return Connected(self, other)
 
     def reduce(self, *_args: object, **_options: object) -> Never:
         """Reduce the records of a key. Not supported in this version: PipelineError."""
@@ -322,27 +284,53 @@ class KeyedStream(Generic[K, T]):
         """Join with the latest earlier record. Not supported in this version: PipelineError."""
         refuse_unsupported("as_of_join", _JOIN)
 
-    def connect(self, *_args: object, **_options: object) -> Never:
-        """Process two keyed streams together. Not supported in this version: PipelineError."""
-        refuse_unsupported("connect", _JOIN)
-
     def connect_broadcast(self, *_args: object, **_options: object) -> Never:
         """Process with a broadcast stream. Not supported in this version: PipelineError."""
         refuse_unsupported("connect_broadcast", _JOIN)
 
-    def _key_type(self, function: KeyedProcess[K, T, U], uid: str, location: str) -> object:
-        """Return the key's type, from `key_by` or else from the function class.
 
-        PipelineError if the two types differ.
-        """
-        declared = function.key_type()
-        of = declared if self.key_type is UNKNOWN else self.key_type
-        if declared not in (UNKNOWN, of):
+class Connected(Generic[K, L, R]):
+    """Two streams with keys of one type, which one function processes."""
+
+    def __init__(self, left: KeyedStream[K, L], right: KeyedStream[K, R]) -> None:
+        self._left, self._right = left, right
+        if left.graph is not right.graph:
+            raise PipelineError(f"{user_location()}: connect() takes a stream of the same pipeline")
+        known = [of for of in (left.key_type, right.key_type) if of is not UNKNOWN]
+        if len(known) > 1 and known[0] != known[1]:
             raise PipelineError(
-                f"{location}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
-                f"{type_name(of)}"
+                f"{user_location()}: connect(): the left stream has keys of {type_name(known[0])}, "
+                f"the right one of {type_name(known[1])}; equal keys would not meet"
             )
-        return of
+
+    def process(
+        self, function: CoProcess[K, L, R, U], *, uid: str, **options: Unpack[ErrorOptions]
+    ) -> ProcessedStream[U]:
+        """Add a step that calls a function object with one set of states and timers for each key.
+
+        `uid` and `on_error` are as in `KeyedStream.process`. If only one of the streams has
+        watermarks, the event time of the step follows that stream alone.
+
+        PipelineError, with file and line, as `KeyedStream.process` raises it.
+        """
+        location = user_location()
+        check_function(self._left.graph, function, CoProcess, location)
+        sides: list[Side] = []
+        streams: tuple[KeyedStream[Any, Any], ...] = (self._left, self._right)
+        for number, stream in enumerate(streams):
+            declared = function.side_type(number)
+            check_side(function, declared, stream.record_type, uid, location)
+            of = declared if stream.record_type is UNKNOWN else stream.record_type
+            sides.append(Side(stream, of))
+        node = add_keyed_step(
+            "co_process", function, function.key_type(), sides, uid, location, options
+        )
+        return _results(self._left.graph, node, function)
+
+
+def _results(graph: StreamGraph, node: Node, function: Function) -> ProcessedStream[Any]:
+    edge = Edge(node=node.id, record_type=node.record_type)
+    return ProcessedStream(graph, (edge,), node.record_type, type(function))
 
 
 _JOIN = (
@@ -350,12 +338,3 @@ _JOIN = (
     "KeyedProcess "
     "that keeps what waits for its partner in state"
 )
-
-
-def _schema(of: object, why: str, step: str, location: str) -> object:
-    if of is UNKNOWN:
-        raise PipelineError(
-            f"{location}: {why}, and the type is not known: say it with .{step}(..., "
-            "returns=Type), or give a def with a return annotation instead of the lambda"
-        )
-    return type_info(of).avro

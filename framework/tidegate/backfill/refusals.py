@@ -1,15 +1,16 @@
 """Refuses pipelines that a backfill cannot run: with steps that waves do not support, or with
 sources of which a backfill would read nothing.
 
-A wave runs everything that the API has today: every kind of step, both exchanges, every policy and
-every guarantee. Each sink with the guarantee `at_least_once` or `none` is flushed at the end of
-each wave, because the barrier of a wave is a final one. The API itself refuses timers, windows,
-async steps and state that expires, when the pipeline is built.
+A wave runs every kind of step, both exchanges, every policy and every guarantee. Each sink with the
+guarantee `at_least_once` or `none` is flushed at the end of each wave, because the barrier of a
+wave is a final one. Timers of event time fire as in a live job, and what is not due at the end of a
+wave waits for the next one.
 
-Two checks are left. The first one is for future parts of the API. It refuses a step if its kind
-does not run in waves (`graph/operator_kinds.py`), or if waves do not support its exchange. The
-second one refuses a source that begins at the end of its topic. A live job reads the records that
-arrive later, but a backfill would silently read nothing.
+There are two checks. The first one refuses a step with timers of processing time: a wave reads
+years of records in minutes of the clock. It also refuses a step if its kind does not run in waves
+(`graph/operator_kinds.py`), or if waves do not support its exchange; no step of today's API is of
+such a kind. The second check refuses a source that begins at the end of its topic. A live job reads
+the records that arrive later, but a backfill would silently read nothing.
 
 `open` and `close` of a function are called once in each wave for each subtask. An attribute that is
 not state therefore lasts for one wave at most, as it lasts for one attempt of a live job. This
@@ -36,12 +37,14 @@ def refuse_unknown_steps(graph: StreamGraph) -> None:
         what = (
             None if operator_kind(node.kind).runs_in_waves else f"a step of the kind {node.kind!r}"
         )
+        if node.uses_clock:
+            what = "a step with timers of processing time: they follow the clock, not the records"
         for edge in node.inputs:
             if edge.partitioning not in PARTITIONINGS:
                 what = f"reached by an exchange of the kind {edge.partitioning!r}"
         if what is not None:
             raise RefusedError(
-                f"{node.location}: {node.id!r} is {what}, which a backfill cannot run. Run the job "
+                f"{node.location}: {node.id!r} is {what}. A backfill cannot run it. Run the job "
                 "live instead, with tidegate run --bounded."
             )
 

@@ -432,8 +432,11 @@ class InputTask(_Subtask):
         gate: Gate,
         alignment: Alignment,
         valve: WatermarkValve | None = None,
+        sides: Sequence[int] = (),
     ) -> None:
-        """Create the task. `valve` has the channels with watermarks, if the subtask has any."""
+        """Create the task. `valve` has the channels with watermarks, if the subtask has any.
+        `sides` has the input to which each channel leads, if the first step has two.
+        """
         super().__init__(context, chain, checkpoint_responder)
         self._gate, self._alignment = gate, alignment
         self._valve = valve
@@ -444,6 +447,8 @@ class InputTask(_Subtask):
         Whether the final barrier has passed.
         """
         self._emit = chain.entry()
+        self._emits = [chain.entry(side) for side in sides]
+        """The functions that take the batches of each channel, if the first step has two inputs."""
         self._first_barriers_s: dict[CheckpointId, float] = {}
         """Monotonic time in seconds of the first barrier of each checkpoint. The snapshot of this
         or a newer checkpoint removes the entry.
@@ -466,7 +471,7 @@ class InputTask(_Subtask):
         match element:
             case RecordBatch():
                 self.context.counters.batches += 1
-                self._emit(element)
+                (self._emits[channel] if self._emits else self._emit)(element)
             case Barrier():
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())
                 self._carry_out(self._alignment.barrier(channel, element))

@@ -169,7 +169,14 @@ class TaskBuilder:
             gate,
             alignment,
             self._valve(gate),
+            self._sides(head, gate),
         )
+
+    def _sides(self, head: Node, gate: InputGate) -> list[int]:
+        """Return the input of the first step to which each channel leads; empty if it has one."""
+        if not operator_kind(head.kind).two_inputs:
+            return []
+        return [head.inputs[channel.edge.input].side for channel in gate.channels]
 
     def _valve(self, gate: InputGate) -> WatermarkValve | None:
         """Return the valve of a gate; None if no channel has watermarks. A channel without them

@@ -25,6 +25,8 @@ class OperatorKind:
     """Whether the step has keyed state. A checkpoint then stores its key type and its state
     declarations, and a restore compares them with the code.
     """
+    two_inputs: bool = False
+    """Whether the step has a left and a right input, which its operator tells apart."""
     fused: bool = False
     """Whether the step is one function without state. Such neighbours run in one loop, which keeps
     the source keys of the records.
@@ -40,6 +42,7 @@ OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
     "filter": OperatorKind(runs_in_waves=True, fused=True, makes_records=False),
     "process": OperatorKind(runs_in_waves=True),
     "keyed_process": OperatorKind(runs_in_waves=True, keyed=True),
+    "co_process": OperatorKind(runs_in_waves=True, keyed=True, two_inputs=True),
     "sink": OperatorKind(runs_in_waves=True),
 }
 """Every kind, by the name that the fingerprint of a graph contains."""

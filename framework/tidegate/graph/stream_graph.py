@@ -68,6 +68,8 @@ class Edge:
     """The policy for a record that cannot be sent along the edge. None is the policy of the node
     from which it comes.
     """
+    side: int = 0
+    """The input of the step to which the edge leads: 0, or 1 for the right input of two."""
     dead_letter_port: str = DEAD_LETTERS
     """The port of that node to which the dead letters of the edge go."""
 
@@ -97,6 +99,8 @@ class Node:
     """Whether the records have event times: all sources in front of the step declare them."""
     fires: bool = False
     """Whether a watermark can make results of the step due: those of its timers or windows."""
+    uses_clock: bool = False
+    """Whether the clock of the slot can make results of the step due."""
 
 
 @dataclass(slots=True)
@@ -120,6 +124,7 @@ class StreamGraph:
         watermarks: bool = False,
         event_time: bool = False,
         fires: bool = False,
+        uses_clock: bool = False,
     ) -> Node:
         """Add a step and return it. The id is the uid, or the kind and a number for a stateless
         step.
@@ -145,6 +150,7 @@ class StreamGraph:
             event_time=event_time
             or (bool(inputs) and all(self.nodes[edge.node].event_time for edge in inputs)),
             fires=fires,
+            uses_clock=uses_clock,
         )
         self.nodes[node.id] = node
         return node
@@ -244,6 +250,7 @@ def _describe(node: Node) -> dict[str, object]:
     inputs = [
         [edge.node, edge.port, edge.partitioning, function_name(edge.key)]
         + ([] if edge.on_error is None else [edge.on_error])
+        + ([] if edge.side == 0 else [edge.side])
         for edge in node.inputs
     ]
     return {

@@ -174,7 +174,8 @@ class PipelineTest:
         """Hand a batch to the vertex that an edge leads to. The edges' `_DirectRecordWriter` calls
         it.
         """
-        self._chains[edge.target].entry()(batch)
+        side = self._graph.nodes[edge.target_node].inputs[edge.input].side
+        self._chains[edge.target].entry(side)(batch)
 
     def advance_vertex(self, edge: PlanEdge, watermark: Watermark) -> None:
         """Hand a watermark to the vertex that an edge leads to. The edges' `_DirectRecordWriter`

@@ -31,7 +31,12 @@ from tidegate.dataplane.operators.checking import Checks
 from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.operators.registry import Operator, StatefulOperator, operator_entry
+from tidegate.dataplane.operators.registry import (
+    Operator,
+    StatefulOperator,
+    TwoInputOperator,
+    operator_entry,
+)
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
@@ -119,6 +124,8 @@ class OperatorChain:
         """The functions that take the watermark of each step: its readers and its edges."""
         self.record_writers = [record_writer for _, record_writer in chain_outputs.record_writers]
         self._head = head = graph.nodes[vertex.nodes[0]]
+        self._sides: list[Emit] = []
+        """The functions that take the batches of each input, if the first step has two."""
         self._entry: Emit | None = None if head.kind == "source" else self._operator(head)
         self._from_source: Mapping[str, Emit] = (
             {
@@ -129,8 +136,12 @@ class OperatorChain:
             else {}
         )
 
-    def entry(self) -> Emit:
-        """Return the function that takes the batches of the input channels."""
+    def entry(self, side: int = 0) -> Emit:
+        """Return the function that takes the batches of the input channels. `side` is the input of
+        the first step to which a channel leads.
+        """
+        if self._sides:
+            return self._sides[side]
         if self._entry is None:
             message = f"vertex {self._vertex.id!r} has a source and no channels"
             raise InternalError(message)
@@ -232,6 +243,9 @@ class OperatorChain:
         run = self.fused_run(node) if operator_kind(node.kind).fused else [node]
         operator.forward = partial(self._forward, tuple(each.id for each in run))
         self._advances.setdefault(producer, []).append(operator.advance)
+        if operator_kind(node.kind).two_inputs:
+            process_side = cast("TwoInputOperator", operator).process_side
+            self._sides = [partial(process_side, side) for side in (0, 1)]
         if operator_kind(node.kind).keyed:
             self.keyed[node.id] = cast("StatefulOperator", operator).state
         return operator.process

@@ -18,7 +18,7 @@ no copy is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
@@ -102,6 +102,9 @@ class _KeyedContext(TimedContext, Context[Any]):
 class KeyedOperator(ForwardsTime):
     """One `KeyedProcess` function of one subtask, with its state."""
 
+    methods: ClassVar[tuple[str, ...]] = ("process",)
+    """The methods of the function that process records, one for each input of the step."""
+
     def __init__(
         self,
         pipeline: str,
@@ -130,23 +133,18 @@ class KeyedOperator(ForwardsTime):
         copied = copied_ports(kind)
         side = SideOutputs(kind.declared_outputs, emits)
         self._context = _KeyedContext(side, copied, RecordTime(now_ms, state.watermark_ms))
-        self._process = self._function.process
         self._guard = results_guard(kind.result_type())
         self._copies_results = MAIN in copied
-        if self._copies_results:
-            self._process = copying(self._process, self._guard)
         self._loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         self._images = Images((), ())
         self._batch: RecordBatch
         """The batch that is processed, without the records whose keys were refused."""
-        if self._refusals.tolerant and self._names:
-            self._process = self._checking_state(self._process)
-        key = node.inputs[0].key
-        check(
-            key is not None and all(edge.key is key for edge in node.inputs),
-            f"all inputs of keyed step {node.id!r} have the key function of its key_by",
-        )
-        self._key_of = cast("Callable[[Any], Any]", key)
+        self._sides = [
+            (_key_function(node, side), self._prepared(getattr(self._function, method)))
+            for side, method in enumerate(self.methods)
+        ]
+        """The key function and the method of each input."""
+        self._key_of, self._process = self._sides[0]
         self._key_check = key_check(node.inputs[0].key_type)
 
     def open(self) -> None:
@@ -230,6 +228,14 @@ class KeyedOperator(ForwardsTime):
             self._check_cells()
         results.emit(self._emit)
 
+    def _prepared(self, method: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
+        """Return a method of the function, with the copies and checks that the step needs."""
+        if self._copies_results:
+            method = copying(method, self._guard)
+        if self._refusals.tolerant and self._names:
+            method = self._checking_state(method)
+        return method
+
     def _checking_state(
         self, process: Callable[..., Iterable[Any]]
     ) -> Callable[..., Iterable[Any]]:
@@ -308,6 +314,16 @@ class KeyedOperator(ForwardsTime):
                     f"assigned over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
                 raise UserCodeError(message)
+
+
+def _key_function(node: Node, side: int) -> Callable[[Any], Any]:
+    edges = [edge for edge in node.inputs if edge.side == side]
+    key = edges[0].key
+    check(
+        key is not None and all(edge.key is key for edge in edges),
+        f"all inputs of keyed step {node.id!r} have the key function of its key_by",
+    )
+    return cast("Callable[[Any], Any]", key)
 
 
 def copied_ports(kind: type[KeyedProcess[Any, Any, Any]]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, cast
 
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.timers import has_timers
+from tidegate.dataplane.operators.connected import CoOperator
 from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
 from tidegate.dataplane.operators.process import ProcessOperator
@@ -83,6 +84,14 @@ class StatefulOperator(Operator, Protocol):
     state: KeyedStateLike
 
 
+class TwoInputOperator(Operator, Protocol):
+    """The operator of a kind that has `two_inputs`."""
+
+    def process_side(self, side: int, batch: RecordBatch) -> None:
+        """Process a batch of one input, as `process` does."""
+        ...
+
+
 class ChainBuilder(Protocol):
     """The methods of a chain that a builder may call. All of them build what is behind the step."""
 
@@ -146,7 +155,17 @@ def _process(chain: ChainBuilder, node: Node) -> ProcessOperator:
 
 def _keyed(chain: ChainBuilder, node: Node) -> KeyedOperator:
     function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
-    operator = TimedKeyedOperator if has_timers(function.declared_states) else KeyedOperator
+    timed = has_timers(function.declared_states)
+    return _keyed_operator(TimedKeyedOperator if timed else KeyedOperator, chain, node)
+
+
+def _co_process(chain: ChainBuilder, node: Node) -> KeyedOperator:
+    return _keyed_operator(CoOperator, chain, node)
+
+
+def _keyed_operator(
+    operator: type[KeyedOperator], chain: ChainBuilder, node: Node
+) -> KeyedOperator:
     return operator(
         chain.pipeline,
         node,
@@ -163,6 +182,9 @@ OPERATORS: Final[dict[str, OperatorEntry]] = {
     "process": OperatorEntry(build=_process),
     "keyed_process": OperatorEntry(
         build=_keyed, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
+    ),
+    "co_process": OperatorEntry(
+        build=_co_process, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
     ),
 }
 """The operators by kind of step."""
