@@ -221,12 +221,38 @@ def test_burst_waits_while_outputs_are_full(world: TimedWorld) -> None:
     assert world.record_writer.sent == ["piece", "piece"]
 
 
-def test_no_timer_fires_after_a_final_barrier(world: TimedWorld) -> None:
+def test_final_barrier_waits_for_what_is_due_and_nothing_fires_after_it(
+    world: TimedWorld,
+) -> None:
     task, (channel,) = world.timed_inputs(1)
     world.burst.set(2)
+    offer(channel, Watermark(10), Barrier(C1, final=True))
+    steps(task)
+    sent = world.record_writer.sent
+    assert sent == ["piece", "piece", Watermark(10), Barrier(C1, final=True)]
+    world.burst.set(2)
+    steps(task)
+    assert len(sent) == 4
+
+
+def test_final_barrier_does_not_wait_for_outputs_that_are_full(world: TimedWorld) -> None:
+    task, (channel,) = world.timed_inputs(1)
+    world.burst.set(2)
+    world.sink.accepts = False
     offer(channel, Barrier(C1, final=True))
     steps(task)
     assert world.record_writer.sent == [Barrier(C1, final=True)]
+
+
+def test_final_barrier_of_a_source_waits_for_what_is_due(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)]))
+    task.step(0.0)
+    world.burst.set(2)
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    first, *sent = world.record_writer.sent
+    assert first == Watermark(MIN_MS)
+    assert sent == ["piece", "piece", [5], Watermark(4), Barrier(C1, final=True)]
 
 
 def test_end_of_the_input_comes_after_the_burst(world: TimedWorld) -> None:

@@ -6,7 +6,9 @@ batches through an `OperatorChain`, and both take their part of a checkpoint in 
 downstream. The subtask acknowledges when everything that it handed to I/O threads is durable.
 
 Timers and windows that are due fire in pieces, one in each step. Meanwhile the subtask takes no
-records. It takes a barrier between two pieces, and the snapshot holds what has not fired.
+records. It takes a barrier between two pieces, and the snapshot holds what has not fired. A final
+barrier waits for what is due, as long as the outputs can take it: so the results of a run that has
+read its input do not depend on its last piece.
 
 Invariants: nothing is consumed between the last barrier of a checkpoint and its snapshot. Nothing
 is emitted between the snapshot and the barrier downstream. A subtask whose outputs cannot take more
@@ -315,9 +317,7 @@ class SourceTask(_Subtask):
         if not self._started:
             return False
         if self._barriers and not self._pending:
-            # A barrier also passes while a sink waits for a transactional id: that sink has nothing
-            # to prepare.
-            self._inject(self._barriers.popleft())
+            self._pass_barrier()
             return True
         if self._final or not self.chain.writable():
             return False
@@ -386,6 +386,8 @@ class SourceTask(_Subtask):
         self._ended = True
         if not self._ends_input or self._output_ended:
             return False
+        if not self._drains and self.watermarks is not None:
+            self._emit_watermark(self.watermarks)  # what is due fires before the end
         drained = Watermark(MAX_MS)
         if self._drains and self.watermarks is not None and self._watermark != drained:
             self._watermark = drained
@@ -394,6 +396,20 @@ class SourceTask(_Subtask):
         self._output_ended = True
         self._end_output()
         return True
+
+    def _pass_barrier(self) -> None:
+        """Inject the next barrier, or fire a piece of what is due before a final one. That is also
+        what becomes due by the watermark that stands directly before the barrier.
+
+        A barrier also passes while a sink waits for a transactional id: that sink has nothing to
+        prepare.
+        """
+        if self._barriers[0].final and not self._final and self.chain.writable():
+            if self.watermarks is not None:
+                self._emit_watermark(self.watermarks)
+            if self._fire():
+                return
+        self._inject(self._barriers.popleft())
 
     def _emit_watermark(self, watermarks: SourceWatermarks) -> None:
         """Emit the watermark of what was emitted so far, if it has changed. The chain must be able
@@ -442,6 +458,8 @@ class InputTask(_Subtask):
         self._valve = valve
         self._due: Watermark | None = None
         """The combined watermark, until the chain can take it."""
+        self._postponed: Sequence[AlignmentInstruction] = ()
+        """The instructions for a final barrier, while what is due before it still fires."""
         self._ends = self._final = False
         """Whether all channels have ended, and the end is emitted as soon as nothing is due.
         Whether the final barrier has passed.
@@ -461,6 +479,8 @@ class InputTask(_Subtask):
         del timeout_s
         # A sink that waits for a transactional id lets barriers pass: it has nothing to prepare.
         writable = self.chain.writable() and not self._final
+        if self._postponed:
+            return self._take_final_snapshot(writable=writable)
         if writable and not self.chain.firing and self._advance():
             return True
         takes_records = writable and not self.chain.firing
@@ -502,11 +522,14 @@ class InputTask(_Subtask):
         self._carry_out(self._alignment.cancel(checkpoint))
 
     def _carry_out(self, instructions: Sequence[AlignmentInstruction]) -> None:
-        for instruction in instructions:
+        for number, instruction in enumerate(instructions):
             match instruction:
                 case Block(channel=channel):
                     self._gate.block(channel)
                 case TakeSnapshot(barrier=barrier):
+                    if barrier.final and not self._postponed and self._has_due():
+                        self._postponed = instructions[number:]
+                        return
                     self.take_snapshot(
                         barrier, alignment_ms=self._take_alignment_ms(barrier.checkpoint)
                     )
@@ -516,6 +539,18 @@ class InputTask(_Subtask):
                         self._gate.unblock(channel)
                 case ChannelInputEnded():
                     self._ends = True
+
+    def _has_due(self) -> bool:
+        return self._due is not None or self.chain.firing
+
+    def _take_final_snapshot(self, *, writable: bool) -> bool:
+        """Fire one piece of what is due before the final barrier, or let the barrier pass."""
+        if writable and self._has_due():
+            return self._fire() or self._advance()
+        postponed = self._postponed
+        self._carry_out(postponed)
+        self._postponed = ()
+        return True
 
     def _take_alignment_ms(self, checkpoint: CheckpointId) -> int:
         """Return the milliseconds since the checkpoint's first barrier, and drop all older entries,
