@@ -53,8 +53,8 @@ Producer = tuple[int, int, int]
 class ClaimBounds:
     """The limits of the model, and the rule that is broken."""
 
-    processes: int = 2
-    """Those that claim after an earlier one has made the first claim and has ended."""
+    processes: int = 3
+    """Processes, of which the first has made the first claim."""
     claims: int = 3
     """Entries of the journal."""
     expirations: int = 0
@@ -154,16 +154,17 @@ class ClaimModel:
         self._bounds = bounds
 
     def initial(self) -> ClaimState:
-        """One attempt has claimed, has opened ids, and has ended."""
+        """The first process has claimed, and its attempt has opened ids."""
         bounds = self._bounds
-        first, one = Claim(-1, (0, 1, 0), proves=True), frozenset({1})
+        first, one = Claim(0, (0, 1, 0), proves=True), frozenset({1})
+        runs = Process(RUN, producer=first.producer, attempt=1)
         kafka = Cluster(1, (1, 0), one, one, one)
         return ClaimState(
             journal=(first,),
             was_put_back=False,
             address=0,
             clusters=(kafka, *(Cluster(),) * (bounds.clusters - 1)),
-            processes=(Process(),) * bounds.processes,
+            processes=(runs, *(Process(),) * (bounds.processes - 1)),
             expirations=bounds.expirations,
             duplicates=bounds.duplicates,
         )
