@@ -138,7 +138,6 @@ MUTANTS = [
         ),
         1,
         1,
-        "waves prove more",
     ),
     Mutant(
         "a claim proves although another process has initialised the claim id",

@@ -285,8 +285,7 @@ class ClaimModel:
         producer = process.before if broken == "compared with a description" else before.producer
         if producer is None or found != (*producer[:2], producer[2] + 1):
             return False
-        listed = before.producer == process.listed_after
-        return before.proves or listed or broken == "waves prove more"
+        return before.proves or before.producer == process.listed_after
 
     def _decide(self, state: ClaimState, number: int, process: Process) -> Step:
         """Refuse, or continue with the claim."""
