@@ -287,7 +287,7 @@ def test_claim_proves_nothing_if_another_process_initialised_the_id_meanwhile(
     assert not proves(run_claim(quiet, zombie))
 
 
-def test_claims_of_a_process_prove_nothing_after_another_process_initialised_the_id(
+def test_claims_of_a_process_prove_nothing_after_another_initialisation(
     quiet: ProcedureRunner,
 ) -> None:
     journal = run_claim(quiet, process_id="p")

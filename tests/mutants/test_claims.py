@@ -133,9 +133,7 @@ MUTANTS = [
     Mutant(
         "a wave's claim proves although that of its command does not",
         (WAVES_PROVE,),
-        quiet(
-            claim_tests.test_claims_of_a_process_prove_nothing_after_another_process_initialised_the_id
-        ),
+        quiet(claim_tests.test_claims_of_a_process_prove_nothing_after_another_initialisation),
         1,
         1,
     ),

@@ -103,7 +103,6 @@ DEEP: Final = (
     waves("two receivers, each task run twice, two drivers", widths=(1, 2)),
     waves("two senders, two receivers, each task run twice", attempts=1),
     waves("two senders, two receivers, other rows", runs=(2, 1), attempts=1, faults=1),
-    claims("three processes"),
 )
 
 LOSS = "loss reported after no timeout"
