@@ -76,6 +76,15 @@ def test_ages_have_two_units_at_most(milliseconds: int, text: str) -> None:
     assert words.age(milliseconds) == text
 
 
+def test_owner_of_an_id_is_its_job_or_unknown() -> None:
+    for name, owner in (
+        ("tidegate.totals.j1.out.3.0.1", "totals (sink out, attempt 3, subtask 0)"),
+        ("tidegate.totals.j1._claims", "totals (claims)"),
+        ("order-service", "-"),
+    ):
+        assert words.owner(TransactionalId(name)) == owner
+
+
 def test_list_of_partitions_shows_three_and_counts_the_rest() -> None:
     topic_partitions = [TopicPartition("t", number) for number in range(5)]
     assert words.list_partitions([]) == "-"

@@ -38,7 +38,11 @@ from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL, Lost
 from tidegate.commit.publish import load_manifest, publish
 from tidegate.commit.recover import close
 from tidegate.commit.settle import settle
-from tidegate.commit.transactional_ids import format_transactional_id, parse_transactional_id
+from tidegate.commit.transactional_ids import (
+    format_transactional_id,
+    parse_claim_id,
+    parse_transactional_id,
+)
 from tidegate.commit.truncation import truncate
 from tidegate.errors import (
     DataLossError,
@@ -445,8 +449,7 @@ def _check_output(world: World) -> None:
     if have != want:
         raise Violation(f"output {sorted(have)}, stated as lost {sorted(lost)}")
     for tid, found in world.broker.items():
-        parts = parse_transactional_id(tid)
-        assert parts is not None
+        assert parse_transactional_id(tid) or parse_claim_id(tid)
         if found.state is TransactionState.ONGOING:
             raise Violation(f"stall: {tid} stays open with {found.records}")
 

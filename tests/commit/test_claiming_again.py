@@ -16,13 +16,18 @@ from tidegate.drivers.storage.local import LocalStore
 from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import FencedError
 from tidegate.ids import JobName, TransactionalId
-from tidegate.ports.kafka import TransactionState
+from tidegate.ports.kafka import TransactionDescription, TransactionState
 
 if TYPE_CHECKING:
     from tidegate.ports.kafka import TransactionAdmin
 
 
-class NothingListed:
+class Kafka:
+    """Kafka, as far as a claim asks: it knows no ids, except the claim id."""
+
+    def __init__(self) -> None:
+        self._epoch = -1
+
     def cluster_id(self) -> str:
         return "c1"
 
@@ -31,12 +36,20 @@ class NothingListed:
     ) -> dict[TransactionalId, TransactionState]:
         return {}
 
+    def fence(self, transactional_id: TransactionalId) -> None:
+        self._epoch += 1
+
+    def describe(self, transactional_id: TransactionalId) -> TransactionDescription:
+        return TransactionDescription(
+            state=TransactionState.EMPTY, producer_id=1, epoch=self._epoch, start_ms=-1
+        )
+
 
 class Process:
     """Claims as one JobMaster process does."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        log = cast("TransactionAdmin", NothingListed())
+        log = cast("TransactionAdmin", Kafka())
         self._runner = EffectRunner(
             LocalStore(folder),
             log,

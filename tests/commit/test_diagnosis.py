@@ -126,6 +126,7 @@ def test_number_of_waiting_records_is_never_negative() -> None:
 
 
 OURS = TransactionalId("tidegate.totals.j1.out.3.0.0")
+CLAIM_ID = TransactionalId("tidegate.totals.j1._claims")
 
 
 def journal(**fields: object) -> JournalState:
@@ -169,6 +170,7 @@ CLOSED = Closed(
     [
         ("order-service", None, JournalStatus.NOT_TIDEGATE),
         ("tidegate.totals", journal(), JournalStatus.NOT_TIDEGATE),
+        (CLAIM_ID, journal(), JournalStatus.UNREFERENCED),
         (OURS, None, JournalStatus.UNKNOWN),
         (OURS, JournalState(), JournalStatus.UNKNOWN),
         (OURS, journal(journal_id="j2"), JournalStatus.UNKNOWN),
@@ -238,7 +240,8 @@ def test_every_transaction_state_is_either_open_or_over() -> None:
 def test_transactions_are_selected_by_job_partition_and_age_oldest_first() -> None:
     ours = changed(transactional_id=OURS, start_ms=NOW - 90_000, partitions=(THERE,))
     never = changed(transactional_id=TransactionalId("a"), start_ms=-1, partitions=())
-    rows = [never, OPENED, ours]
+    claims = changed(transactional_id=CLAIM_ID, start_ms=-1, partitions=())
+    rows = [never, OPENED, claims, ours]
 
     def chosen(
         job: str | None = None,
@@ -253,8 +256,8 @@ def test_transactions_are_selected_by_job_partition_and_age_oldest_first() -> No
             now_ms=NOW,
         )
 
-    assert chosen() == [ours, OPENED, never]
-    assert chosen(job="totals") == [ours]
+    assert chosen() == [ours, OPENED, never, claims]
+    assert chosen(job="totals") == [ours, claims]
     assert chosen(job="total") == []
     assert chosen(topic_partitions={HERE}) == [OPENED]
     assert chosen(topic_partitions=set()) == []

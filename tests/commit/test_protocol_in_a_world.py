@@ -118,8 +118,11 @@ def test_mutant_recovery_fences_committed_ids_before_they_are_settled(patch: Pat
 
 def test_mutant_a_sweep_fences_newer_attempts(patch: Patch) -> None:
     def older_and_newer(*args: Any, **kwargs: Any) -> bool:
-        return args[0].attempt != kwargs["attempt"] and may_fence(
-            *args, **{**kwargs, "attempt": Attempt(10**6)}
+        parts = args[0]
+        return (
+            parts is not None
+            and parts.attempt != kwargs["attempt"]
+            and may_fence(*args, **{**kwargs, "attempt": Attempt(10**6)})
         )
 
     patch("fencing.may_fence", older_and_newer)

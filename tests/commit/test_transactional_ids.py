@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.commit.transactional_ids import (
+    claim_id,
     format_transactional_id,
     job_prefix,
     list_attempts,
+    parse_claim_id,
     parse_transactional_id,
     transaction_system,
 )
 from tidegate.errors import InternalError
-from tidegate.ids import KAFKA, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
+from tidegate.ids import JOB_NAME, KAFKA, Attempt, JobName, SubtaskIndex, TransactionalId, Uid
 
 
 @given(
@@ -88,6 +90,25 @@ def test_attempts_of_repeated_ids_are_returned_once(texts: list[str]) -> None:
 )
 def test_malformed_transactional_id_is_not_parsed(text: str) -> None:
     assert parse_transactional_id(text) is None
+
+
+@given(
+    job=st.from_regex(f"\\A{JOB_NAME}\\Z").map(JobName),
+    journal_id=st.from_regex(r"\A[a-z0-9]{1,32}\Z"),
+)
+def test_claim_id_is_parsed_back_and_is_no_id_of_an_attempt(job: JobName, journal_id: str) -> None:
+    name = claim_id(job, journal_id)
+    assert parse_claim_id(name) == (job, journal_id)
+    assert name.startswith(job_prefix(job))
+    assert parse_transactional_id(name) is None
+    assert list_attempts([name]) == set()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tidegate.a.j", "tidegate.a.j._claims.1.0.0", "files:tidegate.a.j._claims"]
+)
+def test_malformed_claim_id_is_not_parsed(text: str) -> None:
+    assert parse_claim_id(text) is None
 
 
 def test_transactional_id_part_with_a_dot_raises_internal_error() -> None:

@@ -101,6 +101,24 @@ class TransactionContract:
         assert cluster.description(name) == description
         assert cluster.admin.latest([TopicPartition(topic, 0)]) == offsets, "no marker was written"
 
+    def test_each_initialisation_of_an_empty_id_raises_its_epoch_by_one(
+        self, cluster: KafkaUnderTest
+    ) -> None:
+        """The producers of a job's claims rely on it (`commit/claim_producer.py`)."""
+        name = cluster.new_id()
+        assert cluster.log.describe(name) is None
+        cluster.log.fence(name)
+        first = cluster.description(name)
+        assert (first.state, first.epoch) == (EMPTY, 0)
+        for epoch in (1, 2, 3):
+            cluster.log.fence(name)
+            found = cluster.description(name)
+            assert (found.state, found.producer_id, found.epoch) == (
+                EMPTY,
+                first.producer_id,
+                epoch,
+            )
+
     @pytest.mark.parametrize("state", [EMPTY, ONGOING, COMMITTED, ABORTED])
     def test_an_end_by_another_epoch_or_producer_is_refused_in_every_state(
         self, cluster: KafkaUnderTest, state: TransactionState

@@ -50,22 +50,23 @@ NO_CLAIM = (
 CLAIM_AFTER_READ = (
     Edit(
         claim,
-        "    state = yield from read_journal(job)\n    for",
-        "    state = first = yield from read_journal(job)\n    for",
+        "    request = _ClaimRequest(\n",
+        "    first = state\n    request = _ClaimRequest(\n",
     ),
     Edit(
         claim,
-        "state=state.after(found),\n",
-        "state=__import__('msgspec').structs.replace(\n"
-        "                    state.after(found),\n"
-        "                    publication=first.publication,\n"
-        "                    settled=first.settled,\n"
-        "                    recent_checkpoints=first.recent_checkpoints,\n"
-        "                    still_pending=first.still_pending,\n"
-        "                    introduced=first.introduced,\n"
-        "                    irrevocable=first.irrevocable,\n"
-        "                    rollback_targets=first.rollback_targets,\n"
-        "                ),\n",
+        "            journal = _claimed(request, state, found, snapshot_interval)\n",
+        "            journal = _claimed(request, state, found, snapshot_interval)\n"
+        "            journal.state = __import__('msgspec').structs.replace(\n"
+        "                journal.state,\n"
+        "                publication=first.publication,\n"
+        "                settled=first.settled,\n"
+        "                recent_checkpoints=first.recent_checkpoints,\n"
+        "                still_pending=first.still_pending,\n"
+        "                introduced=first.introduced,\n"
+        "                irrevocable=first.irrevocable,\n"
+        "                rollback_targets=first.rollback_targets,\n"
+        "            )\n",
     ),
 )
 NO_SWEEP = Edit(

@@ -68,7 +68,7 @@ NOT_CLOSED = Edit(
     "return ended + self._close(JobState.FAILED)",
     "return ended + self._end(JobState.FAILED)",
 )
-NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < request.claimed_attempt:", "if False:")
+NO_CLAIMED_ATTEMPT = Edit(_refuse, "if state.attempt < written:", "if False:")
 NO_STORAGE_CHECK = Edit(
     _check_storage,
     "if isinstance(entry, Claim) and entry.nonce == deploy.claim_nonce:",

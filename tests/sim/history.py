@@ -24,7 +24,7 @@ from tidegate.commit.journal.entries import (
     encode_entry,
     entry_path,
 )
-from tidegate.commit.transactional_ids import format_transactional_id
+from tidegate.commit.transactional_ids import claim_id, format_transactional_id
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -107,8 +107,14 @@ class History:
         watch(self.master, entry_path(JOB, number), encode_entry(entry))
         return number
 
-    def claim(self, restore: str = "latest", submission: str = "s") -> None:
+    def claim(
+        self, restore: str = "latest", submission: str = "s", *, initialises: bool = True
+    ) -> None:
         """A new attempt, with a slot of its own."""
+        if initialises:
+            requester, self.requester = self.requester, self.master
+            self.log.fence(claim_id(JOB, "j"))
+            self.requester = requester
         self.attempt = Attempt(self.create(Claim, submission_id=submission, restore=restore))
         self.slot = self.process(f"slot-{self.attempt}")
         self.watch.record_slot(self.slot, self.attempt)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.sim.history import JOB, TIMEOUT_MS, History
 from tidegate.commit.journal.entries import Claim, Closed, LossAccepted
+from tidegate.commit.transactional_ids import claim_id
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.sim.invariants import STALL_S
 from tidegate.sim.journal_view import JournalPosition
@@ -392,6 +393,23 @@ def test_checker_reports_an_id_that_a_process_of_no_attempt_initialises(history:
     history.requester = history.process("stranger")
     history.log.fence(history.name())
     assert history.found == f"stranger initialises {history.name()}"
+
+
+def test_checker_reports_an_id_of_an_attempt_whose_claim_has_not_initialised_its_id(
+    history: History,
+) -> None:
+    history.claim(initialises=False)
+    history.requester = history.slot
+    history.clients.producer({}, history.name(), TIMEOUT_MS)
+    assert history.found == (
+        f"slot-2 initialises {history.name()}, and its claim has not initialised its id"
+    )
+
+
+def test_checker_reports_a_slot_that_initialises_the_claim_id(history: History) -> None:
+    history.requester = history.slot
+    history.log.fence(claim_id(JOB, "j"))
+    assert history.found == f"slot-1 initialises {claim_id(JOB, 'j')}"
 
 
 def test_checker_reports_a_slot_that_uses_an_id_of_another_attempt(history: History) -> None:

@@ -18,7 +18,7 @@ from tidegate.commit.diagnosis import (
     OpenTransaction,
     PartitionStatus,
 )
-from tidegate.commit.transactional_ids import parse_transactional_id
+from tidegate.commit.transactional_ids import parse_claim_id, parse_transactional_id
 from tidegate.ids import TransactionalId
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState
@@ -50,6 +50,9 @@ def owner(transactional_id: TransactionalId) -> str:
     """Return the tidegate job of an id, with sink, attempt and subtask; `-` for an id of another
     application.
     """
+    claims = parse_claim_id(transactional_id)
+    if claims is not None:
+        return f"{claims[0]} (claims)"
     parts = parse_transactional_id(transactional_id)
     if parts is None:
         return "-"

@@ -18,12 +18,11 @@ from types import MappingProxyType
 from typing import Final
 
 from tidegate.checkpoint.manifest import manifest_folder
+from tidegate.commit.claim_producer import KnownAttempts, initialise, read_with_attempts
 from tidegate.commit.cluster_check import load_manifest_if_readable, refuse_other_cluster
 from tidegate.commit.effects import (
     Procedure,
-    cluster_id,
     list_objects,
-    list_transactions,
     nonce,
 )
 from tidegate.commit.journal.claimed import (
@@ -33,17 +32,21 @@ from tidegate.commit.journal.claimed import (
     write_entry,
     write_missing_snapshot,
 )
-from tidegate.commit.journal.entries import SNAPSHOT_INTERVAL, Claim, LossAccepted, entry_path
+from tidegate.commit.journal.entries import (
+    SNAPSHOT_INTERVAL,
+    Claim,
+    ClaimProducer,
+    LossAccepted,
+    entry_path,
+)
 from tidegate.commit.journal.reading import read_entry, read_journal
 from tidegate.commit.journal.state import JournalState, PublicationRef
 from tidegate.commit.lost_tail import GroupCommits, LostTail, find_lost_tail, read_again
 from tidegate.commit.retry import (
-    FENCE_RETRY,
     STORAGE_RETRY,
     RetryPolicy,
-    retry_request,
 )
-from tidegate.commit.transactional_ids import job_prefix, list_attempts
+from tidegate.commit.transactional_ids import list_attempts
 from tidegate.errors import (
     CorruptCheckpointError,
     DataLossError,
@@ -76,6 +79,7 @@ def claim(
     claimed_attempt: int = 0,
     commits: GroupCommits = NO_COMMITS,
     restores: bool = True,
+    opens_transactions: bool = True,
     snapshot_interval: int = SNAPSHOT_INTERVAL,
     retry_policy: RetryPolicy = STORAGE_RETRY,
 ) -> Procedure[ClaimedJournal]:
@@ -89,11 +93,13 @@ def claim(
 
     `claimed_attempt` is an attempt whose claim is known to have been written, or 0. If the journal
     does not reach it: JournalLostError. So `take_over` begins only one journal per submission.
-    With `restores=False`, `restore`, the listed ids and a checkpoint's cluster are not checked.
-    The consents `accept_data_loss` and `restore_to_other_cluster` count for the first claim only.
+    With `restores=False`, `restore`, the ids in Kafka and a checkpoint's cluster are not checked.
+    `opens_transactions` may be False only if the attempt opens no transactional id. The consents
+    `accept_data_loss` and `restore_to_other_cluster` count for the first claim only.
     `repeated`: this process, `process_id`, has claimed before. FencedError if the newest claim is
     not its own, because another process has replaced it.
     """
+    known, state = yield from read_with_attempts(job, asks_kafka=restores and not repeated)
     request = _ClaimRequest(
         job=job,
         submission_id=submission_id,
@@ -104,12 +110,11 @@ def claim(
         process_id=process_id,
         repeated=repeated,
         claimed_attempt=claimed_attempt,
-        cluster=(yield from retry_request(cluster_id, FENCE_RETRY)),
-        listed=(yield from _list_transactional_ids(job)) if restores and not repeated else (),
+        known=known,
         commits=commits,
         restores=restores,
+        opens_transactions=opens_transactions,
     )
-    state = yield from read_journal(job)
     for _ in range(COMPETITIONS_MAX):
         yield from _refuse(request, state)
         entry = yield from _next_entry(request, state)
@@ -119,15 +124,7 @@ def claim(
             continue
         if isinstance(found, Claim):
             yield from _read_back(job, found)
-            journal = ClaimedJournal(
-                job=job,
-                submission_id=submission_id,
-                attempt=Attempt(found.number),
-                state_before_claim=state,
-                claim_nonce=found.nonce,
-                state=state.after(found),
-                snapshot_interval=snapshot_interval,
-            )
+            journal = _claimed(request, state, found, snapshot_interval)
             yield from write_missing_snapshot(journal)
             return journal
         state = state.after(found)
@@ -162,14 +159,29 @@ def claim_to_close(
             repeated=repeated,
             claimed_attempt=claimed_attempt,
             restores=False,
+            opens_transactions=False,
             retry_policy=retry_policy,
         )
     )
 
 
+def _claimed(
+    request: _ClaimRequest, before: JournalState, own: Claim, snapshot_interval: int
+) -> ClaimedJournal:
+    return ClaimedJournal(
+        job=request.job,
+        submission_id=request.submission_id,
+        attempt=Attempt(own.number),
+        state_before_claim=before,
+        claim_nonce=own.nonce,
+        state=before.after(own),
+        snapshot_interval=snapshot_interval,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ClaimRequest:
-    """The arguments of `claim`, and the Kafka cluster on which the attempt would run."""
+    """The arguments of `claim`, and what Kafka knows of the job."""
 
     job: JobName
     submission_id: str
@@ -180,11 +192,15 @@ class _ClaimRequest:
     process_id: str
     repeated: bool
     claimed_attempt: int
-    cluster: str
-    listed: tuple[TransactionalId, ...]
-    """The ids under the job's prefix. Empty if the process claims again."""
+    known: KnownAttempts
     commits: GroupCommits
     restores: bool
+    opens_transactions: bool
+
+    @property
+    def cluster(self) -> str:
+        """The Kafka cluster on which the attempt would run."""
+        return self.known.cluster
 
     def lost_tail(self, state: JournalState) -> LostTail | None:
         """Return what the journal lacks. `_refuse_used_name` checks a journal without entries
@@ -192,7 +208,7 @@ class _ClaimRequest:
         """
         if not state.number:
             return None
-        return find_lost_tail(self.job, state, self.listed, self.commits)
+        return find_lost_tail(self.job, state, self.known.listed, self.commits)
 
     def is_first_claim(self, state: JournalState) -> bool:
         """Return whether the claim is the first of its submission. Consents count only then."""
@@ -216,14 +232,25 @@ def _next_entry(request: _ClaimRequest, state: JournalState) -> Procedure[Claim 
         kafka_cluster=request.cluster,
         restore_to_other_cluster=request.restore_to_other_cluster and request.is_first_claim(state),
         lost_attempt=0 if tail is None else tail.attempt,
+        producer=(yield from _claim_producer(request, state, header["journal_id"])),
     )
+
+
+def _claim_producer(
+    request: _ClaimRequest, state: JournalState, journal_id: str
+) -> Procedure[ClaimProducer | None]:
+    """Initialise the claim id, unless the attempt opens no ids. Return the claim's producer."""
+    if not request.opens_transactions:
+        return state.producer
+    return (yield from initialise(request.job, journal_id, state, request.known))
 
 
 def _refuse(request: _ClaimRequest, state: JournalState) -> Procedure[None]:
     """Refuse every claim that must not be made."""
     job, first_claim = request.job, request.is_first_claim(state)
-    if state.attempt < request.claimed_attempt:
-        raise JournalLostError(_lost_journal(job, state, request.claimed_attempt))
+    written = max(request.claimed_attempt, request.known.newest_proven)
+    if state.attempt < written:
+        raise JournalLostError(_lost_journal(job, state, written))
     if request.repeated and state.process_id != request.process_id:
         raise FencedError(
             f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
@@ -244,7 +271,7 @@ def _refuse(request: _ClaimRequest, state: JournalState) -> Procedure[None]:
         accept_data_loss=request.accept_data_loss,
     )
     if not state.number and not request.take_over:
-        _refuse_used_name(job, request.listed)
+        _refuse_used_name(job, request.known.listed)
     tail = request.lost_tail(state)
     if tail is not None and not (first_claim and request.restore != "latest"):
         restored = None if point is None else (yield from load_manifest_if_readable(point))
@@ -253,16 +280,6 @@ def _refuse(request: _ClaimRequest, state: JournalState) -> Procedure[None]:
         )
         message = _lost_tail_message(job, state, tail, repeated)
         raise RefusedError(message) if first_claim else JournalLostError(message)
-
-
-def _list_transactional_ids(job: JobName) -> Procedure[tuple[TransactionalId, ...]]:
-    """Return the ids under the job's prefix; to be called before the journal is read. An attempt
-    whose claim is written in between would otherwise look like one of another journal, or like one
-    whose entries are lost.
-    """
-    return tuple(
-        (yield from retry_request(lambda: list_transactions(job_prefix(job)), FENCE_RETRY))
-    )
 
 
 def _lost_tail_message(job: JobName, state: JournalState, tail: LostTail, repeated: str) -> str:

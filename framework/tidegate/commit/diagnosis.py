@@ -25,8 +25,8 @@ from typing import Final
 import msgspec
 
 from tidegate.commit.journal.state import JournalState
-from tidegate.commit.transactional_ids import parse_transactional_id
-from tidegate.ids import TransactionalId
+from tidegate.commit.transactional_ids import parse_claim_id, parse_transactional_id
+from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.inspection import PartitionEndOffsets, ProducerState, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
@@ -195,6 +195,8 @@ def journal_status(
     transactional_id: TransactionalId, journal: JournalState | None
 ) -> JournalStatus:
     """Return the relation of an id to its job's journal (None if the journal could not be read)."""
+    if parse_claim_id(transactional_id) is not None:
+        return JournalStatus.UNREFERENCED
     parts = parse_transactional_id(transactional_id)
     if parts is None:
         return JournalStatus.NOT_TIDEGATE
@@ -230,6 +232,14 @@ def abort_outcome(before: Transaction, after: Transaction | None) -> AbortOutcom
             return AbortOutcome.CHANGED
 
 
+def owning_job(transactional_id: TransactionalId) -> JobName | None:
+    """Return the job of tidegate that an id belongs to; None for an id of another application."""
+    parts, claims = parse_transactional_id(transactional_id), parse_claim_id(transactional_id)
+    if parts is not None:
+        return parts.job
+    return None if claims is None else claims[0]
+
+
 def select_transactions(
     transactions: Sequence[Transaction],
     *,
@@ -245,8 +255,7 @@ def select_transactions(
     """
     found = []
     for each in transactions:
-        parts = parse_transactional_id(each.transactional_id)
-        if job is not None and (parts is None or parts.job != job):
+        if job is not None and job != owning_job(each.transactional_id):
             continue
         if topic_partitions is not None and not set(topic_partitions).intersection(each.partitions):
             continue

@@ -9,7 +9,8 @@ publication lists is never fenced, nor an id of a newer attempt (`decisions.may_
 Ids with a complete transaction are not even listed. A producer writes one transaction, so no
 transaction follows under such an id. A backfill of a thousand waves leaves hundreds of thousands of
 them, and the brokers keep them for a week. All ids are listed if another journal, or an earlier
-copy of this journal, has used the name. Then nothing is known of their producers.
+copy of this journal, has used the name. Then nothing is known of their producers. The claim id does
+not parse, so it is never fenced here.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ the missing entries. First, a transactional id contains the attempt that opened 
 opens an id before its claim is in the journal. Second, the consumer groups of the sources hold, as
 metadata, the checkpoint whose offsets were committed last, and no offset is committed before its
 checkpoint is published. So an id of a newer attempt, or an offset of a newer checkpoint, proves
-that entries are missing. The absence of traces proves nothing, because ids and offsets expire.
+that entries are missing. The absence of traces proves nothing, because ids and offsets expire. If
+the claim id proves that no newer attempt has opened ids, they are not listed (`claim_producer.py`).
 
 The module is pure. The claim procedure calls it before it claims. An operator who restores a
 checkpoint by its id has decided, and is not refused.

@@ -11,6 +11,10 @@ random name to distinguish the job that wrote it from another job of the same na
 whose journal was lost.
 
 Sinks make ids (`dataplane`), and the procedures parse them. No other code looks inside an id.
+
+Each journal has one more id, which only its claims initialise (`claim_producer.py`):
+`tidegate.{job}.{journal}._claims`. It does not parse as an id of a sink, because no uid begins with
+`_`. So no process fences it with the ids of older attempts, and no attempt is read from it.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ _WHOLE: Final = re.compile(
     r"\.(?P<journal>[a-z0-9]{1,32})"
     r"\.(?P<sink>[a-z0-9][a-z0-9_-]{0,99})\.(?P<attempt>[1-9][0-9]{0,17})"
     rf"\.(?P<subtask>{_NUMBER})\.(?P<index>{_NUMBER})"
+)
+_CLAIM_ID: Final = re.compile(
+    rf"tidegate\.(?P<job>{JOB_NAME})\.(?P<journal>[a-z0-9]{{1,32}})\._claims"
 )
 _HEAD: Final = re.compile(rf"(.+)\.(?:{_NUMBER})\.(?:{_NUMBER})")
 
@@ -106,6 +113,21 @@ def parse_transactional_id(text: str) -> TransactionalIdParts | None:
         index=int(match["index"]),
         system=match["system"] or KAFKA,
     )
+
+
+def claim_id(job: JobName, journal_id: str) -> TransactionalId:
+    """Return the id that every claim of a journal initialises. InternalError if a part has a form
+    that would not parse back.
+    """
+    text = f"{job_prefix(job)}{journal_id}._claims"
+    check(parse_claim_id(text) == (job, journal_id), f"{text!r} does not parse back")
+    return TransactionalId(text)
+
+
+def parse_claim_id(text: str) -> tuple[JobName, str] | None:
+    """Return the job and the journal id of a claim id; None if the text is not one."""
+    match = _CLAIM_ID.fullmatch(text)
+    return None if match is None else (JobName(match["job"]), match["journal"])
 
 
 def transaction_system(transactional_id: TransactionalId) -> str:

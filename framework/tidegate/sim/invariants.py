@@ -28,7 +28,7 @@ from tidegate.commit.journal.entries import (
     decode_entry,
     entry_number,
 )
-from tidegate.commit.transactional_ids import parse_transactional_id
+from tidegate.commit.transactional_ids import parse_claim_id, parse_transactional_id
 from tidegate.ids import TransactionalId
 from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
@@ -75,6 +75,10 @@ class ProtocolChecker:
         """Attempts whose tasks a backfill worker has run, by pid of the worker."""
         self._worker_of_id: dict[TransactionalId, int] = {}
         """Pid of the worker that has initialised a transactional id."""
+        self._initialised_after: dict[int, int] = {}
+        """Number of journal entries when a process last initialised a claim id, by its pid."""
+        self._may_open: set[int] = set()
+        """Attempts whose claims have initialised the claim id."""
         self._flaws: dict[int, str] = {}
         """Reason why the wave of a backfill attempt must not be published, by attempt."""
         self._unreported_losses: set[PreparedTransaction] = set()
@@ -142,6 +146,8 @@ class ProtocolChecker:
             journal.attempt, journal.submission = number, entry.submission_id
             journal.claimed_ms = self._kafka.now_ms()
             self._attempts[process.pid] = number
+            if self._initialised_after.get(process.pid) == number - 1:
+                self._may_open.add(number)
             if self.must_refuse and not self.may_claim:
                 self.record_violation(f"attempt {number} has begun, although {self.must_refuse}")
             self._start_attempt(entry)
@@ -378,8 +384,16 @@ class ProtocolChecker:
             self._initialised(name, process)
 
     def _initialised(self, name: TransactionalId, process: SimProcess) -> None:
-        parts = parse_transactional_id(name)
+        """Check an InitProducerId.
+
+        Only a process that claims initialises the claim id, after the entry before its claim. An
+        attempt opens no id if its claim has not done so: the next first claim could not know of it.
+        """
         own_attempt = self._attempts.get(process.pid)
+        if parse_claim_id(name) is not None and process.pid not in self._slots:
+            self._initialised_after[process.pid] = len(self.journal.entries)
+            return
+        parts = parse_transactional_id(name)
         if parts is None or own_attempt is None:
             self.record_violation(f"{process.name} initialises {name}")
             return
@@ -388,6 +402,10 @@ class ProtocolChecker:
                 f"{process.name} of attempt {own_attempt} fences {name} of a newer attempt"
             )
         if process.pid in self._slots:
+            if parts.attempt not in self._may_open:
+                self.record_violation(
+                    f"{process.name} initialises {name}, and its claim has not initialised its id"
+                )
             # An I/O thread of a worker may repeat a request of an earlier task of the worker.
             if parts.attempt not in self._workers.get(process.pid, {own_attempt}):
                 self.record_violation(f"a slot of attempt {own_attempt} initialises {name}")

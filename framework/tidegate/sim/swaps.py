@@ -176,7 +176,7 @@ class Swaps:
         """Carry out a swap if it is possible now. Return whether it was."""
         world = self._world
         if kind == EMPTY:
-            if not world.kafka.coordinator.list():
+            if not any(map(parse_transactional_id, world.kafka.coordinator.list())):
                 return False
             world.mount_other(MemoryBlobs(ANOTHER), everyone)
         elif kind == OLDER:

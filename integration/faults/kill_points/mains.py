@@ -26,6 +26,7 @@ from tidegate.commit.journal.entries import (
     decode_entry,
     entry_number,
 )
+from tidegate.commit.transactional_ids import parse_claim_id
 from tidegate.config import Config
 from tidegate.controlplane.jobmanager import backoff
 from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_jobmanager
@@ -446,7 +447,8 @@ class CommitTraps(Passing):
 
     def fence(self, transactional_id: TransactionalId) -> None:
         self._real.fence(transactional_id)
-        self._traps.reached("recovery.fenced")
+        if parse_claim_id(transactional_id) is None:  # that one belongs to the claim
+            self._traps.reached("recovery.fenced")
 
     def list(
         self, prefix: str, *, unfinished: bool = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.commit.model.claim_model import ClaimBounds, ClaimModel
 from tests.commit.model.model import LiveModel
 from tests.commit.model.search import Result, search
 from tests.commit.model.state import RULES, Bounds
@@ -42,6 +43,13 @@ def waves(name: str, *, expected_violation: str = "", **bounds: Any) -> Case:
     )
 
 
+def claims(name: str, *, expected_violation: str = "", **bounds: Any) -> Case:
+    """A search of the model of first claims."""
+    return Case(
+        f"claims, {name}", lambda: search(ClaimModel(ClaimBounds(**bounds))), expected_violation
+    )
+
+
 def _broken(
     make: Callable[..., Case], table: dict[str, tuple[str, dict[str, Any]]]
 ) -> Iterable[Case]:
@@ -58,6 +66,7 @@ SMALL: Final = (
     waves("two senders, two receivers, senders run twice", runs=(2, 1), attempts=1),
     waves("two records, other rows", widths=(1, 1), records=2, faults=1),
     waves("three levels", widths=(1, 2, 1), runs=(2, 2, 1), attempts=1),
+    claims("two processes", processes=2),
 )
 
 LARGER: Final = (
@@ -79,6 +88,11 @@ LARGER: Final = (
     waves("two senders, each task run twice, two drivers", widths=(2, 1)),
     waves("three levels, each task run twice", widths=(1, 2, 1), runs=(2, 2, 2), attempts=1),
     waves("two waves, three drivers", widths=(1, 1), attempts=3, waves=2),
+    claims("two processes, an expiration", processes=2, expirations=1),
+    claims("two processes, four claims", processes=2, claims=4),
+    claims("two processes, a late InitProducerId", processes=2, duplicates=1),
+    claims("two processes, two clusters", processes=2, clusters=2),
+    claims("three processes, two claims, an expiration", claims=2, expirations=1),
 )
 
 DEEP: Final = (
@@ -96,6 +110,7 @@ EARLY_LOSS = "loss reported after a timeout before publication"
 AHEAD = "output ahead"
 SILENT = "silent loss"
 STALL = "stall"
+LOST_TAIL = "a lost tail is not noticed"
 
 BROKEN: Final = (
     *_broken(
@@ -171,10 +186,20 @@ BROKEN: Final = (
             ),
         },
     ),
+    *_broken(
+        claims,
+        {
+            "waves do not initialise": (LOST_TAIL, {}),
+            "an expired claim id proves": (LOST_TAIL, {"expirations": 1}),
+            "the producer id is not compared": (LOST_TAIL, {"expirations": 1}),
+            "the cluster is not compared": (LOST_TAIL, {"clusters": 2}),
+            "a mark for each attempt": (LOST_TAIL, {"expirations": 1}),
+        },
+    ),
 )
 
-LARGER_BROKEN: Final = tuple(
-    _broken(
+LARGER_BROKEN: Final = (
+    *_broken(
         live,
         {
             "retract after a commit": (
@@ -182,5 +207,13 @@ LARGER_BROKEN: Final = tuple(
                 {"sinks": 2, "checkpoints": 1, "timeouts": 1, "rules": WITH_ROLLBACK},
             ),
         },
-    )
+    ),
+    *_broken(
+        claims,
+        {
+            "a repeated try forgets the proof": (LOST_TAIL, {}),
+            "other initialisations are not noticed": (LOST_TAIL, {}),
+            "compared with a description": (LOST_TAIL, {}),
+        },
+    ),
 )

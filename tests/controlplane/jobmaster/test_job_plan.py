@@ -1,11 +1,39 @@
-"""How many transactional ids a sink subtask gets from the checkpoint settings."""
+"""Whether a job opens transactions, and how many transactional ids each sink subtask gets."""
 
 from __future__ import annotations
 
 import pytest
 
+from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate.api.sink import Guarantee
 from tidegate.config import CheckpointSettings
-from tidegate.controlplane.jobmaster.job_plan import transactional_ids_per_subtask
+from tidegate.controlplane.jobmaster.job_plan import (
+    opens_transactions,
+    transactional_ids_per_subtask,
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "opens"),
+    [
+        ("at_least_once", "none", False),
+        ("exactly_once", "exactly_once", True),
+        ("at_least_once", "exactly_once", True),
+    ],
+)
+def test_job_opens_transactions_if_one_sink_is_exactly_once(
+    one: Guarantee, other: Guarantee, opens: bool
+) -> None:
+    class Copies(Pipeline, name="copies"):
+        numbers = KafkaSource("numbers", value=Json(int))
+        first = KafkaSink("first", value=Json(int), guarantee=one)
+        second = KafkaSink("second", value=Json(int), guarantee=other)
+
+        def define(self) -> None:
+            self.numbers.to(self.first)
+            self.numbers.to(self.second)
+
+    assert opens_transactions(build(Copies)) is opens
 
 
 @pytest.mark.parametrize("failures", [0, 2, 14, 100])

@@ -46,6 +46,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """The wall clock of the writer in milliseconds; for display only."""
 
 
+class ClaimProducer(msgspec.Struct, frozen=True, kw_only=True):
+    """The producer id and the epoch that a claim gave to the journal's claim id."""
+
+    cluster_id: str
+    producer_id: int
+    epoch: int
+    proves: bool
+    """Whether no newer attempt has opened an id as long as Kafka has this producer. False if other
+    processes have initialised the id, and it is not certain that the journal has their claims.
+    """
+
+
 class Claim(Entry, frozen=True, kw_only=True, tag="claim"):
     """The start of an attempt, whose number is the number of this entry. No older attempt can
     publish after it.
@@ -69,6 +81,11 @@ class Claim(Entry, frozen=True, kw_only=True, tag="claim"):
     """The newest attempt that Kafka knows and that this journal lacks; 0 if it lacks none. A number
     above 0 means that the journal is an older copy, and that the operator restores a checkpoint
     anyway.
+    """
+    producer: ClaimProducer | None = None
+    """The producer of the claim id after this claim initialised it. An attempt that opens no
+    transactional id initialises nothing, and has that of the claim before. None in claims of
+    earlier versions, and if there was none before.
     """
 
 

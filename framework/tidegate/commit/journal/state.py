@@ -18,6 +18,7 @@ from tidegate.commit.journal.entries import (
     REMEDY,
     AnyEntry,
     Claim,
+    ClaimProducer,
     Closed,
     LossAccepted,
     Lost,
@@ -88,6 +89,8 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest attempt of which Kafka may have traces and that the journal lacks, as a claim
     recorded. Ids of attempts up to this one belong to entries that were lost with the storage.
     """
+    producer: ClaimProducer | None = None
+    """The producer in the newest claim. Kafka has a later one if a later claim opens ids."""
     publication: Publication | None = None
     """The last publication."""
     settled: bool = False
@@ -215,6 +218,7 @@ def _claimed(state: JournalState, claim: Claim) -> JournalState:
         kafka_cluster=claim.kafka_cluster,
         moved=moved,
         lost_attempt=max(state.lost_attempt, Attempt(claim.lost_attempt)),
+        producer=claim.producer,
         closed=None,
     )
 

@@ -39,6 +39,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ignore_retry, run_to_end
 from tidegate.controlplane.jobmaster.job_plan import (
     JobPlan,
+    opens_transactions,
     producer_pool_size,
     transactional_ids_per_subtask,
 )
@@ -330,9 +331,9 @@ class JobJournal:
         refuse_manifest(manifest, journal.state, cluster)  # a rollback may lead to an older one
         return restoring.resolve(manifest, on_other_cluster=is_other_cluster(manifest, cluster))
 
-    def _claim(self) -> ClaimedJournal:
+    def _claim(self, plan: JobPlan | None = None) -> ClaimedJournal:
         """Claim the journal for a new attempt. ProcedureStopped if another process has taken this
-        process's place.
+        process's place. An attempt without a plan is never deployed.
 
         Without this check, a process that hangs during its first claim and then continues would
         fence the process that was started in its place. The runner checks before each step. So a
@@ -350,6 +351,7 @@ class JobJournal:
             repeated=self._has_claimed,
             claimed_attempt=self._claimed_attempt,
             commits={} if self._has_claimed else self._commits,
+            opens_transactions=plan is not None and opens_transactions(plan.graph),
         )
         journal = self._runner().run(procedure, should_stop=self._replaced)
         self._has_claimed, self._claimed_attempt = True, journal.attempt
@@ -363,7 +365,7 @@ class JobJournal:
         if not isinstance(plan, TidegateError):
             if not self._has_claimed:
                 self._commits = self._group_commits(plan)
-            return self._claim()
+            return self._claim(plan)
         if is_recoverable(plan):
             if not self._claimed_attempt:
                 # The first claim of a submission compares the journal with Kafka's data about the

@@ -17,6 +17,7 @@ from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_names import topic_of
 from tidegate.api.rebuild import rebuild
 from tidegate.api.record_fields import type_name
+from tidegate.api.sink import Sink
 from tidegate.api.stored import key_text, state_text
 from tidegate.api.timers import for_keys
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
@@ -80,6 +81,14 @@ def plan_job(submission: Submission, config: Config, code: Path | None = None) -
             for vertex in laid_out.vertices
             for index in range(vertex.parallelism)
         ),
+    )
+
+
+def opens_transactions(graph: StreamGraph) -> bool:
+    """Return whether a sink of the job writes transactions, in Kafka or in another system."""
+    return any(
+        isinstance(node.declaration, Sink) and node.declaration.guarantee == "exactly_once"
+        for node in graph
     )
 
 
