@@ -28,16 +28,21 @@ from confluent_kafka import Message
 
 import pipelines
 from integration.agreement.inputs import (
+    SHOP_ORDERS,
+    SHOP_PAYMENTS,
     Dataset,
     accounts,
     clicks,
     events,
     orders,
     payments,
+    shop_orders,
+    shop_payments,
 )
 from integration.agreement.shapes import Plain, Policies, Regions, ThreeLevels, Unions
 from pipelines.click_dedup import ClickDedup
 from pipelines.order_totals import OrderTotals
+from pipelines.paid_orders import PaidOrders
 from pipelines.payments_enriched import PaymentsEnriched
 from tidegate import Pipeline
 
@@ -71,6 +76,10 @@ class Case:
     """The reason why a step's final state is not compared, by the uid of the step."""
     silent: frozenset[str] = frozenset()
     """Sinks that get nothing from this input."""
+    rescales: tuple[int, int] | None = None
+    """Two parallelisms. The pipeline has event time, so one run changes from one to the other in
+    the middle.
+    """
     timestamps: frozenset[str] = frozenset()
     """Sinks whose records have the timestamps that user code gave them."""
 
@@ -136,6 +145,15 @@ CASES: Final = (
             )
         },
         silent=frozenset({"unmatched"}),
+    ),
+    Case(
+        "paid-orders",
+        PaidOrders,
+        {
+            "orders": Dataset(shop_orders, size=SHOP_ORDERS + 3),
+            "payments": Dataset(shop_payments, size=SHOP_PAYMENTS + 3),
+        },
+        rescales=(2, 3),
     ),
     Case(
         "plain",

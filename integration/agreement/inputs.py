@@ -147,6 +147,59 @@ def payments() -> Iterator[Record]:
         yield Record(account, account.encode(), write(payment))
 
 
+SHOP_ORDERS: Final = 900
+SHOP_PAYMENTS: Final = 750
+
+
+def shop_orders() -> Iterator[Record]:
+    """Yield the orders of `pipelines.paid_orders`, and then one in each partition that is later
+    than every wait. So every order has its outcome before the input ends.
+    """
+    for order_id, placed_at_ms, _ in islice(_shop(), SHOP_ORDERS):
+        order = {"order_id": order_id, "cents": 5, "placed_at_ms": placed_at_ms}
+        yield Record(order_id, order_id.encode(), json.dumps(order).encode())
+    for route in _one_of_each_partition("last-order"):
+        order = {"order_id": route, "cents": 5, "placed_at_ms": SHOP_END_MS}
+        yield Record(route, route.encode(), json.dumps(order).encode())
+
+
+def shop_payments() -> Iterator[Record]:
+    """Yield the payments in the order of their time, some too late, and one in each partition that
+    is later than every wait.
+    """
+    paid = [(paid_at_ms, order) for order, _, paid_at_ms in islice(_shop(), SHOP_ORDERS)]
+    for paid_at_ms, order_id in sorted(paid)[:SHOP_PAYMENTS]:
+        payment = {"order_id": order_id, "paid_at_ms": paid_at_ms}
+        yield Record(order_id, order_id.encode(), json.dumps(payment).encode())
+    for route in _one_of_each_partition("last-payment"):
+        payment = {"order_id": route, "paid_at_ms": SHOP_END_MS}
+        yield Record(route, route.encode(), json.dumps(payment).encode())
+
+
+SHOP_END_MS: Final = 1_700_100_000_000
+
+
+def _shop() -> Iterator[tuple[str, int, int]]:
+    """Yield orders with the times at which they are placed and paid. The times of orders are out of
+    order, by less than the bound of the pipeline.
+    """
+    rng = random.Random("shop")
+    for number in count():
+        placed_at_ms = 1_700_000_000_000 + 5_000 * number - rng.randrange(9_000)
+        delay_ms = rng.choice([0, 1_000, 300_000, 15 * 60_000, 15 * 60_000 + 1, 2_000_000])
+        yield f"order-{number}", placed_at_ms, placed_at_ms + delay_ms
+
+
+def _one_of_each_partition(prefix: str) -> list[str]:
+    """Return a route into each partition."""
+    routes = (f"{prefix}-{number}" for number in count())
+    found: dict[int, str] = {}
+    while len(found) < PARTITIONS:
+        route = next(routes)
+        found.setdefault(Record(route, b"", b"").partition, route)
+    return [found[partition] for partition in range(PARTITIONS)]
+
+
 def accounts(versions: int) -> Records:
     """Return this number of versions of each of 30 accounts."""
 

@@ -28,6 +28,7 @@ from tidegate.checkpoint.manifest import Manifest, decode_manifest
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import restore
 from tidegate.drivers.system import SystemDrivers
+from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
 
@@ -94,7 +95,7 @@ def take_outcome(
         state={
             node.id: state_of(manifest, storage, Uid(node.id))
             for node in graph
-            if node.kind == "keyed_process"
+            if operator_kind(node.kind).keyed
         },
         positions={
             (split.source, split.topic, split.partition): split.offset for split in manifest.splits

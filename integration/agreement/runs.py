@@ -1,4 +1,4 @@
-"""The three ways to run a case: live with kills, bounded, and as a backfill.
+"""The ways to run a case: live with kills, bounded, at two parallelisms, and as a backfill.
 
 Each run is a job of its own with its own sink topics. All runs read the same source topics. The
 live and the bounded run use the command that users have, with real processes.
@@ -43,6 +43,8 @@ that the run has several checkpoints to interrupt.
 READING_S: Final = 4
 """Approximate duration of a live run in seconds, if its input is large."""
 LIVE_S_MAX: Final = 90.0
+NO_DRAIN: Final = "--no-drain"
+"""A bounded run leaves open what a live run and a backfill leave open."""
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Prepared:
         """
         if backend not in self.references:
             job = self._job()
-            job.run(config={"state.backend": backend}, parallelism=parallelism)
+            job.run(NO_DRAIN, config={"state.backend": backend}, parallelism=parallelism)
             self.references[backend] = self._outcome(f"a bounded run ({backend})", job)
         return self.references[backend]
 
@@ -111,6 +113,24 @@ class Prepared:
             code = run.wait()
             assert code == 0, run.story()
         return self._outcome(f"a live run ({backend})", job, lossy=True)
+
+    def rescaled(self, backend: str, parallelisms: tuple[int, int]) -> Outcome:
+        """Run `tidegate run` with the first parallelism, stop it in the middle, and continue with a
+        bounded run with the second one. Return its outcome.
+        """
+        job = self._job()
+        ends = self.ends()
+        before, after = parallelisms
+        pace = max(PACE_MIN, sum(ends.values()) // (before * READING_S))
+        config = {"state.backend": backend}
+        with job.started(pace=pace, config=config, parallelism=before) as run:
+            run.until(lambda: self._has_begun(job), "in the middle", LIVE_S_MAX)
+            run.process.send_signal(signal.SIGINT)
+            code = run.wait()
+            assert code == 0, run.story()
+        assert not self._has_read(job, ends), "the run was stopped too late"
+        job.run(NO_DRAIN, config=config, parallelism=after)
+        return self._outcome(f"a run rescaled from {before} to {after} ({backend})", job)
 
     def backfill(
         self,
@@ -149,6 +169,14 @@ class Prepared:
             }
         finally:
             consumer.close()
+
+    def _has_begun(self, job: Job) -> bool:
+        """Return whether a checkpoint has positions behind the beginning in every source."""
+        found = manifests(job.folder / ".tidegate" / "checkpoints" / job.name)
+        read = {
+            split.source for manifest in found[-1:] for split in manifest.splits if split.offset
+        }
+        return read == set(self.topics)
 
     def _has_read(self, job: Job, ends: Mapping[tuple[str, str, int], int]) -> bool:
         with suppress(FileNotFoundError):  # the file was just deleted

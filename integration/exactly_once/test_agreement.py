@@ -2,7 +2,8 @@
 
 The tests use real brokers. The cases are every pipeline of `pipelines/` and the pipelines of
 `integration/agreement/shapes.py`. Each case runs bounded once, and the other runs are compared with
-this run: outputs by key and in order, final state, and positions. `make test` runs one combination
+this run: outputs by key and in order, final state, and positions. A pipeline with event time also
+runs with two parallelisms, one after the other. `make test` runs one combination
 of each case, chosen so that every value occurs, and the whole matrix of one case over one kind of
 topic. `-m soak` runs the whole matrix of all cases.
 """
@@ -48,6 +49,7 @@ class Combination(NamedTuple):
 QUICK: Final = (
     Combination("click-dedup", "transactions", "rocksdb", (2, 4), (WHOLE, 800)),
     Combination("payments-enriched", "plain", "memory", (3, 2), (1_500, WHOLE)),
+    Combination("paid-orders", "transactions", "rocksdb", (3, 2), (WHOLE, 600)),
     Combination("plain", "transactions", "memory", (4, 2), (WHOLE, 700)),
     Combination("three-levels", "gaps", "rocksdb", (2, 4), (350, WHOLE)),
     Combination("unions", "transactions", "rocksdb", (3, 4), (1_000, WHOLE)),
@@ -140,6 +142,9 @@ def assert_agreement(prepared: Prepared, combination: Combination, *, whole: boo
     backend = combination.backend
     reference = prepared.bounded(backend)
     found = compared(prepared, prepared.live(backend), reference)
+    if prepared.case.rescales is not None:
+        rescaled = prepared.rescaled(backend, prepared.case.rescales)
+        found += compared(prepared, rescaled, reference)
     pairs = product if whole else zip
     for parallelism, wave_offsets in pairs(combination.parallelisms, combination.waves):
         found += backfilled(prepared, reference, backend, parallelism, wave_offsets)
