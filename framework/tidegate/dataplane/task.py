@@ -19,7 +19,7 @@ reads no records and fires nothing. `step` never blocks, except that a source ma
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tidegate.checkpoint.alignment import (
@@ -31,6 +31,7 @@ from tidegate.checkpoint.alignment import (
     Unblock,
 )
 from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.pending_snapshot import PendingSnapshot
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.time.valve import WatermarkValve
@@ -38,8 +39,6 @@ from tidegate.errors import check
 from tidegate.graph.stream_graph import DEAD_LETTERS
 from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
 from tidegate.protocol.subtask_snapshot import (
-    KeyedSnapshot,
-    PreparedTransaction,
     SourceSplit,
     SubtaskSnapshot,
 )
@@ -171,7 +170,7 @@ class _Subtask:
         durable.
         """
         started = self._now()
-        pending_snapshot = _PendingSnapshot(
+        pending_snapshot = PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
             alignment_ms=alignment_ms,
@@ -195,7 +194,7 @@ class _Subtask:
             record_writer.emit_control(barrier)
         pending_snapshot.sync_phase_done(round((self._now() - started) * 1000))
 
-    def _acknowledge(self, checkpoint: CheckpointId, completed_snapshot: _PendingSnapshot) -> None:
+    def _acknowledge(self, checkpoint: CheckpointId, completed_snapshot: PendingSnapshot) -> None:
         snapshot = SubtaskSnapshot(
             vertex=self.subtask.vertex,
             index=self.subtask.index,
@@ -563,42 +562,3 @@ class InputTask(_Subtask):
 
 
 Task = SourceTask | InputTask
-
-
-class _PendingSnapshot:
-    """The parts of one subtask's snapshot while they become durable. The mailbox thread makes all
-    calls.
-    """
-
-    def __init__(
-        self,
-        *,
-        parts: int,
-        splits: tuple[SourceSplit, ...],
-        alignment_ms: int,
-        drained: bool,
-        done: Callable[[_PendingSnapshot], None],
-    ) -> None:
-        self._missing, self._done = parts, done
-        self.splits, self.alignment_ms, self.drained = splits, alignment_ms, drained
-        self.keyed: list[KeyedSnapshot] = []
-        self.transactions: list[PreparedTransaction] = []
-        self.sync_ms = 0
-
-    def transactions_prepared(self, transactions: tuple[PreparedTransaction, ...]) -> None:
-        self.transactions.extend(transactions)
-        self._part_done()
-
-    def state_stored(self, snapshot: KeyedSnapshot) -> None:
-        self.keyed.append(snapshot)
-        self._part_done()
-
-    def sync_phase_done(self, sync_ms: int) -> None:
-        self.sync_ms = sync_ms
-        self._part_done()
-
-    def _part_done(self) -> None:
-        self._missing -= 1
-        check(self._missing >= 0, "a part of a snapshot was reported twice")
-        if self._missing == 0:
-            self._done(self)
