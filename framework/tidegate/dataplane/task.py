@@ -272,6 +272,15 @@ class SourceTask(_Subtask):
             self._started = True
             self.reader.open(self._splits)
 
+    def splits(self) -> tuple[SourceSplit, ...]:
+        """Return the splits with the next offsets to read, and with the watermarks of their
+        partitions.
+        """
+        if not self._started:
+            return tuple(self._splits)
+        splits = self.reader.snapshot()
+        return splits if self.watermarks is None else self.watermarks.in_splits(splits)
+
     def has_ended(self) -> bool:
         """Return whether the task has read its splits to their ends."""
         return self._ended
@@ -427,11 +436,10 @@ class SourceTask(_Subtask):
 
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")
-        splits = self.reader.snapshot()
         if self.watermarks is not None:
             # Every subtask behind an exchange then has the same watermark at this checkpoint.
             self._emit_watermark(self.watermarks)
-            splits = self.watermarks.in_splits(splits)
+        splits = self.splits()
         self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
         self.take_snapshot(barrier, splits, drained=self._fires and self._has_drained())

@@ -143,7 +143,14 @@ class SubtaskBuilder:
         if head.kind == "source":
             receivers = most_receivers(record_writer for _, record_writer in record_writers)
             splits = [split for split in self._deploy.splits if split.source == head.id]
-            return self._source_task(head, subtask_context, chain, splits, receivers)
+            return self._source_task(
+                head,
+                subtask_context,
+                chain,
+                splits,
+                receivers=receivers,
+                ends_input=self._context.ends_input,
+            )
         gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
         return InputTask(
@@ -178,14 +185,15 @@ class SubtaskBuilder:
         subtask_context: SubtaskContext,
         chain: OperatorChain,
         splits: Sequence[SourceSplit],
+        *,
         receivers: int,
+        ends_input: bool,
     ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
         keep_keys = source_keys_wanted(self.graph, head.id)
         reader = KafkaSourceReader(
             source, Uid(head.id), subtask_context, keep_keys=keep_keys, receivers=receivers
         )
-        context = self._context
         watermarks = None
         if source.watermarks is not None:
             watermarks = SourceWatermarks(
@@ -194,10 +202,10 @@ class SubtaskBuilder:
         return SourceTask(
             subtask_context,
             chain,
-            context.checkpoint_responder,
+            self._context.checkpoint_responder,
             reader,
             splits,
-            ends_input=context.ends_input,
+            ends_input=ends_input,
             drains=self._deploy.submission.drain,
             fires=any(node.fires for node in self.graph),
             watermarks=watermarks,
@@ -218,11 +226,14 @@ class SubtaskBuilder:
     def _sink(self, node: Node, subtask_context: SubtaskContext, refusals: Refusals) -> SinkWriter:
         return make_sink_writer(node, subtask_context, refusals)
 
+    def _local_folder(self, vertex: Vertex) -> Path:
+        folder = self._context.local / vertex.id
+        make_private_folder(folder, exist_ok=False)
+        return folder
+
     def _make_subtask_context(self, vertex: Vertex) -> SubtaskContext:
         deploy, context = self._deploy, self._context
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
-        local = context.local / vertex.id
-        make_private_folder(local, exist_ok=False)
         return SubtaskContext(
             job=deploy.job,
             journal_id=deploy.journal_id,
@@ -233,7 +244,7 @@ class SubtaskBuilder:
             config=context.config,
             drivers=context.drivers,
             blobs=self._blobs,
-            local=local,
+            local=self._local_folder(vertex),
             earlier=context.earlier,
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
