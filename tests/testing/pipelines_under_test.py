@@ -10,6 +10,8 @@ import msgspec
 from tidegate import (
     BoundedOutOfOrderness,
     Context,
+    EventTimer,
+    Fired,
     Json,
     KafkaSink,
     KafkaSource,
@@ -17,6 +19,7 @@ from tidegate import (
     MapState,
     Monotonous,
     Pipeline,
+    ProcessingTimer,
     ValueState,
 )
 
@@ -124,6 +127,48 @@ class OneSource(Pipeline, name="one-source"):
 
     def define(self) -> None:
         self.clicks.key_by(lambda click: click.user).process(Number(), uid="number").to(self.seen)
+
+
+class Silence(msgspec.Struct, frozen=True):
+    user: str
+    kind: str
+    at_ms: int
+    clicks: int
+
+
+class WatchSilence(KeyedProcess[str, Click, Silence]):
+    """Says that a user has not clicked for 30 ms of event time, and each second by the clock."""
+
+    count = ValueState(int, default=0)
+    silence = EventTimer()
+    each_second = ProcessingTimer()
+
+    def process(self, click: Click, ctx: Context[str]) -> Iterable[Silence]:
+        self.count.value += 1
+        self.silence.set(click.at_ms + 30)
+        if self.each_second.at_ms is None:
+            self.each_second.set(1_000)
+        return ()
+
+    def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[Silence]:
+        kind = "silence" if fired.declaration is WatchSilence.silence else "second"
+        if kind == "second":
+            self.each_second.set(fired.at_ms + 1_000)
+        yield Silence(ctx.key, kind, fired.at_ms, self.count.value)
+
+
+class Silences(Pipeline, name="silences"):
+    clicks = KafkaSource(
+        "clicks",
+        value=Json(Click),
+        event_time=lambda click: click.at_ms,
+        watermarks=BoundedOutOfOrderness("10 ms", idle_after="1 min"),
+    )
+    silences = KafkaSink("silences", value=Json(Silence))
+
+    def define(self) -> None:
+        keyed = self.clicks.key_by(lambda click: click.user)
+        keyed.process(WatchSilence(), uid="watch").to(self.silences)
 
 
 CALLS: list[str] = []

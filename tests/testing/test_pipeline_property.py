@@ -12,9 +12,17 @@ from collections import defaultdict
 from typing import Any
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
-from tests.testing.pipelines_under_test import Click, Clicks, Order, Seen, Totals
+from tests.testing.pipelines_under_test import (
+    Click,
+    Clicks,
+    Order,
+    Seen,
+    Silence,
+    Silences,
+    Totals,
+)
 from tidegate.testing import PipelineTest, Setup
 
 keys = st.sampled_from("abcde")
@@ -85,7 +93,17 @@ def seen(setup: Setup, drawn: list[Any], *, faults: bool) -> dict[str, list[Seen
         return in_order(test.sink(Clicks.seen).read(), "user")
 
 
-@settings(max_examples=60, deadline=None)
+def silences(setup: Setup, drawn: list[Any], *, faults: bool) -> dict[str, list[Silence]]:
+    with PipelineTest(Silences, setup) as test:
+        for step in drawn:
+            if step[0] == "push":
+                test.source(Silences.clicks, partition=step[2]).push(*step[3])
+            elif faults:
+                fault(test, step)
+        test.watermark(1_000)
+        return in_order(test.sink(Silences.silences).read(), "user")
+
+
 @given(SETUPS, steps(pushes(orders)))
 def test_running_totals_are_exact_at_any_parallelism_and_crash(
     setup: Setup, drawn: list[Any]
@@ -93,9 +111,15 @@ def test_running_totals_are_exact_at_any_parallelism_and_crash(
     assert totals(setup, drawn, faults=True) == totals(Setup(), drawn, faults=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SETUPS, steps(pushes(clicks), st.tuples(st.just("watermark"), st.integers(0, 50))))
 def test_what_was_late_stays_late_at_any_parallelism_and_crash(
     setup: Setup, drawn: list[Any]
 ) -> None:
     assert seen(setup, drawn, faults=True) == seen(Setup(), drawn, faults=False)
+
+
+@given(SETUPS, steps(pushes(clicks)))
+def test_event_timers_fire_once_at_any_parallelism_and_crash(
+    setup: Setup, drawn: list[Any]
+) -> None:
+    assert silences(setup, drawn, faults=True) == silences(Setup(), drawn, faults=False)

@@ -252,17 +252,14 @@ def test_end_is_done_again_after_a_crash() -> None:
             source.push(Order("ann", 2))
 
 
-def test_test_leaves_no_folder_behind() -> None:
-    def folders() -> set[Path]:
-        return set(Path(tempfile.gettempdir()).glob("tidegate-test-*"))
-
-    before = folders()
+def test_test_leaves_no_folder_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with PipelineTest(Totals) as test:
         test.source(Totals.orders).push(Order("ann", 1))
-        assert folders() == before  # a test without a checkpoint makes none
+        assert list(tmp_path.iterdir()) == []  # a test without a checkpoint makes none
         test.checkpoint()
-        assert len(folders() - before) == 1
-    assert folders() == before
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.testing.pipelines_under_test import Click, Clicks, OneSource, Order, Seen, Totals
+from tests.testing.pipelines_under_test import (
+    Click,
+    Clicks,
+    OneSource,
+    Order,
+    Seen,
+    Silence,
+    Silences,
+    Totals,
+)
 from tidegate import PipelineError
 from tidegate.stream_elements import MIN_MS
 from tidegate.testing import PipelineTest, Setup
@@ -166,3 +175,38 @@ def test_idleness_that_a_job_does_not_have_is_refused() -> None:
 def test_watermark_that_is_no_instant_is_refused(at: object) -> None:
     with PipelineTest(OneSource) as test, pytest.raises(PipelineError, match="is no instant: "):
         test.watermark(at)  # type: ignore[arg-type]
+
+
+@ANYWHERE
+def test_event_timer_fires_once_over_a_crash(parallelism: int) -> None:
+    with PipelineTest(Silences, Setup(parallelism=2)) as test:
+        test.source(Silences.clicks).push(Click("a", 100), Click("b", 120))
+        test.watermark(130)
+        assert test.sink(Silences.silences).read() == [Silence("a", "silence", 130, 1)]
+        test.checkpoint().crash(parallelism=parallelism)
+        test.watermark(200)
+        assert test.sink(Silences.silences).read() == [Silence("b", "silence", 150, 1)]
+
+
+@ANYWHERE
+def test_processing_timers_fire_at_their_times_while_the_clock_moves(parallelism: int) -> None:
+    setup = Setup(parallelism=parallelism, now_ms=200)
+    with PipelineTest(Silences, setup) as test:
+        test.source(Silences.clicks).push(Click("a", 100))
+        test.advance("799 ms")
+        assert test.sink(Silences.silences).read() == []
+        test.advance("1 ms")
+        assert test.sink(Silences.silences).read() == [Silence("a", "second", 1_000, 1)]
+        test.advance("2500 ms").checkpoint()
+        fired = [each.at_ms for each in test.sink(Silences.silences).read()]
+        assert fired == [2_000, 3_000]
+        test.crash(parallelism=3).advance("2 s")
+        fired = [each.at_ms for each in test.sink(Silences.silences).read()]
+        assert fired == [4_000, 5_000]
+
+
+def test_stop_fires_no_timer() -> None:
+    with PipelineTest(Silences) as test:
+        test.source(Silences.clicks).push(Click("a", 100))
+        test.stop()
+        assert test.sink(Silences.silences).read() == []

@@ -176,6 +176,11 @@ class PipelineAttempt:
         """Whether the sources read."""
         return self._started
 
+    @property
+    def next_processing_ms(self) -> int:
+        """The time of the clock at which a step has something to do."""
+        return min(task.chain.next_processing_ms for task in self._tasks)
+
     def start(self) -> None:
         """Let the sources read, if they do not yet."""
         if not self._started:

@@ -201,22 +201,26 @@ class PipelineRun:
         self._do(_Ended(source, of))
 
     def move_clock(self, span_ms: int) -> None:
-        """Let processing time pass, and partitions become idle in it."""
+        """Let processing time pass. Timers fire at their times, and quiet partitions become
+        idle.
+        """
         self._check_running()
-        self._begin()
+        self._attempt.start()
         strategies = [source.watermarks for source in self._sources.values()]
-        quiet_ms = [each.idle_after_ms or 0 for each in strategies if each is not None]
-        polled_ms = min(span_ms, max(quiet_ms, default=0))
-        for passed_ms in range(0, polled_ms, POLL_INTERVAL_MS):
-            self._clock.move(min(POLL_INTERVAL_MS, polled_ms - passed_ms))
+        quiet_ms = max((each.idle_after_ms or 0 for each in strategies if each), default=0)
+        passed_ms = 0
+        while passed_ms < span_ms:
+            # Long enough polls make a partition idle. Nothing depends on further ones.
+            step_ms = POLL_INTERVAL_MS if passed_ms < quiet_ms else span_ms
+            due_ms = self._attempt.next_processing_ms - self._clock.now_ms()
+            step_ms = max(1, min(step_ms, span_ms - passed_ms, due_ms))
+            self._clock.move(step_ms)
             self._attempt.settle()
-        self._clock.move(span_ms - polled_ms)
-        self._attempt.settle()
+            passed_ms += step_ms
 
     def checkpoint(self, *, final: bool = False) -> None:
         """Take a checkpoint, and commit what the sinks have written."""
         self._check_running()
-        self._begin()
         self._checkpoint = self._attempt.checkpoint(final=final), len(self._elements)
         for kept in self.job.kept.values():
             kept.commit()
@@ -236,8 +240,7 @@ class PipelineRun:
         self._attempt = self._new_attempt(parallelism, manifest)
         for element in self._elements[done:]:
             self._apply(element)
-        if self._begun:
-            self._attempt.start()
+        self._attempt.start()
 
     def close(self) -> None:
         """Close the functions of the pipeline, and remove the folder of local state."""
@@ -275,9 +278,8 @@ class PipelineRun:
         attempt.settle()
 
     def _begin(self) -> None:
-        """Start the sources, if the test has not done anything yet. A topic has a partition, also
-        if no process writes to it. So a source with watermarks, of which the test has named no
-        partition, has partition 0.
+        """Give partition 0 to each source with watermarks of which the test has named no partition,
+        before the first element. A topic has a partition also if no process writes to it.
         """
         if self._begun:
             return
@@ -286,7 +288,6 @@ class PipelineRun:
             named = any(each.named for each in self._partitions.get(uid, {}).values())
             if source.watermarks is not None and not named:
                 self._do(_Named(uid, TopicPartition(source.topic, 0)))
-        self._attempt.start()
 
     def _add_partition(self, source: Uid, of: TopicPartition) -> None:
         attempt = self._attempt
