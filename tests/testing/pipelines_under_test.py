@@ -172,6 +172,8 @@ class Silences(Pipeline, name="silences"):
 
 
 CALLS: list[str] = []
+OPENED: set[int] = set()
+"""Identities of the function objects that were opened."""
 
 
 class Noisy(PerCustomer):
@@ -179,6 +181,7 @@ class Noisy(PerCustomer):
 
     def open(self) -> None:
         CALLS.append("open")
+        OPENED.add(id(self))
 
     def close(self) -> None:
         CALLS.append("close")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.testing.pipelines_under_test import (
     CALLS,
+    OPENED,
     NoisyTotals,
     Order,
     Total,
@@ -64,8 +66,10 @@ def test_batch_is_the_most_records_that_a_source_emits_together() -> None:
 
 def test_each_subtask_has_a_function_object_of_its_own() -> None:
     CALLS.clear()
+    OPENED.clear()
     with PipelineTest(NoisyTotals, Setup(parallelism=3)):
         assert CALLS == ["open"] * 3
+        assert len(OPENED) == 3
     assert CALLS == ["open"] * 3 + ["close"] * 3
 
 
@@ -240,6 +244,20 @@ def test_ended_partition_takes_no_record_and_the_others_do() -> None:
         test.checkpoint().crash(parallelism=1)
         test.crash(parallelism=4)
         assert [each.amount for each in test.sink(Totals.customers).read()] == [1, 5, 13]
+
+
+def test_end_of_the_last_partition_reaches_every_subtask_also_after_a_crash() -> None:
+    def ended(test: Any) -> int:
+        return len(test._run._attempt.ended)
+
+    with PipelineTest(Totals, Setup(parallelism=2)) as test:
+        first, second = test.source(Totals.orders), test.source(Totals.orders, partition=1)
+        first.push(Order("ann", 1)).end()
+        assert ended(test) == 0
+        second.end()
+        assert ended(test) == 6  # the source and two steps, in two slots each
+        test.checkpoint().crash(parallelism=3)
+        assert ended(test) == 9
 
 
 def test_end_is_done_again_after_a_crash() -> None:

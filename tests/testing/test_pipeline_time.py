@@ -101,6 +101,14 @@ def test_watermark_of_all_partitions_is_set(parallelism: int) -> None:
         assert [(each.at_ms, each.late) for each in found] == [(650, True), (750, False)]
 
 
+@pytest.mark.parametrize("batch", [1, 2, 1000])
+def test_watermark_follows_all_records_of_a_push(batch: int) -> None:
+    with PipelineTest(OneSource, Setup(batch=batch)) as test:
+        test.source(OneSource.clicks).push(Click("a", 500), Click("a", 100), Click("a", 50))
+        assert not any(each.late for each in test.sink(OneSource.seen).read())
+        assert watermark_after(test) == 489
+
+
 def test_watermark_can_be_set_before_a_partition_is_named() -> None:
     with PipelineTest(Clicks) as test:
         test.watermark(700)

@@ -155,6 +155,8 @@ class PipelineAttempt:
         self._checkpoints = 0
         self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self._started = False
+        self.ended: set[SubtaskId] = set()
+        """The subtasks that the end of the input has reached."""
         self.graph = build(job.pipeline, job.params)
         self._plan = plan(self.graph, parallelism, job.max_parallelism)
         self._metadata = state_metadata(self.graph, self._plan, job.config)
@@ -400,7 +402,8 @@ class PipelineAttempt:
         self._fail(StorageError(f"Checkpoint {checkpoint} of {subtask}: {reason}"), subtask)
 
     def input_ended(self, subtask: SubtaskId) -> None:
-        """Do nothing: the test does not wait for the end of the input."""
+        """Note that no record follows in a subtask."""
+        self.ended.add(subtask)
 
 
 def _never_lost(peer: int, error: ExchangeError) -> None:
