@@ -436,10 +436,11 @@ class SourceTask(_Subtask):
 
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")
+        splits = self.reader.snapshot()
         if self.watermarks is not None:
             # Every subtask behind an exchange then has the same watermark at this checkpoint.
             self._emit_watermark(self.watermarks)
-        splits = self.splits()
+            splits = self.watermarks.in_splits(splits)
         self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
         self.take_snapshot(barrier, splits, drained=self._fires and self._has_drained())
