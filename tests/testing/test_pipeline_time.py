@@ -213,6 +213,33 @@ def test_processing_timers_fire_at_their_times_while_the_clock_moves(parallelism
         assert fired == [4_000, 5_000]
 
 
+@ANYWHERE
+def test_drain_fires_all_event_timers_and_ends_the_job(parallelism: int) -> None:
+    with PipelineTest(Silences, Setup(parallelism=parallelism)) as test:
+        test.source(Silences.clicks).push(Click("a", 100))
+        source = test.source(Silences.clicks, partition=1).push(Click("b", 200))
+        test.source(Silences.clicks, partition=2).end()
+        test.drain()
+        found = sorted(each.user for each in test.sink(Silences.silences).read())
+        assert found == ["a", "b"]
+        with pytest.raises(PipelineError, match="has drained this job, so it processes nothing"):
+            source.push(Click("a", 300))
+        with pytest.raises(PipelineError, match=r"all timers have fired, so no other run .* stop"):
+            test.crash()
+
+
+@ANYWHERE
+def test_end_of_all_partitions_fires_all_event_timers_once(parallelism: int) -> None:
+    with PipelineTest(Silences, Setup(parallelism=2)) as test:
+        source = test.source(Silences.clicks).push(Click("a", 100))
+        test.checkpoint()
+        source.end()
+        test.crash(parallelism=parallelism)
+        assert test.sink(Silences.silences).read() == [Silence("a", "silence", 130, 1)]
+        test.checkpoint().crash(parallelism=3).drain()
+        assert test.sink(Silences.silences).read() == []
+
+
 def test_stop_fires_no_timer() -> None:
     with PipelineTest(Silences) as test:
         test.source(Silences.clicks).push(Click("a", 100))

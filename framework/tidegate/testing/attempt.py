@@ -256,10 +256,10 @@ class PipelineAttempt:
         self._replace(task, splits, ends_input=False)
 
     def end_source(self, uid: Uid) -> None:
-        """End the input of a source, all partitions of which have ended."""
-        for task in self._sources():
-            if task.subtask.vertex == VertexId(uid):
-                self._replace(task, task.splits(), ends_input=True)
+        """End the input of a source. Everything fires that waits for its watermark only."""
+        for old in self._sources():
+            if old.subtask.vertex == VertexId(uid):
+                self._replace(old, old.splits(), ends_input=True).drain()
 
     def close(self) -> None:
         """Close the subtasks. If one raises, the others are closed nevertheless."""
@@ -328,13 +328,16 @@ class PipelineAttempt:
 
     def _replace(
         self, old: SourceTask, splits: tuple[SourceSplit, ...], *, ends_input: bool
-    ) -> None:
-        """Put a task with other splits in place of a source task that has nothing left to do."""
+    ) -> SourceTask:
+        """Put a task with other splits in place of a source task that has nothing left to do, and
+        return it.
+        """
         task = self._builders[old.subtask.index].other_source(old, splits, ends_input=ends_input)
         self._tasks[self._tasks.index(old)] = task
         old.reader.close()
         if self._started:
             task.start()
+        return task
 
     def _sources(self) -> list[SourceTask]:
         return [task for task in self._tasks if isinstance(task, SourceTask)]

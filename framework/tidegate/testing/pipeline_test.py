@@ -202,6 +202,13 @@ class PipelineTest:
         self._run.checkpoint(final=True)
         return self
 
+    def drain(self) -> Self:
+        """End the input: all event timers fire, as with `tidegate stop --drain` and at the end of
+        a bounded run. Then the job stops with a last checkpoint, and nothing continues it.
+        """
+        self._run.drain()
+        return self
+
     def _writes_letters_to(self, node: Node, topic: str) -> bool:
         letters = any(map(self._run.graph.carries_dead_letters, node.inputs))
         return letters and cast("KafkaSink[Any]", node.declaration).topic == topic
@@ -283,7 +290,7 @@ class PipelineSource(Generic[T]):
 
     def end(self) -> Self:
         """End this partition, as a bounded run does. It keeps its watermark, and holds back the
-        others. The input of the source ends with its last partition.
+        others. With its last partition, the input of the source ends, and event timers fire.
         """
         self._run.end(self._uid, self._of)
         return self

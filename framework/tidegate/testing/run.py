@@ -132,7 +132,7 @@ class PipelineRun:
         self._elements: list[_Element] = []
         self._checkpoint: tuple[Manifest, int] | None = None
         """The last checkpoint, and the number of elements that it contains."""
-        self._stopped = self._begun = False
+        self._stopped = self._drained = self._begun = False
         self._attempts = 0
         self._partitions: dict[Uid, Partitions] = {}
         self._attempt = self._new_attempt(parallelism, None)
@@ -226,8 +226,24 @@ class PipelineRun:
             kept.commit()
         self._stopped = final
 
+    def drain(self) -> None:
+        """End the input of every source, and take the last checkpoint."""
+        self._check_running()
+        self._begin()
+        for uid in self._sources:
+            if not self._has_ended(uid):  # else it has drained
+                self._attempt.end_source(uid)
+        self._attempt.settle()
+        self.checkpoint(final=True)
+        self._drained = True
+
     def crash(self, parallelism: int | None) -> None:
         """Drop the attempt, restore the last checkpoint, and process again what came after it."""
+        if self._drained:
+            raise PipelineError(
+                "the test has drained this job: all timers have fired, so no other run continues "
+                "it. Use stop() in place of drain() for a job that starts again."
+            )
         if parallelism is None:
             parallelism = self._attempt.parallelism
         plan(self.graph, parallelism, self.job.max_parallelism)  # raises before anything is lost
@@ -303,14 +319,16 @@ class PipelineRun:
         self._attempt.start()
 
     def _has_ended(self, source: Uid) -> bool:
-        named = [each for each in self._partitions[source].values() if each.named]
+        named = [each for each in self._partitions.get(source, {}).values() if each.named]
         return bool(named) and all(each.closed for each in named)
 
     def _check_running(self) -> None:
         if self._stopped:
             raise PipelineError(
-                "the test has stopped this job, so it processes nothing more. crash() starts it "
-                "again, from the checkpoint with which it stopped."
+                "the test has drained this job, so it processes nothing more"
+                if self._drained
+                else "the test has stopped this job, so it processes nothing more. crash() starts "
+                "it again, from the checkpoint with which it stopped."
             )
 
     def _check_open(self, source: Uid, of: TopicPartition) -> None:
