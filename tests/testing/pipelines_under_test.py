@@ -151,10 +151,11 @@ class WatchSilence(KeyedProcess[str, Click, Silence]):
         return ()
 
     def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[Silence]:
-        kind = "silence" if fired.declaration is WatchSilence.silence else "second"
-        if kind == "second":
+        if fired.declaration is WatchSilence.silence:
+            yield Silence(ctx.key, "silence", fired.at_ms, self.count.value)
+        else:
             self.each_second.set(fired.at_ms + 1_000)
-        yield Silence(ctx.key, kind, fired.at_ms, self.count.value)
+            yield Silence(ctx.key, "second", ctx.processing_time_ms, self.count.value)
 
 
 class Silences(Pipeline, name="silences"):

@@ -130,7 +130,8 @@ def test_watermark_of_one_partition_is_set_and_set_again_after_a_crash(paralleli
 
 def test_lower_record_does_not_count_as_a_watermark_that_goes_back() -> None:
     with PipelineTest(OneSource) as test:
-        test.source(OneSource.clicks).watermark(500).push(Click("a", 100))
+        source = test.source(OneSource.clicks).watermark(500).push(Click("a", 100))
+        source.idle().push(Click("a", 100))
         assert test.counters.backward_watermarks == 0
 
 
@@ -198,10 +199,10 @@ def test_event_timer_fires_once_over_a_crash(parallelism: int) -> None:
 
 @ANYWHERE
 def test_processing_timers_fire_at_their_times_while_the_clock_moves(parallelism: int) -> None:
-    setup = Setup(parallelism=parallelism, now_ms=200)
+    setup = Setup(parallelism=parallelism, now_ms=250)
     with PipelineTest(Silences, setup) as test:
         test.source(Silences.clicks).push(Click("a", 100))
-        test.advance("799 ms")
+        test.advance("749 ms")
         assert test.sink(Silences.silences).read() == []
         test.advance("1 ms")
         assert test.sink(Silences.silences).read() == [Silence("a", "second", 1_000, 1)]
