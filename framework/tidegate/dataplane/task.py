@@ -272,15 +272,6 @@ class SourceTask(_Subtask):
             self._started = True
             self.reader.open(self._splits)
 
-    def splits(self) -> tuple[SourceSplit, ...]:
-        """Return the splits with the next offsets to read, and with the watermarks of their
-        partitions.
-        """
-        if not self._started:
-            return tuple(self._splits)
-        splits = self.reader.snapshot()
-        return splits if self.watermarks is None else self.watermarks.in_splits(splits)
-
     def has_ended(self) -> bool:
         """Return whether the task has read its splits to their ends."""
         return self._ended

@@ -14,36 +14,25 @@ neither pushes nor crashes (`run.py`). Invariant: between two calls, nothing is 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from msgspec.structs import replace
 
-from tidegate.api.pipeline import Pipeline, build
-from tidegate.api.sink import Sink
+from tidegate.api.pipeline import build
 from tidegate.checkpoint.manifest import Manifest, decode_manifest, encode_manifest, manifest_path
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import RestorePlan, restore, slot_of_split
-from tidegate.config import Config
 from tidegate.controlplane.jobmaster.job_plan import state_metadata
 from tidegate.dataplane.channels.slot_channels import SlotChannels
-from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
-from tidegate.dataplane.operators.keyed import KeyedStateLike
-from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.local_files import LocalStateFiles
-from tidegate.dataplane.state.step import SubtaskKeyedState
-from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task import SourceTask, Task
-from tidegate.dataplane.task_builder import SlotContext, SubtaskBuilder
+from tidegate.dataplane.task_builder import SlotContext
 from tidegate.errors import ExchangeError, InternalError, StorageError, check
-from tidegate.graph.plan import Vertex, plan
-from tidegate.graph.stream_graph import Node, StreamGraph
+from tidegate.graph.plan import plan
 from tidegate.ids import (
     Attempt,
     CheckpointId,
@@ -53,84 +42,18 @@ from tidegate.ids import (
     Uid,
     VertexId,
 )
-from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.ports.kafka import TransactionAdmin
 from tidegate.protocol.messages import Deploy, RestoredState, Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import Barrier, TopicPartition, Watermark
-from tidegate.testing.drivers import PipelineDrivers, WaitingWork
+from tidegate.testing.drivers import WaitingWork
 from tidegate.testing.exchange import Connections
-from tidegate.testing.kept_records import KeepingSinkWriter, KeptRecords
+from tidegate.testing.slot_builder import PipelineSlotBuilder, TestedJob
 
 BURST_MAX: Final = 4
 """The most turns in a row that a drawn subtask or connection takes. It is below the eight frames of
 a channel, so some channels are full and some empty.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestedJob:
-    """The parts of a job that outlive an attempt."""
-
-    __test__ = False  # not a test class of pytest's
-
-    pipeline: type[Pipeline]
-    params: Mapping[str, object]
-    max_parallelism: int
-    config: Config
-    drivers: PipelineDrivers
-    blobs: BlobStore
-    counters: Counters
-    kept: dict[str, KeptRecords]
-    """The records of each sink, by the id of its node."""
-    local: Path
-    """The folder of local state. It is made with the first checkpoint of a step."""
-    draw: random.Random | None
-    """The order of turns. None if they follow the plan."""
-
-
-class _SlotBuilder(SubtaskBuilder):
-    """The builder of the subtasks of one slot. It checks every field of every result."""
-
-    every_field = True
-
-    def __init__(
-        self,
-        deploy: Deploy,
-        context: SlotContext,
-        built: tuple[type[Pipeline], StreamGraph],
-        job: TestedJob,
-    ) -> None:
-        no_transactions = cast("TransactionAdmin", None)  # the sinks here have none
-        super().__init__(deploy, context, built, job.blobs, no_transactions)
-        self._kept = job.kept
-        self.states: list[SubtaskKeyedState] = []
-
-    def other_source(
-        self, task: SourceTask, splits: Sequence[SourceSplit], *, ends_input: bool
-    ) -> SourceTask:
-        """Return a source task with other splits and with the chain of `task`."""
-        head = self.graph.nodes[task.subtask.vertex]
-        return self._source_task(
-            head, task.context, task.chain, splits, receivers=1, ends_input=ends_input
-        )
-
-    def _sink(
-        self, node: Node, subtask_context: SubtaskContext, refusals: Refusals
-    ) -> KeepingSinkWriter:
-        del subtask_context
-        sink = cast("Sink[Any]", node.declaration)
-        kept = self._kept.setdefault(node.id, KeptRecords(sink.guarantee))
-        return KeepingSinkWriter(sink, kept, refusals)
-
-    def _local_folder(self, vertex: Vertex) -> Path:
-        return self._context.local / vertex.id  # made by the state store, if at all
-
-    def _state(self, node: Node, subtask_context: SubtaskContext) -> KeyedStateLike:
-        state = cast("SubtaskKeyedState", super()._state(node, subtask_context))
-        self.states.append(state)
-        return state
 
 
 class PipelineAttempt:
@@ -155,6 +78,8 @@ class PipelineAttempt:
         self._checkpoints = 0
         self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self._started = False
+        self._first_splits: dict[SubtaskId, tuple[SourceSplit, ...]] = {}
+        """The splits with which each source task starts."""
         self.ended: set[SubtaskId] = set()
         """The subtasks that the end of the input has reached."""
         self.graph = build(job.pipeline, job.params)
@@ -162,7 +87,7 @@ class PipelineAttempt:
         self._metadata = state_metadata(self.graph, self._plan, job.config)
         restored = restore(manifest, self._metadata, partitions)
         self._connections = Connections(parallelism)
-        self._builders: list[_SlotBuilder] = []
+        self._builders: list[PipelineSlotBuilder] = []
         self._tasks: list[Task] = []
         """The subtasks of all slots, in the order in which they take turns."""
         for ordinal in range(parallelism):
@@ -244,14 +169,14 @@ class PipelineAttempt:
     def add_split(self, split: SourceSplit) -> None:
         """Let a source read one more partition."""
         task = self._source_of(split.source, split.topic_partition)
-        self._replace(task, (*task.splits(), split), ends_input=False)
+        self._replace(task, (*self._splits(task), split), ends_input=False)
 
     def end_split(self, uid: Uid, of: TopicPartition, offset: int) -> None:
         """End a partition at `offset`, up to which it is read."""
         task = self._source_of(uid, of)
         splits = tuple(
             replace(each, end_offset=offset) if each.topic_partition == of else each
-            for each in task.splits()
+            for each in self._splits(task)
         )
         self._replace(task, splits, ends_input=False)
 
@@ -259,7 +184,7 @@ class PipelineAttempt:
         """End the input of a source. Everything fires that waits for its watermark only."""
         for old in self._sources():
             if old.subtask.vertex == VertexId(uid):
-                self._replace(old, old.splits(), ends_input=True).drain()
+                self._replace(old, self._splits(old), ends_input=True).drain()
 
     def close(self) -> None:
         """Close the subtasks. If one raises, the others are closed nevertheless."""
@@ -284,7 +209,7 @@ class PipelineAttempt:
         # User functions are objects of the graph, so each slot has its own graph, as a process has.
         graph = self.graph if ordinal == 0 else build(job.pipeline, job.params)
         deploy = self._deploy(ordinal, restored)
-        builder = _SlotBuilder(deploy, context, (job.pipeline, graph), job)
+        builder = PipelineSlotBuilder(deploy, context, (job.pipeline, graph), job)
         channels = SlotChannels(
             self._plan,
             graph,
@@ -295,6 +220,10 @@ class PipelineAttempt:
         channels.connect([""] * self.parallelism, post=self._post, on_lost=_never_lost)
         self._builders.append(builder)
         self._tasks += builder.tasks(channels)
+        for task in self._sources():
+            if task.subtask.index == ordinal:
+                splits = (s for s in deploy.splits if VertexId(s.source) == task.subtask.vertex)
+                self._first_splits[task.subtask] = tuple(splits)
 
     def _deploy(self, ordinal: int, restored: RestorePlan) -> Deploy:
         job = self._job
@@ -334,10 +263,18 @@ class PipelineAttempt:
         """
         task = self._builders[old.subtask.index].other_source(old, splits, ends_input=ends_input)
         self._tasks[self._tasks.index(old)] = task
+        self._first_splits[task.subtask] = splits
         old.reader.close()
         if self._started:
             task.start()
         return task
+
+    def _splits(self, task: SourceTask) -> tuple[SourceSplit, ...]:
+        """Return the splits of a source task, with its positions and the watermarks there."""
+        if not self._started:
+            return self._first_splits[task.subtask]
+        splits = task.reader.snapshot()
+        return splits if task.watermarks is None else task.watermarks.in_splits(splits)
 
     def _sources(self) -> list[SourceTask]:
         return [task for task in self._tasks if isinstance(task, SourceTask)]

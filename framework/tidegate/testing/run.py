@@ -42,7 +42,7 @@ from tidegate.ids import JobName, Uid
 from tidegate.ports.kafka import PartitionReader
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition, Watermark
-from tidegate.testing.attempt import PipelineAttempt, TestedJob
+from tidegate.testing.attempt import PipelineAttempt
 from tidegate.testing.drivers import PipelineDrivers, VirtualClock
 from tidegate.testing.pushed_records import (
     Partitions,
@@ -50,6 +50,7 @@ from tidegate.testing.pushed_records import (
     PushedReader,
     PushedRecord,
 )
+from tidegate.testing.slot_builder import TestedJob
 
 POLL_INTERVAL_MS: Final = 100
 """The time between two polls while the clock moves. A longer pause counts as a slow step, which
