@@ -45,7 +45,7 @@ PUBLIC = [
     "WatermarkStrategy",
     "build",
 ]
-TESTING = ["FunctionHarness", "PipelineTest", "PipelineSink", "PipelineSource"]
+TESTING = ["FunctionHarness", "PipelineTest", "PipelineSink", "PipelineSource", "Setup"]
 
 
 def test_public_names_equal_the_frozen_list() -> None:

@@ -35,7 +35,7 @@ from tidegate.errors import BadRecordError, UserCodeError
 from tidegate.ids import Uid
 from tidegate.stream_elements import TopicPartition
 from tidegate.testing import PipelineTest
-from tidegate.testing.pipeline_test import _Message
+from tidegate.testing.pushed_records import PushedRecord
 
 TOPIC_PARTITION = TopicPartition("words", 0)
 BATCHES = (("none", "b1", "c2", "d3"), ("a0", "b0", "none", "d3"), ("a0", "b1", "c2", "none"))
@@ -145,9 +145,9 @@ def test_sink_loses_no_record_when_encoding_raises_stop_iteration(
     assert kept.offsets() == [10 + words.index("none")]
 
 
-def messages(words: Iterable[str]) -> list[_Message]:
+def messages(words: Iterable[str]) -> list[PushedRecord]:
     return [
-        _Message(
+        PushedRecord(
             topic_partition=TOPIC_PARTITION,
             of_value=word.encode(),
             of_key=b"key",

@@ -20,6 +20,7 @@ from tidegate.api.archive import code_cache_folder, install
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
+from tidegate.api.pipeline import Pipeline
 from tidegate.api.rebuild import rebuild
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
@@ -29,8 +30,10 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
+from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_view
+from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
@@ -48,6 +51,7 @@ from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionAdmin
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import Deploy, RestoredState
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.storage_location import locate
 from tidegate.stream_elements import MIN_MS, Watermark
 
@@ -84,45 +88,28 @@ class Channels(Protocol):
     def record_writers(self, vertex_id: VertexId) -> list[tuple[PlanEdge, RecordWriter]]: ...
 
 
-class TaskBuilder:
-    """A builder of the subtasks of one deployment.
+class SubtaskBuilder:
+    """A builder of the subtasks of one deployment, from a pipeline that is already built.
 
-    The constructor raises StorageMismatchError or ClusterMismatchError if this host sees another
-    storage or Kafka cluster than the JobMaster. It does so before it loads anything.
+    `blobs` is the checkpoint storage. `transactions` is the client that sinks describe their
+    transactions with.
     """
 
-    def __init__(self, deploy: Deploy, context: SlotContext) -> None:
+    every_field = False
+    """Whether all fields of every result are checked, not only a sample."""
+
+    def __init__(
+        self,
+        deploy: Deploy,
+        context: SlotContext,
+        built: tuple[type[Pipeline], StreamGraph],
+        blobs: BlobStore,
+        transactions: TransactionAdmin,
+    ) -> None:
         self._deploy, self._context = deploy, context
-        submission, config = deploy.submission, context.config
-        storage = locate(config.checkpoint.dir, submission.working_folder)
-        self._blobs: BlobStore = context.drivers.blob_store(storage)
-        make = partial(context.drivers.transaction_admin, config.kafka.client_settings())
-        shared_admin = context.shared_admin
-        self._transactions: TransactionAdmin = (
-            make() if shared_admin is None else shared_admin.of(deploy, make)
-        )
-        view = SlotView(
-            host=context.drivers.process.host,
-            storage=storage,
-            brokers=config.kafka.bootstrap_servers,
-            blobs=self._blobs,
-            transactions=self._transactions,
-        )
-        context.counters.restoring = "the claim and the identity of the storage"
-        check_view(deploy, view)  # check first: the code below may come from this storage
-        if deploy.storage:
-            self._blobs.bind(deploy.storage)
-            self._blobs.confirm()
-        code = self._installed_code()
-        context.counters.restoring = ""
-        self._pipeline, self.graph = rebuild(
-            submission.reference,
-            submission.working_folder if code is None else str(code),
-            submission.params,
-            fingerprint=submission.fingerprint,
-            digest=submission.code_digest if code is None else None,
-            python_version=submission.python_version,
-        )
+        self._pipeline, self.graph = built
+        self._blobs, self._transactions = blobs, transactions
+        submission = deploy.submission
         self.plan = plan(self.graph, submission.parallelism, submission.max_parallelism)
 
     def tasks(self, channels: Channels, vertices: Sequence[Vertex] | None = None) -> list[Task]:
@@ -132,11 +119,6 @@ class TaskBuilder:
         """
         chosen = self.plan.vertices if vertices is None else vertices
         return [self._task(vertex, channels) for vertex in reversed(chosen)]
-
-    def close(self) -> None:
-        """Close the clients that only these subtasks share."""
-        if self._context.shared_admin is None:
-            self._transactions.close()
 
     def _task(self, vertex: Vertex, channels: Channels) -> Task:
         subtask_context = self._make_subtask_context(vertex)
@@ -148,7 +130,7 @@ class TaskBuilder:
             vertex,
             ChainOutputs(
                 record_writers=record_writers,
-                make_sink=lambda node, refusals: make_sink_writer(node, subtask_context, refusals),
+                make_sink=lambda node, refusals: self._sink(node, subtask_context, refusals),
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
                 now_ms=subtask_context.drivers.clock.now_ms,
@@ -156,10 +138,19 @@ class TaskBuilder:
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
             ),
+            every_field=self.every_field,
         )
         if head.kind == "source":
             receivers = most_receivers(record_writer for _, record_writer in record_writers)
-            return self._source_task(head, subtask_context, chain, receivers)
+            splits = [split for split in self._deploy.splits if split.source == head.id]
+            return self._source_task(
+                head,
+                subtask_context,
+                chain,
+                splits,
+                receivers=receivers,
+                ends_input=self._context.ends_input,
+            )
         gate = channels.gate(vertex.id)
         alignment = Alignment(len(gate), self._context.config.checkpoint.mode)
         return InputTask(
@@ -189,15 +180,20 @@ class TaskBuilder:
         return WatermarkValve([Watermark(MIN_MS, idle=not each) for each in has])
 
     def _source_task(
-        self, head: Node, subtask_context: SubtaskContext, chain: OperatorChain, receivers: int
+        self,
+        head: Node,
+        subtask_context: SubtaskContext,
+        chain: OperatorChain,
+        splits: Sequence[SourceSplit],
+        *,
+        receivers: int,
+        ends_input: bool,
     ) -> SourceTask:
         source = cast("KafkaSource[object]", head.declaration)
         keep_keys = source_keys_wanted(self.graph, head.id)
         reader = KafkaSourceReader(
             source, Uid(head.id), subtask_context, keep_keys=keep_keys, receivers=receivers
         )
-        splits = [split for split in self._deploy.splits if split.source == head.id]
-        context = self._context
         watermarks = None
         if source.watermarks is not None:
             watermarks = SourceWatermarks(
@@ -206,10 +202,10 @@ class TaskBuilder:
         return SourceTask(
             subtask_context,
             chain,
-            context.checkpoint_responder,
+            self._context.checkpoint_responder,
             reader,
             splits,
-            ends_input=context.ends_input,
+            ends_input=ends_input,
             drains=self._deploy.submission.drain,
             fires=any(node.fires for node in self.graph),
             watermarks=watermarks,
@@ -227,22 +223,17 @@ class TaskBuilder:
             type(function).dropped_states,
         )
 
-    def _installed_code(self) -> Path | None:
-        """Return the folder of the submission's code on this host; None if the submission has no
-        code.
-        """
-        submission, code = self._deploy.submission, self._deploy.submission.code
-        if code is None:
-            return None
-        directory = self._context.config.state.local_dir
-        cache = code_cache_folder(submission.working_folder, directory, submission.job)
-        return install(self._blobs, code.path, code.digest, code.size, cache)
+    def _sink(self, node: Node, subtask_context: SubtaskContext, refusals: Refusals) -> SinkWriter:
+        return make_sink_writer(node, subtask_context, refusals)
+
+    def _local_folder(self, vertex: Vertex) -> Path:
+        folder = self._context.local / vertex.id
+        make_private_folder(folder, exist_ok=False)
+        return folder
 
     def _make_subtask_context(self, vertex: Vertex) -> SubtaskContext:
         deploy, context = self._deploy, self._context
         subtask = SubtaskId(vertex.id, SubtaskIndex(deploy.ordinal))
-        local = context.local / vertex.id
-        make_private_folder(local, exist_ok=False)
         return SubtaskContext(
             job=deploy.job,
             journal_id=deploy.journal_id,
@@ -253,7 +244,7 @@ class TaskBuilder:
             config=context.config,
             drivers=context.drivers,
             blobs=self._blobs,
-            local=local,
+            local=self._local_folder(vertex),
             earlier=context.earlier,
             transactions=self._transactions,
             transaction_timeout_ms=deploy.transaction_timeout_ms,
@@ -269,6 +260,63 @@ class TaskBuilder:
             max_message_bytes=deploy.max_message_bytes,
             run=context.run,
         )
+
+
+class TaskBuilder(SubtaskBuilder):
+    """The builder in a slot, and in a task of a wave: it loads the submitted pipeline.
+
+    The constructor raises StorageMismatchError or ClusterMismatchError if this host sees another
+    storage or Kafka cluster than the JobMaster. It does so before it loads anything.
+    """
+
+    def __init__(self, deploy: Deploy, context: SlotContext) -> None:
+        submission, config = deploy.submission, context.config
+        storage = locate(config.checkpoint.dir, submission.working_folder)
+        blobs: BlobStore = context.drivers.blob_store(storage)
+        make = partial(context.drivers.transaction_admin, config.kafka.client_settings())
+        shared_admin = context.shared_admin
+        transactions: TransactionAdmin = (
+            make() if shared_admin is None else shared_admin.of(deploy, make)
+        )
+        view = SlotView(
+            host=context.drivers.process.host,
+            storage=storage,
+            brokers=config.kafka.bootstrap_servers,
+            blobs=blobs,
+            transactions=transactions,
+        )
+        context.counters.restoring = "the claim and the identity of the storage"
+        check_view(deploy, view)  # check first: the code below may come from this storage
+        if deploy.storage:
+            blobs.bind(deploy.storage)
+            blobs.confirm()
+        code = _installed_code(deploy, context.config, blobs)
+        context.counters.restoring = ""
+        built = rebuild(
+            submission.reference,
+            submission.working_folder if code is None else str(code),
+            submission.params,
+            fingerprint=submission.fingerprint,
+            digest=submission.code_digest if code is None else None,
+            python_version=submission.python_version,
+        )
+        super().__init__(deploy, context, built, blobs, transactions)
+
+    def close(self) -> None:
+        """Close the clients that only these subtasks share."""
+        if self._context.shared_admin is None:
+            self._transactions.close()
+
+
+def _installed_code(deploy: Deploy, config: Config, blobs: BlobStore) -> Path | None:
+    """Return the folder of the submission's code on this host; None if the submission has no
+    code.
+    """
+    submission, code = deploy.submission, deploy.submission.code
+    if code is None:
+        return None
+    cache = code_cache_folder(submission.working_folder, config.state.local_dir, submission.job)
+    return install(blobs, code.path, code.digest, code.size, cache)
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:

@@ -116,13 +116,26 @@ class SourceWatermarks:
         for topic_partition, index in self._indexes.items():
             if topic_partition not in at_end:
                 self._quiet_s[index] = 0.0
-            elif self._was_idle[index] or self._quiet_s[index] * 1000 >= idle_after_ms:
+            elif self._was_idle[index] or round(self._quiet_s[index] * 1000) >= idle_after_ms:
                 self._was_idle[index] = False
                 self._valve.offer(index, Watermark(MIN_MS, idle=True))
 
     def current(self) -> Watermark:
         """Return the combined watermark of all partitions."""
         return self._valve.combined
+
+    def of(self, topic_partition: TopicPartition) -> Watermark:
+        """Return the watermark of one partition."""
+        return self._valve.of(self._indexes[topic_partition])
+
+    def set(self, topic_partition: TopicPartition, watermark: Watermark) -> None:
+        """Set the watermark of a partition without a record, or make it idle. A pipeline test does
+        so. A watermark that goes back changes only whether the partition is idle.
+        """
+        index = self._indexes[topic_partition]
+        if watermark.timestamp_ms > self._valve.of(index).timestamp_ms:
+            self._call(_resume, self._generators[index], watermark)
+        self._valve.offer(index, watermark)
 
     def slowest(self) -> TopicPartition | None:
         """Return the partition that holds the watermark back; None if all are idle."""

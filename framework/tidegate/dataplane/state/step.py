@@ -180,6 +180,12 @@ class SubtaskKeyedState:
         """
         return self._state.why_not(row, images)
 
+    def flush(self) -> None:
+        """Write the changes to the store. A pipeline test does so after each push, so that a value
+        that cannot be stored fails there. Raise StateValueError for such a value.
+        """
+        self._state.flush()
+
     def snapshot(self, done: Done, failed: Failed) -> None:
         """Take the present content as a snapshot, and save and store it from now on.
 

@@ -1,1 +1,3 @@
-"""The key-value store in memory, for the state backend `memory` and for tests."""
+"""State and checkpoints in memory: the store of the state backend `memory`, and a storage for
+tests.
+"""

@@ -41,18 +41,23 @@ class _Content(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MemoryStore:
-    """A store that loads the checkpoint file in `directory`. Without such a file it is empty."""
+    """A store that loads the checkpoint file in `directory`. Without such a file it is empty.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Without `make_folder`, the folder is made only with the first checkpoint. Most pipeline tests
+    take none.
+    """
+
+    def __init__(self, directory: Path, *, make_folder: bool = True) -> None:
+        self._directory, self._makes_folder = directory, not make_folder
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] | None = []
         """The keys in order; None after a write that added or removed one."""
         self._checkpoints = 0
         """The number of the newest checkpoint file, which this store wrote or was opened with."""
         try:
-            make_private_folder(directory)
-            for path in directory.iterdir():
+            if make_folder:
+                make_private_folder(directory)
+            for path in directory.iterdir() if directory.exists() else ():
                 if named := _NAME.fullmatch(path.name):
                     self._checkpoints = int(named[1] or 0)
                     self._load(path, path.read_bytes())
@@ -81,6 +86,8 @@ class MemoryStore:
         return iter(pairs)
 
     def checkpoint(self) -> MemoryCheckpoint:
+        if self._makes_folder:
+            make_private_folder(self._directory)
         keys = list(self._in_order())
         content = _Content(FORMAT, keys, [self._values[key] for key in keys])
         self._checkpoints += 1
