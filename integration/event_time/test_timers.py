@@ -32,7 +32,7 @@ PARTITIONS = 3
 BEGIN_MS = round(time.time() - 86_400) * 1000
 WAIT_MS = 60_000
 LATENESS_MS = 9_000
-"""How far records of one partition are out of order: less than the bound of the pipeline."""
+"""The most milliseconds by which records are out of order: less than the bound of the pipeline."""
 
 Outcomes = Counter[tuple[str, bool, int]]
 
