@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from tidegate.api.timers import Domain, Fired, TimerDeclaration
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, Rows, copying
@@ -148,8 +148,14 @@ class TimedKeyedOperator(KeyedOperator):
         process, context, guard = self._process, self._context, self._guard
         checked_class: type | None = None
         time, indexes = context.time, [timer.index for timer in self._event]
+        attributes, names = self._function.__dict__, self._names
+        alone = names[0] if len(names) == 1 else None
         for value, key, offset, row in rows:
-            self._put_in_place(key, row)
+            if alone is None:
+                attributes.update(zip(names, row, strict=True))
+            else:
+                attributes[alone] = row
+            context.key = key
             context.offset = offset
             results = process(value, context)
             if results.__class__ is not checked_class:
@@ -161,14 +167,6 @@ class TimedKeyedOperator(KeyedOperator):
                 if index.next_ms <= time.watermark_ms:  # the call has set a timer that is due
                     self._fire_at_once(key, row, out_values, out_offsets)
                     break
-
-    def _put_in_place(self, key: Any, row: Any) -> None:
-        attributes, names = self._function.__dict__, self._names
-        if len(names) == 1:
-            attributes[names[0]] = row
-        else:
-            attributes.update(zip(names, row, strict=True))
-        self._context.key = key
 
     def _fire_at_once(
         self, key: Any, row: Any, out_values: list[Any], out_offsets: list[int]
@@ -182,10 +180,11 @@ class TimedKeyedOperator(KeyedOperator):
             out_offsets.clear()
         self._context.side.emit(batch, by_row=by_row)
         firings = _Firings()
-        self._fire_key(self._event, key, row, time.watermark_ms, firings)
+        cells = self._cells(row)
+        self._fire_key(self._event, key, cells, time.watermark_ms, firings)
         for timer in self._event:
             timer.index.pop_due(time.watermark_ms, PIECE)  # only this key has such entries
-            self._cells(row)[timer.position].looked_at()
+            cells[timer.position].looked_at()
         self._set_in_a_row.clear()
         self._emit_firings(firings)
         time.timestamps_ms = batch.timestamps_ms
@@ -200,27 +199,41 @@ class TimedKeyedOperator(KeyedOperator):
         firings = _Firings()
         for at_ms, keys in due:
             for key, row in zip(keys, rows, strict=False):
-                self._fire_key(timers, key, row, at_ms, firings)
-                self._cells(row)[timer.position].looked_at()
+                cells = self._cells(row)
+                self._fire_key(timers, key, cells, at_ms, firings)
+                cells[timer.position].looked_at()
         self._check_cells()
         self._emit_firings(firings)
 
     def _fire_key(
-        self, timers: Sequence[_Timer], key: Any, row: Any, until_ms: int, firings: _Firings
+        self,
+        timers: Sequence[_Timer],
+        key: Any,
+        cells: Sequence[Any],
+        until_ms: int,
+        firings: _Firings,
     ) -> None:
         """Fire all timers of a key up to a time, in their order."""
-        cells = self._cells(row)
+        timer, others = timers[0], len(timers) > 1
+        is_in_place = False
         while True:
-            timer = min(timers, key=lambda each: cells[each.position].next_ms())
-            if cells[timer.position].next_ms() > until_ms:
+            if others:
+                timer = min(timers, key=lambda each: cells[each.position].next_ms())
+            cell = cells[timer.position]
+            if cell.next_ms() > until_ms:
                 return
-            name, at_ms = cells[timer.position].take()
+            if not is_in_place:
+                self._function.__dict__.update(zip(self._names, cells, strict=True))
+                self._context.key = key
+                is_in_place = True
+            name, at_ms = cell.take()
             fired = Fired(timer.declaration, name, at_ms)
             before = [cells[each.position].image(mutable=False) for each in timers]
-            self._put_in_place(key, row)
             self._call(fired, key, firings)
             for each, image in zip(timers, before, strict=True):
-                self._limit_in_a_row(key, fired, cells[each.position].set_since(image))
+                set_ms = cells[each.position].set_since(image)
+                if set_ms != NEVER:
+                    self._limit_in_a_row(key, fired, set_ms)
 
     def _call(self, fired: Fired, key: Any, firings: _Firings) -> None:
         context = self._context
@@ -242,7 +255,7 @@ class TimedKeyedOperator(KeyedOperator):
     def _limit_in_a_row(self, key: Any, fired: Fired, set_ms: int) -> None:
         """Refuse a key whose timers set each other without an end."""
         drains = self._context.time.watermark_ms == MAX_MS
-        if set_ms == NEVER or (set_ms > fired.at_ms and not drains):
+        if set_ms > fired.at_ms and not drains:
             return
         in_a_row = self._set_in_a_row[key] = self._set_in_a_row.get(key, 0) + 1
         if in_a_row > IN_A_ROW_MAX:
@@ -258,7 +271,8 @@ class TimedKeyedOperator(KeyedOperator):
             )
 
     def _cells(self, row: Any) -> Sequence[Any]:
-        return cast("Sequence[Any]", row if len(self._names) > 1 else (row,))
+        cells: Sequence[Any] = row if len(self._names) > 1 else (row,)
+        return cells
 
     def _emit_firings(self, firings: _Firings) -> None:
         count = len(firings.times_ms)
