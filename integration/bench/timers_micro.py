@@ -1,8 +1,8 @@
 """Measures timers without Kafka: a million keys, each with one pending event timer.
 
-The operator and the state are those of a job, with RocksDB. The module prints the CPU time for each
-record that sets its timer for the first time, that moves it, and that only counts, the memory for
-each pending timer, the time of a restore with the rebuilt index, the synchronous part of a barrier,
+The operator and the state are those of a job, with RocksDB. The module prints the CPU time of a
+record that sets its timer, of one that moves it, and of one in a function without timers. It also
+prints the memory for each pending timer, the time of a restore, the synchronous part of a barrier,
 and the CPU time for each timer that fires.
 
     python -m integration.bench.timers_micro [KEYS]

@@ -42,7 +42,7 @@ CASES = {
 @pytest.mark.parametrize("crashes", [False, True])
 def test_outcome_does_not_depend_on_which_record_arrives_first(case: str, crashes: bool) -> None:
     paid_at_ms, outcome = CASES[case]
-    records = (Order("a", 5, 0), Payment("a", paid_at_ms))
+    records: list[Order | Payment] = [Order("a", 5, 0), Payment("a", paid_at_ms)]
     for order in itertools.permutations(records):
         assert outcomes(*order, crashes=crashes) == [outcome]
 
