@@ -169,6 +169,11 @@ class ProtocolChecker:
                 _by_topic_partition(journal.last.offsets), _by_topic_partition(base)
             )
         self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(base))
+        if self._oracle.timed is not None:
+            publication = journal.restored(claim).publication
+            self._oracle.timed.start_attempt(
+                None if publication is None else publication.checkpoint
+            )
 
     def _check_entry(self, entry: AnyEntry) -> None:
         match entry:
@@ -213,9 +218,14 @@ class ProtocolChecker:
         journal.rollback_targets.append(journal.last)
         journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
         journal.base = journal.last.offsets
-        self._cut()
+        self._cut(self._manifest(entry))
 
-    def _cut(self) -> None:
+    def _manifest(self, entry: Publication) -> Manifest:
+        """Return the manifest of a publication."""
+        data = self._blobs.objects.get(entry.manifest)
+        return decode_manifest(data, entry.manifest, entry.sha256)
+
+    def _cut(self, manifest: Manifest) -> None:
         """Check that the new publication covers all results written before it, and no others."""
         self.check_at_least_once_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
@@ -227,7 +237,7 @@ class ProtocolChecker:
         }
         named = {(each.producer_id, each.epoch) for each in last.named}
         try:
-            self._oracle.cut(self._kafka.logs(), offsets, named | ended)
+            self._oracle.cut(self._kafka.logs(), offsets, named | ended, manifest)
             self._oracle.plain.cut(self.journal.attempt, offsets)
         except Violation as violation:
             self.record_violation(str(violation))
@@ -344,8 +354,7 @@ class ProtocolChecker:
 
         Check that they are not before the offsets of the previous publication, or of the restore.
         """
-        data = self._blobs.objects.get(entry.manifest)
-        manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
+        manifest = self._manifest(entry)
         known = self.journal.base
         for path in sorted(manifest.files):
             if f"{manifest.job}/{path}" not in self._blobs.objects:
