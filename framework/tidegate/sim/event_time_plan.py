@@ -27,7 +27,7 @@ from unittest.mock import patch
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.watermarks import BoundedOutOfOrderness
 from tidegate.sim.pipelines import Shape
-from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, Plan
+from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, JobRun, Plan
 from tidegate.sim.timed_pipelines import (
     ALARM,
     DEADLINE,
@@ -47,6 +47,8 @@ SILENT_FROM: Final = (0.0, 0.2, 0.5)
 """From which part of the input on a partition is silent."""
 ALARMS: Final = 0.25
 """Share of the runs with processing timers."""
+DRAINS: Final = 0.4
+"""Share of the runs whose last job run drains: a bounded one, or one that the user stops."""
 SPEEDS: Final = (0.3, 1.0, 1.0, 2.0)
 STEP_MS: Final = 60.0
 """Longest event time between two records, in addition to the time between their writes."""
@@ -73,6 +75,7 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         delay_ms=rng.choice(DELAYS_MS),
         idle_after_ms=rng.choice(IDLE_AFTER_MS) if idles else None,
         alarms=rng.random() < ALARMS,
+        drains=rng.random() < DRAINS and plan.job_runs[-1].wave_offsets is None,
         partitions=tuple(
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
         ),
@@ -85,11 +88,19 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         shape=shape,
         partitions=partitions,
         fault_rates=replace(plan.fault_rates, blackout=0.0),
+        job_runs=_draining(plan.job_runs) if event_time.drains else plan.job_runs,
         inputs=_Times(rng, event_time, silent=silent).of(plan.inputs),
         settings={**plan.settings, "checkpoint": checkpoint, "job": job},
         swaps=(None,) * len(plan.swaps),
         event_time=event_time,
     )
+
+
+def _draining(job_runs: tuple[JobRun, ...]) -> tuple[JobRun, ...]:
+    """Let the user stop the last job run with a drain, unless it ends at its bounds."""
+    last = job_runs[-1]
+    ends = "drain" if last.ends == "finished" else last.ends
+    return (*job_runs[:-1], replace(last, ends=ends))
 
 
 class _Times:

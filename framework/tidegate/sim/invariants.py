@@ -170,10 +170,7 @@ class ProtocolChecker:
             )
         self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(base))
         if self._oracle.timed is not None:
-            publication = journal.restored(claim).publication
-            self._oracle.timed.start_attempt(
-                None if publication is None else publication.checkpoint
-            )
+            self._oracle.timed.start_attempt(journal.restored(claim).checkpoint)
 
     def _check_entry(self, entry: AnyEntry) -> None:
         match entry:
@@ -229,7 +226,7 @@ class ProtocolChecker:
         """Check that the new publication covers all results written before it, and no others."""
         self.check_at_least_once_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
-        offsets = _by_topic_partition(last.offsets)
+        offsets = self.offsets()
         ended = {
             (producer_id, epoch)
             for (_, producer_id, epoch), decision in coordinator.decided.items()
@@ -328,6 +325,8 @@ class ProtocolChecker:
         self._check_has_timeout("rolled back", tuple(carried))
         journal.last = replace(before, named=before.named & carried)
         journal.base = before.offsets
+        if self._oracle.timed is not None:
+            self._oracle.timed.roll_back(before.checkpoint)
         self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(journal.base))
 
     def _decision_on(self, each: PreparedTransaction) -> Decision | None:
@@ -374,6 +373,10 @@ class ProtocolChecker:
         if not known.keys() <= offsets.keys():
             self.record_violation(f"checkpoint {entry.checkpoint} has lost a partition")
         return offsets
+
+    def offsets(self) -> dict[TopicPartition, int]:
+        """Return the offsets of the last publication."""
+        return _by_topic_partition(self.journal.last.offsets)
 
     # --- brokers --------------------------------------------------------------------------------
 

@@ -64,7 +64,7 @@ class JobRun:
     task_managers: int
     slots: int
     ends: str
-    """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
+    """`finished`, `stop`, `drain`, `cancel`, `crash`, or `bounded`."""
     ends_at_share: float
     """Time of the end: a share of the time of faults, or of the visible results after all input is
     written. For a crash it is a share of the remaining time of faults.

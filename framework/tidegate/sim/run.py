@@ -250,7 +250,11 @@ class Run:
         self.world.kafka.run_due()
         self._checker.check_at_least_once_sinks()
         try:
-            self._oracle.complete(fires_all=self.plan.job_runs[-1].ends == "finished")
+            ends = self.plan.job_runs[-1].ends
+            self._oracle.complete(
+                fires=ends == "finished" or self._drains(self.plan.job_runs[-1]),
+                ended_at=self._checker.offsets() if ends == "drain" else None,
+            )
         except Violation as violation:
             self._checker.record_violation(str(violation))
         self._checker.check_nothing_open()
@@ -335,6 +339,8 @@ class Run:
         self._checker.accepting = self._losses_reported >= LOSS_REPORTS_MIN
         process = self._scheduler.process(f"run-{self._tries}")
         user = self._user(job_run, process)
+        if job_run.ends == "bounded":
+            self.begin_drain(job_run)
         process.on_exit.append(lambda _status: self._job_run_ended(job_run, user))
         process.run_main(user.main)
         if job_run.ends == "crash":
@@ -416,7 +422,7 @@ class Run:
                 if self._restoring_submission not in {None, self._checker.journal.submission}:
                     return False  # results that must appear again are counted from the claim on
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
-            case "stop" | "cancel":
+            case "stop" | "cancel" | "drain":
                 return share >= job_run.ends_at_share
             case _:
                 return False
@@ -440,12 +446,23 @@ class Run:
             python_version=platform.python_version(),
             tidegate_version=TIDEGATE,
             bounded=job_run.ends == "bounded" or job_run.wave_offsets is not None,
+            drain=job_run.ends == "bounded" and self._drains(job_run),
             restore=restore,
             accept_data_loss=self._checker.accepting,
             take_over=False,
             restore_to_other_cluster=self._swaps.consents,
             id=id_,
         )
+
+    def begin_drain(self, job_run: JobRun) -> None:
+        """Note that a job run may end its input from now on, if it drains."""
+        if self._oracle.timed is not None and self._drains(job_run):
+            self._oracle.timed.begin_drain()
+
+    def _drains(self, job_run: JobRun) -> bool:
+        """Return whether all event timers fire at the end of a job run."""
+        drains = self.plan.event_time is not None and self.plan.event_time.drains
+        return drains and job_run is self.plan.job_runs[-1]
 
     def _has_begun(self) -> bool:
         """Return whether the job of the current submission has claimed."""
@@ -549,7 +566,10 @@ class _User:
         if told or report.state in ENDED or not self._run.may_end(self._job_run):
             return
         try:
-            client.stop(report.job, final_checkpoint=self._job_run.ends != "cancel")
+            ends = self._job_run.ends
+            if ends == "drain":
+                self._run.begin_drain(self._job_run)
+            client.stop(report.job, final_checkpoint=ends != "cancel", drain=ends == "drain")
             self._told = report.epoch
         except RefusedError:
             self._refused = True  # the job has ended meanwhile

@@ -47,6 +47,8 @@ class EventTime:
     idle_after_ms: int | None
     alarms: bool
     """Whether there are processing timers."""
+    drains: bool
+    """Whether the last job run fires all event timers at its end."""
     partitions: tuple[tuple[str, int], ...]
     """All partitions of the sources."""
     limits: Mapping[str, int]
@@ -56,7 +58,7 @@ class EventTime:
         limits = {name.rsplit(".", 1)[1]: size for name, size in self.limits.items()}
         return (
             f"event time with a delay of {self.delay_ms} ms, idle after {self.idle_after_ms}, "
-            f"{'processing timers, ' * self.alarms}{limits}"
+            f"{'processing timers, ' * self.alarms}{'a drain, ' * self.drains}{limits}"
         )
 
 
