@@ -495,7 +495,8 @@ class InputTask(_Subtask):
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())
                 self._carry_out(self._alignment.barrier(channel, element))
             case EndOfInput():
-                # The channel keeps its watermark: a later run may continue behind the end.
+                if self._valve is not None:
+                    self._due = self._valve.end(channel) or self._due
                 self._carry_out(self._alignment.end_of_input(channel))
             case Watermark():
                 if self._valve is not None:
