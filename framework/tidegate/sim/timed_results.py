@@ -125,7 +125,7 @@ class TimedResults:
             model = _model(generation, log)
             if generation.ends is not None:
                 missing += generation.ends.get(log, 0) - model.count
-            if isinstance(model, KeyModel):
+            elif isinstance(model, KeyModel):
                 missing += sum(at_ms <= last_ms for at_ms in model.timers.values())
                 missing += model.alarm_ms is not None
         return missing
