@@ -16,11 +16,12 @@ from tidegate.sim.event_time_plan import with_event_time
 from tidegate.sim.plan import Input, Plan
 from tidegate.sim.run import plan_of, run_seed
 from tidegate.sim.seed_runner import Summary, Verdict, simulate
-from tidegate.sim.timed_pipelines import TIMED_SHAPES, EventTime, TimedEvent
+from tidegate.sim.timed_pipelines import ALARMS, SIDES, TIMED_SHAPES, EventTime, TimedEvent
 
 SAMPLE = range(12)
 SEEDS = range(500)
 WITH_BACKFILLS = range(250)
+SHAPES = (*TIMED_SHAPES, SIDES, ALARMS)
 PLANS = [plan_of(seed, event_time=True) for seed in range(200)]
 
 
@@ -86,6 +87,12 @@ def test_plan_of_a_seed_without_event_time_is_unchanged() -> None:
         assert plan_of(seed, backfills=True).event_time is None
 
 
+def test_plans_with_backfills_have_no_processing_timers() -> None:
+    plans = [plan_of(seed, backfills=True, event_time=True) for seed in range(60)]
+    assert not any(event_time_of(plan).alarms for plan in plans)
+    assert any(job_run.wave_offsets for plan in plans for job_run in plan.job_runs)
+
+
 def test_event_time_keeps_the_job_runs_the_faults_and_the_times_of_the_records() -> None:
     drawn = plan_of(4)
     made = with_event_time(drawn, Random(1))
@@ -97,14 +104,14 @@ def test_event_time_keeps_the_job_runs_the_faults_and_the_times_of_the_records()
 
 def test_each_plan_has_a_timed_shape_and_no_plain_sink_blackout_or_swap() -> None:
     for plan in PLANS:
-        assert plan.shape in TIMED_SHAPES
+        assert plan.shape in SHAPES
         assert not plan.shape.plain
         assert not plan.fault_rates.blackout
         assert not any(plan.swaps)
         assert len(timed(plan)) == len(plan.inputs)
         places = {(each.topic, each.partition) for each in plan.inputs}
         assert places <= set(event_time_of(plan).partitions)
-    assert {plan.shape.pipeline for plan in PLANS} == {each.pipeline for each in TIMED_SHAPES}
+    assert {plan.shape.pipeline for plan in PLANS} == {each.pipeline for each in SHAPES}
 
 
 def lateness_ms(plan: Plan) -> list[int]:
@@ -164,5 +171,5 @@ def test_the_command_replays_a_seed_with_event_time() -> None:
     done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
     body = json.loads(done.stdout)
     assert body["violation"] is None
-    assert body["pipeline"] in {each.pipeline.__name__ for each in TIMED_SHAPES}
+    assert body["pipeline"] in {each.pipeline.__name__ for each in SHAPES}
     assert any("event time with a delay of" in line for line in body["story"])

@@ -218,6 +218,7 @@ class SubtaskBuilder:
             ends_input=ends_input,
             drains=self._deploy.submission.drain,
             fires=any(node.fires for node in self.graph),
+            input_over=self._deploy.input_over,
             watermarks=watermarks,
         )
 

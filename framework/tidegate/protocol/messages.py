@@ -550,6 +550,10 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """The id of the attempt's Kafka cluster. The slot's brokers must belong to this cluster."""
     storage: str = ""
     """The id of the checkpoint storage (see `BlobStore.bind`)."""
+    input_over: bool = False
+    """True if the restored checkpoint was taken during a stop with a drain. The sources read
+    nothing, and the drain continues.
+    """
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):

@@ -30,13 +30,17 @@ from tidegate.sim.pipelines import Shape
 from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, JobRun, Plan
 from tidegate.sim.timed_pipelines import (
     ALARM,
+    ALARMS,
     DEADLINE,
     DEADLINES,
+    SIDES,
     SILENCE,
     TIMED_SHAPES,
     EventTime,
     TimedEvent,
     TimerChange,
+    Watched,
+    WatchedUnion,
 )
 
 DELAYS_MS: Final = (0, 50, 200, 600)
@@ -45,10 +49,12 @@ SILENT: Final = 0.45
 """Share of the runs in which a partition becomes silent."""
 SILENT_FROM: Final = (0.0, 0.2, 0.5)
 """From which part of the input on a partition is silent."""
-ALARMS: Final = 0.25
-"""Share of the runs with processing timers."""
+ALARMED: Final = 0.5
+"""Share of the runs with processing timers, among those of one pipeline without backfills."""
 DRAINS: Final = 0.4
 """Share of the runs whose last job run drains: a bounded one, or one that the user stops."""
+SIDED: Final = 0.5
+"""Share of the runs with two sources whose step has two inputs."""
 SPEEDS: Final = (0.3, 1.0, 1.0, 2.0)
 STEP_MS: Final = 60.0
 """Longest event time between two records, in addition to the time between their writes."""
@@ -65,6 +71,7 @@ LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
 def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     """Return the plan with event time."""
     shape = rng.choice(TIMED_SHAPES)
+    alarms = rng.random() < ALARMED and shape.pipeline is Watched and plan.waves is None
     partitions = {
         topic: plan.partitions.get(topic, 0) or rng.randint(1, 3)
         for topic in (*shape.sources, *shape.sinks)
@@ -74,7 +81,7 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     event_time = EventTime(
         delay_ms=rng.choice(DELAYS_MS),
         idle_after_ms=rng.choice(IDLE_AFTER_MS) if idles else None,
-        alarms=rng.random() < ALARMS,
+        alarms=alarms,
         drains=rng.random() < DRAINS and plan.job_runs[-1].wave_offsets is None,
         partitions=tuple(
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
@@ -83,13 +90,18 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     )
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
     job = {**plan.settings["job"], "watermark_interval": rng.choice((50, 200, 400))}
+    inputs = _Times(rng, event_time, silent=silent).of(plan.inputs)
+    if shape.pipeline is WatchedUnion and rng.random() < SIDED:
+        shape = SIDES
+    elif alarms:
+        shape = ALARMS
     return replace(
         plan,
         shape=shape,
         partitions=partitions,
         fault_rates=replace(plan.fault_rates, blackout=0.0),
         job_runs=_draining(plan.job_runs) if event_time.drains else plan.job_runs,
-        inputs=_Times(rng, event_time, silent=silent).of(plan.inputs),
+        inputs=inputs,
         settings={**plan.settings, "checkpoint": checkpoint, "job": job},
         swaps=(None,) * len(plan.swaps),
         event_time=event_time,

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from tidegate.api.formats import Json
-from tidegate.api.functions import Context, KeyedProcess
+from tidegate.api.functions import Context, CoProcess, KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
@@ -101,19 +101,20 @@ class Entry(Result, frozen=True):
     relay_watermark_ms: int = 0
 
 
-class Watch(KeyedProcess[str, TimedEvent, Entry]):
-    """A keyed step that does with its timers what the records say."""
+class _Calls:
+    """The calls of a function with timers. A subclass declares the states and the timers."""
 
-    count = ValueState(int, default=0)
-    repeats = ValueState(int, default=0)
-    silence = EventTimer()
-    deadline = EventTimers(str)
-    alarm = ProcessingTimer()
+    count: Any
+    repeats: Any
+    silence: Any
+    deadline: Any
+    alarm: Any
 
     def open(self) -> None:
         pipelines.connect()
 
-    def process(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+    def read(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+        """Set, move and cancel the timers that a record names."""
         pipelines.work()
         now_ms = ctx.processing_time_ms
         if event.repeats is not None:
@@ -124,8 +125,9 @@ class Watch(KeyedProcess[str, TimedEvent, Entry]):
 
     def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[Entry]:
         pipelines.work()
-        name = fired.name(Watch.deadline)
-        timer = SILENCE if fired.of(Watch.silence) else ALARM if name is None else DEADLINE
+        declared: Any = type(self)
+        name = fired.name(declared.deadline)
+        timer = SILENCE if fired.of(declared.silence) else ALARM if name is None else DEADLINE
         if timer == SILENCE and self.repeats.value:
             self.repeats.value -= 1
             self.silence.set(fired.at_ms + REPEAT_MS)
@@ -178,6 +180,46 @@ class Watch(KeyedProcess[str, TimedEvent, Entry]):
         )
 
 
+class Watch(_Calls, KeyedProcess[str, TimedEvent, Entry]):
+    """A keyed step that does with its timers what the records say."""
+
+    count = ValueState(int, default=0)
+    repeats = ValueState(int, default=0)
+    silence = EventTimer()
+    deadline = EventTimers(str)
+
+    def process(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+        return self.read(event, ctx)
+
+
+class WatchAlarms(_Calls, KeyedProcess[str, TimedEvent, Entry]):
+    """The same with a processing timer."""
+
+    count = ValueState(int, default=0)
+    repeats = ValueState(int, default=0)
+    silence = EventTimer()
+    deadline = EventTimers(str)
+    alarm = ProcessingTimer()
+
+    def process(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+        return self.read(event, ctx)
+
+
+class WatchSides(_Calls, CoProcess[str, TimedEvent, TimedEvent, Entry]):
+    """The same with two inputs, which share the timers of a key."""
+
+    count = ValueState(int, default=0)
+    repeats = ValueState(int, default=0)
+    silence = EventTimer()
+    deadline = EventTimers(str)
+
+    def process_left(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+        return self.read(event, ctx)
+
+    def process_right(self, event: TimedEvent, ctx: Context[str]) -> Iterable[Entry]:
+        return self.read(event, ctx)
+
+
 class Relay(KeyedProcess[str, Entry, Entry]):
     """A second keyed step, which adds the times that it sees."""
 
@@ -223,6 +265,17 @@ class Watched(Pipeline, name="watched"):
         by_key.process(Watch(), uid="watch").to(self.entries)
 
 
+class WatchedAlarms(Pipeline, name="watched-alarms"):
+    """One source and one step that also has a processing timer. No backfill can run it."""
+
+    events = _source(IN_A)
+    entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
+
+    def define(self) -> None:
+        by_key = self.events.key_by(lambda event: event.key)
+        by_key.process(WatchAlarms(), uid="watch").to(self.entries)
+
+
 class WatchedUnion(Pipeline, name="watched-union"):
     """Two sources and one step with timers."""
 
@@ -233,6 +286,18 @@ class WatchedUnion(Pipeline, name="watched-union"):
     def define(self) -> None:
         by_key = self.left.union(self.right).key_by(lambda event: event.key)
         by_key.process(Watch(), uid="watch").to(self.entries)
+
+
+class WatchedSides(Pipeline, name="watched-sides"):
+    """Two sources and one step with two inputs and timers."""
+
+    left = _source(IN_A)
+    right = _source(IN_B)
+    entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
+
+    def define(self) -> None:
+        left, right = (each.key_by(lambda event: event.key) for each in (self.left, self.right))
+        left.connect(right).process(WatchSides(), uid="watch").to(self.entries)
 
 
 class Relayed(Pipeline, name="relayed"):
@@ -250,6 +315,12 @@ class Relayed(Pipeline, name="relayed"):
 def _one(event: Event) -> tuple[str, ...]:
     return (event.name,)
 
+
+SIDES: Final = Shape(WatchedSides, (IN_A, IN_B), {OUT_A: _one}, frozenset(), timed=True)
+"""A shape that replaces `WatchedUnion` in some runs."""
+
+ALARMS: Final = Shape(WatchedAlarms, (IN_A,), {OUT_A: _one}, frozenset(), timed=True)
+"""A shape that replaces `Watched` in some runs without backfills."""
 
 TIMED_SHAPES: Final[tuple[Shape, ...]] = (
     Shape(Watched, (IN_A,), {OUT_A: _one}, frozenset(), timed=True),
