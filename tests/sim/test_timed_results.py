@@ -378,7 +378,7 @@ def test_checker_reports_a_step_that_is_ahead_of_its_sources_or_goes_back() -> N
     with pytest.raises(Violation, match="watermark 9223372036854775807 of step watch"):
         log.cut(1, 89, step_ms=MAX_MS, drained=True)
     log.cut(1, 89, step_ms=89)
-    with pytest.raises(Violation, match="subtask 0, and the one before it has 89"):
+    with pytest.raises(Violation, match="of step watch, and the one before it has 89"):
         log.cut(1, 89, attempt=2)
 
 

@@ -5,8 +5,8 @@ rules hold for every interleaving:
 
 1. The entries of a key have the numbers 1, 2, 3, … So no call is lost, and none has happened twice,
    also after a restore or at another parallelism.
-2. The watermark that a key sees never goes back. After a restore it is not behind any watermark
-   that an entry of the checkpoint has.
+2. The watermark that a key sees never goes back, not by a restore either. A checkpoint has a
+   watermark of the step that is not behind those that its entries have seen.
 3. A watermark exists only if a record of each partition makes it possible, at the bound of the
    strategy. It comes behind that record, and so behind the records of the key before it in the same
    partition. Therefore no record within the bound is late. With `idle_after` this holds for one
@@ -64,21 +64,33 @@ class _Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """What a published checkpoint says about a step in one subtask."""
+
+    uid: str
+    key_groups: range
+    watermark_ms: int
+
+    def meets(self, other: _Step) -> bool:
+        """Return whether both are of one step and have a key group in common."""
+        mine, others = self.key_groups, other.key_groups
+        return self.uid == other.uid and mine.start < others.stop and others.start < mine.stop
+
+
+@dataclass(frozen=True, slots=True)
 class _Cut:
     """What a published checkpoint contains."""
 
     generation: int
     counts: dict[Log, int]
-    attempt: int
     splits: dict[tuple[str, str, int], SourceSplit]
     ended: frozenset[tuple[str, str, int]]
     """The splits whose sources have drained."""
-    steps: dict[tuple[str, int], int]
-    """The watermark of each step in each subtask."""
+    steps: tuple[_Step, ...]
 
     def watermark_ms(self, uid: str) -> int:
-        """Return the watermark with which a step continues."""
-        return max((at for (each, _), at in self.steps.items() if each == uid), default=MIN_MS)
+        """Return the highest watermark of a step."""
+        return max((each.watermark_ms for each in self.steps if each.uid == uid), default=MIN_MS)
 
 
 class TimedResults:
@@ -169,11 +181,15 @@ class TimedResults:
             for split in subtask.splits
             if subtask.drained
         }
-        steps: dict[tuple[str, int], int] = {
-            (keyed.uid, subtask.index): MIN_MS if keyed.watermark_ms is None else keyed.watermark_ms
+        steps = tuple(
+            _Step(
+                uid=keyed.uid,
+                key_groups=range(keyed.first_key_group, keyed.last_key_group + 1),
+                watermark_ms=MIN_MS if keyed.watermark_ms is None else keyed.watermark_ms,
+            )
             for subtask in manifest.subtasks
             for keyed in subtask.keyed
-        }
+        )
         of_log: dict[Log, list[Entry]] = {log: [] for log in self._known()}
         for entry in hidden:
             for log in _logs(entry):
@@ -181,7 +197,7 @@ class TimedResults:
         ends = {log: self._end_of(log, entries) for log, entries in of_log.items()}
         number = len(self._generations) - 1
         counts = {log: count for log, (count, _) in ends.items()}
-        cut = _Cut(number, counts, manifest.checkpoint.attempt, splits, frozenset(ended), steps)
+        cut = _Cut(number, counts, splits, frozenset(ended), steps)
         for _, own in ends.values():
             for entry in own:
                 self._check_hidden(entry, cut)
@@ -277,25 +293,14 @@ class TimedResults:
         known += [MIN_MS] * (len(sources.partitions) - len(known))
         highest = max(known) if sources.idles or cut.ended else min(known)
         before = self._before()
-        for (uid, index), watermark_ms in cut.steps.items():
-            if watermark_ms > highest:
-                message = (
-                    f"a checkpoint has the watermark {watermark_ms} of step {uid}, and the sources "
-                    f"are at {highest}"
-                )
-                raise Violation(message)
-            if before is None:
-                continue
-            if before.attempt == cut.attempt:
-                least = before.steps.get((uid, index), MIN_MS)
-            else:
-                least = before.watermark_ms(uid)
-            if watermark_ms < least:
-                message = (
-                    f"a checkpoint has the watermark {watermark_ms} of step {uid}, subtask {index},"
-                    f" and the one before it has {least}"
-                )
-                raise Violation(message)
+        for step in cut.steps:
+            message = f"a checkpoint has the watermark {step.watermark_ms} of step {step.uid}, and "
+            if step.watermark_ms > highest:
+                raise Violation(f"{message}the sources are at {highest}")
+            older = () if before is None else before.steps
+            least = max((each.watermark_ms for each in older if each.meets(step)), default=MIN_MS)
+            if step.watermark_ms < least:
+                raise Violation(f"{message}the one before it has {least}")
 
     # --- generations ----------------------------------------------------------------------------
 
