@@ -30,6 +30,18 @@ def rescales(plan: Plan) -> bool:
     return len({job_run.parallelism for job_run in plan.job_runs}) > 1
 
 
+def becomes_idle(plan: Plan) -> bool:
+    """Whether several partitions are idle at the end, and timers wait for that."""
+    event_time = plan.event_time
+    return (
+        event_time is not None
+        and event_time.idle_after_ms is not None
+        and len(event_time.partitions) > 1
+        and plan.job_runs[-1].ends == "finished"
+    )
+
+
+IDLE = event_time_in("whose partitions become idle", becomes_idle)
 RESCALED = event_time_in("whose parallelism changes", rescales)
 
 OVERTAKES = (
@@ -233,7 +245,7 @@ MUTANTS = [
     Mutant("the watermark of a partition is not restored", FLOOR_LOST, event_time, RUNS, 3),
     Mutant("the watermark of a step is not restored", STEP_FLOOR_LOST, event_time, RUNS, 2),
     Mutant("the idleness of a partition is not restored", IDLE_LOST, event_time, RUNS, 1),
-    Mutant("inputs that are all idle keep the least watermark", HELD_WHEN_IDLE, event_time, 12, 1),
+    Mutant("inputs that are all idle keep the least watermark", HELD_WHEN_IDLE, IDLE, 20, 1),
     Mutant("the end of time is stored as a watermark", MAX_STORED, event_time, RUNS, 5),
     Mutant("a restore forgets the timers of a key group", TIMERS_LOST, RESCALED, RUNS, 3),
     Mutant("a timer that has fired is stored", FIRED_AGAIN, event_time, RUNS, 5),

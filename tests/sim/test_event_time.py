@@ -115,7 +115,7 @@ def test_each_plan_has_a_timed_shape_and_no_plain_sink_blackout_or_swap() -> Non
 
 
 def lateness_ms(plan: Plan) -> list[int]:
-    """How far each record is behind the newest one before it in its partition; 0 if it is newer."""
+    """The distance to the newest record before it in its partition; 0 if it is newer."""
     highest: dict[tuple[str, int], int] = {}
     behind = []
     for each, event in timed(plan):

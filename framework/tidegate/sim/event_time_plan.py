@@ -167,7 +167,7 @@ class _Times:
                 at_ms = highest_ms - delay_ms - rng.choice((0, 0, 1))  # the edge of the bound
             case kind if kind < 0.7:
                 at_ms -= rng.randint(0, delay_ms)
-        if committed:  # nobody reads the records of an aborted transaction
+        if committed:  # a source skips aborted records
             self._highest[place] = max(highest_ms, at_ms)
         return at_ms
 

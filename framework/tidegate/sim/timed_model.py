@@ -57,7 +57,7 @@ class SourcePartition:
         return self.watermarks[-1] if self.watermarks else MIN_MS
 
     def before(self, offset: int) -> int:
-        """Return the watermark after the records before an offset; MIN_MS if there are none."""
+        """Return the watermark after the records before an offset; MIN_MS for the first offset."""
         count = bisect_left(self.offsets, offset)
         return self.watermarks[count - 1] if count else MIN_MS
 
@@ -134,7 +134,7 @@ class KeyModel:
 
     def due(self, until_ms: int) -> tuple[int, int, str] | None:
         """Return the time, the place of the declaration and the name of the first timer up to a
-        time; None if there is none.
+        time; None without such a timer.
         """
         timers = ((at, ORDER.index(timer), name) for (timer, name), at in self.timers.items())
         first = min(timers, default=(NEVER, 0, ""))

@@ -77,7 +77,7 @@ class TimedEvent(Event, frozen=True):
     at_ms: int
     changes: tuple[TimerChange, ...] = ()
     repeats: int | None = None
-    """How often `silence` is set again when it fires; None leaves that as it is."""
+    """Number of times that `silence` is set again when it fires. None changes nothing."""
 
 
 class Entry(Result, frozen=True):

@@ -65,7 +65,7 @@ class _Generation:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What a published checkpoint says about a step in one subtask."""
+    """The watermark of a step in one subtask, in a published checkpoint."""
 
     uid: str
     key_groups: range
@@ -79,7 +79,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """What a published checkpoint contains."""
+    """The content of a published checkpoint."""
 
     generation: int
     counts: dict[Log, int]
