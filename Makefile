@@ -32,8 +32,8 @@ soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.faults.soak --minutes $(or $(MINUTES),30)
 chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
 	set -f; $(spark_bin)/python -m integration.faults.kill_matrix --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
-sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1]
-	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) --seeds $(or $(FROM),1)..
+sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1] [EVENT_TIME=1]
+	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) $(if $(EVENT_TIME),--event-time) --seeds $(or $(FROM),1)..
 golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored
 	$(bin)/python -m tests.golden.make
 images: .venv/installed  ## container images for the tests, where a Docker engine answers

@@ -203,6 +203,24 @@ def test_checkpoint_of_a_drained_run_is_refused_by_every_other_run() -> None:
     restore(manifest, plan(), now(), submission_id="another")
 
 
+@pytest.mark.parametrize(
+    ("end_offset", "drained", "over"),
+    [(None, True, True), (None, False, False), (101, True, True), (100, True, False)],
+)
+def test_sources_of_a_stopped_drain_read_no_further_and_bounded_ones_read_to_their_ends(
+    end_offset: int | None, drained: bool, over: bool
+) -> None:
+    manifest = checkpoint(plan())
+    splits = [
+        msgspec.structs.replace(split, offset=100, end_offset=end_offset)
+        for split in manifest.splits
+    ]
+    first, *rest = (msgspec.structs.replace(part, splits=()) for part in manifest.subtasks)
+    first = msgspec.structs.replace(first, splits=tuple(splits), drained=drained)
+    taken = msgspec.structs.replace(manifest, subtasks=(first, *rest))
+    assert restore(taken, plan(), now(end=200), submission_id="s1").input_over is over
+
+
 def test_new_step_begins_without_state() -> None:
     state_metadata = plan(steps=(*plan().steps, StepMetadata(uid=Uid("added"), key_type="int")))
     assert list(restore(checkpoint(plan()), state_metadata, now()).keyed[0]) == [TOTAL]

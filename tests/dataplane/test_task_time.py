@@ -318,3 +318,19 @@ def test_drain_emits_what_was_read_and_reads_no_more(world: TimedWorld) -> None:
     ]
     assert task.has_ended()
     assert world.master.ended == [task.subtask]
+
+
+def test_attempt_that_restores_a_stopped_drain_reads_nothing_and_continues_the_drain(
+    world: TimedWorld,
+) -> None:
+    """The JobMaster may not know of the stop yet, and records have come meanwhile."""
+    task = world.timed_source(Reader([timed(6)]), fires=True, input_over=True)
+    steps(task)
+    assert [each for each in world.record_writer.sent if each != Watermark(MIN_MS)] == [
+        Watermark(MAX_MS),
+        EndOfInput(),
+    ]
+    task.trigger(Barrier(C1, final=True))
+    steps(task)
+    world.sink.answer(C1)
+    assert world.master.acknowledged[0][1].drained

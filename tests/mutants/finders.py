@@ -34,6 +34,11 @@ def backfills(seed: int) -> None:
     _judge(run_seed(seed, backfills=True).violation)
 
 
+def event_time(seed: int) -> None:
+    """the simulator, runs with event time"""
+    _judge(run_seed(seed, event_time=True).violation)
+
+
 def _judge(violation: str | None) -> None:
     if violation is None:
         return
@@ -42,7 +47,7 @@ def _judge(violation: str | None) -> None:
     raise AssertionError(violation)
 
 
-COSTLY.update((simulator, backfills))
+COSTLY.update((simulator, backfills, event_time))
 
 
 @functools.cache
@@ -100,6 +105,21 @@ def backfills_in(which: str, wanted: Callable[[Plan], object]) -> Detector:
         backfills(seeds[number])
 
     run.__doc__ = f"the simulator, runs with backfills {which}"
+    COSTLY.add(run)
+    return run
+
+
+def event_time_in(which: str, wanted: Callable[[Plan], object]) -> Detector:
+    """The simulator, in the first runs with event time whose plans are wanted."""
+    seeds: list[int] = []
+    rest = itertools.count()
+
+    def run(number: int) -> None:
+        while len(seeds) <= number:
+            seeds.append(next(seed for seed in rest if wanted(plan(seed, event_time=True))))
+        event_time(seeds[number])
+
+    run.__doc__ = f"the simulator, runs with event time {which}"
     COSTLY.add(run)
     return run
 

@@ -8,12 +8,41 @@ from tests.checkpoint import test_restore as restore_tests
 from tests.dataplane import test_task_time as task_tests
 from tests.dataplane.sources import test_watermarks as source_tests
 from tests.dataplane.time import test_valve as valve_tests
-from tests.mutants.finders import once
+from tests.mutants.finders import event_time, event_time_in, once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.checkpoint.restore import _resolve_splits
+from tidegate.dataplane.operators.keyed import KeyedOperator
+from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.sources.watermarks import SourceWatermarks, _restored
+from tidegate.dataplane.state.backend import KeyedStateBackend
+from tidegate.dataplane.state.state_accessors import TimerAccessor
+from tidegate.dataplane.state.step import restored_watermark
 from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.dataplane.time.valve import WatermarkValve
+from tidegate.sim.plan import Plan
+
+RUNS = 40
+"""Runs of the simulator."""
+
+
+def rescales(plan: Plan) -> bool:
+    """Whether a later job run has another parallelism."""
+    return len({job_run.parallelism for job_run in plan.job_runs}) > 1
+
+
+def becomes_idle(plan: Plan) -> bool:
+    """Whether several partitions are idle at the end, and timers wait for that."""
+    event_time = plan.event_time
+    return (
+        event_time is not None
+        and event_time.idle_after_ms is not None
+        and len(event_time.partitions) > 1
+        and plan.job_runs[-1].ends == "finished"
+    )
+
+
+IDLE = event_time_in("whose partitions become idle", becomes_idle)
+RESCALED = event_time_in("whose parallelism changes", rescales)
 
 OVERTAKES = (
     Edit(
@@ -69,6 +98,49 @@ BACKPRESSURE_COUNTS = (
         SourceWatermarks.polled,
         "min(began_s - self._polled_s, BETWEEN_S_MAX)",
         "began_s - self._polled_s",
+    ),
+)
+END_OVERTAKES = (Edit(WatermarkValve._combine, "if found == MAX_MS and any(", "if False and any("),)
+GROUP_OVERTAKES = (
+    Edit(WatermarkValve._combine, "if each.idle and each.group in active and", "if False and"),
+)
+STEP_FLOOR_LOST = (
+    Edit(
+        restored_watermark,
+        "return (max if aligned else min)(found, default=MIN_MS)",
+        "return MIN_MS",
+    ),
+)
+MAX_STORED = (Edit(KeyedOperator._note, "if watermark.timestamp_ms < MAX_MS:", "if True:"),)
+TIMERS_LOST = (
+    Edit(
+        KeyedStateBackend._scan,
+        "self._key_prefixes.values()",
+        "list(self._key_prefixes.values())[:-1]",
+    ),
+)
+FIRED_AGAIN = (Edit(TimerAccessor.save, "deletes.append(cell.store_key)", "pass"),)
+FORWARDED_FIRST = (
+    Edit(
+        TimedKeyedOperator.advance, "    self._held = watermark\n", "    self.forward(watermark)\n"
+    ),
+)
+WRONG_ORDER = (
+    Edit(
+        TimedKeyedOperator._fire_key,
+        "timer = min(timers, key=lambda each: cells[each.position].next_ms())",
+        "due = [each for each in timers if cells[each.position].next_ms() <= until_ms]\n"
+        "        timer = (due or timers)[0]",
+    ),
+)
+PIECE_LOST = (
+    Edit(TimedKeyedOperator._fire_piece, "until_ms, PIECE)", "until_ms, 1 << 62)[:PIECE]"),
+)
+PAST_TIMER_WAITS = (
+    Edit(
+        TimedKeyedOperator._loop_with_timers,
+        "if index.next_ms <= time.watermark_ms:",
+        "if index.next_ms < 0 < time.watermark_ms:",
     ),
 )
 EARLY_UNDER_PRESSURE = (Edit(InputTask.step, "if writable and not", "if not"),)
@@ -148,6 +220,41 @@ MUTANTS = [
         1,
         1,
     ),
+    Mutant(
+        "the end of the input overtakes the records of an idle input",
+        END_OVERTAKES,
+        once(
+            valve_tests.test_end_of_time_is_combined_when_every_input_has_it_also_idle_ones,
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "a watermark overtakes results of an idle subtask",
+        GROUP_OVERTAKES,
+        once(valve_tests.test_idle_input_of_an_active_group_counts_until_it_has_the_same_watermark),
+        1,
+        1,
+    ),
+    Mutant(
+        "a watermark overtakes the records that it follows from", OVERTAKES, event_time, RUNS, 20
+    ),
+    Mutant(
+        "the watermark before a barrier stays in the sender", LEFT_IN_SENDER, event_time, RUNS, 0
+    ),
+    Mutant("the watermark of a partition is not restored", FLOOR_LOST, event_time, RUNS, 3),
+    Mutant("the watermark of a step is not restored", STEP_FLOOR_LOST, event_time, RUNS, 2),
+    Mutant("the idleness of a partition is not restored", IDLE_LOST, event_time, RUNS, 1),
+    Mutant("inputs that are all idle keep the least watermark", HELD_WHEN_IDLE, IDLE, 20, 1),
+    Mutant("the end of time is stored as a watermark", MAX_STORED, event_time, RUNS, 5),
+    Mutant("a restore forgets the timers of a key group", TIMERS_LOST, RESCALED, RUNS, 3),
+    Mutant("a timer that has fired is stored", FIRED_AGAIN, event_time, RUNS, 5),
+    Mutant(
+        "a watermark is forwarded before what it makes due", FORWARDED_FIRST, event_time, RUNS, 3
+    ),
+    Mutant("timers fire in the order of declaration", WRONG_ORDER, event_time, RUNS, 3),
+    Mutant("only the first piece of a burst fires", PIECE_LOST, event_time, RUNS, 2),
+    Mutant("a timer that is set to the past waits", PAST_TIMER_WAITS, event_time, RUNS, 2),
 ]
 
 

@@ -62,15 +62,15 @@ REPLAY = """
 import sys
 from tidegate.sim.run import run_seed
 for seed in sys.argv[1:]:
-    outcome = run_seed(int(seed), digest=True)
+    outcome = run_seed(int(seed), digest=True, OPTIONS)
     print(outcome.story.events, outcome.story.digest())
 """
 
 
-def replayed(hash_seed: str, *seeds: str) -> str:
+def replayed(hash_seed: str, *seeds: str, options: str = "") -> str:
     """The report of a separate process that runs the seeds."""
     return subprocess.run(
-        [sys.executable, "-c", REPLAY, *seeds],
+        [sys.executable, "-c", REPLAY.replace("OPTIONS", options), *seeds],
         check=True,
         capture_output=True,
         text=True,

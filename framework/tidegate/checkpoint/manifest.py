@@ -56,6 +56,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return any(part.drained for part in self.subtasks)
 
     @property
+    def input_over(self) -> bool:
+        """Whether a stop with a drain has ended the input somewhere before its bounds, or without
+        any. The rest of the input is never read.
+        """
+        return any(
+            split.end_offset is None or split.offset < split.end_offset
+            for part in self.subtasks
+            if part.drained
+            for split in part.splits
+        )
+
+    @property
     def files(self) -> frozenset[str]:
         """Paths of all files of keyed state, relative to the job's folder."""
         return frozenset(

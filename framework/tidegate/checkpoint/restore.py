@@ -47,6 +47,8 @@ class RestorePlan:
     """The sources without a position in the checkpoint. They begin where their `starting_offsets=`
     says.
     """
+    input_over: bool = False
+    """Whether the input has ended by a stop with a drain, so that no source reads any further."""
 
 
 def restore(
@@ -81,6 +83,7 @@ def restore(
         else sum(offsets.hidden for offsets in partitions),
         sources_without_position=frozenset(offsets.source for offsets in partitions)
         - {split.source for split in (() if manifest is None else manifest.splits)},
+        input_over=manifest is not None and manifest.input_over,
     )
 
 

@@ -32,6 +32,9 @@ def sim(
     backfills: Annotated[
         bool, typer.Option("--backfills", help="Runs in which some lives of a job are backfills.")
     ] = False,
+    event_time: Annotated[
+        bool, typer.Option("--event-time", help="Pipelines with event time and timers.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes that simulate.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each seed.")] = False,
 ) -> None:
@@ -50,10 +53,12 @@ def sim(
         message = "the simulator needs the extra `sim`: pip install 'tidegate[sim]'"
         raise ConfigError(message) from None
     if seed is not None:
-        violated = _replay(seed, backfills=backfills, step=step, as_json=as_json)
+        violated = _replay(
+            seed, backfills=backfills, event_time=event_time, step=step, as_json=as_json
+        )
     else:
         many = _range(seeds or "1..")
-        violated = _many(many, workers, backfills=backfills, as_json=as_json)
+        violated = _many(many, workers, backfills=backfills, event_time=event_time, as_json=as_json)
     raise typer.Exit(VIOLATED if violated else 0)
 
 
@@ -72,7 +77,7 @@ def _range(text: str) -> Iterable[int]:
     return range(int(first), int(last))
 
 
-def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
+def _replay(seed: int, *, backfills: bool, event_time: bool, step: bool, as_json: bool) -> bool:
     from tidegate.sim.run import run_seed
 
     def show(told: TraceEvent) -> None:
@@ -81,7 +86,7 @@ def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
             sys.stdin.readline()
 
     listen = show if step and not as_json else None
-    outcome = run_seed(seed, listen=listen, backfills=backfills)
+    outcome = run_seed(seed, listen=listen, backfills=backfills, event_time=event_time)
     if as_json:
         body = {
             "seed": seed,
@@ -103,7 +108,9 @@ def _replay(seed: int, *, backfills: bool, step: bool, as_json: bool) -> bool:
     return outcome.violation is not None
 
 
-def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool) -> bool:
+def _many(
+    seeds: Iterable[int], workers: int, *, backfills: bool, event_time: bool, as_json: bool
+) -> bool:
     from tidegate.sim.seed_runner import simulate
 
     last: list[Summary] = []
@@ -116,14 +123,14 @@ def _many(seeds: Iterable[int], workers: int, *, backfills: bool, as_json: bool)
             print(msgspec.json.encode(verdict).decode(), flush=True)
         elif verdict.violation is not None:
             print(f"seed {verdict.seed} ({verdict.pipeline}): {verdict.violation}", flush=True)
-            option = " --backfills" if backfills else ""
-            print(f"replay it: tidegate sim{option} --seed {verdict.seed}", flush=True)
+            options = " --backfills" * backfills + " --event-time" * event_time
+            print(f"replay it: tidegate sim{options} --seed {verdict.seed}", flush=True)
         elif sys.stdout.isatty():
             print(f"\r{summary}", end="", flush=True)
 
     # Ctrl-C is the normal end of an endless run. The summary is printed nevertheless.
     with contextlib.suppress(KeyboardInterrupt):
-        simulate(seeds, workers=workers, told=told, backfills=backfills)
+        simulate(seeds, workers=workers, told=told, backfills=backfills, event_time=event_time)
     if last and not as_json:
         print(f"{chr(10) if sys.stdout.isatty() else ''}{last[0]}")
     return bool(last and last[0].violations)

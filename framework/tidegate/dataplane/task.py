@@ -234,19 +234,21 @@ class SourceTask(_Subtask):
         ends_input: bool = True,
         drains: bool = False,
         fires: bool = False,
+        input_over: bool = False,
         watermarks: SourceWatermarks | None = None,
     ) -> None:
         """Create the task. Without `ends_input` it sends no EndOfInput at the end of its splits.
 
         The next wave then continues the input, and only `has_ended` reports that the splits are
         read. With `drains`, all timers and windows fire at the end of the input; `fires` says
-        whether the job has any. `watermarks` has the watermarks of the splits, if the source
-        declares a strategy.
+        whether the job has any. With `input_over` the task reads nothing, because the restored
+        checkpoint was taken during a stop with a drain. `watermarks` has the watermarks of the
+        splits, if the source declares a strategy.
         """
         super().__init__(context, chain, checkpoint_responder)
-        self._ends_input, self._drains, self._fires = ends_input, drains, fires
-        self._input_over = False
-        """Whether `drain` was called: nothing more is read."""
+        self._ends_input, self._drains, self._fires = ends_input, drains or input_over, fires
+        self._input_over = input_over
+        """Whether nothing more is read: `drain` was called, or an earlier attempt has drained."""
         self._output_ended = False
         self.reader, self._splits = reader, splits
         self._emit = chain.from_source()
@@ -495,7 +497,8 @@ class InputTask(_Subtask):
                 self._first_barriers_s.setdefault(element.checkpoint, self._now())
                 self._carry_out(self._alignment.barrier(channel, element))
             case EndOfInput():
-                # The channel keeps its watermark: a later run may continue behind the end.
+                if self._valve is not None:
+                    self._due = self._valve.end(channel) or self._due
                 self._carry_out(self._alignment.end_of_input(channel))
             case Watermark():
                 if self._valve is not None:

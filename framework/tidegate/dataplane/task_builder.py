@@ -171,13 +171,23 @@ class SubtaskBuilder:
 
     def _valve(self, gate: InputGate) -> WatermarkValve | None:
         """Return the valve of a gate; None if no channel has watermarks. A channel without them
-        takes no part: it counts as idle, and an idle channel does not hold back the others.
+        takes no part. The channels of an edge are a group if each of its senders gets the same
+        watermarks.
         """
         nodes = self.graph.nodes
         has = [nodes[channel.edge.source_node].watermarks for channel in gate.channels]
         if not any(has):
             return None
-        return WatermarkValve([Watermark(MIN_MS, idle=not each) for each in has])
+        edges = [channel.edge for channel in gate.channels]
+        return WatermarkValve(
+            [Watermark(MIN_MS) if each else None for each in has],
+            [edge.index if self._is_behind_exchange(edge.source) else None for edge in edges],
+        )
+
+    def _is_behind_exchange(self, vertex: VertexId) -> bool:
+        """Return whether all inputs of a vertex go from all subtasks to all subtasks."""
+        inputs = self.plan.inputs_of(vertex)
+        return bool(inputs) and all(edge.partitioning == "key" for edge in inputs)
 
     def _source_task(
         self,
@@ -208,6 +218,7 @@ class SubtaskBuilder:
             ends_input=ends_input,
             drains=self._deploy.submission.drain,
             fires=any(node.fires for node in self.graph),
+            input_over=self._deploy.input_over,
             watermarks=watermarks,
         )
 

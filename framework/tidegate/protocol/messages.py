@@ -175,10 +175,7 @@ class SubmitJob(Message, frozen=True, kw_only=True, tag="SubmitJob"):
 
 
 class GetJob(Message, frozen=True, kw_only=True, tag="GetJob"):
-    """The request of a client for the report of one job.
-
-    The JobManager replies with a JobReport. It refuses the request if it does not know the job.
-    """
+    """The request of a client for the report (JobReport) of one job. An unknown job is refused."""
 
     job: JobName
 
@@ -522,9 +519,8 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
 class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """The command to build the subtasks of a slot and to restore their state.
 
-    A slot with the ordinal i runs subtask i of each vertex. The JobMaster sends this command when
-    all slots of the attempt have registered. TasksReady or TaskFailed follows. A backfill uses the
-    same struct for the tasks of a wave.
+    A slot with the ordinal i runs subtask i of each vertex. All slots have registered
+    before. TasksReady or TaskFailed follows. Tasks of waves get the same struct.
     """
 
     ordinal: int
@@ -550,6 +546,8 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """The id of the attempt's Kafka cluster. The slot's brokers must belong to this cluster."""
     storage: str = ""
     """The id of the checkpoint storage (see `BlobStore.bind`)."""
+    input_over: bool = False
+    """True if the checkpoint is of a stop with a drain. The sources read nothing."""
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):

@@ -169,6 +169,8 @@ class ProtocolChecker:
                 _by_topic_partition(journal.last.offsets), _by_topic_partition(base)
             )
         self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(base))
+        if self._oracle.timed is not None:
+            self._oracle.timed.start_attempt(journal.restored(claim).checkpoint)
 
     def _check_entry(self, entry: AnyEntry) -> None:
         match entry:
@@ -213,13 +215,18 @@ class ProtocolChecker:
         journal.rollback_targets.append(journal.last)
         journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
         journal.base = journal.last.offsets
-        self._cut()
+        self._cut(self._manifest(entry))
 
-    def _cut(self) -> None:
+    def _manifest(self, entry: Publication) -> Manifest:
+        """Return the manifest of a publication."""
+        data = self._blobs.objects.get(entry.manifest)
+        return decode_manifest(data, entry.manifest, entry.sha256)
+
+    def _cut(self, manifest: Manifest) -> None:
         """Check that the new publication covers all results written before it, and no others."""
         self.check_at_least_once_sinks()
         last, coordinator = self.journal.last, self._kafka.coordinator
-        offsets = _by_topic_partition(last.offsets)
+        offsets = self.offsets()
         ended = {
             (producer_id, epoch)
             for (_, producer_id, epoch), decision in coordinator.decided.items()
@@ -227,7 +234,7 @@ class ProtocolChecker:
         }
         named = {(each.producer_id, each.epoch) for each in last.named}
         try:
-            self._oracle.cut(self._kafka.logs(), offsets, named | ended)
+            self._oracle.cut(self._kafka.logs(), offsets, named | ended, manifest)
             self._oracle.plain.cut(self.journal.attempt, offsets)
         except Violation as violation:
             self.record_violation(str(violation))
@@ -318,6 +325,8 @@ class ProtocolChecker:
         self._check_has_timeout("rolled back", tuple(carried))
         journal.last = replace(before, named=before.named & carried)
         journal.base = before.offsets
+        if self._oracle.timed is not None:
+            self._oracle.timed.roll_back(before.checkpoint)
         self._oracle.plain.start_attempt(journal.attempt, _by_topic_partition(journal.base))
 
     def _decision_on(self, each: PreparedTransaction) -> Decision | None:
@@ -344,8 +353,7 @@ class ProtocolChecker:
 
         Check that they are not before the offsets of the previous publication, or of the restore.
         """
-        data = self._blobs.objects.get(entry.manifest)
-        manifest: Manifest = decode_manifest(data, entry.manifest, entry.sha256)
+        manifest = self._manifest(entry)
         known = self.journal.base
         for path in sorted(manifest.files):
             if f"{manifest.job}/{path}" not in self._blobs.objects:
@@ -365,6 +373,10 @@ class ProtocolChecker:
         if not known.keys() <= offsets.keys():
             self.record_violation(f"checkpoint {entry.checkpoint} has lost a partition")
         return offsets
+
+    def offsets(self) -> dict[TopicPartition, int]:
+        """Return the offsets of the last publication."""
+        return _by_topic_partition(self.journal.last.offsets)
 
     # --- brokers --------------------------------------------------------------------------------
 

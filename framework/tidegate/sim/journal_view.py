@@ -25,6 +25,11 @@ class JournalPosition:
     """
     offsets: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
 
+    @property
+    def checkpoint(self) -> CheckpointId | None:
+        """The checkpoint of the publication; None without one."""
+        return None if self.publication is None else self.publication.checkpoint
+
 
 @dataclass(slots=True)
 class JournalView:

@@ -18,16 +18,19 @@ restores it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import msgspec
 
+from tidegate.checkpoint.manifest import Manifest
 from tidegate.sim.at_least_once_sinks import AtLeastOnceSinks
 from tidegate.sim.kafka.log import Marker, PartitionLog, StoredRecord
 from tidegate.sim.pipelines import OUT_A, Event, Result, Shape, Sided
 from tidegate.sim.result_groups import Group, Violation
+from tidegate.sim.timed_pipelines import Entry, EventTime
+from tidegate.sim.timed_results import TimedResults
 from tidegate.stream_elements import TopicPartition
 
 
@@ -41,8 +44,10 @@ class _Due(NamedTuple):
 class Oracle:
     """The checker of the output of one job."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, event_time: EventTime | None = None) -> None:
         self._shape = shape
+        self.timed = None if event_time is None else TimedResults(event_time)
+        """The checker of a pipeline with event time."""
         self._exact = tuple(sink for sink in shape.sinks if sink not in shape.plain)
         self._lanes: dict[tuple[str, str, str], deque[_Due]] = {}
         """Results that are not visible yet, by sink, source partition and key."""
@@ -69,11 +74,14 @@ class Oracle:
     @property
     def missing(self) -> int:
         """Number of results that are still missing."""
-        return self._missing + len(self.plain.due)
+        records = self._missing + len(self.plain.due)
+        return records + (self.timed.missing() if self.timed is not None else 0)
 
     def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
         """Add an event that was committed to a partition of a source."""
         self._offsets[event.name] = topic_partition, offset
+        if self.timed is not None:
+            self.timed.expect(topic_partition, event, offset)
         if topic_partition.topic in self._recreated:
             self._held.append((topic_partition, offset, event))
             return
@@ -141,8 +149,11 @@ class Oracle:
                 _result(entry),
                 f"{topic_partition.topic}-{topic_partition.partition} offset {offset}",
             )
+            if self.timed is not None:
+                self.timed.judge(_entry(entry), where)
             if topic_partition.topic in self._exact:
-                self._judge(topic_partition, result, where)
+                if result.name:
+                    self._judge(topic_partition, result, where)
             else:
                 lane = _lane(topic_partition, result)
                 self.visible += self.plain.judge(lane, result, entry.span.producer, where)
@@ -160,13 +171,15 @@ class Oracle:
         logs: Iterable[PartitionLog],
         offsets: Mapping[TopicPartition, int],
         producers: AbstractSet[tuple[int, int]],
+        manifest: Manifest | None = None,
     ) -> None:
         """Check a checkpoint that was published. Raise Violation if it is not a consistent cut.
 
         The results of events before its `offsets` must be visible or written by `producers` (id and
         epoch). These are the producers that the checkpoint names, and those of committed
         transactions. Other results must not be. A transaction that the checkpoint names may have
-        timed out. The loss is checked when it is stated, or at the end.
+        timed out. The loss is checked when it is stated, or at the end. `manifest` is that of the
+        checkpoint.
         """
         self._published = generation = len(self._bases) - 1
         earlier = Counter(
@@ -175,7 +188,27 @@ class Oracle:
             for each in due
             if each.generation < generation
         )
+        hidden = list(self._hidden(logs, producers))
         inside: set[tuple[str, str]] = set()
+        for topic, stored in hidden:
+            place = topic, _result(stored).name
+            if not place[1]:  # the result of a timer
+                continue
+            if earlier[place]:  # committed before the generation began
+                earlier[place] -= 1
+                continue
+            inside.add(place)
+            if not self._is_before(offsets, place[1]):
+                message = f"a checkpoint names a transaction with {place[1]} from behind it"
+                raise Violation(message)
+        self._check_nothing_missing(offsets, inside, earlier)
+        if self.timed is not None and manifest is not None:
+            self.timed.cut(manifest, [_entry(stored) for _, stored in hidden])
+
+    def _hidden(
+        self, logs: Iterable[PartitionLog], producers: AbstractSet[tuple[int, int]]
+    ) -> Iterator[tuple[str, StoredRecord]]:
+        """Yield the topic and the record of all results by these producers that are still due."""
         for log in logs:
             topic_partition = log.topic_partition
             if topic_partition.topic not in self._exact:
@@ -184,17 +217,8 @@ class Oracle:
             for offset, entry in enumerate(log.everything()):
                 if isinstance(entry, Marker) or entry.span.producer not in producers:
                     continue
-                if offset < seen and not entry.span.hidden:
-                    continue  # the result is visible and no longer due
-                place = topic_partition.topic, _result(entry).name
-                if earlier[place]:  # committed before the generation began
-                    earlier[place] -= 1
-                    continue
-                inside.add(place)
-                if not self._is_before(offsets, place[1]):
-                    message = f"a checkpoint names a transaction with {place[1]} from behind it"
-                    raise Violation(message)
-        self._check_nothing_missing(offsets, inside, earlier)
+                if offset >= seen or entry.span.hidden:  # otherwise it is visible
+                    yield topic_partition.topic, entry
 
     def _check_nothing_missing(
         self,
@@ -245,16 +269,24 @@ class Oracle:
         if group is not None:
             group.pass_over(result)
 
-    def complete(self) -> None:
-        """Raise Violation if a result is still missing at the end of the run."""
+    def complete(
+        self, *, fires: bool = True, ended_at: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        """Raise Violation if a result is still missing at the end of the run.
+
+        With `fires`, this also holds for the timers that are due. A job that has drained has read
+        its sources up to the offsets `ended_at`.
+        """
         for (sink, partition, key), due in self._lanes.items():
-            if due:
+            if due and (ended_at is None or self._is_before(ended_at, due[0].name)):
                 message = (
                     f"{self._missing} results are missing at the end, the first of them "
                     f"{due[0].name} (key {key} of {partition}) in {sink}"
                 )
                 raise Violation(message)
         self.plain.complete()
+        if self.timed is not None and fires:
+            self.timed.complete()
 
     def _judge(self, topic_partition: TopicPartition, result: Result, where: str) -> None:
         lane = self._lanes.get(_lane(topic_partition, result))
@@ -309,6 +341,10 @@ class Oracle:
 
 def _result(entry: StoredRecord) -> Result:
     return msgspec.json.decode(entry.value() or b"", type=Result)
+
+
+def _entry(entry: StoredRecord) -> Entry:
+    return msgspec.json.decode(entry.value() or b"", type=Entry)
 
 
 def _lane(topic_partition: TopicPartition, result: Result) -> tuple[str, str, str]:

@@ -295,6 +295,8 @@ class Shape:
     """The group of an event, for stateful topics."""
     plain: frozenset[str] = frozenset()
     """Topics that are written at least once. All other topics are written exactly once."""
+    timed: bool = False
+    """Whether the pipeline has event time, and its results are entries (`timed_pipelines.py`)."""
 
     def at_least_once_sinks(self) -> list[KafkaSink[Result]]:
         """Return the sinks that write at least once during a run, unlike their declaration."""

@@ -24,6 +24,7 @@ from tidegate.sim.mishaps import Mishap
 from tidegate.sim.network_conditions import NetworkConditions
 from tidegate.sim.pipelines import BRANCHED, KEYS, SHAPES, Event, Shape, Sided, TwoSinks
 from tidegate.sim.swaps import Swap
+from tidegate.sim.timed_pipelines import EventTime
 from tidegate.sim.wave_faults import WaveFaults
 
 TOLERATED_OUTAGE_MS: Final = 400_000
@@ -63,7 +64,7 @@ class JobRun:
     task_managers: int
     slots: int
     ends: str
-    """`finished`, `stop`, `cancel`, `crash`, or `bounded`."""
+    """`finished`, `stop`, `drain`, `cancel`, `crash`, or `bounded`."""
     ends_at_share: float
     """Time of the end: a share of the time of faults, or of the visible results after all input is
     written. For a crash it is a share of the remaining time of faults.
@@ -116,6 +117,8 @@ class Plan:
     """Begin and end of the time in which user code raises at many records."""
     waves: WaveFaults | None = None
     """Faults of the tasks of waves, in runs with backfills."""
+    event_time: EventTime | None = None
+    """The event time, in runs with event time."""
 
     @property
     def blackout_s(self) -> float:

@@ -36,6 +36,7 @@ from tidegate.protocol.versions import TIDEGATE
 from tidegate.sim.backfill_plan import with_backfills
 from tidegate.sim.backfill_user import BackfillUser
 from tidegate.sim.cluster import STORAGE, SimCluster
+from tidegate.sim.event_time_plan import patch_event_time, with_event_time
 from tidegate.sim.fault_injector import FaultInjector
 from tidegate.sim.faults import RequestFaults
 from tidegate.sim.kafka.log import PartitionLog, Record
@@ -94,6 +95,8 @@ class Outcome:
     """Number of losses that the journal states. They were expected, and then accepted."""
     visible: int
     """Number of results that readers saw."""
+    fired: int
+    """Number of timers that have fired, as readers saw."""
     expired: int
     """Number of input offsets that retention deleted."""
 
@@ -104,22 +107,24 @@ def run_seed(
     listen: Callable[[TraceEvent], None] | None = None,
     digest: bool = False,
     backfills: bool = False,
+    event_time: bool = False,
 ) -> Outcome:
     """Simulate one seed to its end. Exceptions of the simulated processes are not raised.
 
-    With `backfills`, some job runs are backfills.
+    With `backfills`, some job runs are backfills. With `event_time`, the pipeline has timers.
     """
     story = Trace(listen=listen)
     if digest:
         story.with_digest()
     scheduler = Scheduler(seed, story=story)
     with apply_patches(scheduler) as folder:
-        plan = plan_of(seed, backfills=backfills)
+        plan = plan_of(seed, backfills=backfills, event_time=event_time)
         run = Run(seed, plan, scheduler, folder)
         with (
             patch_load(scheduler, plan.load, plan.crashing),
             patch_connect(scheduler, plan.failing_open),
             patch_guarantees(plan.shape),
+            patch_event_time(plan.shape, plan.event_time),
             patch_salt(run.world.salts),
         ):
             try:
@@ -129,12 +134,14 @@ def run_seed(
     return run.outcome()
 
 
-def plan_of(seed: int, *, backfills: bool = False) -> Plan:
+def plan_of(seed: int, *, backfills: bool = False, event_time: bool = False) -> Plan:
     """Return the plan that a seed draws."""
     plan = Plan.drawn(random.Random(f"{seed}/plan"))  # noqa: S311 - replays
-    if not backfills:
-        return plan
-    return with_backfills(plan, random.Random(f"{seed}/backfills"))  # noqa: S311 - as above
+    if backfills:
+        plan = with_backfills(plan, random.Random(f"{seed}/backfills"))  # noqa: S311 - as above
+    if event_time:
+        plan = with_event_time(plan, random.Random(f"{seed}/event time"))  # noqa: S311 - as above
+    return plan
 
 
 class Run:
@@ -143,7 +150,7 @@ class Run:
     def __init__(self, seed: int, plan: Plan, scheduler: Scheduler, folder: Path) -> None:
         self._seed, self._scheduler, self._folder = seed, scheduler, folder
         self.plan = plan
-        self._oracle = Oracle(plan.shape)
+        self._oracle = Oracle(plan.shape, plan.event_time)
         self._request_faults = RequestFaults(scheduler, plan.fault_rates)
         self.world = SimCluster(scheduler, self._request_faults, self._oracle)
         self.world.network.delivery = MessageFaults(
@@ -224,6 +231,7 @@ class Run:
             rollbacks=kinds[RolledBack],
             losses=kinds[Lost],
             visible=self._oracle.visible,
+            fired=0 if self._oracle.timed is None else self._oracle.timed.fired,
             expired=self._retention.expired,
         )
 
@@ -242,7 +250,11 @@ class Run:
         self.world.kafka.run_due()
         self._checker.check_at_least_once_sinks()
         try:
-            self._oracle.complete()
+            ends = self.plan.job_runs[-1].ends
+            self._oracle.complete(
+                fires=ends == "finished" or self._drains(self.plan.job_runs[-1]),
+                ended_at=self._checker.offsets() if ends == "drain" else None,
+            )
         except Violation as violation:
             self._checker.record_violation(str(violation))
         self._checker.check_nothing_open()
@@ -281,6 +293,7 @@ class Run:
             f"{'user code crashes; ' if plan.crashing else ''}"
             f"{''.join(f'{each.kind}; ' for each in (*plan.mishaps, *plan.swaps) if each)}"
             f"{f'{plan.waves}; ' if plan.waves else ''}"
+            f"{f'{plan.event_time}; ' if plan.event_time else ''}"
             f"{plan.settings}"
         )
 
@@ -294,7 +307,7 @@ class Run:
         else:
             log = self.world.kafka.log(topic_partition)
             producer, epoch, at = INPUT_PRODUCER + 1, self._written, log.end
-            log.append(producer, epoch, 0, [_record(each.event)], is_open=lambda: True)
+            log.append(producer, epoch, 0, [self._record(each.event)], is_open=lambda: True)
             log.mark(producer, epoch, 0, commit=each.committed)
             if each.committed:
                 self._oracle.expect(topic_partition, each.event, at)
@@ -304,9 +317,14 @@ class Run:
         """Append a record without a transaction."""
         log = self.world.kafka.log(topic_partition)
         sequence, at = self._sequences.get(log, 0), log.end
-        log.append(INPUT_PRODUCER, 0, sequence, [_record(event)], is_open=None)
+        log.append(INPUT_PRODUCER, 0, sequence, [self._record(event)], is_open=None)
         self._sequences[log] = sequence + 1
         self._oracle.expect(topic_partition, event, at)
+
+    def _record(self, event: Event) -> Record:
+        """Return the record of an event. Only a pipeline with event time gets the time of Kafka."""
+        at_ms = 0 if self.plan.event_time is None else self.world.kafka.now_ms()
+        return Record(msgspec.json.encode(event), event.key.encode(), (), at_ms)
 
     # --- the user -------------------------------------------------------------------------------
 
@@ -321,6 +339,8 @@ class Run:
         self._checker.accepting = self._losses_reported >= LOSS_REPORTS_MIN
         process = self._scheduler.process(f"run-{self._tries}")
         user = self._user(job_run, process)
+        if job_run.ends == "bounded":
+            self.begin_drain(job_run)
         process.on_exit.append(lambda _status: self._job_run_ended(job_run, user))
         process.run_main(user.main)
         if job_run.ends == "crash":
@@ -402,7 +422,7 @@ class Run:
                 if self._restoring_submission not in {None, self._checker.journal.submission}:
                     return False  # results that must appear again are counted from the claim on
                 return self._written == len(self.plan.inputs) and not self._oracle.missing
-            case "stop" | "cancel":
+            case "stop" | "cancel" | "drain":
                 return share >= job_run.ends_at_share
             case _:
                 return False
@@ -426,12 +446,23 @@ class Run:
             python_version=platform.python_version(),
             tidegate_version=TIDEGATE,
             bounded=job_run.ends == "bounded" or job_run.wave_offsets is not None,
+            drain=job_run.ends == "bounded" and self._drains(job_run),
             restore=restore,
             accept_data_loss=self._checker.accepting,
             take_over=False,
             restore_to_other_cluster=self._swaps.consents,
             id=id_,
         )
+
+    def begin_drain(self, job_run: JobRun) -> None:
+        """Note that a job run may end its input from now on, if it drains."""
+        if self._oracle.timed is not None and self._drains(job_run):
+            self._oracle.timed.begin_drain()
+
+    def _drains(self, job_run: JobRun) -> bool:
+        """Return whether all event timers fire at the end of a job run."""
+        drains = self.plan.event_time is not None and self.plan.event_time.drains
+        return drains and job_run is self.plan.job_runs[-1]
 
     def _has_begun(self) -> bool:
         """Return whether the job of the current submission has claimed."""
@@ -458,10 +489,6 @@ class Run:
         settings["taskmanager"] = {"slots": job_run.slots}
         settings["cluster"]["task_managers"] = job_run.task_managers
         return Config.from_dict(settings)
-
-
-def _record(event: Event) -> Record:
-    return Record(msgspec.json.encode(event), event.key.encode(), (), 0)
 
 
 class _User:
@@ -539,7 +566,10 @@ class _User:
         if told or report.state in ENDED or not self._run.may_end(self._job_run):
             return
         try:
-            client.stop(report.job, final_checkpoint=self._job_run.ends != "cancel")
+            ends = self._job_run.ends
+            if ends == "drain":
+                self._run.begin_drain(self._job_run)
+            client.stop(report.job, final_checkpoint=ends != "cancel", drain=ends == "drain")
             self._told = report.epoch
         except RefusedError:
             self._refused = True  # the job has ended meanwhile

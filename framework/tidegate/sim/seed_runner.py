@@ -22,6 +22,8 @@ import msgspec
 WORKER: Final = (sys.executable, "-m", "tidegate.sim.seed_runner")
 BACKFILLS: Final = "--backfills"
 """Command-line argument of workers whose runs have backfills."""
+EVENT_TIME: Final = "--event-time"
+"""Command-line argument of workers whose runs have event time."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,15 +101,17 @@ def simulate(
     workers: int,
     told: Callable[[Verdict, Summary], None],
     backfills: bool = False,
+    event_time: bool = False,
 ) -> Summary:
     """Run seeds in `workers` processes. Call `told` with each verdict, one call at a time.
 
-    With `backfills`, each run has backfills. An exception of `told`, or a KeyboardInterrupt of the
-    main thread, ends all workers. Raise WorkerDiedError if a worker exits by itself.
+    With `backfills`, each run has backfills; with `event_time`, event time. An exception of
+    `told`, or a KeyboardInterrupt of the main thread, ends all workers. Raise WorkerDiedError if a
+    worker exits by itself.
     """
     summary, lock, began_s = Summary(), threading.Lock(), time.monotonic()
     rest, failures = iter(seeds), list[BaseException]()
-    command = (*WORKER, BACKFILLS) if backfills else WORKER
+    command = (*WORKER, *([BACKFILLS] * backfills), *([EVENT_TIME] * event_time))
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for _ in range(workers)
@@ -160,14 +164,14 @@ def _verdicts(
         yield msgspec.json.decode(line, type=Verdict)
 
 
-def serve(*, backfills: bool) -> None:
+def serve(*, backfills: bool, event_time: bool) -> None:
     """Run the worker: write one verdict for each seed that arrives."""
     from tidegate.sim.run import run_seed
 
     gc.collect()
     gc.freeze()  # the collections after each run then skip the imported modules
     for line in sys.stdin.buffer:
-        outcome = run_seed(int(line), backfills=backfills)
+        outcome = run_seed(int(line), backfills=backfills, event_time=event_time)
         verdict = Verdict(
             seed=outcome.seed,
             pipeline=outcome.plan.shape.pipeline.__name__,
@@ -191,4 +195,4 @@ def serve(*, backfills: bool) -> None:
 
 
 if __name__ == "__main__":
-    serve(backfills=BACKFILLS in sys.argv[1:])
+    serve(backfills=BACKFILLS in sys.argv[1:], event_time=EVENT_TIME in sys.argv[1:])

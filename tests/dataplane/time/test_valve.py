@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.dataplane.time.valve import WatermarkValve
-from tidegate.stream_elements import MIN_MS, Watermark
+from tidegate.stream_elements import MAX_MS, MIN_MS, Watermark
 
 NEW = Watermark(MIN_MS)
 
@@ -58,9 +58,49 @@ def test_combined_watermark_is_the_highest_if_all_inputs_are_idle() -> None:
 
 
 def test_input_without_watermarks_takes_no_part() -> None:
-    valve = WatermarkValve([NEW, idle()])
+    valve = WatermarkValve([NEW, None])
     assert valve.offer(0, at(10)) == at(10)
     assert valve.offer(0, idle(15)) == idle(15)
+    assert valve.offer(0, at(MAX_MS)) == at(MAX_MS)
+
+
+def test_end_of_time_is_combined_when_every_input_has_it_also_idle_ones() -> None:
+    """An idle input may still have records in front of the end."""
+    valve = WatermarkValve([at(10), idle(5)])
+    assert valve.offer(0, at(MAX_MS)) is None
+    assert valve.offer(1, at(7)) is None
+    assert valve.offer(1, at(MAX_MS)) == at(MAX_MS)
+
+
+def test_end_of_time_does_not_wait_for_an_input_that_has_ended() -> None:
+    """A source subtask without partitions ends before the job drains."""
+    valve = WatermarkValve([at(10), idle()])
+    assert valve.offer(0, at(MAX_MS)) is None
+    assert valve.end(1) == at(MAX_MS)
+    valve = WatermarkValve([at(10), at(5)])
+    assert valve.end(1) is None, "it still holds back the other one: a later run may continue"
+    assert valve.offer(0, at(20)) is None
+
+
+def test_idle_input_of_an_active_group_counts_until_it_has_the_same_watermark() -> None:
+    """Two subtasks of a step get one watermark, and the second has still results that are due."""
+    valve = WatermarkValve([NEW, NEW, NEW], [1, 1, None])
+    for index in range(3):
+        valve.offer(index, idle(10))
+    assert valve.combined == idle(10)
+    assert valve.offer(0, at(20)) == at(10), "the other one of its group is not so far yet"
+    assert valve.offer(1, at(20)) == at(20)
+    assert valve.offer(2, at(15)) is None, "an input on its own returns behind, and stays out"
+
+
+def test_idle_group_does_not_hold_back_the_others() -> None:
+    valve = WatermarkValve([NEW, NEW, NEW], [1, 1, None])
+    valve.offer(0, idle(10))
+    valve.offer(1, idle(10))
+    assert valve.offer(2, at(30)) == at(30)
+    assert valve.offer(0, at(20)) is None, "the group is behind, and stays out"
+    assert valve.offer(0, at(40)) is None
+    assert valve.offer(2, at(50)) == at(40)
 
 
 def test_restored_inputs_are_registered_before_the_first_record() -> None:

@@ -62,4 +62,5 @@ class RecoveredJob:
             transactional_ids_per_subtask=self.transactional_ids_per_subtask,
             max_message_bytes=self.max_message_bytes,
             storage=self.storage,
+            input_over=self.restore_plan.input_over,
         )

@@ -1,0 +1,344 @@
+"""The check of pipelines with event time: a model of the timers repeats the log of each key.
+
+Watermarks depend on batches, on time and on faults. So nothing here says when a timer fires. The
+rules hold for every interleaving:
+
+1. The entries of a key have the numbers 1, 2, 3, … So no call is lost, and none has happened twice,
+   also after a restore or at another parallelism.
+2. The watermark that a key sees never goes back, not by a restore either. A checkpoint has a
+   watermark of the step that is not behind those that its entries have seen.
+3. A watermark exists only if a record of each partition makes it possible, at the bound of the
+   strategy. It comes behind that record, and so behind the records of the key before it in the same
+   partition. Therefore no record within the bound is late. With `idle_after` this holds for one
+   partition at least: the one that the watermark comes from.
+4. A timer fires at the time for which it was set last, when the watermark has reached it, and never
+   after it was cancelled. The timers of a key fire in order of time, then of declaration, then of
+   name. All that are due have fired before the next record of the key.
+5. A second step sees the watermark only after all results that it made due: no result of a timer is
+   late there, unless the timer was set to a time that was over.
+6. A processing timer fires once, and not before its time by the clock of its slot.
+7. At the end, everything at or before the last watermark has fired. The last watermark is that of
+   the slowest partition. With `idle_after` it is that of the fastest, because all become idle.
+8. After a drain every event timer has fired. No record of a key comes after a timer that fired
+   because the input had ended.
+
+A published checkpoint has more: the watermark of each partition follows exactly from the records
+before its offset. A partition without a new record stays idle. A step's watermark is not ahead of
+the partitions, and not behind an earlier checkpoint. A partition that has drained is not read any
+further.
+
+When the user goes back to an older checkpoint, a new generation begins. The log of each key then
+continues from what that checkpoint contains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tidegate.checkpoint.manifest import Manifest
+from tidegate.ids import CheckpointId
+from tidegate.protocol.subtask_snapshot import SourceSplit
+from tidegate.sim.pipelines import Event
+from tidegate.sim.result_groups import Violation
+from tidegate.sim.timed_model import KeyModel, RelayModel, Sources, timer_text
+from tidegate.sim.timed_pipelines import Entry, EventTime, TimedEvent
+from tidegate.stream_elements import MAX_MS, MIN_MS, TopicPartition
+
+Model = KeyModel | RelayModel
+Log = tuple[bool, str]
+"""A log: whether it is of the second step, and the key."""
+
+
+@dataclass(slots=True)
+class _Generation:
+    """The logs since the job began, or since it went back to an older checkpoint."""
+
+    logs: dict[Log, list[Entry]] = field(default_factory=dict)
+    """All entries of each log, with those that its base contains."""
+    models: dict[Log, Model] = field(default_factory=dict)
+    base: _Cut | None = None
+    """The checkpoint to which the job went back."""
+    ends: dict[Log, int] | None = None
+    """The number of entries of each log after which the next generation follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The watermark of a step in one subtask, in a published checkpoint."""
+
+    uid: str
+    key_groups: range
+    watermark_ms: int
+
+    def meets(self, other: _Step) -> bool:
+        """Return whether both are of one step and have a key group in common."""
+        mine, others = self.key_groups, other.key_groups
+        return self.uid == other.uid and mine.start < others.stop and others.start < mine.stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The content of a published checkpoint."""
+
+    generation: int
+    counts: dict[Log, int]
+    splits: dict[tuple[str, str, int], SourceSplit]
+    ended: frozenset[tuple[str, str, int]]
+    """The splits whose sources have drained."""
+    steps: tuple[_Step, ...]
+
+    def watermark_ms(self, uid: str) -> int:
+        """Return the highest watermark of a step."""
+        return max((each.watermark_ms for each in self.steps if each.uid == uid), default=MIN_MS)
+
+
+class TimedResults:
+    """The checker of the log of one job."""
+
+    def __init__(self, event_time: EventTime) -> None:
+        self._sources = Sources(event_time)
+        self._generations = [_Generation()]
+        self._at: dict[Log, int] = {}
+        """The generation of the last visible entry of each log."""
+        self._cuts: dict[CheckpointId, _Cut] = {}
+        self._current: CheckpointId | None = None
+        """The checkpoint from which the job continues."""
+        self.fired = 0
+        """The number of visible firings."""
+
+    def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
+        """Add an event that was committed to a partition of a source."""
+        if isinstance(event, TimedEvent):
+            self._sources.events[event.name] = topic_partition, event
+            self._sources.partitions[topic_partition].add(event, offset)
+
+    def judge(self, entry: Entry, where: str) -> None:
+        """Check an entry that has become visible. Raise Violation."""
+        self.fired += not entry.name
+        for log in _logs(entry):
+            generation = self._advance(log)
+            try:
+                _model(generation, log).take(entry, self._sources)
+            except Violation as violation:
+                what = entry.name or f"{entry.timer} {entry.timer_name}".strip()
+                message = f"{where}: entry {entry.count} of key {entry.group} ({what}) {violation}"
+                raise Violation(message) from None
+            generation.logs.setdefault(log, []).append(entry)
+
+    def missing(self) -> int:
+        """Return how many timers have still to fire if all records are visible, and how many
+        entries a rewind still expects.
+        """
+        last_ms = self._sources.last_ms()
+        missing = 0
+        for log in self._known():
+            generation = self._advance(log)
+            model = _model(generation, log)
+            if generation.ends is not None:
+                missing += generation.ends.get(log, 0) - model.count
+            elif isinstance(model, KeyModel):
+                missing += sum(at_ms <= last_ms for at_ms in model.timers.values())
+                missing += model.alarm_ms is not None
+        return missing
+
+    def begin_drain(self) -> None:
+        """Note that the last job run may end its input from now on, and then fire all timers."""
+        self._sources.drains = True
+
+    def complete(self) -> None:
+        """Raise Violation if a timer that is due has not fired at the end of the run. After a drain
+        each event timer is due, and processing timers need not fire.
+        """
+        last_ms = MAX_MS if self._sources.drains else self._sources.last_ms()
+        for log in sorted(self._known()):
+            model = _model(self._advance(log), log)
+            if not isinstance(model, KeyModel):
+                continue
+            first = model.due(last_ms)
+            if first is not None:
+                message = (
+                    f"{timer_text(*first)} of key {log[1]} has not fired at the end, and the "
+                    f"watermark is {last_ms}"
+                )
+                raise Violation(message)
+            if model.alarm_ms is not None and not self._sources.drains:
+                message = f"the processing timer of key {log[1]} has not fired at the end"
+                raise Violation(message)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def cut(self, manifest: Manifest, hidden: Iterable[Entry]) -> None:
+        """Check a published checkpoint. `hidden` has its entries that are not visible yet."""
+        splits: dict[tuple[str, str, int], SourceSplit] = {
+            (split.source, split.topic, split.partition): split
+            for subtask in manifest.subtasks
+            for split in subtask.splits
+        }
+        ended = {
+            (split.source, split.topic, split.partition)
+            for subtask in manifest.subtasks
+            for split in subtask.splits
+            if subtask.drained
+        }
+        steps = tuple(
+            _Step(
+                uid=keyed.uid,
+                key_groups=range(keyed.first_key_group, keyed.last_key_group + 1),
+                watermark_ms=MIN_MS if keyed.watermark_ms is None else keyed.watermark_ms,
+            )
+            for subtask in manifest.subtasks
+            for keyed in subtask.keyed
+        )
+        of_log: dict[Log, list[Entry]] = {log: [] for log in self._known()}
+        for entry in hidden:
+            for log in _logs(entry):
+                of_log.setdefault(log, []).append(entry)
+        ends = {log: self._end_of(log, entries) for log, entries in of_log.items()}
+        number = len(self._generations) - 1
+        counts = {log: count for log, (count, _) in ends.items()}
+        cut = _Cut(number, counts, splits, frozenset(ended), steps)
+        for _, own in ends.values():
+            for entry in own:
+                self._check_hidden(entry, cut)
+        self._check_splits(cut)
+        self._check_steps(cut)
+        self._cuts[manifest.checkpoint] = cut
+        self._current = manifest.checkpoint
+
+    def _end_of(self, log: Log, hidden: Iterable[Entry]) -> tuple[int, list[Entry]]:
+        """Return how many entries of a log a checkpoint of the last generation contains, and those
+        of them that are not visible yet.
+        """
+        generation = self._advance(log)
+        number, count = self._generations.index(generation), _model(generation, log).count
+        own: list[Entry] = []
+        for entry in (*hidden, None):
+            while (ends := self._generations[number].ends) is not None and count >= ends.get(
+                log, 0
+            ):
+                number += 1
+                base = self._generations[number].base
+                count = 0 if base is None else base.counts.get(log, 0)
+                own = []
+            if entry is not None:
+                count = entry.relay_count if log[0] else entry.count
+                own.append(entry)
+        return count, own
+
+    def start_attempt(self, checkpoint: CheckpointId | None) -> None:
+        """Begin an attempt that continues from a checkpoint, or from the beginning (None)."""
+        if checkpoint == self._current:
+            return
+        before = self._before()
+        self._generations[-1].ends = {} if before is None else dict(before.counts)
+        base = self._cuts[checkpoint] if checkpoint else None
+        self._generations.append(_Generation(base=base))
+        self._current = checkpoint
+
+    def roll_back(self, checkpoint: CheckpointId | None) -> None:
+        """Continue from an older checkpoint, because nothing of the last one became visible."""
+        self._current = checkpoint
+
+    def _before(self) -> _Cut | None:
+        """Return the checkpoint from which the job continues."""
+        return self._cuts[self._current] if self._current else None
+
+    def _check_hidden(self, entry: Entry, cut: _Cut) -> None:
+        seen = [("watch", entry.watermark_ms)]
+        if entry.relay:
+            seen.append(("relay", entry.relay_watermark_ms))
+        for uid, watermark_ms in seen:
+            if cut.watermark_ms(uid) < watermark_ms < MAX_MS:
+                message = (
+                    f"a checkpoint has the watermark {cut.watermark_ms(uid)} of step {uid}, and "
+                    f"entry {entry.count} of key {entry.group} has seen {watermark_ms}"
+                )
+                raise Violation(message)
+
+    def _check_splits(self, cut: _Cut) -> None:
+        before = self._before()
+        for place, split in cut.splits.items():
+            _, topic, number = place
+            partition = self._sources.partitions[TopicPartition(topic, number)]
+            expected = partition.before(split.offset)
+            found = MIN_MS if split.watermark_ms is None else split.watermark_ms
+            if found != expected:
+                message = (
+                    f"a checkpoint has the watermark {found} of {topic}-{number}, where {expected} "
+                    f"follows from the records before offset {split.offset}"
+                )
+                raise Violation(message)
+            old = before.splits.get(place) if before is not None else None
+            if old is not None and old.offset != split.offset and self._has_ended(place):
+                message = f"{topic}-{number} has drained in a checkpoint, and was read further"
+                raise Violation(message)
+            if old is not None and old.idle and old.offset == split.offset and not split.idle:
+                message = (
+                    f"{topic}-{number} is idle in a checkpoint and active in the next one, and no "
+                    "record came"
+                )
+                raise Violation(message)
+
+    def _has_ended(self, place: tuple[str, str, int]) -> bool:
+        before = self._before()
+        return before is not None and place in before.ended
+
+    def _check_steps(self, cut: _Cut) -> None:
+        sources = self._sources
+        known = [
+            MIN_MS if each.watermark_ms is None else each.watermark_ms
+            for each in cut.splits.values()
+        ]
+        known += [MIN_MS] * (len(sources.partitions) - len(known))
+        highest = max(known) if sources.idles or cut.ended else min(known)
+        before = self._before()
+        for step in cut.steps:
+            message = f"a checkpoint has the watermark {step.watermark_ms} of step {step.uid}, and "
+            if step.watermark_ms > highest:
+                raise Violation(f"{message}the sources are at {highest}")
+            older = () if before is None else before.steps
+            least = max((each.watermark_ms for each in older if each.meets(step)), default=MIN_MS)
+            if step.watermark_ms < least:
+                raise Violation(f"{message}the one before it has {least}")
+
+    # --- generations ----------------------------------------------------------------------------
+
+    def _known(self) -> set[Log]:
+        return {log for generation in self._generations for log in generation.logs}
+
+    def _advance(self, log: Log) -> _Generation:
+        """Return the generation of the next entry of a log."""
+        while True:
+            number = self._at.setdefault(log, 0)
+            generation = self._generations[number]
+            if generation.ends is None:
+                return generation
+            if _model(generation, log).count < generation.ends.get(log, 0):
+                return generation
+            self._at[log] = number + 1
+            self._begin(self._generations[number + 1], log)
+
+    def _begin(self, generation: _Generation, log: Log) -> None:
+        """Let a log begin with the entries that the base of the generation contains."""
+        base = generation.base
+        if base is None:
+            return
+        entries = self._generations[base.generation].logs.get(log, [])
+        entries = entries[: base.counts.get(log, 0)]
+        generation.logs[log] = list(entries)
+        model = _model(generation, log)
+        for entry in entries:
+            model.follow(entry, self._sources)
+
+
+def _model(generation: _Generation, log: Log) -> Model:
+    if log not in generation.models:
+        generation.models[log] = RelayModel() if log[0] else KeyModel()
+    return generation.models[log]
+
+
+def _logs(entry: Entry) -> Iterator[Log]:
+    yield False, entry.group
+    if entry.relay:
+        yield True, entry.relay

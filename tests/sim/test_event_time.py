@@ -1,0 +1,175 @@
+"""Simulated runs with event time: they are exact, and what they are there for happens in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.sim.test_seeds import replayed
+from tidegate.sim.event_time_plan import with_event_time
+from tidegate.sim.plan import Input, Plan
+from tidegate.sim.run import plan_of, run_seed
+from tidegate.sim.seed_runner import Summary, Verdict, simulate
+from tidegate.sim.timed_pipelines import ALARMS, SIDES, TIMED_SHAPES, EventTime, TimedEvent
+
+SAMPLE = range(12)
+SEEDS = range(500)
+WITH_BACKFILLS = range(250)
+SHAPES = (*TIMED_SHAPES, SIDES, ALARMS)
+PLANS = [plan_of(seed, event_time=True) for seed in range(200)]
+
+
+def event_time_of(plan: Plan) -> EventTime:
+    assert plan.event_time is not None
+    return plan.event_time
+
+
+def timed(plan: Plan) -> list[tuple[Input, TimedEvent]]:
+    return [(each, each.event) for each in plan.inputs if isinstance(each.event, TimedEvent)]
+
+
+def judged(seeds: range, *, backfills: bool = False) -> Summary:
+    shown = []
+    options = "--event-time" + " --backfills" * backfills
+
+    def told(verdict: Verdict, _: Summary) -> None:
+        if verdict.violation is not None:
+            shown.append(f"tidegate sim {options} --seed {verdict.seed}: {verdict.violation}")
+
+    summary = simulate(seeds, workers=2, told=told, backfills=backfills, event_time=True)
+    assert summary.seeds == len(seeds)
+    assert not shown, "\n".join(shown)
+    return summary
+
+
+def test_a_sample_of_seeds_is_exact() -> None:
+    summary = judged(SAMPLE)
+    assert summary.kills
+    assert summary.attempts > len(SAMPLE)
+
+
+def test_a_sample_of_seeds_with_backfills_is_exact() -> None:
+    assert judged(range(6), backfills=True).waves > 6
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(900)
+def test_five_hundred_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = judged(SEEDS)
+    with capsys.disabled():
+        print(f"\n{summary}")
+
+
+@pytest.mark.seeds
+@pytest.mark.timeout(900)
+def test_many_seeds_with_backfills_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    summary = judged(WITH_BACKFILLS, backfills=True)
+    with capsys.disabled():
+        print(f"\n{summary}")
+
+
+def test_timers_fire_in_most_runs() -> None:
+    outcomes = [run_seed(seed, event_time=True) for seed in range(4)]
+    assert all(outcome.violation is None for outcome in outcomes)
+    assert sum(outcome.fired for outcome in outcomes) > 20
+
+
+def test_plan_of_a_seed_without_event_time_is_unchanged() -> None:
+    for seed in range(20):
+        assert plan_of(seed) == Plan.drawn(Random(f"{seed}/plan"))
+        assert plan_of(seed).event_time is None
+        assert plan_of(seed, backfills=True).event_time is None
+
+
+def test_plans_with_backfills_have_no_processing_timers() -> None:
+    plans = [plan_of(seed, backfills=True, event_time=True) for seed in range(60)]
+    assert not any(event_time_of(plan).alarms for plan in plans)
+    assert any(job_run.wave_offsets for plan in plans for job_run in plan.job_runs)
+
+
+def test_event_time_keeps_the_job_runs_the_faults_and_the_times_of_the_records() -> None:
+    drawn = plan_of(4)
+    made = with_event_time(drawn, Random(1))
+    assert made.job_runs == drawn.job_runs
+    assert replace(made.fault_rates, blackout=0.0) == replace(drawn.fault_rates, blackout=0.0)
+    assert [each.at_s for each in made.inputs] == [each.at_s for each in drawn.inputs]
+    assert [each.event.key for each in made.inputs] == [each.event.key for each in drawn.inputs]
+
+
+def test_each_plan_has_a_timed_shape_and_no_plain_sink_blackout_or_swap() -> None:
+    for plan in PLANS:
+        assert plan.shape in SHAPES
+        assert not plan.shape.plain
+        assert not plan.fault_rates.blackout
+        assert not any(plan.swaps)
+        assert len(timed(plan)) == len(plan.inputs)
+        places = {(each.topic, each.partition) for each in plan.inputs}
+        assert places <= set(event_time_of(plan).partitions)
+    assert {plan.shape.pipeline for plan in PLANS} == {each.pipeline for each in SHAPES}
+
+
+def lateness_ms(plan: Plan) -> list[int]:
+    """The distance to the newest record before it in its partition; 0 if it is newer."""
+    highest: dict[tuple[str, int], int] = {}
+    behind = []
+    for each, event in timed(plan):
+        if each.committed:
+            place = each.topic, each.partition
+            behind.append(max(0, highest.get(place, event.at_ms) - event.at_ms))
+            highest[place] = max(event.at_ms, highest.get(place, event.at_ms))
+    return behind
+
+
+def test_records_are_out_of_order_within_the_bound_at_its_edge_and_beyond_it() -> None:
+    kinds: Counter[str] = Counter()
+    for plan in PLANS:
+        delay_ms = event_time_of(plan).delay_ms
+        for behind_ms in lateness_ms(plan):
+            kinds["within"] += 0 < behind_ms < delay_ms
+            kinds["the last that is in time"] += behind_ms == delay_ms
+            kinds["the first that is late"] += behind_ms == delay_ms + 1
+            kinds["beyond"] += behind_ms > delay_ms + 1
+    assert min(kinds[kind] for kind in kinds) > 100, kinds
+    assert len(kinds) == 4
+
+
+def test_partitions_have_speeds_and_some_become_silent() -> None:
+    silent = ahead = 0
+    for plan in PLANS:
+        rows = timed(plan)
+        late_half = {(each.topic, each.partition) for each, _ in rows[len(rows) // 2 :]}
+        silent += late_half < set(event_time_of(plan).partitions) and len(rows) > 40
+        newest: dict[tuple[str, int], int] = {}
+        for each, event in rows:
+            place = each.topic, each.partition
+            newest[place] = max(event.at_ms, newest.get(place, event.at_ms))
+        ahead += max(newest.values()) > 2 * min(newest.values())
+    assert silent > 30
+    assert ahead > 50
+    assert 40 < sum(event_time_of(plan).idle_after_ms is not None for plan in PLANS) < 160
+
+
+def test_some_plans_have_processing_timers_and_small_pieces() -> None:
+    assert 20 < sum(event_time_of(plan).alarms for plan in PLANS) < 100
+    assert 50 < sum(bool(event_time_of(plan).limits) for plan in PLANS) < 150
+
+
+def test_a_seed_is_replayed_exactly_in_any_process() -> None:
+    """Also where sets of texts are in another order."""
+    told = [replayed(hash_seed, "4", "9", options="event_time=True") for hash_seed in ("1", "2")]
+    assert told[0] == told[1]
+
+
+def test_the_command_replays_a_seed_with_event_time() -> None:
+    command = [sys.executable, "-m", "tidegate.cli.main", "sim", "--event-time", "--seed", "2"]
+    done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
+    body = json.loads(done.stdout)
+    assert body["violation"] is None
+    assert body["pipeline"] in {each.pipeline.__name__ for each in SHAPES}
+    assert any("event time with a delay of" in line for line in body["story"])
