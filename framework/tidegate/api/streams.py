@@ -14,7 +14,7 @@ state them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Never, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import CoProcess, Function, KeyedProcess, Process, SideOutput
@@ -30,15 +30,16 @@ from tidegate.api.step_checks import (
     check_side,
     check_sink_type,
 )
+from tidegate.api.times import Duration
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import (
-    UNKNOWN,
-    Edge,
-    Node,
-    StreamGraph,
-)
+from tidegate.graph.stream_graph import UNKNOWN, Edge, Node, StreamGraph
+
+if TYPE_CHECKING:  # both derive from the streams of this module
+    from tidegate.api.triggers import Trigger
+    from tidegate.api.windowed_streams import WindowedStream
+    from tidegate.api.windows import Assigner
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -146,6 +147,25 @@ class Stream(Generic[T]):
         error_policy(f"{user_location()}: key_by", user_location(), options)
         of = result_type(key, self.record_type, returns)
         return KeyedStream(self.graph, self.edges, self.record_type, key, of, options)
+
+    def window_all(
+        self,
+        assigner: Assigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        allowed_lateness: Duration = "0 s",
+    ) -> WindowedStream[None, T]:
+        """Group all records by time, as `KeyedStream.window` does for each key.
+
+        One subtask gets all records, at any parallelism. If the result has parts that can be
+        combined, such as sums, prefer windows by key and a second window of their results.
+        """
+        from tidegate.api.windowed_streams import WindowedStream
+
+        keyed: KeyedStream[int, T] = KeyedStream(
+            self.graph, self.edges, self.record_type, _one_key, int, ErrorOptions()
+        )
+        return WindowedStream(keyed, assigner, trigger, allowed_lateness, by_key=False)
 
     def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
@@ -270,11 +290,25 @@ class KeyedStream(Generic[K, T]):
         """Reduce the records of a key. Not supported in this version: PipelineError."""
         refuse_unsupported("reduce", "use .process() with a KeyedProcess and a ValueState")
 
-    def window(self, *_args: object, **_options: object) -> Never:
-        """Group the records of a key by time. Not supported in this version: PipelineError."""
-        refuse_unsupported(
-            "window", "use .process() with a KeyedProcess and a MapState by window start"
-        )
+    def window(
+        self,
+        assigner: Assigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        allowed_lateness: Duration = "0 s",
+    ) -> WindowedStream[K, T]:
+        """Group the records of each key by time.
+
+        The methods of the result say what becomes of the records of a window. `trigger` says when a
+        window gives a result; by default, when the watermark passes its end. A window that has
+        ended takes records for `allowed_lateness` longer. A record that is too late for each of its
+        windows goes to `late` of the results.
+
+        PipelineError for a malformed duration, and for a trigger that does not fit the windows.
+        """
+        from tidegate.api.windowed_streams import WindowedStream
+
+        return WindowedStream(self, assigner, trigger, allowed_lateness, by_key=True)
 
     def interval_join(self, *_args: object, **_options: object) -> Never:
         """Join records by key and time interval. Not supported in this version: PipelineError."""
@@ -331,6 +365,11 @@ class Connected(Generic[K, L, R]):
 def _results(graph: StreamGraph, node: Node, function: Function) -> ProcessedStream[Any]:
     edge = Edge(node=node.id, record_type=node.record_type)
     return ProcessedStream(graph, (edge,), node.record_type, type(function))
+
+
+def _one_key(_record: object) -> int:
+    """Return the key of all records of `window_all`."""
+    return 0
 
 
 _JOIN = (

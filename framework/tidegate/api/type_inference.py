@@ -64,6 +64,22 @@ def only_reads(function: Callable[..., object], of: object) -> bool:
         return False
 
 
+def field_path(function: Callable[..., object]) -> tuple[str, ...] | None:
+    """Return the attributes that a function reads of its record, one of the other, if it does
+    nothing else: `("address", "city")` for `lambda order: order.address.city`. Otherwise None.
+    """
+    if not isinstance(function, types.FunctionType) or function.__code__.co_argcount != 1:
+        return None
+    found = [(op.opname, op.argval) for op in dis.get_instructions(function)]
+    steps = [step for step in found if step[0] not in ("RESUME", "CACHE")]
+    if len(steps) < 3 or not steps[0][0].startswith("LOAD_FAST"):  # noqa: PLR2004 - load, read, return
+        return None
+    path = steps[1:-1]
+    if steps[-1][0] != "RETURN_VALUE" or any(name != "LOAD_ATTR" for name, _ in path):
+        return None
+    return tuple(name for _, name in path)
+
+
 def _annotated(function: Callable[..., object]) -> object:
     if not inspect.isroutine(function):
         return UNKNOWN
