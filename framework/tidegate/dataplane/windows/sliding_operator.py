@@ -226,13 +226,13 @@ class SlidingWindows(WindowOperator):
             panes.pushed_before = panes.fired_end = end
             panes.sequence.evict(end - size_ms)
             self._fire(key, end, panes.sequence, ON_TIME, 0)
-        self._remove(key, panes, at_ms)
+        removes = self._remove(key, panes, at_ms)
         if not panes.starts and not panes.marks:
             del self._keys_panes[key]
             return
-        if fires and panes.starts:
+        if (fires or removes) and panes.starts and panes.fired_end > MIN_MS:
             (cell,), _ = self.cells([(key, panes.starts[0])])
-            cell.value.at_ms = end
+            cell.value.at_ms = panes.fired_end
         self._schedule(key, panes)
 
     def _schedule(self, key: Any, panes: KeyPanes) -> None:
@@ -250,8 +250,8 @@ class SlidingWindows(WindowOperator):
                 panes.gone_end = last
                 self.end_timers.add(last - self.before_end + self.lateness_ms, key)
 
-    def _remove(self, key: Any, panes: KeyPanes, at_ms: int) -> None:
-        """Remove the rows of panes that are in no window any more."""
+    def _remove(self, key: Any, panes: KeyPanes, at_ms: int) -> bool:
+        """Remove the rows of panes that are in no window any more. Return whether there were any."""
         gone_at = at_ms + self.before_end - self.lateness_ms
         count, last_end = 0, self._times.last_end
         while count < len(panes.starts) and last_end(panes.starts[count]) <= gone_at:
@@ -263,6 +263,7 @@ class SlidingWindows(WindowOperator):
         if gone:
             for row in self.state.rows([(key, start) for start in gone]):
                 self.clear(row)
+        return bool(gone)
 
     def _push(self, key: Any, panes: KeyPanes, sequence: PaneSequence, span: range) -> None:
         """Add the panes that begin in a span of time to a sequence."""
