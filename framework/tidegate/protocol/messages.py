@@ -429,6 +429,8 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The source and the partition that hold the watermark back."""
     backward_watermarks: int = 0
     """The number of watermarks that were behind the one before, and were ignored."""
+    late: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of records that came too late for their windows, by the uid of the step."""
     busy: bool = msgspec.field(default=False, name="saturated")
     """True if the slot has lately waited for records for less than half of the time."""
     source_error: str = ""

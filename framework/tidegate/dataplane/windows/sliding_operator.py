@@ -251,7 +251,7 @@ class SlidingWindows(WindowOperator):
                 self.end_timers.add(last - self.before_end + self.lateness_ms, key)
 
     def _remove(self, key: Any, panes: KeyPanes, at_ms: int) -> bool:
-        """Remove the rows of panes that are in no window any more. Return whether there were any."""
+        """Remove the rows of panes that are in no window any more. Return whether any were."""
         gone_at = at_ms + self.before_end - self.lateness_ms
         count, last_end = 0, self._times.last_end
         while count < len(panes.starts) and last_end(panes.starts[count]) <= gone_at:
