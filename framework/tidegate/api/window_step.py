@@ -1,9 +1,9 @@
 """`WindowStep`: the declaration of a step with windows, which is the function of its node.
 
 It joins the assigner, the trigger and the aggregates, and derives the state from them: one declared
-state, whose rows are by key and window. `dataplane/windows` runs it.
+state, whose rows hold the open windows. `dataplane/windows` runs it.
 
-A row says for which key and window it is, because the bytes of a key in the store cannot be
+A row says for which key and windows it is, because the bytes of a key in the store cannot be
 decoded. So the rows of a restored step are enough to find all timers again.
 
 Invariants: the row of a window lies in the key group of its key, whatever the window. The layout of
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Optional
 
 import msgspec
 
-from tidegate.api.aggregates import Aggregate
+from tidegate.api.aggregates import Aggregate, Collect, TopN
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State, ValueState
 from tidegate.api.stored import state_schema
@@ -104,6 +104,13 @@ class WindowStep:
                 f"{type(assigner).__name__} share their records with other windows, so state of "
                 "one window is not supported there. Remove the state, or use Tumbling."
             )
+        self.by_window = not isinstance(assigner, Session) and (
+            isinstance(assigner, Sliding)
+            or any(isinstance(each, Records | Collect | TopN) for each in aggregates)
+        )
+        """Whether each window or pane has a row of its own. Otherwise the row of a key holds its
+        open windows, which are few and small: a window then costs no row.
+        """
         self.window_class, self.row_class, self.state_key_type = self._classes()
         of_row: Any = self.row_class | None
         row: ValueState[Any] = ValueState(of_row, default=None)
@@ -114,13 +121,14 @@ class WindowStep:
             raise PipelineError(f"{where}: its windows cannot be stored: {error}") from None
         self.declared_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
         self.dropped_states = () if function is None else type(function).dropped_states
-        self.fixed = assigner.fixed() | ({} if by_key else {"keys": "none"})
+        self.fixed = assigner.fixed() | {"rows": "by window" if self.by_window else "by key"}
+        self.fixed |= {} if by_key else {"keys": "none"}
         """What cannot change while open windows exist; a checkpoint stores it."""
 
     def group_bytes(self) -> Callable[[Any], bytes]:
         """Return the function from a key of the state to the bytes that decide its key group."""
         encode = key_encoder(self.key_type)
-        return encode if isinstance(self.assigner, Session) else lambda key: encode(key[0])
+        return (lambda key: encode(key[0])) if self.by_window else encode
 
     def describe(self) -> dict[str, object]:
         """Return the options of the step as JSON, for the fingerprint of a pipeline."""
@@ -137,8 +145,8 @@ class WindowStep:
     def _classes(self) -> tuple[type[msgspec.Struct], type[msgspec.Struct], object]:
         """Return the class of a window in state, the class of a row, and the type of row keys.
 
-        A row of sessions holds all open sessions of a key, because sessions merge. Any other row is
-        a window, or a pane of windows, and its key has the begin and, for a window, the end.
+        The row of a key holds its open windows. A row by window is a window, or a pane of windows,
+        and its key has the begin and, for a window, the end.
         """
         stored: list[tuple[str, object]] = [field for fields in self.fields for field in fields]
         optional: list[tuple[str, Any]] = [(name, _or_none(of)) for name, of in stored]
@@ -153,11 +161,11 @@ class WindowStep:
             *optional,
         ]
         key: Any = self.key_type
-        if isinstance(self.assigner, Session):
-            window = msgspec.defstruct("OpenSession", of_window, module=__name__)
-            sessions: Any = GenericAlias(list, (window,))
-            fields = [("key", key), ("sessions", sessions)]
-            return window, msgspec.defstruct("OpenSessions", fields, module=__name__), key
+        if not self.by_window:
+            window = msgspec.defstruct("OpenWindow", of_window, module=__name__)
+            windows: Any = GenericAlias(list, (window,))
+            fields = [("key", key), ("windows", windows)]
+            return window, msgspec.defstruct("OpenWindows", fields, module=__name__), key
         window = msgspec.defstruct("OpenWindow", [("key", key), *of_window], module=__name__)
         parts = (key, int) if isinstance(self.assigner, Sliding) else (key, int, int)
         return window, window, GenericAlias(tuple, parts)

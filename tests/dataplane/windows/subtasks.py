@@ -110,7 +110,7 @@ class Subtasks:
         self.counters = Counters()
         self.operators: list[WindowOperator] = []
         self._group_bytes = cast("Callable[[Any], bytes]", declared.group_bytes)
-        self._is_session = declared.key_type == self.node.inputs[0].key_type
+        self._is_by_key = declared.key_type == self.node.inputs[0].key_type
         self._step = Step(
             self.folder,
             declared.states,
@@ -190,7 +190,7 @@ class Subtasks:
 
     def _owner(self, click: Click) -> int:
         key: Any = click.key if cast("WindowStep", self.node.function).by_key else 0
-        row_key = key if self._is_session else (key, 0, 0)
+        row_key = key if self._is_by_key else (key, 0, 0)
         group = key_group(self._group_bytes(row_key), MAX_PARALLELISM)
         return subtask_of(group, len(self.operators), MAX_PARALLELISM)
 

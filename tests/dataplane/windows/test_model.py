@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,38 +39,35 @@ from tidegate.stream_elements import MAX_MS
 KEYS = "abcdef"
 
 
-def first_aggregates() -> tuple[Any, ...]:
-    return (
-        Count(),
-        Sum(lambda click: click.value, returns=int),
-        Min(lambda click: click.value, returns=int),
-        First(lambda click: click.value, returns=int),
-        Collect(at_most=4),
-    )
+Results = Callable[[list[Click]], tuple[Any, ...]]
 
 
-def second_aggregates() -> tuple[Any, ...]:
-    return (
-        Max(lambda click: click.value, returns=int),
-        Mean(lambda click: click.value),
-        Last(lambda click: click.value, returns=int),
-        TopN(2, lambda click: click.value),
-        Count(),
-    )
+def value_of(click: Click) -> int:
+    return click.value
 
 
-def first_five(clicks: list[Click]) -> tuple[Any, ...]:
-    values = [click.value for click in clicks]
-    in_order = sorted(clicks, key=lambda click: click.at_ms)
-    return len(values), sum(values), min(values), in_order[0].value, tuple(in_order[:4])
+def in_order(clicks: list[Click]) -> list[Click]:
+    return sorted(clicks, key=lambda click: click.at_ms)
 
 
-def second_five(clicks: list[Click]) -> tuple[Any, ...]:
-    values = [click.value for click in clicks]
-    in_order = sorted(clicks, key=lambda click: click.at_ms)
-    top = sorted(in_order, key=lambda click: -click.value)[:2]
-    mean = sum(values) / len(values)
-    return max(values), mean, in_order[-1].value, tuple(top), len(values)
+def with_records(clicks: list[Click]) -> tuple[Any, ...]:
+    """The results of Count, Min, Collect and TopN: windows have rows of their own."""
+    ordered, values = in_order(clicks), list(map(value_of, clicks))
+    top = sorted(ordered, key=lambda click: -click.value)[:2]
+    return len(clicks), min(values), tuple(ordered[:4]), tuple(top)
+
+
+def without_records(clicks: list[Click]) -> tuple[Any, ...]:
+    """The results of Sum, First, Last, Max and Mean: windows lie in the row of their key."""
+    ordered, values = in_order(clicks), list(map(value_of, clicks))
+    total = sum(values)
+    return total, ordered[0].value, ordered[-1].value, max(values), total / len(values)
+
+
+def aggregates_of(results: Results) -> tuple[Any, ...]:
+    if results is with_records:
+        return Count(), Min(value_of), Collect(at_most=4), TopN(2, value_of)
+    return Sum(value_of), First(value_of), Last(value_of), Max(value_of), Mean(value_of)
 
 
 def sliding_spans(size: int, every: int, offset: int) -> Any:
@@ -143,19 +140,15 @@ def by_key(results: Iterable[Result]) -> dict[Any, list[Result]]:
     return dict(found)
 
 
-def check(
-    case: str, five: int, lateness: int, steps: list[Any], *, in_bound: bool, cut: int = 1
-) -> None:
+def check(case: str, results: Results, lateness: int, steps: list[Any], *, in_bound: bool) -> None:
     assigner, spans, gap = CASES[case]
-    first = five == 1
-    made = first_aggregates if first else second_aggregates
-    model_results = first_five if first else second_five
-    node = window_node(*made(), assigner=assigner(), allowed_lateness=f"{lateness} ms")
+    made = aggregates_of(results)
+    node = window_node(*made, assigner=assigner(), allowed_lateness=f"{lateness} ms")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_operator, "PIECE", 2)
         subtasks = Subtasks(Path(folder), node)
         effective = run(subtasks, steps, in_bound=in_bound)
-        model = Model(model_results, spans, gap, lateness)
+        model = Model(results, spans, gap, lateness)
         for kind, what in effective:
             model.push(what) if kind == "push" else model.advance(what)
         assert by_key(subtasks.results) == by_key(model.results)
@@ -169,9 +162,11 @@ def check(
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("case", CASES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEPS, max_size=25), five=st.sampled_from([1, 2]))
-def test_results_in_the_bound_are_those_of_a_batch(case: str, steps: list[Any], five: int) -> None:
-    check(case, five, 0, steps, in_bound=True)
+@given(steps=st.lists(STEPS, max_size=25), results=st.sampled_from([with_records, without_records]))
+def test_results_in_the_bound_are_those_of_a_batch(
+    case: str, steps: list[Any], results: Results
+) -> None:
+    check(case, results, 0, steps, in_bound=True)
 
 
 @pytest.mark.hypothesis
@@ -179,10 +174,10 @@ def test_results_in_the_bound_are_those_of_a_batch(case: str, steps: list[Any], 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(STEPS, max_size=25),
-    five=st.sampled_from([1, 2]),
+    results=st.sampled_from([with_records, without_records]),
     lateness=st.sampled_from([0, 1, 7, 25]),
 )
 def test_record_beyond_the_bound_is_in_its_windows_or_late(
-    case: str, steps: list[Any], five: int, lateness: int
+    case: str, steps: list[Any], results: Results, lateness: int
 ) -> None:
-    check(case, five, lateness, steps, in_bound=False)
+    check(case, results, lateness, steps, in_bound=False)

@@ -5,7 +5,8 @@
 - `sessions.py` and `panes.py` (pure): the sessions of a key, and the panes of sliding windows.
 - `firing.py`: the results of a piece of a burst.
 - `operator.py`: what all window operators have in common: the watermark, bursts, late records.
-- `aligned.py`, `session_operator.py`, `sliding_operator.py`: the three layouts of state.
+- `by_key.py` (with `session_operator.py`), `aligned.py` and `sliding_operator.py`: the layouts of
+  state. Windows lie in the row of their key, or have rows of their own, or are rows by pane.
 
 `api/window_step.py` declares the state.
 """

@@ -13,6 +13,7 @@ This module knows nothing of triggers and watermarks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -53,6 +54,11 @@ class Accumulators:
     """`add_all(cells, keys, values, times, begin)`: fold each record into the window of its cell.
     `begin(cell, key, value, time)` is called where a cell has no window with new records.
     """
+    add_to_newest: Callable[..., None]
+    """`add_to_newest(cells, keys, values, times, starts, ends, begin)`: fold each record into the
+    newest window of its cell's row. `begin(cell, key, value, time, start, end)` is called where
+    this is another window, or one without new records.
+    """
     add_to_sessions: Callable[..., None]
     """`add_to_sessions(cells, keys, values, times, gap_ms, join)`: extend the newest session of
     each cell. `join(cell, key, value, time)` is called where the record is not simply in it.
@@ -69,6 +75,8 @@ class Accumulators:
     """`parts(window)`."""
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
+    window_results: Callable[[Any], Parts]
+    """`window_results(window)`: the results of a window, as `results(parts(window))`."""
     results: Callable[[Parts], Parts]
     """`results(parts)`: the results, which may share objects with the parts."""
     copied_results: Callable[[Parts], Parts]
@@ -243,6 +251,7 @@ def _cut(aggregate: Collect[Any] | TopN[Any]) -> Callable[[list[Any]], list[Any]
 
 _FUNCTIONS: Final = (
     "add_all",
+    "add_to_newest",
     "add_to_sessions",
     "start",
     "add",
@@ -251,6 +260,7 @@ _FUNCTIONS: Final = (
     "parts",
     "combine",
     "results",
+    "window_results",
 )
 
 
@@ -259,6 +269,7 @@ def _source(plans: Sequence[_Plan]) -> str:
     starts = [value for plan in plans for value in plan.start]
     adds = [line for plan in plans for line in plan.add]
     set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    of_window = [_of_window(plan) for plan in plans]
     combined = [value for plan in plans for value in plan.combine]
     unpack_x = f"{_tuple('x_', fields)} = x"
     unpack_y = f"{_tuple('y_', fields)} = y"
@@ -272,13 +283,25 @@ def _source(plans: Sequence[_Plan]) -> str:
             "            begin(cell, key, value, time)",
             "            continue",
             *_indented(adds, 2),
+            "def add_to_newest(cells, keys, values, times, starts, ends, begin):",
+            "    rows = zip(cells, keys, values, times, starts, ends)",
+            "    for cell, key, value, time, start, end in rows:",
+            "        row = cell.value",
+            "        if row is None:",
+            "            begin(cell, key, value, time, start, end)",
+            "            continue",
+            "        w = row.windows[-1]",
+            "        if w.start_ms != start or w.end_ms != end or not w.pending:",
+            "            begin(cell, key, value, time, start, end)",
+            "            continue",
+            *_indented(adds, 2),
             "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
             "    for cell, key, value, time in zip(cells, keys, values, times):",
             "        row = cell.value",
             "        if row is None:",
             "            join(cell, key, value, time)",
             "            continue",
-            "        w = row.sessions[-1]",
+            "        w = row.windows[-1]",
             "        if not w.start_ms <= time <= w.end_ms or w.past or not w.pending:",
             "            join(cell, key, value, time)",
             "            continue",
@@ -302,9 +325,19 @@ def _source(plans: Sequence[_Plan]) -> str:
             "def results(x):",
             f"    {unpack_x}",
             f"    return ({', '.join(plan.result for plan in plans)},)",
+            "def window_results(w):",
+            f"    return ({', '.join(of_window)},)",
             "",
         ]
     )
+
+
+def _of_window(plan: _Plan) -> str:
+    """Return the result with the fields of a window in place of its parts."""
+    result = plan.result
+    for name in plan.fields:
+        result = re.sub(rf"\bx_{name}\b", f"w.{name}", result)
+    return result
 
 
 def _tuple(prefix: str, fields: Iterable[str]) -> str:

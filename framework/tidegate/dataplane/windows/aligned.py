@@ -1,7 +1,8 @@
-"""Windows whose bounds depend only on the time: tumbling, calendar and global ones.
+"""Tumbling, calendar and global windows that keep records: each window has a row of its own.
 
-State has one row for each key and window, under (key, begin, end). The end is part of the key, so
-windows that were open when the size was changed end as they began, next to the new ones.
+The key of a row is (key, begin, end). So a checkpoint stores only the windows that have changed,
+and not all open windows of a key. The end is part of the key, so windows that were open when the
+size was changed end as they began, next to the new ones.
 """
 
 from __future__ import annotations
@@ -198,12 +199,11 @@ class AlignedWindows(WindowOperator):
             label,
             window.number,
         )
-        self.results.add(
-            shown,
-            self.accumulators.parts(window),
-            stays=stays,
-            cells=self.function_cells(row),
-        )
+        cells = self.function_cells(row)
+        if stays:
+            self.results.add(shown, self.accumulators.parts(window), cells)
+        else:
+            self.results.add_last(shown, window, cells)
         window.number += 1
         window.pending = 0
         window.at_ms = None

@@ -89,26 +89,30 @@ class Firing:
         """The number of the present firing."""
         return len(self._times) - 1
 
-    def add(
+    def add(self, window: Window[Any], parts: Parts, cells: Sequence[Cell] = ()) -> None:
+        """Add the results of a window whose state is used further on. `cells` are those of the
+        states of a window function.
+        """
+        self._add(window, self._accumulators.copied_results, parts, cells)
+
+    def add_last(self, window: Window[Any], row: Any, cells: Sequence[Cell] = ()) -> None:
+        """Add the results of a window that is removed. `row` is the window in state."""
+        self._add(window, self._accumulators.window_results, row, cells)
+
+    def _add(
         self,
         window: Window[Any],
-        parts: Parts,
-        *,
-        stays: bool,
-        cells: Sequence[Cell] = (),
+        results_of: Callable[[Any], Parts],
+        of: Any,
+        cells: Sequence[Cell],
     ) -> None:
-        """Add the results of a window. `stays`: its state is used further on. `cells` are those of
-        the states of a window function.
-        """
-        accumulators = self._accumulators
         self._times.append(window.end_ms - 1)
         try:
-            results = (accumulators.copied_results if stays else accumulators.results)(parts)
             if self._into is not None:
-                self._values.append(self._into(window, *results))
-                self._rows.append(self.row)
+                self._values.append(self._into(window, *results_of(of)))
+                self._rows.append(len(self._times) - 1)
             else:
-                self._call(window, results[0], cells)
+                self._call(window, results_of(of)[0], cells)
         except TidegateError:
             raise
         except Exception as error:
@@ -126,7 +130,7 @@ class Firing:
             times, [NO_OFFSET] * len(times), None, None, times if has_times else None
         )
         if values:
-            if len(values) == len(times) == len(set(rows)):  # one result for each firing
+            if self._into is not None:  # one result for each firing
                 self._emit(RecordBatch(values, firings.offsets, None, None, firings.timestamps_ms))
             else:
                 self._emit(results_of(firings, values, rows, by_row=True))

@@ -11,6 +11,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.aligned import AlignedWindows
+from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator, WindowState
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
@@ -27,11 +28,10 @@ def make_window_operator(
     key_refusals: Refusals | None,
 ) -> WindowOperator:
     """Return the operator of a node."""
-    match cast("WindowStep", node.function).assigner:
-        case Session():
-            kind: type[WindowOperator] = SessionWindows
-        case Sliding():
-            kind = SlidingWindows
-        case _:
-            kind = AlignedWindows
+    step = cast("WindowStep", node.function)
+    kind: type[WindowOperator] = AlignedWindows if step.by_window else AlignedByKey
+    if isinstance(step.assigner, Session):
+        kind = SessionWindows
+    elif isinstance(step.assigner, Sliding):
+        kind = SlidingWindows
     return kind(pipeline, node, state, emits, counters, now_ms, key_refusals)

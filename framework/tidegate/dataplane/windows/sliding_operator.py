@@ -279,7 +279,7 @@ class SlidingWindows(WindowOperator):
         if parts is not None:
             owner = key if self.step.by_key else None
             shown: Window[Any] = Window(owner, end - self._times.size_ms, end, label, number)
-            self.results.add(shown, parts, stays=True)
+            self.results.add(shown, parts)
 
     def _panes(self, key: Any) -> KeyPanes:
         panes = self._keys_panes.get(key)
