@@ -145,8 +145,9 @@ class WindowStep:
     def _classes(self) -> tuple[type[msgspec.Struct], type[msgspec.Struct], object]:
         """Return the class of a window in state, the class of a row, and the type of row keys.
 
-        The row of a key holds its open windows. A row by window is a window, or a pane of windows,
-        and its key has the begin and, for a window, the end.
+        The row of a key is the newest of its open windows, with a list of the others. A row by
+        window is a window, or a pane of windows, and its key has the begin and, for a window, the
+        end.
         """
         stored: list[tuple[str, object]] = [field for fields in self.fields for field in fields]
         optional: list[tuple[str, Any]] = [(name, _or_none(of)) for name, of in stored]
@@ -162,11 +163,11 @@ class WindowStep:
         ]
         key: Any = self.key_type
         if not self.by_window:
-            window = msgspec.defstruct("OpenWindow", of_window, module=__name__)
-            windows: Any = GenericAlias(list, (window,))
-            fields = [("key", key), ("windows", windows)]
-            return window, msgspec.defstruct("OpenWindows", fields, module=__name__), key
-        window = msgspec.defstruct("OpenWindow", [("key", key), *of_window], module=__name__)
+            window = _struct("OpenWindow", of_window)
+            others: Any = GenericAlias(list, (window,))
+            row = _struct("NewestWindow", [("key", key), *of_window, ("others", others)])
+            return window, row, key
+        window = _struct("OpenWindow", [("key", key), *of_window])
         parts = (key, int) if isinstance(self.assigner, Sliding) else (key, int, int)
         return window, window, GenericAlias(tuple, parts)
 
@@ -187,6 +188,10 @@ def check_into(into: object, count: int, where: str) -> None:
         ) from None
     except ValueError:  # a callable that does not say its arguments
         return
+
+
+def _struct(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
+    return msgspec.defstruct(name, fields, module=__name__, gc=False)  # no row is in a cycle
 
 
 def _or_none(of: Any) -> Any:

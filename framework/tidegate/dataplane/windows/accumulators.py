@@ -70,7 +70,7 @@ class Accumulators:
     purge: Callable[[Any], None]
     """`purge(window)`: drop the records."""
     merge: Callable[[Any, Any], None]
-    """`merge(window, later)`: fold the records of another window in, whose times are later."""
+    """`merge(window, earlier)`: fold the records of another window in, whose times are earlier."""
     parts: Callable[[Any], Parts]
     """`parts(window)`."""
     combine: Callable[[Parts, Parts], Parts]
@@ -273,7 +273,7 @@ def _source(plans: Sequence[_Plan]) -> str:
     combined = [value for plan in plans for value in plan.combine]
     unpack_x = f"{_tuple('x_', fields)} = x"
     unpack_y = f"{_tuple('y_', fields)} = y"
-    set_parts = f"{_tuple('w.', fields)} = combine(parts(w), parts(later))"
+    set_parts = f"{_tuple('w.', fields)} = combine(parts(earlier), parts(w))"
     return "\n".join(
         [
             "def add_all(cells, keys, values, times, begin):",
@@ -286,23 +286,15 @@ def _source(plans: Sequence[_Plan]) -> str:
             "def add_to_newest(cells, keys, values, times, starts, ends, begin):",
             "    rows = zip(cells, keys, values, times, starts, ends)",
             "    for cell, key, value, time, start, end in rows:",
-            "        row = cell.value",
-            "        if row is None:",
-            "            begin(cell, key, value, time, start, end)",
-            "            continue",
-            "        w = row.windows[-1]",
-            "        if w.start_ms != start or w.end_ms != end or not w.pending:",
+            "        w = cell.value",
+            "        if w is None or w.start_ms != start or w.end_ms != end or not w.pending:",
             "            begin(cell, key, value, time, start, end)",
             "            continue",
             *_indented(adds, 2),
             "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
             "    for cell, key, value, time in zip(cells, keys, values, times):",
-            "        row = cell.value",
-            "        if row is None:",
-            "            join(cell, key, value, time)",
-            "            continue",
-            "        w = row.windows[-1]",
-            "        if not w.start_ms <= time <= w.end_ms or w.past or not w.pending:",
+            "        w = cell.value",
+            "        if w is None or not w.start_ms <= time <= w.end_ms or w.past or not w.pending:",
             "            join(cell, key, value, time)",
             "            continue",
             "        if time + gap_ms > w.end_ms:",
@@ -320,7 +312,7 @@ def _source(plans: Sequence[_Plan]) -> str:
             f"    {unpack_x}",
             f"    {unpack_y}",
             f"    return ({', '.join(combined)},)",
-            "def merge(w, later):",
+            "def merge(w, earlier):",
             f"    {set_parts}",
             "def results(x):",
             f"    {unpack_x}",

@@ -1,11 +1,13 @@
-"""Windows in the row of their key: the row of a key holds its open windows, which are few.
+"""Windows in the row of their key: the row of a key is the newest of its open windows, and has a
+list of the others, which are few.
 
 A new window costs no new row, key or entry of the store. With 100,000 keys and short windows, rows
 by key and window took more than twice as long. Steps whose windows keep records have a row for each
 window in place of this (`aligned.py`), because a checkpoint stores the whole row of a key again.
 
 A record that extends a session moves no timer. Invariant: the earliest end of a key's windows has
-an entry at that time or earlier. When it is popped, the key gets an entry at its next end.
+an entry at that time or earlier. When it is popped, the key gets an entry at its next end. The
+newest window of a key is the last to be removed.
 """
 
 from __future__ import annotations
@@ -29,16 +31,45 @@ class WindowsByKey(WindowOperator):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.trigger = self.step.trigger
-        self.make, self.make_row = self.step.window_class, self.step.row_class
-        self.no_parts = (None,) * sum(map(len, self.step.fields))
+        self._make, self._make_row = self.step.window_class, self.step.row_class
+        self._no_parts = (None,) * sum(map(len, self.step.fields))
+        stored = [name for fields in self.step.fields for name, _ in fields]
+        self._names = (
+            "start_ms",
+            "end_ms",
+            "number",
+            "pending",
+            "filled",
+            "past",
+            "at_ms",
+            *stored,
+        )
 
     def restore(self, row: Any) -> None:
         """Add the timers of the windows of a key."""
-        for window in row.windows:
+        for window in (*row.others, row):
             self.add_end_timer(window, row.key)
-            repeat_ = self.trigger.late if window.past else self.trigger.early
-            if window.at_ms is not None and isinstance(repeat_, Every):
-                self.timers_of(repeat_).add(window.at_ms, row.key)
+            repeat = self.trigger.late if window.past else self.trigger.early
+            if window.at_ms is not None and isinstance(repeat, Every):
+                self.timers_of(repeat).add(window.at_ms, row.key)
+
+    def new_window(self, cell: Any, key: Any, start_ms: int, end_ms: int) -> Any:
+        """Return a new window of a key, which has no record yet."""
+        row = cell.value
+        fresh = (start_ms, end_ms, 0, 0, False, False, None, *self._no_parts)
+        if row is None:
+            window = cell.value = self._make_row(key, *fresh, [])
+        elif (end_ms, start_ms) > (row.end_ms, row.start_ms):
+            row.others.append(self._make(*[getattr(row, name) for name in self._names]))
+            for name, value in zip(self._names, fresh, strict=True):
+                setattr(row, name, value)
+            window = row
+        else:
+            window = self._make(*fresh)
+            row.others.append(window)
+            row.others.sort(key=_by_end)
+        self.add_end_timer(window, key)
+        return window
 
     def fold(self, window: Any, value: Any, time: int) -> None:
         """Fold a record into a window that may be empty."""
@@ -54,13 +85,13 @@ class WindowsByKey(WindowOperator):
         if not window.past and self.is_past(window.end_ms):
             window.past = True
             self.add_end_timer(window, key)
-        repeat_: Repeat | None = self.trigger.late if window.past else self.trigger.early
-        if isinstance(repeat_, EveryCount):
-            if window.pending >= repeat_.records:
+        repeat: Repeat | None = self.trigger.late if window.past else self.trigger.early
+        if isinstance(repeat, EveryCount):
+            if window.pending >= repeat.records:
                 self._fire(window, key, LATE_FIRING if window.past else EARLY, stays=True)
-        elif isinstance(repeat_, Every) and window.at_ms is None:
-            window.at_ms = self.next_every(repeat_, time)
-            self.timers_of(repeat_).add(window.at_ms, key)
+        elif isinstance(repeat, Every) and window.at_ms is None:
+            window.at_ms = self.next_every(repeat, time)
+            self.timers_of(repeat).add(window.at_ms, key)
 
     def add_end_timer(self, window: Any, key: Any) -> None:
         """Add the timer of a window's end, or of its removal if its end has come."""
@@ -74,13 +105,13 @@ class WindowsByKey(WindowOperator):
             row = cell.value
             if row is None:  # all windows are removed
                 continue
-            windows = row.windows
             if of_ends:
-                kept = [one for one in windows if not self._end(one, key, at_ms)]
-                if not kept:
+                if row.others:
+                    row.others[:] = [one for one in row.others if not self._end(one, key, at_ms)]
+                if self._end(row, key, at_ms):
                     cell.clear()
                     continue
-                windows[:] = kept
+            windows = [*row.others, row] if row.others else (row,)
             for window in windows:
                 if window.at_ms == at_ms:
                     self._fire_every(window, key)
@@ -187,19 +218,13 @@ class AlignedByKey(WindowsByKey):
     def _begin(self, cell: Any, key: Any, value: Any, time: int, start: int, end: int) -> Any:
         """Add a record to its window, which may be a new one, and return the window."""
         row = cell.value
-        windows: list[Any] = [] if row is None else row.windows
-        for window in windows:
-            if window.start_ms == start and window.end_ms == end:
-                self.fold(window, value, time)
-                return window
-        window = self.make(start, end, 0, 1, True, False, None, *self.no_parts)
-        self.accumulators.start(window, value, time)
-        if row is None:
-            cell.value = self.make_row(key, [window])
-        else:
-            windows.append(window)
-            windows.sort(key=_by_end)
-        self.end_timers.add(end - self.before_end, key)
+        window = None
+        if row is not None:
+            known = (one for one in (row, *row.others) if one.start_ms == start)
+            window = next((one for one in known if one.end_ms == end), None)
+        if window is None:
+            window = self.new_window(cell, key, start, end)
+        self.fold(window, value, time)
         return window
 
 

@@ -61,10 +61,10 @@ class SessionWindows(WindowsByKey):
         """Add a record to the sessions that it touches, or begin one. It may be late."""
         row = cell.value
         end_ms = time + (self._gap(value) if self._gap_ms is None else self._gap_ms)
-        sessions: list[Any] = [] if row is None else row.windows
+        sessions: list[Any] = [] if row is None else [*row.others, row]
         found = touched(sessions, time, end_ms)
         if found:
-            session = self._merged(sessions, found)
+            session = self._merged(row, [sessions[index] for index in found])
             session.start_ms = min(session.start_ms, time)
             session.end_ms = max(session.end_ms, end_ms)
             if session.past and not self.is_past(session.end_ms):
@@ -74,32 +74,29 @@ class SessionWindows(WindowsByKey):
             self._late.append(self._length - operator.length_hint(self._remaining) - 1)
             return
         else:
-            session = self.make(time, end_ms, 0, 0, False, False, None, *self.no_parts)
-            sessions.insert(found.start, session)
-            if row is None:
-                cell.value = self.make_row(key, sessions)
-            self.add_end_timer(session, key)
+            session = self.new_window(cell, key, time, end_ms)
         self.fold(session, value, time)
         self.after_record(session, key, time)
 
-    def _merged(self, sessions: list[Any], found: range) -> Any:
-        """Merge sessions into the first of them, and return it."""
-        first = sessions[found.start]
-        for later in sessions[found.start + 1 : found.stop]:
-            if first.filled and later.filled:
-                self.accumulators.merge(first, later)
-            elif later.filled:
+    def _merged(self, row: Any, sessions: list[Any]) -> Any:
+        """Merge sessions of a row into the newest of them, and return it."""
+        newest = sessions[-1]
+        for earlier in reversed(sessions[:-1]):
+            if newest.filled and earlier.filled:
+                self.accumulators.merge(newest, earlier)
+            elif earlier.filled:
                 for name in self._part_names:
-                    setattr(first, name, getattr(later, name))
-                first.filled = True
-            first.end_ms = max(first.end_ms, later.end_ms)
-            first.number += later.number
-            first.pending += later.pending
-            first.past = first.past and later.past
-            due = [at for at in (first.at_ms, later.at_ms) if at is not None]
-            first.at_ms = min(due, default=None)
-        del sessions[found.start + 1 : found.stop]
-        return first
+                    setattr(newest, name, getattr(earlier, name))
+                newest.filled = True
+            newest.start_ms = min(newest.start_ms, earlier.start_ms)
+            newest.number += earlier.number
+            newest.pending += earlier.pending
+            newest.past = newest.past and earlier.past
+            due = [at for at in (newest.at_ms, earlier.at_ms) if at is not None]
+            newest.at_ms = min(due, default=None)
+        merged = set(map(id, sessions[:-1]))
+        row.others[:] = [one for one in row.others if id(one) not in merged]
+        return newest
 
     def _gap(self, value: Any) -> int:
         """Return the gap behind a record in milliseconds."""
