@@ -36,6 +36,7 @@ from tidegate.api.copying import copy_value, immutable
 from tidegate.api.record_fields import fields_of
 from tidegate.api.type_inference import field_path
 from tidegate.api.window_step import Records, Reduced, WindowStep
+from tidegate.api.windows import Window
 
 Parts = tuple[Any, ...]
 """The fields of the aggregates of one window, without the window's own fields."""
@@ -55,9 +56,10 @@ class Accumulators:
     `begin(cell, key, value, time)` is called where a cell has no window with new records.
     """
     add_to_newest: Callable[..., None]
-    """`add_to_newest(cells, keys, values, times, starts, ends, begin)`: fold each record into the
-    newest window of its cell's row. `begin(cell, key, value, time, start, end)` is called where
-    this is another window, or one without new records.
+    """`add_to_newest(cells, keys, values, times, starts, ends, begin, add_timer, before_end)`: fold
+    each record into the newest window of its cell's row. If a key has no window, it gets one, and
+    `add_timer(end - before_end, key)` is called. `begin(cell, key, value, time, start, end)` is
+    called where the newest is another window, or has no new records.
     """
     add_to_sessions: Callable[..., None]
     """`add_to_sessions(cells, keys, values, times, gap_ms, join)`: extend the newest session of
@@ -75,6 +77,12 @@ class Accumulators:
     """`parts(window)`."""
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
+    finish_all: Callable[..., None]
+    """`finish_all(windows, into, append)`: append `into(window, *results)` of each of these windows
+    in state, at their end.
+    """
+    demoted: Callable[[Any], Any]
+    """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
     window_results: Callable[[Any], Parts]
     """`window_results(window)`: the results of a window, as `results(parts(window))`."""
     results: Callable[[Parts], Parts]
@@ -92,7 +100,8 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         _plan(each, [name for name, _ in fields], step, number, names)
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
-    source = _source(plans)
+    names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
+    source = _source(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]
     plain = all(immutable(of) for fields in step.fields for _, of in fields)
@@ -249,6 +258,9 @@ def _cut(aggregate: Collect[Any] | TopN[Any]) -> Callable[[list[Any]], list[Any]
     return greatest
 
 
+_OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
+"""The fields of a window that are not of its aggregates."""
+
 _FUNCTIONS: Final = (
     "add_all",
     "add_to_newest",
@@ -261,14 +273,20 @@ _FUNCTIONS: Final = (
     "combine",
     "results",
     "window_results",
+    "finish_all",
+    "demoted",
 )
 
 
-def _source(plans: Sequence[_Plan]) -> str:
+def _source(plans: Sequence[_Plan], *, by_key: bool) -> str:
     fields = [name for plan in plans for name in plan.fields]
     starts = [value for plan in plans for value in plan.start]
     adds = [line for plan in plans for line in plan.add]
     set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    # A new window: the number of its firing, new records, filled, past, the next firing of Every.
+    first = "start, end, 0, 1, True, False, None"
+    owner = "w.key" if by_key else "None"
+    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
     of_window = [_of_window(plan) for plan in plans]
     combined = [value for plan in plans for value in plan.combine]
     unpack_x = f"{_tuple('x_', fields)} = x"
@@ -283,18 +301,27 @@ def _source(plans: Sequence[_Plan]) -> str:
             "            begin(cell, key, value, time)",
             "            continue",
             *_indented(adds, 2),
-            "def add_to_newest(cells, keys, values, times, starts, ends, begin):",
+            "def add_to_newest(",
+            "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
+            "):",
             "    rows = zip(cells, keys, values, times, starts, ends)",
             "    for cell, key, value, time, start, end in rows:",
             "        w = cell.value",
-            "        if w is None or w.start_ms != start or w.end_ms != end or not w.pending:",
+            "        if w is None:",
+            f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+            "            add_timer(end - before_end, key)",
+            "            continue",
+            "        if w.start_ms != start or w.end_ms != end or not w.pending:",
             "            begin(cell, key, value, time, start, end)",
             "            continue",
             *_indented(adds, 2),
             "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
             "    for cell, key, value, time in zip(cells, keys, values, times):",
             "        w = cell.value",
-            "        if w is None or not w.start_ms <= time <= w.end_ms or w.past or not w.pending:",
+            "        if w is None or w.past or not w.pending:",
+            "            join(cell, key, value, time)",
+            "            continue",
+            "        if not w.start_ms <= time <= w.end_ms:",
             "            join(cell, key, value, time)",
             "            continue",
             "        if time + gap_ms > w.end_ms:",
@@ -317,6 +344,11 @@ def _source(plans: Sequence[_Plan]) -> str:
             "def results(x):",
             f"    {unpack_x}",
             f"    return ({', '.join(plan.result for plan in plans)},)",
+            "def finish_all(windows, into, append):",
+            "    for w in windows:",
+            f"        append(into({shown}, {', '.join(of_window)}))",
+            "def demoted(w):",
+            f"    return OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})",
             "def window_results(w):",
             f"    return ({', '.join(of_window)},)",
             "",

@@ -33,6 +33,8 @@ class WindowsByKey(WindowOperator):
         self.trigger = self.step.trigger
         self._make, self._make_row = self.step.window_class, self.step.row_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
+        self._fires_once = self.lateness_ms == 0 and self.step.into is not None
+        """Whether a window fires for the last time at its end."""
         stored = [name for fields in self.step.fields for name, _ in fields]
         self._names = (
             "start_ms",
@@ -60,7 +62,7 @@ class WindowsByKey(WindowOperator):
         if row is None:
             window = cell.value = self._make_row(key, *fresh, [])
         elif (end_ms, start_ms) > (row.end_ms, row.start_ms):
-            row.others.append(self._make(*[getattr(row, name) for name in self._names]))
+            row.others.append(self.accumulators.demoted(row))
             for name, value in zip(self._names, fresh, strict=True):
                 setattr(row, name, value)
             window = row
@@ -101,6 +103,8 @@ class WindowsByKey(WindowOperator):
         """Fire the windows of these keys whose end has come, or remove them."""
         cells, _ = self.cells(keys)
         of_ends = of_event_time == self.of_event_time
+        if self._fires_once and of_ends:
+            cells, keys = self._finish(cells, keys, at_ms)
         for key, cell in zip(keys, cells, strict=True):
             row = cell.value
             if row is None:  # all windows are removed
@@ -117,6 +121,29 @@ class WindowsByKey(WindowOperator):
                     self._fire_every(window, key)
             if of_ends:
                 self.end_timers.add(min(map(self._end_timer, windows)), key)
+
+    def _finish(
+        self, cells: Sequence[Any], keys: Sequence[Any], at_ms: int
+    ) -> tuple[list[Any], list[Any]]:
+        """Fire and remove the windows that are the only ones of their key, and end now. Return the
+        cells and the keys of the others.
+        """
+        end_ms = at_ms + self.before_end
+        left_cells, left_keys, ended, rows = [], [], [], []
+        for cell, key in zip(cells, keys, strict=True):
+            row = cell.value
+            if row is None:
+                continue
+            if row.others or row.end_ms != end_ms or not row.pending:
+                left_cells.append(cell)
+                left_keys.append(key)
+            else:
+                rows.append(row)
+                ended.append(cell)
+        self.results.finish_all(rows)
+        for cell in ended:
+            cell.clear()
+        return left_cells, left_keys
 
     def _end(self, window: Any, key: Any, at_ms: int) -> bool:
         """Fire a window whose end has come. Return whether it is removed."""
@@ -202,11 +229,13 @@ class AlignedByKey(WindowsByKey):
         """Add records whose windows take them. `plain`: no trigger acts on a record."""
         cells, _ = self.cells(keys)
         add_to_newest = self.accumulators.add_to_newest
-        begin = self._begin
+        begin, add_timer, before_end = self._begin, self.end_timers.add, self.before_end
 
         def fold(values: Iterable[Any]) -> None:
             if plain:
-                add_to_newest(cells, keys, values, times, starts, ends, begin)
+                add_to_newest(
+                    cells, keys, values, times, starts, ends, begin, add_timer, before_end
+                )
                 return
             for cell, key, value, time, start, end in zip(
                 cells, keys, values, times, starts, ends, strict=False

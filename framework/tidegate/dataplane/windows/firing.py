@@ -99,6 +99,20 @@ class Firing:
         """Add the results of a window that is removed. `row` is the window in state."""
         self._add(window, self._accumulators.window_results, row, cells)
 
+    def finish_all(self, rows: Sequence[Any]) -> None:
+        """Add the results of windows in state that end now and are removed. The step has `into`."""
+        before = len(self._values)
+        self._times.extend([row.end_ms - 1 for row in rows])
+        try:
+            self._accumulators.finish_all(rows, self._into, self._values.append)
+        except TidegateError:
+            raise
+        except Exception as error:
+            row = rows[len(self._values) - before]
+            key = row.key if self._step.by_key else None
+            shown: Window[Any] = Window(key, row.start_ms, row.end_ms, ON_TIME, row.number)
+            raise self._error(shown, error) from error
+
     def _add(
         self,
         window: Window[Any],
@@ -110,7 +124,6 @@ class Firing:
         try:
             if self._into is not None:
                 self._values.append(self._into(window, *results_of(of)))
-                self._rows.append(len(self._times) - 1)
             else:
                 self._call(window, results_of(of)[0], cells)
         except TidegateError:
