@@ -524,7 +524,7 @@ LATER: dict[str, Callable[[], object]] = {
     "interval_join": built(lambda self: by_customer(self).interval_join(None)),
     "as_of_join": built(lambda self: by_customer(self).as_of_join(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
-    "CoProcess": lambda: tidegate.CoProcess,  # type: ignore[attr-defined]
+    "BroadcastState": lambda: tidegate.BroadcastState,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),
 }
 

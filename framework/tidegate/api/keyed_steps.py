@@ -50,7 +50,9 @@ def add_keyed_step(
     on_error = error_policy(f"{location}: step {uid!r}", location, options)
     check_outputs(function, options, location)
     records = [
-        known_schema(side.record_type, f"step {uid!r} sends its records to other slots", "map", location)
+        known_schema(
+            side.record_type, f"step {uid!r} sends its records to other slots", "map", location
+        )
         for side in sides
     ]
     described = {
@@ -134,8 +136,8 @@ def _key_type(stream: KeyedStream[Any, Any], declared: object, uid: str, locatio
 
 
 def known_schema(of: object, why: str, step: str, location: str) -> object:
-    """Return the schema of a type. PipelineError if the type is not known; `step` is the method that
-    can state it.
+    """Return the schema of a type. PipelineError if the type is not known. `step` is the method
+    that can state it.
     """
     if of is UNKNOWN:
         raise PipelineError(

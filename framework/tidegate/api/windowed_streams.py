@@ -11,7 +11,8 @@ from typing import Any, Final, Generic, Never, TypeVar, cast, overload
 
 from tidegate.api.aggregates import Aggregate
 from tidegate.api.functions import Function
-from tidegate.api.key_edges import (
+from tidegate.api.keyed_steps import (
+    Side,
     check_key_type,
     connect_key_dead_letters,
     edges_by_key,
@@ -21,7 +22,7 @@ from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.step_checks import check_function, check_record_type
 from tidegate.api.streams import KeyedStream, ProcessedStream, Stream
 from tidegate.api.times import Duration, to_ms
-from tidegate.api.triggers import AfterWatermark, Trigger
+from tidegate.api.triggers import AfterWatermark, Every, Trigger
 from tidegate.api.type_inference import result_type
 from tidegate.api.window_step import LATE, Records, Reduced, WindowStep, check_into
 from tidegate.api.windows import Assigner, Global, Sliding, Window, WindowProcess
@@ -210,6 +211,11 @@ class WindowedStream(Generic[W, T]):
         """Send changes of results. This version does not support it: PipelineError."""
         refuse_unsupported("with_retractions", "send each result with its window and its number")
 
+    def _uses_clock(self) -> bool:
+        repeats = (self._trigger.early, self._trigger.late)
+        of_clock = any(isinstance(one, Every) and one.time == "processing" for one in repeats)
+        return of_clock or self._assigner.time == "processing"
+
     def _add(
         self,
         aggregates: Any,
@@ -232,7 +238,7 @@ class WindowedStream(Generic[W, T]):
                 of, f"step {uid!r} sends its records to other slots", "map", location
             ),
         }
-        check_key_type(key_of, f"step {uid!r}", location)
+        check_key_type(key_of, uid, location)
         step = WindowStep(
             self._assigner,
             self._trigger,
@@ -245,16 +251,19 @@ class WindowedStream(Generic[W, T]):
             by_key=self._by_key,
             where=where,
         )
+        side = Side(keyed, of)
         node = keyed.graph.add(
             "window",
-            edges_by_key(keyed, uid, of, key_of),
+            tuple(edges_by_key(side, 0, key_of, uid)),
             location=location,
             uid=uid,
             options=described | step.describe(),
             function=step,
             record_type=of if isinstance(aggregates[0], Reduced) else result,
+            fires=True,
+            uses_clock=self._uses_clock(),
         )
-        connect_key_dead_letters(keyed, uid, location)
+        connect_key_dead_letters([side], uid, location)
         kind = Function if function is None else type(function)
         return WindowOutput(keyed.graph, node, of, kind)
 
@@ -285,6 +294,14 @@ def _checked_trigger(assigner: Assigner[Any], trigger: object, where: str) -> Tr
         raise PipelineError(
             f"{where}: {type(trigger).__name__} is a trigger of your own, which comes in a later "
             "version of tidegate. Use AfterWatermark or Repeatedly."
+        )
+    repeats = () if trigger is None else (trigger.early, trigger.late)
+    if assigner.time == "processing" and any(
+        isinstance(one, Every) and one.time == "event" for one in repeats
+    ):
+        raise PipelineError(
+            f"{where}: windows of processing time have no event time, so Every(..., time='event') "
+            "never fires. Use time='processing'."
         )
     if isinstance(assigner, Global) and (trigger is None or trigger.on_time):
         raise PipelineError(
