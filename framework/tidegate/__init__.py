@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tidegate.api.kafka_source import KafkaSource
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
-    from tidegate.api.streams import KeyedStream, Stream
+    from tidegate.api.streams import KeyedStream, Stream, WindowOutput
     from tidegate.api.timers import (
         EventTimer,
         EventTimers,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         Punctuated,
         WatermarkStrategy,
     )
-    from tidegate.api.windowed_streams import WindowedStream, WindowOutput
+    from tidegate.api.windowed_streams import WindowedStream
     from tidegate.api.windows import (
         Calendar,
         Global,
@@ -155,7 +155,7 @@ _HOMES = {
     "api.kafka_source": ("KafkaSource",),
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
-    "api.streams": ("KeyedStream", "Stream"),
+    "api.streams": ("KeyedStream", "Stream", "WindowOutput"),
     "api.timers": ("EventTimer", "EventTimers", "Fired", "ProcessingTimer", "ProcessingTimers"),
     "api.triggers": ("AfterWatermark", "Every", "EveryCount", "Repeatedly"),
     "api.watermarks": (
@@ -166,7 +166,7 @@ _HOMES = {
         "Punctuated",
         "WatermarkStrategy",
     ),
-    "api.windowed_streams": ("WindowOutput", "WindowedStream"),
+    "api.windowed_streams": ("WindowedStream",),
     "api.windows": (
         "Calendar",
         "Global",

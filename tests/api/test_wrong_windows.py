@@ -123,6 +123,12 @@ def no_watermarks(self: Any) -> Any:
     return by_shop.window(Tumbling("1 h")).aggregate(Count(), into=lambda w, n: n, uid="w")
 
 
+# As users without a type checker call them.
+calendar: Any = lambda unit: Calendar(unit, zone="UTC")  # noqa: E731
+repeated: Any = Repeatedly
+summed: Any = Sum
+top: Any = lambda by: TopN(2, by)  # noqa: E731
+
 CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no watermarks": (no_watermarks, "source 'plain' (tests/api/test_wrong_windows.py:"),
     "no watermarks, remedy": (no_watermarks, "Give it watermarks=BoundedOutOfOrderness('10 s')"),
@@ -134,7 +140,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "gap of 0": (windows(lambda: Session("0 s")), "must be at least 1 ms"),
     "unknown zone": (windows(lambda: Calendar("day", zone="Berlin")), "such as 'Europe/Berlin'"),
     "zone outside": (windows(lambda: Calendar("day", zone="../UTC")), "such as 'Europe/Berlin'"),
-    "unknown unit": (windows(lambda: Calendar("decade", zone="UTC")), "unit='decade'"),  # type: ignore[arg-type]
+    "unknown unit": (windows(lambda: calendar("decade")), "unit='decade'"),
     "class for an assigner": (windows(lambda: Tumbling), "Tumbling is not an assigner"),
     "own assigner": (windows(OwnWindows), "an assigner of your own, which comes in a later"),
     "global without a trigger": (windows(Global), "needs trigger=Repeatedly(...)"),
@@ -159,7 +165,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         "allowed_lateness has no meaning there",
     ),
     "count of nothing": (lambda _: EveryCount(0), "EveryCount(0): give a whole number"),
-    "no repeat": (lambda _: Repeatedly("1 s"), "'1 s' is not EveryCount(...) or Every(...)"),  # type: ignore[arg-type]
+    "no repeat": (lambda _: repeated("1 s"), "'1 s' is not EveryCount(...) or Every(...)"),
     "no aggregate": (aggregated(), "aggregate takes 1 to 5 aggregates"),
     "class for an aggregate": (aggregated(lambda: Count), "Count is not an aggregate"),
     "unknown type": (
@@ -182,9 +188,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], str]] = {
         aggregated(lambda: Mean(lambda sale: sale.shop), into=lambda w, n: n),
         "the mean of floats and ints is a float",
     ),
-    "no function": (aggregated(lambda: Sum("amount"), into=lambda w, n: n), "takes a function"),  # type: ignore[arg-type]
+    "no function": (aggregated(lambda: summed("amount"), into=lambda w, n: n), "takes a function"),
     "no limit": (lambda _: Collect(at_most=0), "give a whole number of at least 1"),
-    "top by a name": (lambda _: TopN(2, "amount"), "takes a function from a record"),  # type: ignore[arg-type]
+    "top by a name": (lambda _: top("amount"), "takes a function from a record"),
     "accumulator without a schema": (
         aggregated(Everything, into=lambda w, n: n),
         "the accumulator of Everything cannot be stored",

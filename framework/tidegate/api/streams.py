@@ -14,7 +14,7 @@ state them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeVar, Unpack
+from typing import Any, Generic, Never, TypeVar, Unpack
 
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import CoProcess, Function, KeyedProcess, Process, SideOutput
@@ -31,15 +31,14 @@ from tidegate.api.step_checks import (
     check_sink_type,
 )
 from tidegate.api.times import Duration
+from tidegate.api.triggers import Trigger
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
+from tidegate.api.window_step import LATE
+from tidegate.api.windowed_streams import WindowedStream
+from tidegate.api.windows import Assigner
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN, Edge, Node, StreamGraph
-
-if TYPE_CHECKING:  # both derive from the streams of this module
-    from tidegate.api.triggers import Trigger
-    from tidegate.api.windowed_streams import WindowedStream
-    from tidegate.api.windows import Assigner
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -160,12 +159,12 @@ class Stream(Generic[T]):
         One subtask gets all records, at any parallelism. If the result has parts that can be
         combined, such as sums, prefer windows by key and a second window of their results.
         """
-        from tidegate.api.windowed_streams import WindowedStream
-
         keyed: KeyedStream[int, T] = KeyedStream(
             self.graph, self.edges, self.record_type, _one_key, int, ErrorOptions()
         )
-        return WindowedStream(keyed, assigner, trigger, allowed_lateness, by_key=False)
+        return WindowedStream(
+            keyed, assigner, trigger, allowed_lateness, by_key=False, output=WindowOutput
+        )
 
     def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
@@ -234,6 +233,25 @@ class ProcessedStream(Stream[T]):
             Edge(node=e.node, port=tag.name, record_type=tag.record_type) for e in self.edges
         )
         return Stream(self.graph, edges, tag.record_type)
+
+
+class WindowOutput(ProcessedStream[U], Generic[U, T]):
+    """The stream of the results of windows."""
+
+    def __init__(
+        self, graph: StreamGraph, node: Node, late: object, function: type[Function]
+    ) -> None:
+        edge = Edge(node=node.id, record_type=node.record_type)
+        super().__init__(graph, (edge,), node.record_type, function)
+        self._late = Edge(node=node.id, port=LATE, record_type=late)
+
+    @property
+    def late(self) -> Stream[T]:
+        """The records that came too late for each of their windows.
+
+        The status counts them by uid, also if no step reads them.
+        """
+        return Stream(self.graph, (self._late,), self._late.record_type)
 
 
 class KeyedStream(Generic[K, T]):
@@ -306,9 +324,9 @@ class KeyedStream(Generic[K, T]):
 
         PipelineError for a malformed duration, and for a trigger that does not fit the windows.
         """
-        from tidegate.api.windowed_streams import WindowedStream
-
-        return WindowedStream(self, assigner, trigger, allowed_lateness, by_key=True)
+        return WindowedStream(
+            self, assigner, trigger, allowed_lateness, by_key=True, output=WindowOutput
+        )
 
     def interval_join(self, *_args: object, **_options: object) -> Never:
         """Join records by key and time interval. Not supported in this version: PipelineError."""

@@ -123,7 +123,7 @@ class WindowStep:
         self.dropped_states = () if function is None else type(function).dropped_states
         self.fixed = assigner.fixed() | {"rows": "by window" if self.by_window else "by key"}
         self.fixed |= {} if by_key else {"keys": "none"}
-        """What cannot change while open windows exist; a checkpoint stores it."""
+        """Facts that cannot change while open windows exist; a checkpoint stores them."""
 
     def group_bytes(self) -> Callable[[Any], bytes]:
         """Return the function from a key of the state to the bytes that decide its key group."""
@@ -155,7 +155,7 @@ class WindowStep:
             ("start_ms", int),
             ("end_ms", int),
             ("number", int),  # of the next firing
-            ("pending", int),  # records that no result contains yet; 0 only if there are none
+            ("pending", int),  # records that no result contains yet; at least 1 if there are such
             ("filled", bool),  # whether the accumulators hold records
             ("past", bool),  # whether the firing at the end is over
             ("at_ms", int | None),  # the next firing of `Every`

@@ -1,4 +1,4 @@
-"""The methods that add a step with windows, and the stream of its results.
+"""The methods that add a step with windows.
 
 `KeyedStream.window` and `Stream.window_all` return a `WindowedStream`. Each of its methods says
 what becomes of the records of a window, and adds the step.
@@ -7,7 +7,7 @@ what becomes of the records of a window, and adds the step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, Never, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar, cast, overload
 
 from tidegate.api.aggregates import Aggregate
 from tidegate.api.functions import Function
@@ -20,14 +20,16 @@ from tidegate.api.keyed_steps import (
 )
 from tidegate.api.location import refuse_unsupported, user_location
 from tidegate.api.step_checks import check_function, check_record_type
-from tidegate.api.streams import KeyedStream, ProcessedStream, Stream
 from tidegate.api.times import Duration, to_ms
 from tidegate.api.triggers import AfterWatermark, Every, Trigger
 from tidegate.api.type_inference import result_type
 from tidegate.api.window_step import LATE, Records, Reduced, WindowStep, check_into
 from tidegate.api.windows import Assigner, Global, Sliding, Window, WindowProcess
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import MAIN, UNKNOWN, Edge, Node, StreamGraph
+from tidegate.graph.stream_graph import MAIN, UNKNOWN, Node, StreamGraph
+
+if TYPE_CHECKING:
+    from tidegate.api.streams import KeyedStream, WindowOutput
 
 W = TypeVar("W")
 T = TypeVar("T")
@@ -41,23 +43,6 @@ E = TypeVar("E")
 AGGREGATES_MAX: Final = 5
 
 
-class WindowOutput(ProcessedStream[U], Generic[U, T]):
-    """The stream of the results of windows."""
-
-    def __init__(self, graph: StreamGraph, node: Node, late: object, function: type[Function]):
-        edge = Edge(node=node.id, record_type=node.record_type)
-        super().__init__(graph, (edge,), node.record_type, function)
-        self._late = Edge(node=node.id, port=LATE, record_type=late)
-
-    @property
-    def late(self) -> Stream[T]:
-        """The records that came too late for each of their windows.
-
-        The status counts them by uid, also if no step reads them.
-        """
-        return Stream(self.graph, (self._late,), self._late.record_type)
-
-
 class WindowedStream(Generic[W, T]):
     """The windows of a stream: `window` and `window_all` make it."""
 
@@ -69,8 +54,12 @@ class WindowedStream(Generic[W, T]):
         allowed_lateness: Duration,
         *,
         by_key: bool,
+        output: Callable[..., WindowOutput[Any, T]],
     ) -> None:
-        """Check the arguments. PipelineError for those that do not fit together."""
+        """Check the arguments. PipelineError for those that do not fit together. `output` makes the
+        stream of the results.
+        """
+        self._output = output
         self._location = user_location()
         where = f"{self._location}: {'window' if by_key else 'window_all'}"
         self._keyed, self._by_key = keyed, by_key
@@ -169,8 +158,8 @@ class WindowedStream(Generic[W, T]):
         is its type, if it is not known from the function. `uid` names the windows in checkpoints
         and must never change.
 
-        PipelineError, with file and line, if a source of the records declares no watermarks, if a
-        type is not known or has no schema, or if an argument does not fit.
+        PipelineError, with file and line, if a source of the records declares no watermarks, or if
+        a type is not known or has no schema.
         """
         where = f"{user_location()}: step {uid!r}"
         if not 1 <= len(aggregates) <= AGGREGATES_MAX:
@@ -265,7 +254,7 @@ class WindowedStream(Generic[W, T]):
         )
         connect_key_dead_letters([side], uid, location)
         kind = Function if function is None else type(function)
-        return WindowOutput(keyed.graph, node, of, kind)
+        return self._output(keyed.graph, node, of, kind)
 
 
 def _only_value(_window: Window[Any], value: Any) -> Any:

@@ -113,8 +113,8 @@ class Sliding(Assigner[object]):
     """Windows of one size that begin every `every`. A record is in `size / every` of them.
 
     State is by pane, the part that neighbouring windows have in common, so a short `every` costs
-    results and no more state. `offset` and `time` are as in `Tumbling`. PipelineError if `every` is
-    longer than `size`.
+    results, and state does not grow. `offset` and `time` are as in `Tumbling`. PipelineError if
+    `every` is longer than `size`.
     """
 
     kind = "sliding"

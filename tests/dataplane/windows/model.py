@@ -23,7 +23,7 @@ class OpenWindow:
     clicks: list[Click] = field(default_factory=list)
     number: int = 0
     fired: int = 0
-    """How many of the clicks a result has contained."""
+    """Number of the clicks that a result has contained."""
     ended: bool = False
 
 

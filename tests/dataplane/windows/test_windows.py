@@ -62,7 +62,7 @@ def subtasks(
 
 
 def firings(step: Subtasks) -> list[tuple[Any, ...]]:
-    """What has fired since the last call: begin, firing, number and the first value."""
+    """Return the firings since the last call: begin, firing, number and the first value."""
     found = [(one.start_ms, one.firing, one.number, one.values[0]) for one in step.results]
     step.results.clear()
     return found

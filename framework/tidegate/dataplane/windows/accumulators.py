@@ -279,81 +279,88 @@ _FUNCTIONS: Final = (
 
 
 def _source(plans: Sequence[_Plan], *, by_key: bool) -> str:
-    fields = [name for plan in plans for name in plan.fields]
+    """Return the source of all functions of a step."""
     starts = [value for plan in plans for value in plan.start]
     adds = [line for plan in plans for line in plan.add]
-    set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    return "\n".join([*_loops(starts, adds), *_functions(plans, starts, adds, by_key=by_key), ""])
+
+
+def _loops(starts: list[str], adds: list[str]) -> list[str]:
+    """Return the source of the functions that take a whole batch."""
     # A new window: the number of its firing, new records, filled, past, the next firing of Every.
     first = "start, end, 0, 1, True, False, None"
+    return [
+        "def add_all(cells, keys, values, times, begin):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None or not w.pending:",
+        "            begin(cell, key, value, time)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_newest(",
+        "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
+        "):",
+        "    rows = zip(cells, keys, values, times, starts, ends)",
+        "    for cell, key, value, time, start, end in rows:",
+        "        w = cell.value",
+        "        if w is None:",
+        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if w.start_ms != start or w.end_ms != end or not w.pending:",
+        "            begin(cell, key, value, time, start, end)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None or w.past or not w.pending:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if not w.start_ms <= time <= w.end_ms:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if time + gap_ms > w.end_ms:",
+        "            w.end_ms = time + gap_ms",
+        *_indented(adds, 2),
+    ]
+
+
+def _functions(
+    plans: Sequence[_Plan], starts: list[str], adds: list[str], *, by_key: bool
+) -> list[str]:
+    """Return the source of the functions of one window, and of the windows that end together."""
+    fields = [name for plan in plans for name in plan.fields]
+    combined = [value for plan in plans for value in plan.combine]
+    of_window = ", ".join(map(_of_window, plans))
     owner = "w.key" if by_key else "None"
     shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
-    of_window = [_of_window(plan) for plan in plans]
-    combined = [value for plan in plans for value in plan.combine]
-    unpack_x = f"{_tuple('x_', fields)} = x"
-    unpack_y = f"{_tuple('y_', fields)} = y"
-    set_parts = f"{_tuple('w.', fields)} = combine(parts(earlier), parts(w))"
-    return "\n".join(
-        [
-            "def add_all(cells, keys, values, times, begin):",
-            "    for cell, key, value, time in zip(cells, keys, values, times):",
-            "        w = cell.value",
-            "        if w is None or not w.pending:",
-            "            begin(cell, key, value, time)",
-            "            continue",
-            *_indented(adds, 2),
-            "def add_to_newest(",
-            "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
-            "):",
-            "    rows = zip(cells, keys, values, times, starts, ends)",
-            "    for cell, key, value, time, start, end in rows:",
-            "        w = cell.value",
-            "        if w is None:",
-            f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
-            "            add_timer(end - before_end, key)",
-            "            continue",
-            "        if w.start_ms != start or w.end_ms != end or not w.pending:",
-            "            begin(cell, key, value, time, start, end)",
-            "            continue",
-            *_indented(adds, 2),
-            "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
-            "    for cell, key, value, time in zip(cells, keys, values, times):",
-            "        w = cell.value",
-            "        if w is None or w.past or not w.pending:",
-            "            join(cell, key, value, time)",
-            "            continue",
-            "        if not w.start_ms <= time <= w.end_ms:",
-            "            join(cell, key, value, time)",
-            "            continue",
-            "        if time + gap_ms > w.end_ms:",
-            "            w.end_ms = time + gap_ms",
-            *_indented(adds, 2),
-            "def start(w, value, time):",
-            *_indented(set_first, 1),
-            "def add(w, value, time):",
-            *_indented(adds, 1),
-            "def purge(w):",
-            f"    {' = '.join(f'w.{name}' for name in fields)} = None",
-            "def parts(w):",
-            f"    return {_tuple('w.', fields)}",
-            "def combine(x, y):",
-            f"    {unpack_x}",
-            f"    {unpack_y}",
-            f"    return ({', '.join(combined)},)",
-            "def merge(w, earlier):",
-            f"    {set_parts}",
-            "def results(x):",
-            f"    {unpack_x}",
-            f"    return ({', '.join(plan.result for plan in plans)},)",
-            "def finish_all(windows, into, append):",
-            "    for w in windows:",
-            f"        append(into({shown}, {', '.join(of_window)}))",
-            "def demoted(w):",
-            f"    return OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})",
-            "def window_results(w):",
-            f"    return ({', '.join(of_window)},)",
-            "",
-        ]
-    )
+    return [
+        "def start(w, value, time):",
+        *[f"    w.{name} = {value}" for name, value in zip(fields, starts, strict=True)],
+        "def add(w, value, time):",
+        *_indented(adds, 1),
+        "def purge(w):",
+        f"    {' = '.join(f'w.{name}' for name in fields)} = None",
+        "def parts(w):",
+        f"    return {_tuple('w.', fields)}",
+        "def combine(x, y):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    {_tuple('y_', fields)} = y",
+        f"    return ({', '.join(combined)},)",
+        "def merge(w, earlier):",
+        f"    {_tuple('w.', fields)} = combine(parts(earlier), parts(w))",
+        "def results(x):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    return ({', '.join(plan.result for plan in plans)},)",
+        "def finish_all(windows, into, append):",
+        "    for w in windows:",
+        f"        append(into({shown}, {of_window}))",
+        "def demoted(w):",
+        f"    return OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})",
+        "def window_results(w):",
+        f"    return ({of_window},)",
+    ]
 
 
 def _of_window(plan: _Plan) -> str:

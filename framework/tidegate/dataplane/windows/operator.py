@@ -152,7 +152,7 @@ class WindowOperator:
 
     @property
     def next_processing_ms(self) -> int:
-        """The processing time of the next timer; NEVER if there is none."""
+        """The processing time of the next timer, or NEVER."""
         return self.processing_timers.next_ms
 
     def fire(self) -> None:
@@ -233,7 +233,7 @@ class WindowOperator:
         return self.event_timers if every.time == "event" else self.processing_timers
 
     def _due_timers(self) -> TimerIndex | None:
-        """Return the timers of which one is due; None if there are none."""
+        """Return the timers of which one is due, or None."""
         if self.event_timers.next_ms <= self.watermark_ms:
             return self.event_timers
         if self.processing_timers.next_ms <= self.processing_ms:
