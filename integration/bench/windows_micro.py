@@ -52,6 +52,7 @@ WATERMARK_EVERY: Final = 10_000
 CHECKPOINT_EVERY: Final = 100_000
 PARTITION: Final = TopicPartition("clicks", 0)
 HOUR_MS: Final = 3_600_000
+LAG = 101
 
 
 class Click(msgspec.Struct, frozen=True):
@@ -261,7 +262,7 @@ def _ours(kind: str, batches: list[Any]) -> tuple[int, int]:
             highest = max(highest, times[-1])
             seen += len(clicks)
             if seen % WATERMARK_EVERY == 0:
-                operator.advance(Watermark(highest - 101))
+                operator.advance(Watermark(highest - LAG))
                 while operator.firing:
                     operator.fire()
             if seen % CHECKPOINT_EVERY == 0:

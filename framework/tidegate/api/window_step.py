@@ -191,7 +191,8 @@ def check_into(into: object, count: int, where: str) -> None:
 
 
 def _struct(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
-    return msgspec.defstruct(name, fields, module=__name__, gc=False)  # no row is in a cycle
+    # No row is in a cycle. An array is what a record is in state, so msgspec encodes it alone.
+    return msgspec.defstruct(name, fields, module=__name__, gc=False, array_like=True)
 
 
 def _or_none(of: Any) -> Any:

@@ -78,8 +78,8 @@ class Accumulators:
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
     finish_all: Callable[..., None]
-    """`finish_all(windows, into, append)`: append `into(window, *results)` of each of these windows
-    in state, at their end.
+    """`finish_all(keys, windows, into, append)`: append `into(window, *results)` of each of these
+    windows in state, at their end.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
@@ -282,10 +282,15 @@ def _source(plans: Sequence[_Plan], *, by_key: bool) -> str:
     """Return the source of all functions of a step."""
     starts = [value for plan in plans for value in plan.start]
     adds = [line for plan in plans for line in plan.add]
-    return "\n".join([*_loops(starts, adds), *_functions(plans, starts, adds, by_key=by_key), ""])
+    fields = [name for plan in plans for name in plan.fields]
+    set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
+    loops = _loops(starts, set_first, adds, demoted)
+    functions = _functions(plans, set_first, adds, by_key=by_key)
+    return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
 
 
-def _loops(starts: list[str], adds: list[str]) -> list[str]:
+def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: str) -> list[str]:
     """Return the source of the functions that take a whole batch."""
     # A new window: the number of its firing, new records, filled, past, the next firing of Every.
     first = "start, end, 0, 1, True, False, None"
@@ -305,6 +310,18 @@ def _loops(starts: list[str], adds: list[str]) -> list[str]:
         "        w = cell.value",
         "        if w is None:",
         f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if end > w.end_ms:",
+        f"            w.others.append({demoted})",
+        "            w.start_ms = start",
+        "            w.end_ms = end",
+        "            w.number = 0",
+        "            w.pending = 1",
+        "            w.filled = True",
+        "            w.past = False",
+        "            w.at_ms = None",
+        *_indented(set_first, 3),
         "            add_timer(end - before_end, key)",
         "            continue",
         "        if w.start_ms != start or w.end_ms != end or not w.pending:",
@@ -327,17 +344,17 @@ def _loops(starts: list[str], adds: list[str]) -> list[str]:
 
 
 def _functions(
-    plans: Sequence[_Plan], starts: list[str], adds: list[str], *, by_key: bool
+    plans: Sequence[_Plan], set_first: list[str], adds: list[str], *, by_key: bool
 ) -> list[str]:
     """Return the source of the functions of one window, and of the windows that end together."""
     fields = [name for plan in plans for name in plan.fields]
     combined = [value for plan in plans for value in plan.combine]
     of_window = ", ".join(map(_of_window, plans))
-    owner = "w.key" if by_key else "None"
+    owner = "key" if by_key else "None"
     shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
     return [
         "def start(w, value, time):",
-        *[f"    w.{name} = {value}" for name, value in zip(fields, starts, strict=True)],
+        *_indented(set_first, 1),
         "def add(w, value, time):",
         *_indented(adds, 1),
         "def purge(w):",
@@ -353,11 +370,9 @@ def _functions(
         "def results(x):",
         f"    {_tuple('x_', fields)} = x",
         f"    return ({', '.join(plan.result for plan in plans)},)",
-        "def finish_all(windows, into, append):",
-        "    for w in windows:",
+        "def finish_all(keys, windows, into, append):",
+        "    for key, w in zip(keys, windows):",
         f"        append(into({shown}, {of_window}))",
-        "def demoted(w):",
-        f"    return OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})",
         "def window_results(w):",
         f"    return ({of_window},)",
     ]

@@ -28,6 +28,9 @@ from tidegate.stream_elements import RecordBatch
 class WindowsByKey(WindowOperator):
     """The common part of windows that lie in the row of their key: their timers and firings."""
 
+    has_own_timers = False
+    """Whether each window has an entry at its own end, and not only the earliest one of its key."""
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.trigger = self.step.trigger
@@ -125,23 +128,32 @@ class WindowsByKey(WindowOperator):
     def _finish(
         self, cells: Sequence[Any], keys: Sequence[Any], at_ms: int
     ) -> tuple[list[Any], list[Any]]:
-        """Fire and remove the windows that are the only ones of their key, and end now. Return the
-        cells and the keys of the others.
+        """Fire and remove the windows that are the oldest of their key, and end now. Return the
+        cells and the keys for which there is more to do.
         """
         end_ms = at_ms + self.before_end
-        left_cells, left_keys, ended, rows = [], [], [], []
+        left_cells, left_keys, ended, ended_keys, emptied = [], [], [], [], []
         for cell, key in zip(cells, keys, strict=True):
             row = cell.value
             if row is None:
                 continue
-            if row.others or row.end_ms != end_ms or not row.pending:
-                left_cells.append(cell)
-                left_keys.append(key)
-            else:
-                rows.append(row)
-                ended.append(cell)
-        self.results.finish_all(rows)
-        for cell in ended:
+            others = row.others
+            if not others:
+                if row.end_ms == end_ms and row.pending:
+                    ended.append(row)
+                    ended_keys.append(key)
+                    emptied.append(cell)
+                    continue
+            elif self.has_own_timers and others[0].end_ms == end_ms and others[0].pending:
+                newer = others[1] if len(others) > 1 else row
+                if newer.end_ms != end_ms:
+                    ended.append(others.pop(0))
+                    ended_keys.append(key)
+                    continue
+            left_cells.append(cell)
+            left_keys.append(key)
+        self.results.finish_all(ended_keys, ended)
+        for cell in emptied:
             cell.clear()
         return left_cells, left_keys
 
@@ -190,6 +202,8 @@ class AlignedByKey(WindowsByKey):
 
     A row may hold windows of an earlier size: they end as they began.
     """
+
+    has_own_timers = True
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)

@@ -99,17 +99,17 @@ class Firing:
         """Add the results of a window that is removed. `row` is the window in state."""
         self._add(window, self._accumulators.window_results, row, cells)
 
-    def finish_all(self, rows: Sequence[Any]) -> None:
+    def finish_all(self, keys: Sequence[Any], rows: Sequence[Any]) -> None:
         """Add the results of windows in state that end now and are removed. The step has `into`."""
         before = len(self._values)
         self._times.extend([row.end_ms - 1 for row in rows])
         try:
-            self._accumulators.finish_all(rows, self._into, self._values.append)
+            self._accumulators.finish_all(keys, rows, self._into, self._values.append)
         except TidegateError:
             raise
         except Exception as error:
             row = rows[len(self._values) - before]
-            key = row.key if self._step.by_key else None
+            key = keys[len(self._values) - before] if self._step.by_key else None
             shown: Window[Any] = Window(key, row.start_ms, row.end_ms, ON_TIME, row.number)
             raise self._error(shown, error) from error
 
