@@ -36,6 +36,12 @@ OPEN_WINDOWS: Final = "open-windows"
 """The name of the state of windows. No attribute of a function can have it."""
 
 
+_OWN_FIELDS: Final = frozenset(
+    {"key", "start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms"}
+)
+"""Fields of a row that only tidegate sets. The keys of a batch are checked before."""
+
+
 class Reduced(Aggregate[Any, Any, Any]):
     """The records of a window, combined by a function of two records."""
 
@@ -192,7 +198,10 @@ def check_into(into: object, count: int, where: str) -> None:
 
 def _struct(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
     # No row is in a cycle. An array is what a record is in state, so msgspec encodes it alone.
-    return msgspec.defstruct(name, fields, module=__name__, gc=False, array_like=True)
+    namespace = {"TRUSTED_FIELDS": _OWN_FIELDS}
+    return msgspec.defstruct(
+        name, fields, namespace=namespace, module=__name__, gc=False, array_like=True
+    )
 
 
 def _or_none(of: Any) -> Any:
