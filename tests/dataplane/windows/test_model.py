@@ -181,3 +181,16 @@ def test_record_beyond_the_bound_is_in_its_windows_or_late(
     case: str, steps: list[Any], results: Results, lateness: int
 ) -> None:
     check(case, results, lateness, steps, in_bound=False)
+
+
+def test_restore_knows_the_last_firing_after_the_oldest_pane_is_gone() -> None:
+    steps = [
+        ("advance", 7, None),
+        ("advance", 15, None),
+        ("push", [("a", 12, 0), ("a", 16, 0)]),
+        ("advance", 9, None),
+        ("push", [("a", 0, 0)]),
+        ("checkpoint",),
+        ("kill", 1),
+    ]
+    check("sliding", without_records, 7, steps, in_bound=False)

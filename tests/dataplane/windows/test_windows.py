@@ -6,10 +6,11 @@ time, calendars, restores with other windows, and what results share with state.
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -366,3 +367,96 @@ def test_error_of_an_aggregate_names_the_record(tmp_path: Path) -> None:
 
 def test_zones_come_from_the_package() -> None:
     assert load_zone("Europe/Berlin").utcoffset(datetime(2026, 7, 1, tzinfo=UTC)) is not None
+
+
+@LAYOUTS
+def test_batch_waits_until_all_that_is_due_has_fired(
+    tmp_path: Path, aggregates: tuple[Any, ...]
+) -> None:
+    step = subtasks(tmp_path, Tumbling("10 ms"), *aggregates, allowed_lateness="1 s")
+    step.push(clicks(5))
+    step.advance(30, pieces=0)
+    step.push(clicks(6))
+    assert firings(step) == [(0, "on_time", 0, 1), (0, "late", 1, 2)]
+
+
+@LAYOUTS
+def test_restore_finds_the_timer_of_each_open_window_of_a_key(
+    tmp_path: Path, aggregates: tuple[Any, ...]
+) -> None:
+    step = subtasks(tmp_path, Tumbling("10 ms"), *aggregates)
+    step.push(clicks(15, 5, 25))
+    step.start(2, step.checkpoint())
+    step.advance(9)
+    assert firings(step) == [(0, "on_time", 0, 1)]
+    step.advance(19)
+    assert firings(step) == [(10, "on_time", 0, 1)]
+
+
+def test_session_that_a_late_record_extends_fires_at_its_new_end(tmp_path: Path) -> None:
+    step = subtasks(tmp_path, Session("10 ms"), allowed_lateness="50 ms")
+    step.push(clicks(0))
+    step.advance(15)
+    step.push(clicks(9))
+    step.advance(17)
+    assert firings(step) == [(0, "on_time", 0, 1)]
+    step.advance(18)
+    assert firings(step) == [(0, "on_time", 1, 2)]
+
+
+def test_record_behind_the_watermark_is_in_the_sliding_windows_that_are_open(
+    tmp_path: Path,
+) -> None:
+    step = subtasks(tmp_path, Sliding("20 ms", "10 ms"))
+    step.push(clicks(5))
+    step.advance(9)
+    step.push(clicks(7))
+    step.advance(100)
+    assert firings(step) == [(-10, "on_time", 0, 1), (0, "on_time", 0, 2)]
+    assert step.late == []
+
+
+def test_merge_that_changes_its_argument_changes_no_pane(tmp_path: Path) -> None:
+    class Listed(Aggregate[Click, list[int], list[int]]):
+        def create(self) -> list[int]:
+            return []
+
+        def add(self, accumulator: list[int], record: Click, /) -> list[int]:
+            accumulator.append(record.at_ms)
+            return accumulator
+
+        def merge(self, accumulator: list[int], other: list[int], /) -> list[int]:
+            accumulator += other
+            return accumulator
+
+        def result(self, accumulator: list[int], /) -> list[int]:
+            return accumulator
+
+    step = subtasks(tmp_path, Sliding("30 ms", "10 ms"), Listed())
+    times = range(1, 90, 10)
+    step.push(clicks(*times))
+    for end in range(9, 200, 10):
+        step.advance(end)
+        step.start(1, step.checkpoint())
+    expected = [tuple(at for at in times if end - 30 <= at < end) for end in range(10, 120, 10)]
+    assert [one.values[0] for one in step.results] == expected
+
+
+def test_sum_changes_no_value_of_a_record(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Money:
+        cents: int
+
+        def __add__(self, other: Money) -> Money:
+            return Money(self.cents + other.cents)
+
+        def __iadd__(self, other: Money) -> Self:
+            self.cents += other.cents
+            return self
+
+    purses = [Money(1), Money(2)]
+    spent: Any = Sum(lambda click: purses[click.value], returns=Money)
+    step = subtasks(tmp_path, Tumbling("10 ms"), spent)
+    step.push([Click("a", 1, 0), Click("a", 2, 1)])
+    step.advance(9)
+    assert (step.results[0].values, purses) == ((Money(3),), [Money(1), Money(2)])
