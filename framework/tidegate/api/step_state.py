@@ -16,7 +16,7 @@ from tidegate.graph.stream_graph import Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateDeclarations:
+class StepDeclarations:
     """The declared states of a step, and the type of the keys of its rows."""
 
     states: Mapping[str, State]
@@ -31,11 +31,11 @@ class StateDeclarations:
     """Facts about the step that cannot change while a checkpoint has its state."""
 
 
-def step_state(node: Node) -> StateDeclarations:
+def step_state(node: Node) -> StepDeclarations:
     """Return the state of a keyed step."""
     if isinstance(node.function, WindowStep):
         step = node.function
-        return StateDeclarations(
+        return StepDeclarations(
             states=step.declared_states,
             key_type=step.state_key_type,
             dropped=step.dropped_states,
@@ -43,7 +43,7 @@ def step_state(node: Node) -> StateDeclarations:
             fixed=step.fixed,
         )
     function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
-    return StateDeclarations(
+    return StepDeclarations(
         states=function.declared_states,
         key_type=node.inputs[0].key_type,
         dropped=function.dropped_states,
