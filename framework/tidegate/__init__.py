@@ -11,6 +11,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidegate.api.aggregates import (
+        Aggregate,
+        Collect,
+        Count,
+        First,
+        Last,
+        Max,
+        Mean,
+        Min,
+        Sum,
+        TopN,
+    )
     from tidegate.api.formats import Avro, Json, Raw, Utf8
     from tidegate.api.functions import (
         Context,
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from tidegate.api.kafka_source import KafkaSource
     from tidegate.api.pipeline import Param, Pipeline, build
     from tidegate.api.state import ListState, MapState, ValueState
-    from tidegate.api.streams import KeyedStream, Stream
+    from tidegate.api.streams import KeyedStream, Stream, WindowOutput
     from tidegate.api.timers import (
         EventTimer,
         EventTimers,
@@ -33,6 +45,7 @@ if TYPE_CHECKING:
         ProcessingTimer,
         ProcessingTimers,
     )
+    from tidegate.api.triggers import AfterWatermark, Every, EveryCount, Repeatedly
     from tidegate.api.watermarks import (
         BoundedOutOfOrderness,
         CustomWatermarks,
@@ -41,26 +54,50 @@ if TYPE_CHECKING:
         Punctuated,
         WatermarkStrategy,
     )
+    from tidegate.api.windowed_streams import WindowedStream
+    from tidegate.api.windows import (
+        Calendar,
+        Global,
+        Session,
+        Sliding,
+        Tumbling,
+        Window,
+        WindowContext,
+        WindowProcess,
+    )
     from tidegate.errors import PipelineError
 
 __all__ = [
+    "AfterWatermark",
+    "Aggregate",
     "Avro",
     "BoundedOutOfOrderness",
+    "Calendar",
     "CoProcess",
+    "Collect",
     "ConsumerRecord",
     "Context",
+    "Count",
     "CustomWatermarks",
     "EventTimer",
     "EventTimers",
+    "Every",
+    "EveryCount",
     "Fired",
+    "First",
+    "Global",
     "HeaderTime",
     "Json",
     "KafkaSink",
     "KafkaSource",
     "KeyedProcess",
     "KeyedStream",
+    "Last",
     "ListState",
     "MapState",
+    "Max",
+    "Mean",
+    "Min",
     "Monotonous",
     "Param",
     "Pipeline",
@@ -72,15 +109,38 @@ __all__ = [
     "ProducerRecord",
     "Punctuated",
     "Raw",
+    "Repeatedly",
+    "Session",
     "SideOutput",
+    "Sliding",
     "Stream",
+    "Sum",
+    "TopN",
+    "Tumbling",
     "Utf8",
     "ValueState",
     "WatermarkStrategy",
+    "Window",
+    "WindowContext",
+    "WindowOutput",
+    "WindowProcess",
+    "WindowedStream",
     "build",
 ]
 
 _HOMES = {
+    "api.aggregates": (
+        "Aggregate",
+        "Collect",
+        "Count",
+        "First",
+        "Last",
+        "Max",
+        "Mean",
+        "Min",
+        "Sum",
+        "TopN",
+    ),
     "api.formats": ("Avro", "Json", "Raw", "Utf8"),
     "api.functions": (
         "CoProcess",
@@ -95,8 +155,9 @@ _HOMES = {
     "api.kafka_source": ("KafkaSource",),
     "api.pipeline": ("Param", "Pipeline", "build"),
     "api.state": ("ListState", "MapState", "ValueState"),
-    "api.streams": ("KeyedStream", "Stream"),
+    "api.streams": ("KeyedStream", "Stream", "WindowOutput"),
     "api.timers": ("EventTimer", "EventTimers", "Fired", "ProcessingTimer", "ProcessingTimers"),
+    "api.triggers": ("AfterWatermark", "Every", "EveryCount", "Repeatedly"),
     "api.watermarks": (
         "BoundedOutOfOrderness",
         "CustomWatermarks",
@@ -105,19 +166,33 @@ _HOMES = {
         "Punctuated",
         "WatermarkStrategy",
     ),
+    "api.windowed_streams": ("WindowedStream",),
+    "api.windows": (
+        "Calendar",
+        "Global",
+        "Session",
+        "Sliding",
+        "Tumbling",
+        "Window",
+        "WindowContext",
+        "WindowProcess",
+    ),
     "errors": ("PipelineError",),
 }
 UNSUPPORTED = {
     "AggregatingState": "use ValueState",
+    "ApproxDistinct": "use Collect, or count in a WindowProcess",
     "BroadcastProcess": "use KeyedProcess on a union of both streams",
     "BroadcastState": "use MapState",
+    "Change": "send each result with its window and its number",
+    "Distinct": "count in a WindowProcess",
+    "KeepLast": "select the records in a WindowProcess",
+    "KeepRecent": "select the records in a WindowProcess",
     "KeyedBatchProcess": "use KeyedProcess",
     "Protobuf": "use Raw and parse the message in a map",
+    "Quantiles": "compute them in a WindowProcess",
     "ReducingState": "use ValueState",
-    "Session": "use KeyedProcess",
-    "Sliding": "use KeyedProcess",
-    "Tumbling": "use KeyedProcess with a MapState by window start",
-    "WindowProcess": "use KeyedProcess",
+    "Trigger": "use AfterWatermark or Repeatedly",
 }
 
 if not TYPE_CHECKING:

@@ -25,6 +25,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from integration.bench.data import PARTITIONS, THRESHOLD, WINDOW_MS, Click
 
+LATENESS_MS = 1_000
+"""Milliseconds by which a record may be behind others of its partition."""
 COMMIT_S = 1.0
 
 Columns = tuple[list[bytes | None], list[bytes | None]]
@@ -118,11 +120,52 @@ def windows() -> Callable[[list[Any]], Columns]:
     return step
 
 
-WORKLOADS = {
+class _Tumbling:
+    """A step that sums per user and window. A window is emitted when all partitions have passed its
+    end.
+    """
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(Click).decode
+        self._encode = msgspec.json.Encoder().encode
+        self._windows: dict[int, dict[str, float]] = {}
+        self._highest = dict.fromkeys(range(PARTITIONS), 0)
+
+    def __call__(self, messages: list[Any]) -> Columns:
+        """Sum the records of messages, and emit the windows that have ended."""
+        decode, windows, highest = self._decode, self._windows, self._highest
+        for m in messages:
+            c = decode(m.value())
+            ts = c.ts
+            sums = windows.get(ts - ts % WINDOW_MS)
+            if sums is None:
+                sums = windows[ts - ts % WINDOW_MS] = {}
+            sums[c.user] = sums.get(c.user, 0.0) + c.amount
+            partition = m.partition()
+            highest[partition] = max(highest[partition], ts)
+        return self._emit(min(highest.values()) - LATENESS_MS)
+
+    def finish(self) -> Columns:
+        """Emit the windows that are left at the end."""
+        return self._emit(1 << 62)
+
+    def _emit(self, watermark_ms: int) -> Columns:
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        for start in sorted(self._windows):
+            if start + WINDOW_MS <= watermark_ms:
+                for user, total in self._windows.pop(start).items():
+                    values.append(self._encode(WindowTotal(user, start, total)))
+                    keys.append(user.encode())
+        return values, keys
+
+
+WORKLOADS: dict[str, Callable[[], Callable[[list[Any]], Columns]]] = {
     "passthrough": passthrough,
     "transform": transform,
     "total": total,
     "windows": windows,
+    "tumbling": _Tumbling,
 }
 
 
@@ -177,6 +220,8 @@ def run(
     while done < count:
         messages = consumer.consume(1000, 0.05)
         values, keys = step(messages)
+        if isinstance(step, _Tumbling) and done + len(messages) >= count:
+            values, keys = (a + b for a, b in zip((values, keys), step.finish(), strict=True))
         for value, key in zip(values, keys, strict=True):
             while True:
                 try:

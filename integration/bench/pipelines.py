@@ -7,7 +7,19 @@ from collections.abc import Iterable
 import msgspec
 
 from integration.bench.data import THRESHOLD, WINDOW_MS, Click
-from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Raw, ValueState
+from tidegate import (
+    BoundedOutOfOrderness,
+    Context,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    KeyedProcess,
+    Pipeline,
+    Raw,
+    Sum,
+    Tumbling,
+    ValueState,
+)
 
 KEY = 20
 """Length of the shuffle key of undecoded records. The key is the production time of a record."""
@@ -90,6 +102,26 @@ class WindowedTotal(KeyedProcess[str, Click, WindowTotal]):
         ended = WindowTotal(ctx.key, window.start, window.total)
         window.start, window.total = start, click.amount
         return (ended,) if ended.start >= 0 else ()
+
+
+class Tumbled(Pipeline, name="bench-tumbling"):
+    """A pipeline that sums per user and tumbling window of event time."""
+
+    clicks = KafkaSource(
+        "bench-in",
+        value=Json(Click),
+        event_time=lambda click: click.ts,
+        watermarks=BoundedOutOfOrderness("1 s"),
+    )
+    sums = KafkaSink("bench-tumbling", value=Json(WindowTotal), record_key=lambda w: w.user)
+
+    def define(self) -> None:
+        by_user = self.clicks.key_by(lambda click: click.user)
+        by_user.window(Tumbling("10 s")).aggregate(
+            Sum(lambda click: click.amount),
+            into=lambda w, total: WindowTotal(w.key, w.start_ms, total),
+            uid="sum-by-window",
+        ).to(self.sums)
 
 
 class Passthrough(Pipeline, name="bench-passthrough"):

@@ -85,6 +85,17 @@ def _windows(count: int) -> Iterator[Record]:
         open_windows[click.user] = (start, known[1] + click.amount)
 
 
+def _tumbling(count: int) -> Iterator[Record]:
+    """Yield all windows of each user, in the order of their ends."""
+    sums: dict[tuple[int, str], float] = {}
+    for _, value in records(count):
+        click = _decode(value)
+        window = (click.ts - click.ts % WINDOW_MS, click.user)
+        sums[window] = sums.get(window, 0.0) + click.amount
+    for start, user in sorted(sums):
+        yield user.encode(), _encode({"user": user, "start": start, "total": sums[start, user]})
+
+
 TWO_SLOTS: Final = {"job.parallelism": "2", "taskmanager.slots": "2"}
 
 WORKLOADS: Final[dict[str, Workload]] = {
@@ -103,6 +114,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("total", "Totals", "totals", _totals, "total", goal=1.3),
         Workload("shuffle", "Totals", "totals", _totals, "total", settings=TWO_SLOTS),
         Workload("windows", "Windows", "windows", _windows, "windows"),
+        Workload("tumbling", "Tumbled", "sums", _tumbling, "tumbling", goal=1.5),
     )
 }
 

@@ -10,23 +10,36 @@ import tidegate
 import tidegate.testing
 
 PUBLIC = [
+    "AfterWatermark",
+    "Aggregate",
     "Avro",
     "BoundedOutOfOrderness",
+    "Calendar",
     "CoProcess",
+    "Collect",
     "ConsumerRecord",
     "Context",
+    "Count",
     "CustomWatermarks",
     "EventTimer",
     "EventTimers",
+    "Every",
+    "EveryCount",
     "Fired",
+    "First",
+    "Global",
     "HeaderTime",
     "Json",
     "KafkaSink",
     "KafkaSource",
     "KeyedProcess",
     "KeyedStream",
+    "Last",
     "ListState",
     "MapState",
+    "Max",
+    "Mean",
+    "Min",
     "Monotonous",
     "Param",
     "Pipeline",
@@ -38,11 +51,22 @@ PUBLIC = [
     "ProducerRecord",
     "Punctuated",
     "Raw",
+    "Repeatedly",
+    "Session",
     "SideOutput",
+    "Sliding",
     "Stream",
+    "Sum",
+    "TopN",
+    "Tumbling",
     "Utf8",
     "ValueState",
     "WatermarkStrategy",
+    "Window",
+    "WindowContext",
+    "WindowOutput",
+    "WindowProcess",
+    "WindowedStream",
     "build",
 ]
 TESTING = ["FunctionHarness", "PipelineTest", "PipelineSink", "PipelineSource", "Setup"]
@@ -63,10 +87,10 @@ def test_stream_and_keyed_stream_have_exactly_the_frozen_methods() -> None:
         return {name for name in vars(of) if not name.startswith("_")}
 
     later = {"map_batch", "map_arrow", "map_async", "broadcast"}
-    steps = {"map", "filter", "flat_map", "union", "process", "key_by", "to"}
+    steps = {"map", "filter", "flat_map", "union", "process", "key_by", "window_all", "to"}
     assert methods(tidegate.Stream) == steps | later
-    later = {"reduce", "window", "interval_join", "as_of_join", "connect", "connect_broadcast"}
-    assert methods(tidegate.KeyedStream) == {"process"} | later
+    later = {"reduce", "interval_join", "as_of_join", "connect", "connect_broadcast"}
+    assert methods(tidegate.KeyedStream) == {"process", "window"} | later
 
 
 def test_importing_the_package_loads_no_heavy_library() -> None:

@@ -521,11 +521,10 @@ LATER: dict[str, Callable[[], object]] = {
     "map_async": built(lambda self: self.orders.map_async(len, uid="a")),
     "broadcast": built(lambda self: self.orders.broadcast()),
     "reduce": built(lambda self: by_customer(self).reduce(max, uid="a")),
-    "window": built(lambda self: by_customer(self).window(None)),
     "interval_join": built(lambda self: by_customer(self).interval_join(None)),
     "as_of_join": built(lambda self: by_customer(self).as_of_join(None)),
     "connect_broadcast": built(lambda self: by_customer(self).connect_broadcast(None)),
-    "Tumbling": lambda: tidegate.Tumbling,  # type: ignore[attr-defined]
+    "BroadcastState": lambda: tidegate.BroadcastState,  # type: ignore[attr-defined]
     "Protobuf(Order)": lambda: Protobuf(Order),
 }
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from tests.dataplane.channels.parts import Network, no_loss
-from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.keys import key_encoder
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.api.step_state import step_state
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
@@ -110,8 +110,8 @@ class RunningSlots:
         return KeptSink(node, refusals, self.written[node.id])
 
     def _state(self, node: Node) -> CellsByKey:
-        function = cast("KeyedProcess[Any, Any, Any]", node.function)
-        return CellsByKey(function, node.inputs[0].key_type, node.id)
+        declared = step_state(node)
+        return CellsByKey(declared.states, declared.key_type, node.id)
 
     def _run(self) -> None:
         """Deliver frames and take batches off the gates until nothing is under way."""

@@ -33,6 +33,7 @@ GENERATES_CODE = {  # from templates of our own, never from text of a user or of
     "framework/tidegate/api/field_check.py",
     "framework/tidegate/api/converters.py",
     "framework/tidegate/dataplane/operators/stateless.py",
+    "framework/tidegate/dataplane/windows/accumulators.py",
 }
 
 

@@ -50,21 +50,21 @@ def add_keyed_step(
     on_error = error_policy(f"{location}: step {uid!r}", location, options)
     check_outputs(function, options, location)
     records = [
-        _schema(side.record_type, f"step {uid!r} sends its records to other slots", "map", location)
+        known_schema(
+            side.record_type, f"step {uid!r} sends its records to other slots", "map", location
+        )
         for side in sides
     ]
     described = {
-        "key": _schema(key_of, f"step {uid!r} keeps state by key", "key_by", location),
+        "key": known_schema(key_of, f"step {uid!r} keeps state by key", "key_by", location),
         "record": records[0] if len(records) == 1 else records,
         "state": {name: s.describe() for name, s in function.declared_states.items()},
         **policy_options(on_error),
     }
-    why_not = type_info(key_of).why_not_key
-    if why_not:
-        raise PipelineError(f"{location}: step {uid!r}: {why_not}")
+    check_key_type(key_of, uid, location)
     inputs = [edge for side in sides for edge in side.stream.edges]
     check_event_timers(graph, inputs, function, uid, location)
-    edges = [_edges(side, number, key_of, uid) for number, side in enumerate(sides)]
+    edges = [edges_by_key(side, number, key_of, uid) for number, side in enumerate(sides)]
     node = graph.add(
         kind,
         tuple(edge for of_side in edges for edge in of_side),
@@ -77,15 +77,27 @@ def add_keyed_step(
         uses_clock=has_timers(function.declared_states, "processing"),
     )
     connect_step_dead_letters(graph, node, options)
+    connect_key_dead_letters(sides, uid, location)
+    return node
+
+
+def connect_key_dead_letters(sides: Sequence[Side], uid: str, location: str) -> None:
+    """Connect the dead letters of each key_by in front of step `uid`."""
     for number, side in enumerate(sides):
         if "dead_letter_topic" in side.stream.key_options:
             name, topic = _letters(uid, number), side.stream.key_options["dead_letter_topic"]
             ports = [(edge.node, name) for edge in side.stream.edges]
-            connect_dead_letters(graph, name, topic, location, ports)
-    return node
+            connect_dead_letters(side.stream.graph, name, topic, location, ports)
 
 
-def _edges(side: Side, number: int, key_of: object, uid: str) -> list[Edge]:
+def check_key_type(key_of: object, uid: str, location: str) -> None:
+    """Refuse a type that cannot be a key. The PipelineError names the step."""
+    why_not = type_info(key_of).why_not_key
+    if why_not:
+        raise PipelineError(f"{location}: step {uid!r}: {why_not}")
+
+
+def edges_by_key(side: Side, number: int, key_of: object, uid: str) -> list[Edge]:
     """Return the edges of a stream, keyed for a step."""
     key = normalised_key(side.stream.key, key_of)
     options = side.stream.key_options
@@ -123,7 +135,10 @@ def _key_type(stream: KeyedStream[Any, Any], declared: object, uid: str, locatio
     return of
 
 
-def _schema(of: object, why: str, step: str, location: str) -> object:
+def known_schema(of: object, why: str, step: str, location: str) -> object:
+    """Return the schema of a type. PipelineError if the type is not known. `step` is the method
+    that can state it.
+    """
     if of is UNKNOWN:
         raise PipelineError(
             f"{location}: {why}, and the type is not known: say it with .{step}(..., "

@@ -30,15 +30,15 @@ from tidegate.api.step_checks import (
     check_side,
     check_sink_type,
 )
+from tidegate.api.times import Duration
+from tidegate.api.triggers import Trigger
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
+from tidegate.api.window_step import LATE
+from tidegate.api.windowed_streams import WindowedStream
+from tidegate.api.windows import Assigner
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import (
-    UNKNOWN,
-    Edge,
-    Node,
-    StreamGraph,
-)
+from tidegate.graph.stream_graph import UNKNOWN, Edge, Node, StreamGraph
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -147,6 +147,25 @@ class Stream(Generic[T]):
         of = result_type(key, self.record_type, returns)
         return KeyedStream(self.graph, self.edges, self.record_type, key, of, options)
 
+    def window_all(
+        self,
+        assigner: Assigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        allowed_lateness: Duration = "0 s",
+    ) -> WindowedStream[None, T]:
+        """Group all records by time, as `KeyedStream.window` does for each key.
+
+        One subtask gets all records, at any parallelism. If the result has parts that can be
+        combined, such as sums, prefer windows by key and a second window of their results.
+        """
+        keyed: KeyedStream[int, T] = KeyedStream(
+            self.graph, self.edges, self.record_type, _one_key, int, ErrorOptions()
+        )
+        return WindowedStream(
+            keyed, assigner, trigger, allowed_lateness, by_key=False, output=WindowOutput
+        )
+
     def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
 
@@ -216,6 +235,25 @@ class ProcessedStream(Stream[T]):
         return Stream(self.graph, edges, tag.record_type)
 
 
+class WindowOutput(ProcessedStream[U], Generic[U, T]):
+    """The stream of the results of windows."""
+
+    def __init__(
+        self, graph: StreamGraph, node: Node, late: object, function: type[Function]
+    ) -> None:
+        edge = Edge(node=node.id, record_type=node.record_type)
+        super().__init__(graph, (edge,), node.record_type, function)
+        self._late = Edge(node=node.id, port=LATE, record_type=late)
+
+    @property
+    def late(self) -> Stream[T]:
+        """The records that came too late for each of their windows.
+
+        The status counts them by uid, also if no step reads them.
+        """
+        return Stream(self.graph, (self._late,), self._late.record_type)
+
+
 class KeyedStream(Generic[K, T]):
     """Records of type T, partitioned by a key of type K."""
 
@@ -270,10 +308,24 @@ class KeyedStream(Generic[K, T]):
         """Reduce the records of a key. Not supported in this version: PipelineError."""
         refuse_unsupported("reduce", "use .process() with a KeyedProcess and a ValueState")
 
-    def window(self, *_args: object, **_options: object) -> Never:
-        """Group the records of a key by time. Not supported in this version: PipelineError."""
-        refuse_unsupported(
-            "window", "use .process() with a KeyedProcess and a MapState by window start"
+    def window(
+        self,
+        assigner: Assigner[T],
+        *,
+        trigger: Trigger[T] | None = None,
+        allowed_lateness: Duration = "0 s",
+    ) -> WindowedStream[K, T]:
+        """Group the records of each key by time.
+
+        The methods of the result say what becomes of the records of a window. `trigger` says when a
+        window gives a result; by default, when the watermark passes its end. A window that has
+        ended takes records for `allowed_lateness` longer. A record that is too late for each of its
+        windows goes to `late` of the results.
+
+        PipelineError for a malformed duration, and for a trigger that does not fit the windows.
+        """
+        return WindowedStream(
+            self, assigner, trigger, allowed_lateness, by_key=True, output=WindowOutput
         )
 
     def interval_join(self, *_args: object, **_options: object) -> Never:
@@ -331,6 +383,11 @@ class Connected(Generic[K, L, R]):
 def _results(graph: StreamGraph, node: Node, function: Function) -> ProcessedStream[Any]:
     edge = Edge(node=node.id, record_type=node.record_type)
     return ProcessedStream(graph, (edge,), node.record_type, type(function))
+
+
+def _one_key(_record: object) -> int:
+    """Return the key of all records of `window_all`."""
+    return 0
 
 
 _JOIN = (

@@ -13,11 +13,14 @@ import dis
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from tidegate.api.record_fields import fields_of
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
+
+_READ_STEPS: Final = 3
+"""Number of instructions of a function that reads one attribute: load, read, return."""
 
 
 def result_type(function: Callable[..., object], of: object, returns: object = None) -> object:
@@ -62,6 +65,22 @@ def only_reads(function: Callable[..., object], of: object) -> bool:
         return _unwrap(function(_Probe(of))) is not UNKNOWN
     except Exception:  # noqa: BLE001  # a probe is not a record, so an error proves nothing
         return False
+
+
+def field_path(function: Callable[..., object]) -> tuple[str, ...] | None:
+    """Return the attributes that a function reads of its record, one of the other, if it does
+    nothing else: `("address", "city")` for `lambda order: order.address.city`. Otherwise None.
+    """
+    if not isinstance(function, types.FunctionType) or function.__code__.co_argcount != 1:
+        return None
+    found = [(op.opname, op.argval) for op in dis.get_instructions(function)]
+    steps = [step for step in found if step[0] not in ("RESUME", "CACHE")]
+    if len(steps) < _READ_STEPS or not steps[0][0].startswith("LOAD_FAST"):
+        return None
+    path = steps[1:-1]
+    if steps[-1][0] != "RETURN_VALUE" or any(name != "LOAD_ATTR" for name, _ in path):
+        return None
+    return tuple(name for _, name in path)
 
 
 def _annotated(function: Callable[..., object]) -> object:

@@ -161,6 +161,8 @@ class _WireConverterGenerator(ConverterGenerator):
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         parts = [self.converter(field.type) for field in fields]
+        if parts and _is_array(of) and all(part.plain for part in parts):
+            return Converter(of)  # msgspec's own form of the record is the same array
         if not parts:
             return Converter(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
         pairs = list(zip(fields, parts, strict=True))
@@ -211,6 +213,14 @@ class _BigIntConverterGenerator(_WireConverterGenerator):
         key, value = self.converter(key_of), self.converter(value_of)
         functions = self.name(dict_or_pairs), self.name(entries_of)
         return pairs_converter(key, value, (*functions, self.variable(), self.variable()))
+
+
+def _is_array(of: object) -> bool:
+    """Check whether msgspec encodes a record of this class as the array of its fields."""
+    if not (isinstance(of, type) and issubclass(of, msgspec.Struct)):
+        return False
+    config = of.__struct_config__
+    return config.array_like and config.tag is None
 
 
 def _value_codec(of: object, kind: type[_WireConverterGenerator]) -> Codec:

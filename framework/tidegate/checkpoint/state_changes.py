@@ -62,6 +62,7 @@ def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaR
             raise RefusedError(message)
         stored = stored_schemas(manifest, step.uid)
         new = new_steps[step.uid]
+        _refuse_changed_windows(step, new)
         _refuse_changed_keys(step, new, stored, rules)
         names = {*step.states, *stored} - {KEY_TYPE}
         match = match_step(names, new)
@@ -87,6 +88,31 @@ def stored_schemas(manifest: Manifest, uid: Uid) -> dict[str, list[str]]:
                     known = found.setdefault(name, [])
                     known.extend(schema for schema in schemas if schema not in known)
     return found
+
+
+def _refuse_changed_windows(old: StepMetadata, new: StepMetadata) -> None:
+    """Refuse windows of another kind, or with panes of other sizes: open windows could not end."""
+    if old.fixed == new.fixed:
+        return
+    if not old.fixed or not new.fixed:
+        without, having = ("checkpoint", "pipeline") if new.fixed else ("pipeline", "checkpoint")
+        message = (
+            f"step {old.uid!r} has windows in the {having} and none in the {without}. Restore the "
+            "step, or give the new one another uid"
+        )
+        raise RefusedError(message)
+    changed = [
+        f"{name} was {old.fixed.get(name, 'not set')} and is {new.fixed.get(name, 'not set')}"
+        for name in sorted({*old.fixed, *new.fixed})
+        if old.fixed.get(name) != new.fixed.get(name)
+    ]
+    message = (
+        f"step {old.uid!r}: its windows have changed in a way that open windows cannot follow: "
+        f"{', '.join(changed)}. Restore the windows, or give the step another uid and start "
+        "without its state. Allowed lateness, triggers, into, the size of tumbling windows and the "
+        "gap of sessions may change"
+    )
+    raise RefusedError(message)
 
 
 def _refuse_changed_keys(

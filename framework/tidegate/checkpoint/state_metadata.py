@@ -28,6 +28,10 @@ class StepMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """Per renamed state: its former name."""
     dropped_states: tuple[str, ...] = ()
     """Names of states whose values the code declares as deleted."""
+    fixed: dict[str, str] = msgspec.field(default_factory=dict)
+    """Facts about the step that cannot change while a checkpoint has its state: for windows, the
+    kind, and the sizes on which the layout of the state depends.
+    """
 
 
 class SourceMetadata(msgspec.Struct, frozen=True, kw_only=True):

@@ -323,6 +323,8 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
         table.add_row(
             "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
         )
+    if report.late:
+        table.add_row("late records", _late_records(report))
     if report.waiting_for:
         table.add_row("waiting", Text(_wait(report)))
     for note in report.notes:
@@ -340,10 +342,18 @@ def _wait(report: JobReport) -> str:
 
 
 def _bad_records(report: JobReport) -> str:
-    """Return how many records the policies have skipped or dead-lettered; empty if none."""
+    """Return how many records the policies have skipped or dead-lettered, and how many came too
+    late for their windows; empty if none.
+    """
     skipped = f", {report.skipped:,} bad records skipped" if report.skipped else ""
     letters = f", {report.dead_letters:,} dead letters" if report.dead_letters else ""
-    return skipped + letters
+    late = f", {sum(report.late.values()):,} late records" if report.late else ""
+    return skipped + letters + late
+
+
+def _late_records(report: JobReport) -> str:
+    """Return how many records came too late for their windows, by the uid of the step."""
+    return ", ".join(f"{count:,} at {uid}" for uid, count in sorted(report.late.items()))
 
 
 def _size(size: float) -> str:

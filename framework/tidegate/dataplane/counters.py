@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -19,6 +19,8 @@ class Counters:
     dead_letters: int = 0
     backward_watermarks: int = 0
     """Number of watermarks that were behind the one before, and were ignored."""
+    late: dict[str, int] = field(default_factory=dict)
+    """Number of records that came too late for their windows, by the uid of the step."""
     batches: int = 0
     """Number of record batches that the subtasks have taken in. The slot's own loop reads it."""
     files_stored: int = 0

@@ -19,12 +19,12 @@ from typing import Any, Final, cast
 
 from tidegate.api.keys import key_encoder
 from tidegate.api.types import type_info
-from tidegate.api.values import KeyCheck, article, declared_name
+from tidegate.api.values import KeyCheck, article, declared_name, key_check
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.columns import without
-from tidegate.dataplane.operators.user_errors import user_code_error
+from tidegate.dataplane.operators.user_errors import result_error, user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
-from tidegate.errors import PipelineError
+from tidegate.errors import PipelineError, check, check_complete
 from tidegate.graph.stream_graph import Edge, Node
 from tidegate.stream_elements import RecordBatch
 
@@ -44,6 +44,43 @@ class _Encodable(dict[Any, None]):
         if len(self) >= KNOWN_KEYS:
             self.clear()
         self[key] = None
+
+
+class StepKeys:
+    """The keys of the batches that a step by key gets.
+
+    `refusals` is the policy of the key_by. It is None if the policy is "fail", or if a record
+    writer in front of the step applies the policy.
+    """
+
+    def __init__(self, pipeline: str, node: Node, refusals: Refusals | None) -> None:
+        edge = node.inputs[0]
+        check(
+            edge.key is not None and all(one.key is edge.key for one in node.inputs),
+            f"all inputs of step {node.id!r} have the key function of its key_by",
+        )
+        self._pipeline, self._node = pipeline, node
+        self._key = cast("Callable[[Any], Any]", edge.key)
+        self._check = key_check(edge.key_type)
+        self._extractor = None if refusals is None else KeyExtractor(pipeline, node, edge, refusals)
+
+    def of(self, batch: RecordBatch) -> tuple[RecordBatch, list[Any]]:
+        """Return the batch without the refused records, and the keys of the other records."""
+        if self._extractor is not None:
+            return self._extractor.keys(batch)
+        remaining = iter(batch.values)
+        try:
+            keys = list(map(self._key, remaining))
+            check_complete(len(keys), len(batch.values))
+        except Exception as error:
+            raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
+        wrong = None if self._check is None else self._check.first_wrong(keys)
+        if wrong is None:
+            return batch, keys
+        declared = declared_name(self._node.inputs[0].key_type)
+        what = f"has {article(type(keys[wrong]).__name__)} as key, not {declared}"
+        remedy = f"Let key_by give {declared}, or declare the type of the keys."
+        raise result_error(self._pipeline, self._node, batch, wrong, what, remedy)
 
 
 class KeyExtractor:

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from tidegate.api.archive import code_cache_folder, install
-from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.rebuild import rebuild
+from tidegate.api.step_state import step_state
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
 from tidegate.dataplane.channels.input_gate import InputGate
@@ -224,14 +224,15 @@ class SubtaskBuilder:
 
     def _state(self, node: Node, subtask_context: SubtaskContext) -> KeyedStateLike:
         restored = self._deploy.restored.get(node.id, RestoredState(snapshots=()))
-        function = cast("KeyedProcess[Any, Any, Any]", node.function)
+        declared = step_state(node)
         return open_step_state(
             subtask_context,
             Uid(node.id),
-            type(function).declared_states,
-            node.inputs[0].key_type,
+            declared.states,
+            declared.key_type,
             restored.snapshots,
-            type(function).dropped_states,
+            declared.dropped,
+            declared.group_bytes,
         )
 
     def _sink(self, node: Node, subtask_context: SubtaskContext, refusals: Refusals) -> SinkWriter:

@@ -43,6 +43,7 @@ OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
     "process": OperatorKind(runs_in_waves=True),
     "keyed_process": OperatorKind(runs_in_waves=True, keyed=True),
     "co_process": OperatorKind(runs_in_waves=True, keyed=True, two_inputs=True),
+    "window": OperatorKind(runs_in_waves=True, keyed=True),
     "sink": OperatorKind(runs_in_waves=True),
 }
 """Every kind, by the name that the fingerprint of a graph contains."""

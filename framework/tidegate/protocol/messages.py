@@ -420,12 +420,12 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None = None
     """The number of records that the slot's sources have not read. It is None if it is unknown."""
     watermark_ms: int | None = None
-    """The least watermark of the slot's sources, in ms since the Unix epoch. It is None if they
-    have no watermarks, or if all of their partitions are idle."""
+    """The least watermark of its sources in ms. None without any, or if all partitions are idle."""
     watermark_held_by: str = ""
     """The source and the partition that hold the watermark back."""
     backward_watermarks: int = 0
     """The number of watermarks that were behind the one before, and were ignored."""
+    late: dict[str, int] = msgspec.field(default_factory=dict)  # as in JobReport
     busy: bool = msgspec.field(default=False, name="saturated")
     """True if the slot has lately waited for records for less than half of the time."""
     source_error: str = ""

@@ -18,6 +18,8 @@ There are two exceptions:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 
 from tidegate.ids import JobName, SlotId
@@ -97,6 +99,8 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     """The source and the partition that hold the watermark back."""
     backward_watermarks: int = 0
     """The number of watermarks that were behind the one before, and were ignored."""
+    late: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of records that came too late for their windows, by the uid of the step."""
     processing_backlog: bool = msgspec.field(default=False, name="backlog")
     """True if the job processes a backlog. The time between two checkpoints is then
     `checkpoint.interval_during_backlog`."""
@@ -172,3 +176,12 @@ class ReportJob(LeaderMessage, frozen=True, kw_only=True, tag="ReportJob"):
     """
 
     report: JobReport
+
+
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sum of counts by name."""
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total

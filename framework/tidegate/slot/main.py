@@ -421,6 +421,7 @@ class Slot:
             watermark_ms=None if self._watermark is None else self._watermark[0],
             watermark_held_by="" if self._watermark is None else self._watermark[1],
             backward_watermarks=counters.backward_watermarks,
+            late=dict(counters.late),
             busy=self._busy,
             source_error=self._source_error,
             restoring=counters.restoring,

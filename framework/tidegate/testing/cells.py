@@ -7,12 +7,11 @@ checkpoint would. A value that cannot be stored therefore fails in the test and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tidegate.api.functions import KeyedProcess
 from tidegate.api.keys import check_key, key_encoder
-from tidegate.api.state import Cell, ListCell, MapCell, ValueCell
+from tidegate.api.state import Cell, ListCell, MapCell, State, ValueCell
 from tidegate.api.timers import TimerCell, TimerDeclaration, TimersCell, for_keys
 from tidegate.api.wire import state_codec
 from tidegate.dataplane.state.storable import Storable
@@ -23,13 +22,13 @@ from tidegate.stream_elements import MIN_MS
 
 
 class CellsByKey:
-    """The state of one keyed function. `key_of` is the type of its keys."""
+    """The state of one step with the declared states. `key_of` is the type of its keys."""
 
-    def __init__(self, function: KeyedProcess[Any, Any, Any], key_of: object, where: str) -> None:
+    def __init__(self, declared: Mapping[str, State], key_of: object, where: str) -> None:
         self.watermark_ms = MIN_MS
         """The watermark of the step."""
-        self._states = tuple(for_keys(function.declared_states, key_of).values())
-        self._names = tuple(function.declared_states)
+        self._states = tuple(for_keys(declared, key_of).values())
+        self._names = tuple(declared)
         self.timers = {name: TimerIndex() for name in self._names}
         """The keys of the timers that are set, by name of their declaration."""
         self._storable = [
@@ -84,6 +83,11 @@ class CellsByKey:
                             f"State {name!r} of {self._where} cannot be stored for key {key!r}: "
                             f"{reason}"
                         )
+
+    def scan(self, name: str) -> Iterator[Any]:
+        """Yield nothing: the state of a test begins empty."""
+        del name
+        return iter(())
 
     def why_not(self, row: Any, images: Sequence[object]) -> str:
         """Return why a checkpoint could not store the changes in a row since the images of its

@@ -65,7 +65,7 @@ class FunctionHarness(Generic[K, T, U]):
         self._key: Any = None
         self._normalise = key_normaliser(kind.key_type())
         self._pushed = 0
-        self._state = CellsByKey(function, kind.key_type(), kind.__name__)
+        self._state = CellsByKey(kind.declared_states, kind.key_type(), kind.__name__)
         self._collected: dict[str, list[Any]] = {MAIN: []} | {n: [] for n in kind.declared_outputs}
         node = Node(
             id="function",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from pipelines.order_totals import CustomerTotal, Order, OrderTotals, RunningTotal
 from tidegate import (
+    AfterWatermark,
+    BoundedOutOfOrderness,
+    Collect,
     ConsumerRecord,
     Context,
+    Count,
+    First,
     Json,
     KafkaSink,
     KafkaSource,
@@ -21,9 +26,15 @@ from tidegate import (
     Pipeline,
     Process,
     ProcessContext,
+    Session,
     SideOutput,
+    Sum,
+    Tumbling,
     Utf8,
     ValueState,
+    Window,
+    WindowContext,
+    WindowProcess,
 )
 from tidegate.testing import FunctionHarness, PipelineTest
 
@@ -123,6 +134,64 @@ class Unkeyed(Process[Order, Order]):
     def process(self, order: Order, ctx: ProcessContext) -> Iterable[Order]:
         print(ctx.key)  # refused: no key here
         return (order,)
+
+
+class Hour(msgspec.Struct, frozen=True):
+    customer: str
+    total: Decimal
+    count: int
+
+
+class BadWindows(WindowProcess[str, Order, Hour]):
+    def process(self, records: Sequence[Order], ctx: WindowContext[str]) -> Iterable[Hour]:
+        yield Hour(ctx.window.key, records[0].amount, ctx.window.number)
+        yield records[0]  # refused: Order is not Hour
+
+
+class WrongWindows(Pipeline, name="wrong-windows"):
+    orders = KafkaSource(
+        "orders",
+        value=Json(Order),
+        event_time=lambda order: order.placed_at_ms,
+        watermarks=BoundedOutOfOrderness("1 s"),
+    )
+    hours = KafkaSink("h", value=Json(Hour))
+    late = KafkaSink("l", value=Json(Order))
+
+    def define(self) -> None:
+        by_customer = self.orders.key_by(lambda order: order.customer_id)
+        hourly = by_customer.window(Tumbling("1 h"), allowed_lateness="1 h")
+        passes = hourly.aggregate(
+            Sum(lambda order: order.amount),
+            Count(),
+            into=lambda w, total, count: Hour(w.key, total, count),
+            uid="a",
+        )
+        passes.to(self.hours)
+        passes.late.to(self.late)
+        passes.late.to(self.hours)  # refused: late records are Orders
+        hourly.aggregate(Count(), into=lambda w, count: count)  # refused: uid is missing
+        hourly.aggregate(Sum(lambda o: o.amont), into=lambda w, n: n, uid="b")  # refused
+        hourly.aggregate(Count(), into=lambda w, a, b: a, uid="c")  # refused: one result
+        hourly.aggregate(Count(), into=lambda w, n: n.lower(), uid="d")  # refused: an int
+        hourly.aggregate(Count(), into=lambda w, n: w.key + 1, uid="e")  # refused: a str
+        first = hourly.aggregate(First(lambda o: o.amount), into=lambda w, x: x, uid="f")
+        first.map(lambda amount: amount.quantize(Decimal(1)))
+        first.map(lambda amount: amount.lower())  # refused: a Decimal has no lower
+        hourly.aggregate(Collect(), into=lambda w, n: n, uid="g")  # refused: no limit
+        hourly.process(BadWindows(), uid="h").to(self.hours)
+        hourly.process(BadWindows())  # refused: uid is missing
+        hourly.reduce(lambda a, b: a.amount, uid="i")  # refused: an Order comes out
+        by_customer.window(Tumbling("1 h", time="system"))  # refused: no such clock
+        by_customer.window("1 h")  # refused: no assigner
+        by_customer.window(Session(lambda order: order.amount))  # refused: no duration
+        by_customer.window(Tumbling("1 h"), trigger=AfterWatermark(early="1 s"))  # refused
+        everyone = self.orders.window_all(Tumbling("1 h"))
+        everyone.aggregate(Count(), into=lambda w, n: w.key.lower(), uid="j")  # refused: no key
+
+
+def name_of(window: Window[str]) -> int:
+    return window.key  # refused: a str
 
 
 with PipelineTest(OrderTotals) as test:

@@ -7,7 +7,7 @@ parallelism, into folders below `folder`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,13 @@ class Step:
         backend: str = "memory",
         cache_entries: int = 2,
         key_type: object = str,
+        group_bytes: Callable[[Any], bytes] | None = None,
     ) -> None:
         self.blobs = MemoryBlobs()
         self.states, self.backend, self.key_type = states, backend, key_type
         self._folder, self._cache_entries = folder, cache_entries
-        self._key_bytes = key_encoder(key_type)
+        self._group_bytes = group_bytes
+        self._key_bytes = key_encoder(key_type) if group_bytes is None else group_bytes
         self._attempts = itertools.count(1)
         self.dropped: tuple[str, ...] = ()
         self.subtasks: list[KeyedStateBackend] = []
@@ -108,6 +110,7 @@ class Step:
                 restored.schemas,
                 restored.stored_names,
                 self.dropped,
+                self._group_bytes,
             )
             self.subtasks.append(state)
             self.uploaders.append(

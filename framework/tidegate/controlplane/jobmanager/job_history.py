@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.reports import AttemptReport, JobReport
+from tidegate.protocol.reports import AttemptReport, JobReport, add_counts
 
 HISTORY_MAX: Final = 20
 """Maximum number of ended attempts that are kept."""
@@ -46,9 +46,15 @@ class JobHistory:
             return msgspec.structs.replace(report, failed_attempts=attempts)
         sums = {name: getattr(self.before, name) + getattr(report, name) for name in COUNTERS}
         last = report.last_checkpoint or self.before.last_checkpoint
+        late = add_counts([self.before.late, report.late])
         hidden = report.hidden_offsets or self.before.hidden_offsets
         return msgspec.structs.replace(
-            report, failed_attempts=attempts, last_checkpoint=last, hidden_offsets=hidden, **sums
+            report,
+            failed_attempts=attempts,
+            last_checkpoint=last,
+            hidden_offsets=hidden,
+            late=late,
+            **sums,
         )
 
     def record_jobmaster_death(self, report: JobReport, error: ErrorReport, wall_ms: int) -> None:

@@ -51,7 +51,7 @@ from tidegate.protocol.messages import (
     StartSources,
     TriggerCheckpoint,
 )
-from tidegate.protocol.reports import SlotReport
+from tidegate.protocol.reports import SlotReport, add_counts
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.protocol.versions import difference
 
@@ -205,6 +205,7 @@ class LiveAttempt:
             watermark_ms=watermark_ms,
             watermark_held_by=held_by,
             backward_watermarks=sum(one.backward_watermarks for one in each),
+            late=add_counts(one.late for one in each),
         )
 
     def waits_for(self) -> str:

@@ -10,14 +10,14 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
 from tidegate.api.archive import code_cache_folder, install
-from tidegate.api.functions import KeyedProcess
 from tidegate.api.kafka_names import topic_of
 from tidegate.api.rebuild import rebuild
 from tidegate.api.record_fields import type_name
 from tidegate.api.sink import Sink
+from tidegate.api.step_state import step_state
 from tidegate.api.stored import key_text, state_text
 from tidegate.api.timers import for_keys
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
@@ -153,13 +153,14 @@ def transactional_ids_per_subtask(settings: CheckpointSettings) -> int:
 
 
 def _step(node: Node) -> StepMetadata:
-    function = type(cast("KeyedProcess[Any, Any, Any]", node.function))
-    states = for_keys(function.declared_states, node.inputs[0].key_type)
+    declared = step_state(node)
+    states = for_keys(declared.states, declared.key_type)
     return StepMetadata(
         uid=Uid(node.id),
         key_type=type_name(node.inputs[0].key_type),
         states={name: state_text(state) for name, state in states.items()},
-        key_schema=key_text(node.inputs[0].key_type),
+        key_schema=key_text(declared.key_type),
         renamed_from={n: state.renamed_from for n, state in states.items() if state.renamed_from},
-        dropped_states=function.dropped_states,
+        dropped_states=declared.dropped,
+        fixed=dict(declared.fixed),
     )

@@ -18,7 +18,7 @@ from tidegate.ports.clock import Clock
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import SlotMetrics
-from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport
+from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, add_counts
 from tidegate.stream_elements import MIN_MS
 
 HISTORY_LENGTH: Final = 20
@@ -141,6 +141,7 @@ class JobReporter:
             watermark_ms=None if metrics.watermark_ms == MIN_MS else metrics.watermark_ms,
             watermark_held_by=metrics.watermark_held_by,
             backward_watermarks=metrics.backward_watermarks,
+            late=metrics.late,
             processing_backlog=live is not None and live.backlog.is_processing_backlog,
             checkpoints_completed=self._completed + (counts.completed if counts else 0),
             checkpoints_failed=self._failed + (counts.failed if counts else 0),
@@ -186,4 +187,5 @@ def _sum(before: SlotMetrics, live: LiveAttempt) -> SlotMetrics:
         watermark_ms=now.watermark_ms,
         watermark_held_by=now.watermark_held_by,
         backward_watermarks=before.backward_watermarks + now.backward_watermarks,
+        late=add_counts([before.late, now.late]),
     )

@@ -250,6 +250,11 @@ class OperatorChain:
             self.keyed[node.id] = cast("StatefulOperator", operator).state
         return operator.process
 
+    @property
+    def counters(self) -> Counters:
+        """The counters of the slot."""
+        return self._chain_outputs.counters
+
     def state(self, node: Node) -> KeyedStateLike:
         """Return the restored state of a keyed step."""
         return self._chain_outputs.make_state(node)

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, cast
 
 from tidegate.api.functions import KeyedProcess
 from tidegate.api.timers import has_timers
+from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.connected import CoOperator
 from tidegate.dataplane.operators.event_time import Advance
 from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, copied_ports
@@ -20,6 +21,8 @@ from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.windows.layouts import make_window_operator
+from tidegate.dataplane.windows.operator import WindowOperator, WindowState
 from tidegate.errors import InternalError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import MAIN, Node
@@ -120,6 +123,11 @@ class ChainBuilder(Protocol):
         """Return the policy of the step's key_by, if the step itself applies it."""
         ...
 
+    @property
+    def counters(self) -> Counters:
+        """The counters of the slot."""
+        ...
+
     def state(self, node: Node) -> KeyedStateLike:
         """Return the restored state of a keyed step."""
         ...
@@ -177,6 +185,18 @@ def _keyed_operator(
     )
 
 
+def _window(chain: ChainBuilder, node: Node) -> WindowOperator:
+    return make_window_operator(
+        chain.pipeline,
+        node,
+        cast("WindowState", chain.state(node)),
+        chain.ports(node),
+        chain.counters,
+        chain.now_ms,
+        chain.key_refusals(node),
+    )
+
+
 OPERATORS: Final[dict[str, OperatorEntry]] = {
     **dict.fromkeys(("map", "flat_map", "filter"), OperatorEntry(build=_fused)),
     "process": OperatorEntry(build=_process),
@@ -186,6 +206,7 @@ OPERATORS: Final[dict[str, OperatorEntry]] = {
     "co_process": OperatorEntry(
         build=_co_process, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
     ),
+    "window": OperatorEntry(build=_window),
 }
 """The operators by kind of step."""
 

@@ -1,0 +1,208 @@
+"""`WindowStep`: the declaration of a step with windows, which is the function of its node.
+
+It joins the assigner, the trigger and the aggregates, and derives the state from them: one declared
+state, whose rows hold the open windows. `dataplane/windows` runs it.
+
+A row says for which key and windows it is, because the bytes of a key in the store cannot be
+decoded. So the rows of a restored step are enough to find all timers again.
+
+Invariants: the row of a window lies in the key group of its key, whatever the window. The layout of
+the state depends on nothing that may change under one uid: not on the trigger, the allowed
+lateness, the size of tumbling windows or the gap of sessions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import GenericAlias
+from typing import Any, ClassVar, Final, Optional
+
+import msgspec
+
+from tidegate.api.aggregates import Aggregate, Collect, TopN
+from tidegate.api.keys import key_encoder
+from tidegate.api.state import State, ValueState
+from tidegate.api.stored import state_schema
+from tidegate.api.triggers import Trigger
+from tidegate.api.windows import Assigner, Session, Sliding, WindowProcess
+from tidegate.errors import PipelineError
+from tidegate.graph.stream_graph import function_name
+
+LATE: Final = "late"
+"""The port of the records that come after the last window in which they would be."""
+
+OPEN_WINDOWS: Final = "open-windows"
+"""The name of the state of windows. No attribute of a function can have it."""
+
+
+_OWN_FIELDS: Final = frozenset(
+    {"key", "start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms"}
+)
+"""Fields of a row that only tidegate sets. The keys of a batch are checked before."""
+
+
+class Reduced(Aggregate[Any, Any, Any]):
+    """The records of a window, combined by a function of two records."""
+
+    kind = "reduced"
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def fields(self, record_type: object, where: str) -> tuple[tuple[str, object], ...]:
+        """Return one record."""
+        del where
+        return (("", record_type),)
+
+
+class Records(Aggregate[Any, Any, Any]):
+    """All records of a window, each with its event time."""
+
+    kind = "records"
+    limit: ClassVar[None] = None
+
+    def fields(self, record_type: object, where: str) -> tuple[tuple[str, object], ...]:
+        """Return one list of pairs of time and record."""
+        del where
+        return (("", GenericAlias(list, (GenericAlias(tuple, (int, record_type)),))),)
+
+
+class WindowStep:
+    """One step with windows.
+
+    `function` takes the records of a window, or `into` the window and the results of the
+    aggregates. PipelineError, which begins with `where`, if a type is not known or cannot be
+    stored.
+    """
+
+    def __init__(
+        self,
+        assigner: Assigner[Any],
+        trigger: Trigger[Any],
+        lateness_ms: int,
+        aggregates: Sequence[Aggregate[Any, Any, Any]],
+        *,
+        into: Callable[..., object] | None = None,
+        function: WindowProcess[Any, Any, Any] | None = None,
+        key_type: object,
+        record_type: object,
+        by_key: bool,
+        where: str,
+    ) -> None:
+        self.assigner, self.trigger, self.lateness_ms = assigner, trigger, lateness_ms
+        self.aggregates, self.into, self.function = tuple(aggregates), into, function
+        self.key_type, self.record_type, self.by_key = key_type, record_type, by_key
+        self.fields = tuple(
+            tuple(
+                (f"{each.kind}_{number}{suffix}", of)
+                for suffix, of in each.fields(record_type, where)
+            )
+            for number, each in enumerate(aggregates)
+        )
+        """The stored fields of each aggregate: name and type."""
+        own = {} if function is None else type(function).declared_states
+        if own and isinstance(assigner, Session | Sliding):
+            raise PipelineError(
+                f"{where}: {type(function).__name__} declares state "
+                f"{', '.join(map(repr, own))}, and windows of the kind "
+                f"{type(assigner).__name__} share their records with other windows, so state of "
+                "one window is not supported there. Remove the state, or use Tumbling."
+            )
+        self.by_window = not isinstance(assigner, Session) and (
+            isinstance(assigner, Sliding)
+            or any(isinstance(each, Records | Collect | TopN) for each in aggregates)
+        )
+        """Whether each window or pane has a row of its own. Otherwise the row of a key holds its
+        open windows, which are few and small: a window then costs no row.
+        """
+        self.window_class, self.row_class, self.state_key_type = self._classes()
+        of_row: Any = self.row_class | None
+        row: ValueState[Any] = ValueState(of_row, default=None)
+        row.name = OPEN_WINDOWS
+        try:
+            state_schema(row)
+        except PipelineError as error:
+            raise PipelineError(f"{where}: its windows cannot be stored: {error}") from None
+        self.declared_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
+        self.dropped_states = () if function is None else type(function).dropped_states
+        self.fixed = assigner.fixed() | {"rows": "by window" if self.by_window else "by key"}
+        self.fixed |= {} if by_key else {"keys": "none"}
+        """Facts that cannot change while open windows exist; a checkpoint stores them."""
+
+    def group_bytes(self) -> Callable[[Any], bytes]:
+        """Return the function from a key of the state to the bytes that decide its key group."""
+        encode = key_encoder(self.key_type)
+        return (lambda key: encode(key[0])) if self.by_window else encode
+
+    def describe(self) -> dict[str, object]:
+        """Return the options of the step as JSON, for the fingerprint of a pipeline."""
+        return {
+            "windows": self.assigner.describe(),
+            "trigger": self.trigger.describe(),
+            "allowed_lateness_ms": self.lateness_ms,
+            "aggregates": [each.describe() for each in self.aggregates],
+            "into": function_name(self.into),
+            "window_function": function_name(self.function),
+            "state": {name: state.describe() for name, state in self.declared_states.items()},
+        }
+
+    def _classes(self) -> tuple[type[msgspec.Struct], type[msgspec.Struct], object]:
+        """Return the class of a window in state, the class of a row, and the type of row keys.
+
+        The row of a key is the newest of its open windows, with a list of the others. A row by
+        window is a window, or a pane of windows, and its key has the begin and, for a window, the
+        end.
+        """
+        stored: list[tuple[str, object]] = [field for fields in self.fields for field in fields]
+        optional: list[tuple[str, Any]] = [(name, _or_none(of)) for name, of in stored]
+        of_window: list[tuple[str, Any]] = [
+            ("start_ms", int),
+            ("end_ms", int),
+            ("number", int),  # of the next firing
+            ("pending", int),  # records that no result contains yet; at least 1 if there are such
+            ("filled", bool),  # whether the accumulators hold records
+            ("past", bool),  # whether the firing at the end is over
+            ("at_ms", int | None),  # the next firing of `Every`
+            *optional,
+        ]
+        key: Any = self.key_type
+        if not self.by_window:
+            window = _struct("OpenWindow", of_window)
+            others: Any = GenericAlias(list, (window,))
+            row = _struct("NewestWindow", [("key", key), *of_window, ("others", others)])
+            return window, row, key
+        window = _struct("OpenWindow", [("key", key), *of_window])
+        parts = (key, int) if isinstance(self.assigner, Sliding) else (key, int, int)
+        return window, window, GenericAlias(tuple, parts)
+
+
+def check_into(into: object, count: int, where: str) -> None:
+    """Refuse an `into` that is not callable with a window and `count` results."""
+    if not callable(into):
+        raise PipelineError(
+            f"{where}: into={into!r} is not a function of the window and the results."
+        )
+    try:
+        inspect.signature(into).bind(*range(count + 1))
+    except TypeError:
+        results = "1 result" if count == 1 else f"{count} results"
+        raise PipelineError(
+            f"{where}: into takes the window and {results}, in the order of the aggregates, as in "
+            f"lambda w, {', '.join('abcde'[:count])}: ..."
+        ) from None
+    except ValueError:  # a callable that does not say its arguments
+        return
+
+
+def _struct(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
+    # No row is in a cycle. An array is what a record is in state, so msgspec encodes it alone.
+    namespace = {"TRUSTED_FIELDS": _OWN_FIELDS}
+    return msgspec.defstruct(
+        name, fields, namespace=namespace, module=__name__, gc=False, array_like=True
+    )
+
+
+def _or_none(of: Any) -> Any:
+    return Optional[of]  # noqa: UP045 - `|` does not take every form of a type

@@ -1,0 +1,394 @@
+"""Accumulators: the functions that fold records into the windows of a step.
+
+The aggregates of a step become one set of functions, whose source is generated from templates. So a
+record costs one pass of a loop and no call for a built-in aggregate, except the call of a function
+of the user; a function that only reads a field is inlined too.
+
+A window in state has one or two fields for each aggregate (`WindowStep.fields`). Windows of one key
+that are combined do not overlap in time, and the first argument is the earlier one. So the first
+and the last record of the combination follow without a comparison.
+
+This module knows nothing of triggers and watermarks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any, Final, cast
+
+from tidegate.api.aggregates import (
+    Aggregate,
+    Collect,
+    Count,
+    First,
+    Last,
+    Max,
+    Mean,
+    Min,
+    Sum,
+    TopN,
+)
+from tidegate.api.copying import copy_value, immutable
+from tidegate.api.record_fields import fields_of
+from tidegate.api.type_inference import field_path
+from tidegate.api.window_step import Records, Reduced, WindowStep
+from tidegate.api.windows import Window
+
+Parts = tuple[Any, ...]
+"""The fields of the aggregates of one window, without the window's own fields."""
+
+SLACK: Final = 2
+"""Factor by which a limited list may be longer than its limit before it is cut. So a record costs
+the cut of one record on average.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulators:
+    """The functions of one step. Windows are objects of `WindowStep.window_class`."""
+
+    add_all: Callable[..., None]
+    """`add_all(cells, keys, values, times, begin)`: fold each record into the window of its cell.
+    `begin(cell, key, value, time)` is called where a cell has no window with new records.
+    """
+    add_to_newest: Callable[..., None]
+    """`add_to_newest(cells, keys, values, times, starts, ends, begin, add_timer, before_end)`: fold
+    each record into the newest window of its cell's row. If a key has no window, it gets one, and
+    `add_timer(end - before_end, key)` is called. `begin(cell, key, value, time, start, end)` is
+    called where the newest is another window, or has no new records.
+    """
+    add_to_sessions: Callable[..., None]
+    """`add_to_sessions(cells, keys, values, times, gap_ms, join)`: extend the newest session of
+    each cell. `join(cell, key, value, time)` is called where the record is not simply in it.
+    """
+    start: Callable[[Any, Any, int], None]
+    """`start(window, value, time)`: make the record the first one of the window."""
+    add: Callable[[Any, Any, int], None]
+    """`add(window, value, time)`: fold one more record in."""
+    purge: Callable[[Any], None]
+    """`purge(window)`: drop the records."""
+    merge: Callable[[Any, Any], None]
+    """`merge(window, earlier)`: fold the records of another window in, whose times are earlier."""
+    parts: Callable[[Any], Parts]
+    """`parts(window)`."""
+    combine: Callable[[Parts, Parts], Parts]
+    """`combine(parts, later)`: both arguments stay as they are."""
+    finish_all: Callable[..., None]
+    """`finish_all(keys, windows, into, append)`: append `into(window, *results)` of each of these
+    windows in state, at their end.
+    """
+    demoted: Callable[[Any], Any]
+    """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
+    window_results: Callable[[Any], Parts]
+    """`window_results(window)`: the results of a window, as `results(parts(window))`."""
+    results: Callable[[Parts], Parts]
+    """`results(parts)`: the results, which may share objects with the parts."""
+    copied_results: Callable[[Parts], Parts]
+    """The results, which share nothing that can change with the parts."""
+    source: str
+    """The generated source, for display."""
+
+
+def make_accumulators(step: WindowStep) -> Accumulators:
+    """Return the functions of a step."""
+    names: dict[str, Any] = {}
+    plans = [
+        _plan(each, [name for name, _ in fields], step, number, names)
+        for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
+    ]
+    names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
+    source = _source(plans, by_key=step.by_key)
+    exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
+    results = names["results"]
+    plain = all(immutable(of) for fields in step.fields for _, of in fields)
+
+    def copied_results(parts: Parts) -> Parts:
+        return tuple(map(copy_value, results(parts)))
+
+    return Accumulators(
+        **{name: names[name] for name in _FUNCTIONS},
+        copied_results=results if plain else copied_results,
+        source=source,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The templates of one aggregate. `w` is the window, `value` the record, `time` its time."""
+
+    fields: list[str]
+    start: list[str]
+    """The first value of each field."""
+    add: list[str]
+    """Statements that fold one more record in."""
+    combine: list[str]
+    """Each field of a combination. `x_NAME` is the earlier value, `y_NAME` the later one."""
+    result: str
+    """The result, of the fields `x_NAME`."""
+
+
+def _plan(
+    aggregate: Aggregate[Any, Any, Any],
+    fields: list[str],
+    step: WindowStep,
+    number: int,
+    names: dict[str, Any],
+) -> _Plan:
+    last = fields[-1]
+    w, x, y = f"w.{last}", f"x_{last}", f"y_{last}"
+    value = _value(aggregate, step, number, names)
+    match aggregate:
+        case Count():
+            start, add, combine, result = ["1"], [f"{w} += 1"], [f"{x} + {y}"], x
+        case Sum():
+            # Not `+=`: it would change a value that can change in place, which others may hold.
+            start, add, combine, result = [value], [f"{w} = {w} + {value}"], [f"{x} + {y}"], x
+        case Min() | Max():
+            less = "v < {}" if isinstance(aggregate, Min) else "{} < v"
+            nan = " or v != v" if dict(step.fields[number])[last] is float else ""
+            start = [value]
+            add = [f"v = {value}", f"if {less.format(w)}{nan}: {w} = v"]
+            chosen = less.replace("v", y).format(x) + nan.replace("v", y)
+            combine, result = [f"{y} if {chosen} else {x}"], x
+        case Mean():
+            total, count = fields
+            start = [f"0.0 + {value}", "1"]
+            add = [f"w.{total} = w.{total} + {value}", f"w.{count} += 1"]
+            combine = [f"x_{total} + y_{total}", f"x_{count} + y_{count}"]
+            result = f"x_{total} / x_{count}"
+        case First() | Last():
+            is_first, at = isinstance(aggregate, First), fields[0]
+            compare = f"time < w.{at}" if is_first else f"time >= w.{at}"
+            start = ["time", value]
+            add = [f"if {compare}:", f"    w.{at} = time", f"    {w} = {value}"]
+            combine, result = [f"{'x' if is_first else 'y'}_{name}" for name in fields], x
+        case _:
+            return _plan_of_call(aggregate, fields, step, number, names)
+    return _Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+
+
+def _plan_of_call(
+    aggregate: Aggregate[Any, Any, Any],
+    fields: list[str],
+    step: WindowStep,
+    number: int,
+    names: dict[str, Any],
+) -> _Plan:
+    """Return the templates of an aggregate that keeps records or calls a function of the user."""
+    (name,) = fields
+    w, x, y = f"w.{name}", f"x_{name}", f"y_{name}"
+    kept = "" if immutable(dict(step.fields[number])[name]) else "copied"
+    names["copied"] = copy_value
+
+    def named(function: object, stem: str) -> str:
+        names[f"{stem}_{number}"] = function
+        return f"{stem}_{number}"
+
+    match aggregate:
+        case Records():
+            result = f"{named(_in_order, 'in_order')}({x})"
+            start, add = ["[(time, value)]"], [f"{w}.append((time, value))"]
+            combine = [f"{x} + {y}"]
+        case Collect() | TopN():
+            limit = cast("int", aggregate.limit)
+            cut = named(_cut(aggregate), "cut")
+            start = ["[(time, value)]"]
+            add = [
+                f"{w}.append((time, value))",
+                f"if len({w}) > {SLACK * limit}: {w} = {cut}({w})",
+            ]
+            combine = [f"{cut}({x} + {y})"]
+            result = f"[r for _, r in {cut}({x})]"
+        case Reduced():
+            function = named(aggregate.function, "reduce")
+            start, add = ["value"], [f"{w} = {function}({w}, value)"]
+            combine, result = [f"{function}({kept}({x}), {kept}({y}))"], x
+        case _:
+            create, add_one = named(aggregate.create, "create"), named(aggregate.add, "add_one")
+            merge, result_of = (
+                named(aggregate.merge, "merge_two"),
+                named(aggregate.result, "result"),
+            )
+            start, add = [f"{add_one}({create}(), value)"], [f"{w} = {add_one}({w}, value)"]
+            combine, result = [f"{merge}({kept}({x}), {kept}({y}))"], f"{result_of}({x})"
+    return _Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+
+
+def _value(
+    aggregate: Aggregate[Any, Any, Any], step: WindowStep, number: int, names: dict[str, Any]
+) -> str:
+    """Return the source of the value that an aggregate takes from the record `value`."""
+    of: Any = getattr(aggregate, "of", None)
+    if of is None:
+        return "value"
+    path = field_path(of) if fields_of(step.record_type) else None
+    if path is not None:
+        return ".".join(["value", *path])
+    names[f"of_{number}"] = of
+    return f"of_{number}(value)"
+
+
+def _in_order(pairs: list[tuple[int, Any]]) -> list[Any]:
+    """Return records by time; of equal times, in the order in which they came."""
+    return [record for _, record in sorted(pairs, key=_time_of)]
+
+
+_time_of = itemgetter(0)
+
+
+def _cut(aggregate: Collect[Any] | TopN[Any]) -> Callable[[list[Any]], list[Any]]:
+    """Return the function that orders pairs of time and record, and cuts them at the limit."""
+    if isinstance(aggregate, Collect):
+        limit = aggregate.limit
+
+        def earliest(pairs: list[Any]) -> list[Any]:
+            return sorted(pairs, key=_time_of)[:limit]
+
+        return earliest
+    n, by = aggregate.n, aggregate.by
+
+    def greatest(pairs: list[Any]) -> list[Any]:
+        # `nlargest` is stable, so of equal values those that come first here stay first.
+        return nlargest(n, sorted(pairs, key=_time_of), key=lambda pair: by(pair[1]))
+
+    return greatest
+
+
+_OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
+"""The fields of a window that are not of its aggregates."""
+
+_FUNCTIONS: Final = (
+    "add_all",
+    "add_to_newest",
+    "add_to_sessions",
+    "start",
+    "add",
+    "purge",
+    "merge",
+    "parts",
+    "combine",
+    "results",
+    "window_results",
+    "finish_all",
+    "demoted",
+)
+
+
+def _source(plans: Sequence[_Plan], *, by_key: bool) -> str:
+    """Return the source of all functions of a step."""
+    starts = [value for plan in plans for value in plan.start]
+    adds = [line for plan in plans for line in plan.add]
+    fields = [name for plan in plans for name in plan.fields]
+    set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
+    loops = _loops(starts, set_first, adds, demoted)
+    functions = _functions(plans, set_first, adds, by_key=by_key)
+    return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
+
+
+def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: str) -> list[str]:
+    """Return the source of the functions that take a whole batch."""
+    # A new window: the number of its firing, new records, filled, past, the next firing of Every.
+    first = "start, end, 0, 1, True, False, None"
+    return [
+        "def add_all(cells, keys, values, times, begin):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None or not w.pending:",
+        "            begin(cell, key, value, time)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_newest(",
+        "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
+        "):",
+        "    rows = zip(cells, keys, values, times, starts, ends)",
+        "    for cell, key, value, time, start, end in rows:",
+        "        w = cell.value",
+        "        if w is None:",
+        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if end > w.end_ms:",
+        f"            w.others.append({demoted})",
+        "            w.start_ms = start",
+        "            w.end_ms = end",
+        "            w.number = 0",
+        "            w.pending = 1",
+        "            w.filled = True",
+        "            w.past = False",
+        "            w.at_ms = None",
+        *_indented(set_first, 3),
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if w.start_ms != start or w.end_ms != end or not w.pending:",
+        "            begin(cell, key, value, time, start, end)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None or w.past or not w.pending:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if not w.start_ms <= time <= w.end_ms:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if time + gap_ms > w.end_ms:",
+        "            w.end_ms = time + gap_ms",
+        *_indented(adds, 2),
+    ]
+
+
+def _functions(
+    plans: Sequence[_Plan], set_first: list[str], adds: list[str], *, by_key: bool
+) -> list[str]:
+    """Return the source of the functions of one window, and of the windows that end together."""
+    fields = [name for plan in plans for name in plan.fields]
+    combined = [value for plan in plans for value in plan.combine]
+    of_window = ", ".join(map(_of_window, plans))
+    owner = "key" if by_key else "None"
+    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
+    return [
+        "def start(w, value, time):",
+        *_indented(set_first, 1),
+        "def add(w, value, time):",
+        *_indented(adds, 1),
+        "def purge(w):",
+        f"    {' = '.join(f'w.{name}' for name in fields)} = None",
+        "def parts(w):",
+        f"    return {_tuple('w.', fields)}",
+        "def combine(x, y):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    {_tuple('y_', fields)} = y",
+        f"    return ({', '.join(combined)},)",
+        "def merge(w, earlier):",
+        f"    {_tuple('w.', fields)} = combine(parts(earlier), parts(w))",
+        "def results(x):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    return ({', '.join(plan.result for plan in plans)},)",
+        "def finish_all(keys, windows, into, append):",
+        "    for key, w in zip(keys, windows):",
+        f"        append(into({shown}, {of_window}))",
+        "def window_results(w):",
+        f"    return ({of_window},)",
+    ]
+
+
+def _of_window(plan: _Plan) -> str:
+    """Return the result with the fields of a window in place of its parts."""
+    result = plan.result
+    for name in plan.fields:
+        result = re.sub(rf"\bx_{name}\b", f"w.{name}", result)
+    return result
+
+
+def _tuple(prefix: str, fields: Iterable[str]) -> str:
+    return f"({', '.join(prefix + name for name in fields)},)"
+
+
+def _indented(lines: Iterable[str], depth: int) -> list[str]:
+    return ["    " * depth + line for line in lines]

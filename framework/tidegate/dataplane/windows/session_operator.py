@@ -1,0 +1,109 @@
+"""Session windows: records of a key that are at most a gap apart.
+
+The row of a key holds its few open sessions. So two sessions that merge change one row, and no set
+of merged windows is needed. A record joins its sessions first, and is judged late only then: a
+record behind the watermark may join a session that is still open.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from tidegate.api.triggers import positive_ms
+from tidegate.api.windows import Session
+from tidegate.dataplane.windows.by_key import WindowsByKey
+from tidegate.dataplane.windows.sessions import touched
+from tidegate.stream_elements import RecordBatch
+
+GAPS_MAX = 1_000
+"""Number of texts of durations whose milliseconds are cached."""
+
+
+class SessionWindows(WindowsByKey):
+    """The operator of session windows."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        assigner = self.step.assigner
+        assert isinstance(assigner, Session)  # noqa: S101 - narrows the type
+        self._gap_ms, self._gap_of = assigner.gap_ms, assigner.gap_of
+        self._location = assigner.location
+        self._gaps: dict[Any, int] = {}
+        self._length = 0
+        self._remaining: Any = iter(())
+        """The records of the present batch that were not taken yet."""
+        self._late: list[int] = []
+        """The indexes of its late records."""
+        self._part_names = [name for fields in self.step.fields for name, _ in fields]
+
+    def add_batch(self, batch: RecordBatch, keys: list[Any], times: list[int]) -> None:
+        """Put each record into its session."""
+        cells, _ = self.cells(keys)
+        self._length, self._late = len(batch), []
+        gap_ms = self._gap_ms
+        add_to_sessions = self.accumulators.add_to_sessions
+
+        def fold(values: Iterable[Any]) -> None:
+            self._remaining = values
+            if self.trigger.early is None and gap_ms is not None:
+                add_to_sessions(cells, keys, values, times, gap_ms, self._join)
+                return
+            for cell, key, value, time in zip(cells, keys, values, times, strict=False):
+                self._join(cell, key, value, time)
+
+        self.guarded(batch, fold)
+        if self._late:
+            self.refuse_late(batch, self._late)
+
+    def _join(self, cell: Any, key: Any, value: Any, time: int) -> None:
+        """Add a record to the sessions that it touches, or begin one. It may be late."""
+        row = cell.value
+        end_ms = time + (self._gap(value) if self._gap_ms is None else self._gap_ms)
+        sessions: list[Any] = [] if row is None else [*row.others, row]
+        found = touched(sessions, time, end_ms)
+        if found:
+            session = self._merged(row, [sessions[index] for index in found])
+            session.start_ms = min(session.start_ms, time)
+            session.end_ms = max(session.end_ms, end_ms)
+            if session.past and not self.is_past(session.end_ms):
+                session.past = False
+                self.add_end_timer(session, key)
+        elif self.is_past(end_ms, self.lateness_ms):
+            self._late.append(self._length - operator.length_hint(self._remaining) - 1)
+            return
+        else:
+            session = self.new_window(cell, key, time, end_ms)
+        self.fold(session, value, time)
+        self.after_record(session, key, time)
+
+    def _merged(self, row: Any, sessions: list[Any]) -> Any:
+        """Merge sessions of a row into the newest of them, and return it."""
+        newest = sessions[-1]
+        for earlier in reversed(sessions[:-1]):
+            if newest.filled and earlier.filled:
+                self.accumulators.merge(newest, earlier)
+            elif earlier.filled:
+                for name in self._part_names:
+                    setattr(newest, name, getattr(earlier, name))
+                newest.filled = True
+            newest.start_ms = min(newest.start_ms, earlier.start_ms)
+            newest.number += earlier.number
+            newest.pending += earlier.pending
+            newest.past = newest.past and earlier.past
+            due = [at for at in (newest.at_ms, earlier.at_ms) if at is not None]
+            newest.at_ms = min(due, default=None)
+        merged = set(map(id, sessions[:-1]))
+        row.others[:] = [one for one in row.others if id(one) not in merged]
+        return newest
+
+    def _gap(self, value: Any) -> int:
+        """Return the gap behind a record in milliseconds."""
+        gap: Any = None if self._gap_of is None else self._gap_of(value)
+        known = self._gaps.get(gap)
+        if known is None:
+            if len(self._gaps) >= GAPS_MAX:
+                self._gaps.clear()
+            known = self._gaps[gap] = positive_ms(gap, f"{self._location}: Session, gap")
+        return known
