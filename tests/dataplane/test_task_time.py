@@ -334,3 +334,53 @@ def test_attempt_that_restores_a_stopped_drain_reads_nothing_and_continues_the_d
     steps(task)
     world.sink.answer(C1)
     assert world.master.acknowledged[0][1].drained
+
+
+def test_end_of_time_waits_for_the_end_of_an_input_without_watermarks(world: TimedWorld) -> None:
+    task, (with_watermarks, without) = world.timed_inputs(2)
+    task._valve = WatermarkValve([Watermark(MIN_MS), None])
+    offer(with_watermarks, Watermark(10), timed(11), Watermark(MAX_MS), EndOfInput())
+    offer(without, timed(3), timed(4))
+    steps(task)
+    assert Watermark(MAX_MS) not in world.record_writer.sent
+    offer(without, timed(5), EndOfInput())
+    steps(task)
+    assert world.record_writer.sent[-3:] == [[5], Watermark(MAX_MS), EndOfInput()]
+
+
+def test_final_barrier_does_not_wait_for_an_end_of_time_that_is_held_back(
+    world: TimedWorld,
+) -> None:
+    task, (with_watermarks, without) = world.timed_inputs(2)
+    task._valve = WatermarkValve([Watermark(MIN_MS), None])
+    offer(with_watermarks, Watermark(MAX_MS), EndOfInput(), Barrier(C1, final=True))
+    offer(without, timed(3), Barrier(C1, final=True))
+    steps(task)
+    assert world.record_writer.sent == [[3], Barrier(C1, final=True)]
+
+
+def test_end_of_a_source_comes_after_what_its_last_watermark_makes_due(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)], bounded=True))
+    task.step(0.0)
+    task.step(0.0)
+    world.burst.left = 2
+    steps(task)
+    assert world.record_writer.sent[-4:] == ["piece", "piece", Watermark(4), EndOfInput()]
+
+
+def test_nothing_fires_by_the_clock_after_the_end_of_the_output(world: TimedWorld) -> None:
+    fired: list[str] = []
+    chain = cast("Any", world.chain)
+    chain.advance_processing_time = lambda: fired.append("clock")
+    task, (channel,) = world.timed_inputs(1)
+    offer(channel, EndOfInput())
+    steps(task)
+    count = len(fired)
+    task.step(0.0)
+    assert len(fired) == count
+    source = world.timed_source(Reader(bounded=True))
+    steps(source)
+    assert world.record_writer.sent[-1] == EndOfInput()
+    before = len(fired)
+    source.step(0.0)
+    assert len(fired) == before

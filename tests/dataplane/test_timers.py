@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.dataplane.test_operators import Collected, step
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
-from tidegate.api.state import ValueState
+from tidegate.api.state import MapState, ValueState
 from tidegate.api.timers import (
     EventTimer,
     EventTimers,
@@ -30,6 +30,7 @@ from tidegate.dataplane.operators import timed
 from tidegate.dataplane.operators.timed import IN_A_ROW_MAX, TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
+from tidegate.dataplane.time import timer_index
 from tidegate.drivers.memory.store import MemoryStore
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import MAIN, Edge, Node
@@ -203,6 +204,80 @@ def test_timer_set_by_a_call_that_raised_and_was_skipped_is_not_set(job: Job) ->
     assert job.take() == ["a silent at 100 after 1, w 100"]
 
 
+def test_timer_is_not_lost_after_a_call_that_set_it_to_the_past_and_was_undone(job: Job) -> None:
+    job.tolerate()
+    job.push(("a", "set", 10_000))
+    job.watermark(100)
+    job.push(("a", "raise", 50), ("b", "none", None), ("c", "raise", 60), ("b", "set", 90))
+    job.push(("a", "set", 500), ("c", "set", 700))
+    job.take()
+    job.watermark(1_000)
+    assert job.take() == ["a silent at 500 after 2, w 1000", "c silent at 700 after 1, w 1000"]
+
+
+class Named(KeyedProcess[str, Order, str]):
+    deadline = EventTimers(str)
+
+    def process(self, order: Order, ctx: Context[str]) -> Iterable[str]:
+        if order[2] is None:
+            self.deadline.cancel(order[1])
+        else:
+            self.deadline.set(order[1], order[2])
+        return ()
+
+    def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[str]:
+        name: str | None = fired.name(Named.deadline)
+        yield f"{ctx.key} {name} at {fired.at_ms}"
+
+
+def test_policy_accepts_records_that_set_and_cancel_timers_by_name(tmp_path: Path) -> None:
+    job = Job(Named, tmp_path / "store")
+    job.tolerate()
+    job.push(("a", "x", 500), ("a", "y", 600), ("a", "y", None), ("b", "x", 5), ("b", "x", None))
+    job.watermark(1_000)
+    assert job.take() == ["a x at 500"]
+
+
+def test_cancelled_timers_leave_nothing_in_the_index(job: Job) -> None:
+    for number in range(5_000):
+        job.push((f"k{number}", "set", 1_000_000 + number), (f"k{number}", "cancel", None))
+    index = job.state.timers["silence"]
+    assert len(index) == 0
+    assert len(index._times) <= timer_index.EMPTY_TIMES_MAX
+
+
+class Unstorable(KeyedProcess[str, Order, str]):
+    tick = EventTimer()
+    seen = MapState(int, int)
+
+    def process(self, order: Order, ctx: Context[str]) -> Iterable[str]:
+        self.tick.set(0)
+        yield ctx.key
+
+    def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[str]:
+        self.seen.get(2**90)
+        return ()
+
+
+def test_error_of_state_in_a_timer_that_fires_at_once_does_not_refuse_the_record(
+    tmp_path: Path,
+) -> None:
+    job = Job(Unstorable, tmp_path / "store")
+    job.tolerate()
+    job.watermark(100)
+    with pytest.raises(UserCodeError, match=r"on_timer raised StateValueError: .* of key 'a'"):
+        job.push(("a", "", None))
+
+
+def test_timer_has_its_time_also_if_an_input_has_none(tmp_path: Path) -> None:
+    job = Job(Silence, tmp_path / "store", event_time=False)
+    job.push(("a", "set", 100))
+    job.take()
+    job.watermark(200)
+    (batch,) = job.out
+    assert (batch.values, batch.timestamps_ms) == (["a silent at 100 after 1, w 200"], None)
+
+
 def test_time_of_a_timer_may_be_a_datetime_with_a_zone_and_nothing_else(job: Job) -> None:
     cell: Any = job.state.rows(["a"])[0][1]
     cell.set(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
@@ -211,9 +286,11 @@ def test_time_of_a_timer_may_be_a_datetime_with_a_zone_and_nothing_else(job: Job
         cell.set("soon")
     with pytest.raises(TypeError, match="a datetime with a time zone"):
         cell.set(datetime(2026, 1, 1))  # noqa: DTZ001 - that is what is refused
-    with pytest.raises(ValueError, match="out of range"):
-        cell.set(1 << 63)
     assert cell.at_ms == 1_000
+    cell.set(MIN_MS + 60_000)
+    assert cell.at_ms == -(1 << 62), "as ctx.watermark_ms + 60_000 before the first watermark"
+    cell.set(MAX_MS + 60_000)
+    assert cell.at_ms == 1 << 62
 
 
 def test_burst_fires_in_pieces_and_the_watermark_is_forwarded_after_the_last(
@@ -381,6 +458,17 @@ def test_processing_timers_fire_by_the_clock_and_have_the_time_after_the_waterma
     job.restart()
     job.clock(6_000)
     assert job.take() == [("k", "clock", 1_000), ("k", "7", 2_000)]
+
+
+def test_result_of_a_processing_timer_in_a_drain_has_the_time_after_the_last_watermark(
+    tmp_path: Path,
+) -> None:
+    job = Job(Everything, tmp_path / "store")
+    job.watermark(40)
+    job.push(("k", "clock", 1_000), at_ms=50)
+    job.watermark(MAX_MS)
+    job.clock(1_000)
+    assert job.out[-1].timestamps_ms == [41]
 
 
 def test_processing_timers_need_no_event_time(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ does not decide when a timer fires.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import GenericAlias
-from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, overload
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from typing_extensions import TypeForm
 
@@ -32,8 +32,19 @@ from tidegate.graph.stream_graph import UNKNOWN
 A = TypeVar("A")
 
 Domain = Literal["event", "processing"]
-Schedule = Callable[[int, Any], None]
-"""Function that notes that a key must be looked at, from a time in milliseconds on."""
+
+
+class Index(Protocol):
+    """The index of a declaration's timers (`dataplane/time/timer_index.py`)."""
+
+    def add(self, at_ms: int, key: Any) -> None:
+        """Look at a key when the time reaches `at_ms`."""
+        ...
+
+    def discard(self, at_ms: int, key: Any) -> None:
+        """Do not look at a key at this time, if it was noted."""
+        ...
+
 
 NOT_INDEXED: Final = 1 << 63
 """`indexed_ms` of a timer for which no time is noted. It is after every time."""
@@ -42,15 +53,15 @@ NOT_INDEXED: Final = 1 << 63
 class TimerCell(Cell):
     """The timer of the current key: `self.silence.set(ctx.timestamp_ms + 60_000)`."""
 
-    __slots__ = ("_schedule", "at_ms", "indexed_ms", "key")
+    __slots__ = ("_index", "at_ms", "indexed_ms", "key")
 
     at_ms: int | None
     """The time of the timer in milliseconds since the Unix epoch; None if it is not set. Use `set`
     and `cancel` to change it.
     """
 
-    def __init__(self, schedule: Schedule, key: Any, at_ms: int | None = None) -> None:
-        self._schedule, self.key, self.at_ms = schedule, key, at_ms
+    def __init__(self, index: Index, key: Any, at_ms: int | None = None) -> None:
+        self._index, self.key, self.at_ms = index, key, at_ms
         self.indexed_ms = NOT_INDEXED if at_ms is None else at_ms
         """The key is looked at at this time or earlier. It is never after `at_ms`."""
 
@@ -58,22 +69,25 @@ class TimerCell(Cell):
         """Set the timer, or move it. A time that is over fires directly after this call of the
         function.
 
-        `at` is in milliseconds since the Unix epoch, or a datetime with a time zone. TypeError or
-        ValueError for another value.
+        `at` is in milliseconds since the Unix epoch, or a datetime with a time zone. TypeError for
+        another value. A number of milliseconds beyond 2**62 counts as 2**62.
         """
         at_ms = at if type(at) is int and -TIME_MAX_MS <= at <= TIME_MAX_MS else _timer_ms(at)
         self.at_ms = at_ms
         if at_ms < self.indexed_ms:
             self.indexed_ms = at_ms
-            self._schedule(at_ms, self.key)
+            self._index.add(at_ms, self.key)
 
     def cancel(self) -> None:
         """Remove the timer. It does not fire."""
         self.at_ms = None
+        if self.indexed_ms != NOT_INDEXED:
+            self._index.discard(self.indexed_ms, self.key)
+            self.indexed_ms = NOT_INDEXED
 
     def clear(self) -> None:
         """Remove the timer."""
-        self.at_ms = None
+        self.cancel()
 
     def image(self, *, mutable: bool) -> object:
         """Return the time."""
@@ -81,8 +95,10 @@ class TimerCell(Cell):
         return self.at_ms
 
     def restore(self, image: Any) -> None:
-        """Reset the time to that of the image. The key is looked at at that time or earlier."""
+        """Reset the time to that of the image, and note it again if that is not certain."""
         self.at_ms = image
+        if self.indexed_ms != self.next_ms():
+            self.looked_at()
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
         """Return nothing: every time can be stored."""
@@ -112,22 +128,22 @@ class TimerCell(Cell):
         self.indexed_ms = NOT_INDEXED
         if self.at_ms is not None:
             self.indexed_ms = self.at_ms
-            self._schedule(self.at_ms, self.key)
+            self._index.add(self.at_ms, self.key)
 
 
 class TimersCell(Cell, Generic[A]):
     """The timers of the current key, by name: `self.deadline.set(order_id, at_ms)`."""
 
-    __slots__ = ("_declaration", "_schedule", "_times", "indexed_ms", "key")
+    __slots__ = ("_declaration", "_index", "_times", "indexed_ms", "key")
 
     def __init__(
         self,
         declaration: Timers[A],
-        schedule: Schedule,
+        index: Index,
         key: Any,
         times: Iterable[tuple[A, int]] = (),
     ) -> None:
-        self._declaration, self._schedule, self.key = declaration, schedule, key
+        self._declaration, self._index, self.key = declaration, index, key
         self._times: dict[A, int] = dict(times)
         """The times by name. The dict is replaced and never changed."""
         self.indexed_ms = self.next_ms()
@@ -145,13 +161,14 @@ class TimersCell(Cell, Generic[A]):
         self._times = {**self._times, self._of(name): at_ms}
         if at_ms < self.indexed_ms:
             self.indexed_ms = at_ms
-            self._schedule(at_ms, self.key)
+            self._index.add(at_ms, self.key)
 
     def cancel(self, name: A) -> None:
         """Remove the timer with this name. It does not fire."""
         of = self._of(name)
         if of in self._times:
             self._times = {other: at_ms for other, at_ms in self._times.items() if other != of}
+            self._forget_if_empty()
 
     def __iter__(self) -> Iterator[A]:
         """Iterate over the names of the timers that are set."""
@@ -160,6 +177,7 @@ class TimersCell(Cell, Generic[A]):
     def clear(self) -> None:
         """Remove all timers of the key."""
         self._times = {}
+        self._forget_if_empty()
 
     def image(self, *, mutable: bool) -> object:
         """Return the times."""
@@ -167,13 +185,19 @@ class TimersCell(Cell, Generic[A]):
         return self._times
 
     def restore(self, image: Any) -> None:
-        """Reset the times to those of the image. The key is looked at at the first or earlier."""
+        """Reset the times to those of the image, and note the first again if that is not
+        certain.
+        """
         self._times = image
+        if self.indexed_ms != self.next_ms():
+            self.looked_at()
 
     def changed_since(self, image: Any, *, mutable: bool) -> list[Any]:
-        """Return a list of the timers, whose names the function has chosen; empty if unchanged."""
+        """Return a list of the stored form, whose names the function has chosen. It is empty if the
+        timers are unchanged, or if none is set.
+        """
         del mutable
-        return [] if self._times is image else [self.stored()]
+        return [] if self._times is image or not self._times else [(self.key, self.stored())]
 
     def set_since(self, image: Any) -> int:
         """Return the first time to which a timer was set since the image; NOT_INDEXED if none
@@ -206,7 +230,12 @@ class TimersCell(Cell, Generic[A]):
         """Note the first time again, because the entry at which the key was looked at is gone."""
         self.indexed_ms = self.next_ms()
         if self._times:
-            self._schedule(self.indexed_ms, self.key)
+            self._index.add(self.indexed_ms, self.key)
+
+    def _forget_if_empty(self) -> None:
+        if not self._times and self.indexed_ms != NOT_INDEXED:
+            self._index.discard(self.indexed_ms, self.key)
+            self.indexed_ms = NOT_INDEXED
 
     def _of(self, name: A) -> A:
         normalise = self._declaration.normalise
@@ -250,7 +279,7 @@ class TimerDeclaration(State):
         bound.key_type = key_type
         return bound
 
-    def timer_cell(self, schedule: Schedule, key: Any) -> AnyTimerCell:
+    def timer_cell(self, index: Index, key: Any) -> AnyTimerCell:
         """Return the cell of a key that has no timer."""
         raise NotImplementedError
 
@@ -273,9 +302,9 @@ class Timer(TimerDeclaration):
         """Type of one stored value: the key and the time."""
         return GenericAlias(tuple, (self.key_type, int))
 
-    def timer_cell(self, schedule: Schedule, key: Any) -> TimerCell:
+    def timer_cell(self, index: Index, key: Any) -> TimerCell:
         """Return the timer of a key, which is not set."""
-        return TimerCell(schedule, key)
+        return TimerCell(index, key)
 
 
 class Timers(TimerDeclaration, Generic[A]):
@@ -308,9 +337,9 @@ class Timers(TimerDeclaration, Generic[A]):
         one = GenericAlias(tuple, (self.types[0].python, int))
         return GenericAlias(tuple, (self.key_type, GenericAlias(list, (one,))))
 
-    def timer_cell(self, schedule: Schedule, key: Any) -> TimersCell[A]:
+    def timer_cell(self, index: Index, key: Any) -> TimersCell[A]:
         """Return the timers of a key, of which none is set."""
-        return TimersCell(self, schedule, key)
+        return TimersCell(self, index, key)
 
 
 class EventTimer(Timer):
@@ -366,11 +395,12 @@ class Fired:
 
 
 def _timer_ms(at: object) -> int:
+    if type(at) is int:
+        # `ctx.watermark_ms + wait` is far out of range before the first watermark and in a drain.
+        return min(max(at, -TIME_MAX_MS), TIME_MAX_MS)
     try:
         return instant_ms(at)
     except UnusableTimeError as error:
-        if type(at) is int:
-            raise ValueError(f"a timer at {at} ms: it is out of range") from error
         raise TypeError(
             f"a timer at {at!r}: give milliseconds since the Unix epoch as an int, or a datetime "
             "with a time zone"

@@ -322,7 +322,7 @@ class SourceTask(_Subtask):
             return True
         if self._final or not self.chain.writable():
             return False
-        if self._fire() or self.chain.advance_processing_time():
+        if self._fire() or (not self._output_ended and self.chain.advance_processing_time()):
             return True
         if self._pending:
             self.context.counters.batches += 1
@@ -389,6 +389,8 @@ class SourceTask(_Subtask):
             return False
         if not self._drains and self.watermarks is not None:
             self._emit_watermark(self.watermarks)  # what is due fires before the end
+            if self.chain.firing:
+                return True
         drained = Watermark(MAX_MS)
         if self._drains and self.watermarks is not None and self._watermark != drained:
             self._watermark = drained
@@ -461,9 +463,9 @@ class InputTask(_Subtask):
         """The combined watermark, until the chain can take it."""
         self._postponed: Sequence[AlignmentInstruction] = ()
         """The instructions for a final barrier, while what is due before it still fires."""
-        self._ends = self._final = False
-        """Whether all channels have ended, and the end is emitted as soon as nothing is due.
-        Whether the final barrier has passed.
+        self._ends = self._output_ended = self._final = False
+        """Whether all channels have ended, so that the end is emitted as soon as nothing is due.
+        Whether it was emitted. Whether the final barrier has passed.
         """
         self._emit = chain.entry()
         self._emits = [chain.entry(side) for side in sides]
@@ -509,15 +511,23 @@ class InputTask(_Subtask):
         """Advance time, while nothing is due: to the combined watermark, to the clock, or to the
         end of the input. Return whether there was anything to do.
         """
-        if self._due is not None:
-            due, self._due = self._due, None
+        due = self._due_now()
+        if due is not None:
+            self._due = None
             self.chain.advance(due)
             return True
-        if self._ends:
-            self._ends = False
+        if self._ends and not self._output_ended:
+            self._output_ended = True
             self._end_output()
             return True
-        return self.chain.advance_processing_time()
+        return not self._output_ended and self.chain.advance_processing_time()
+
+    def _due_now(self) -> Watermark | None:
+        """Return the combined watermark that the chain has not got. The end of time waits for the
+        end of all inputs: one without watermarks may still have records.
+        """
+        is_end = self._due is not None and self._due.timestamp_ms == MAX_MS
+        return None if is_end and not self._ends else self._due
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Stop the alignment of the checkpoint. Its late barriers are ignored."""
@@ -543,7 +553,7 @@ class InputTask(_Subtask):
                     self._ends = True
 
     def _has_due(self) -> bool:
-        return self._due is not None or self.chain.firing
+        return self._due_now() is not None or self.chain.firing
 
     def _take_final_snapshot(self, *, writable: bool) -> bool:
         """Fire one piece of what is due before the final barrier, or let the barrier pass."""

@@ -65,7 +65,7 @@ class CellsByKey:
     def _new_cell(self, position: int, key: Any) -> Cell:
         state = self._states[position]
         if isinstance(state, TimerDeclaration):
-            return state.timer_cell(self.timers[state.name].add, key)
+            return state.timer_cell(self.timers[state.name], key)
         return state.new_cell()
 
     def check_storable(self) -> None:

@@ -50,4 +50,19 @@ def test_pieces_have_every_due_key_in_order_of_time(
         assert len(due) <= limit
         waiting -= set(due)
         assert len(due) == limit or all(at_ms > until_ms for at_ms, _ in waiting)
-        assert index.next_ms <= min((at_ms for at_ms, _ in waiting), default=NEVER)
+        assert index.next_ms == min((at_ms for at_ms, _ in waiting), default=NEVER)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 3)), max_size=80))
+def test_discarded_entry_is_gone_and_others_stay(actions: list[tuple[bool, int, int]]) -> None:
+    index, waiting = TimerIndex(), set[tuple[int, int]]()
+    for adds, at_ms, key in actions:
+        if adds:
+            index.add(at_ms, key)
+            waiting.add((at_ms, key))
+        else:
+            index.discard(at_ms, key)
+            waiting.discard((at_ms, key))
+        assert index.next_ms == min((at for at, _ in waiting), default=NEVER)
+    due = [(at_ms, key) for at_ms, keys in index.pop_due(9, 1_000) for key in keys]
+    assert sorted(due) == sorted(waiting)

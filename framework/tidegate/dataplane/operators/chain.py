@@ -169,7 +169,7 @@ class OperatorChain:
         """Whether results of timers or windows are due. The chain takes no records and no watermark
         until `fire` has emitted them all. A barrier may pass.
         """
-        return any(operator.firing for operator in self._timed)
+        return bool(self._timed) and any(operator.firing for operator in self._timed)
 
     def fire(self) -> None:
         """Emit a piece of what is due: of the last steps first, so that a step has nothing due when
@@ -187,7 +187,7 @@ class OperatorChain:
 
     def advance_processing_time(self) -> bool:
         """Emit a piece of what is due by the slot's clock. Return whether anything was due."""
-        if self.next_processing_ms == NEVER:
+        if not self._timed or self.next_processing_ms == NEVER:
             return False
         now_ms = self.now_ms()
         for operator in self._timed:

@@ -137,6 +137,8 @@ class KeyedOperator(ForwardsTime):
         self._copies_results = MAIN in copied
         self._loop = self._loop_one_state if len(self._names) == 1 else self._loop_many_states
         self._images = Images((), ())
+        self._tolerates = True
+        """Whether the policy covers errors now. It covers those of calls for records."""
         self._batch: RecordBatch
         """The batch that is processed, without the records whose keys were refused."""
         self._sides = [
@@ -217,7 +219,7 @@ class KeyedOperator(ForwardsTime):
                 self._loop(records, results.values, results.positions)
                 break
             except Exception as error:
-                if not self._refusals.covers(error):
+                if not (self._tolerates and self._refusals.covers(error)):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error

@@ -28,7 +28,7 @@ from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import timer_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.timer_index import NEVER, TimerIndex
-from tidegate.errors import TidegateError, UserCodeError
+from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import MAX_MS, NO_OFFSET, RecordBatch, Watermark
 
@@ -173,6 +173,7 @@ class TimedKeyedOperator(KeyedOperator):
     ) -> None:
         """Fire what the call for a record has made due. Results of earlier calls go first."""
         batch, time = self._batch, self._context.time
+        self._tolerates = False  # an error of what comes now is not one of the record
         by_row = self._refusals.tolerant or batch.timestamps_ms is not None
         if out_values:
             self._emit(results_of(batch, out_values[:], out_offsets[:], by_row=by_row))
@@ -183,10 +184,11 @@ class TimedKeyedOperator(KeyedOperator):
         cells = self._cells(row)
         self._fire_key(self._event, key, cells, time.watermark_ms, firings)
         for timer in self._event:
-            timer.index.pop_due(time.watermark_ms, PIECE)  # only this key has such entries
+            timer.index.pop_due(time.watermark_ms, PIECE)  # entries of other keys are stale
             cells[timer.position].looked_at()
         self._set_in_a_row.clear()
         self._emit_firings(firings)
+        self._tolerates = True
         time.timestamps_ms = batch.timestamps_ms
 
     def _fire_piece(self, timers: Sequence[_Timer], until_ms: int) -> None:
@@ -238,15 +240,19 @@ class TimedKeyedOperator(KeyedOperator):
     def _call(self, fired: Fired, key: Any, firings: _Firings) -> None:
         context = self._context
         is_event = fired.declaration.domain == "event"
-        firings.times_ms.append(fired.at_ms if is_event else context.time.watermark_ms + 1)
+        # In a drain, the watermark of the step is after every time, and that of its state is not.
+        firings.times_ms.append(fired.at_ms if is_event else self.state.watermark_ms + 1)
         number = context.offset = len(firings.times_ms) - 1
-        context.time.timestamps_ms = firings.times_ms if self._node.event_time else None
+        has_time = is_event or self._node.event_time
+        context.time.timestamps_ms = firings.times_ms if has_time else None
         try:
             results = self._on_timer(fired, context)
             self._timer_guard(results)
             for result in results:
                 firings.values.append(result)
                 firings.numbers.append(number)
+        except StateValueError as error:
+            raise timer_error(self._pipeline, self._node, fired, key, error) from error
         except TidegateError:
             raise
         except Exception as error:

@@ -180,7 +180,16 @@ class KeyedStateBackend:
         for index, accessor in enumerate(self._accessors):
             if isinstance(accessor, TimerAccessor):
                 for data in self._scan(index):
-                    accessor.restore(data)
+                    try:
+                        accessor.restore(data)
+                    except Exception as error:  # a decoder may raise anything
+                        raise self._unreadable(accessor.name, error) from error
+
+    def _unreadable(self, name: str, error: Exception) -> CorruptCheckpointError:
+        return CorruptCheckpointError(
+            f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
+            "was a value of another type assigned to it before?"
+        )
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
         """Return the row of each of a batch's keys. Rows that are not cached are read from the
@@ -397,10 +406,7 @@ class KeyedStateBackend:
             raise
         except Exception as error:  # a decoder may raise anything for bytes of another type
             name = "" if accessor is None else accessor.name
-            raise CorruptCheckpointError(
-                f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
-                "was a value of another type assigned to it before?"
-            ) from error
+            raise self._unreadable(name, error) from error
 
     def _store_keys(self, keys: Iterable[Any]) -> dict[Any, list[bytes]]:
         """Return the store key of each key's states, by column. For a map, it is the prefix of its

@@ -86,7 +86,7 @@ class StoredTimer(TimerCell):
     __slots__ = ("saved", "store_key")
 
     def __init__(self, index: TimerIndex, key: Any, store_key: bytes, stored: Any) -> None:
-        super().__init__(index.add, key, stored)
+        super().__init__(index, key, stored)
         self.saved, self.store_key = stored, store_key
 
 
@@ -98,7 +98,7 @@ class StoredTimers(TimersCell[Any]):
     def __init__(
         self, timers: Timers[Any], index: TimerIndex, key: Any, store_key: bytes, stored: Any
     ) -> None:
-        super().__init__(timers, index.add, key, stored or ())
+        super().__init__(timers, index, key, stored or ())
         self.saved, self.store_key = stored, store_key
 
 
