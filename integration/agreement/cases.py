@@ -21,7 +21,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
@@ -74,12 +74,13 @@ class Interleaves:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What the outputs of all sinks together must have of the input, also if the interleaving
-    decides which sink has it.
+    """Parts of the input that the sinks together must have, also if the interleaving
+    decides which sink has a part.
     """
 
-    of_inputs: Callable[[Messages], Mapping[Any, Any]]
-    of_outputs: Callable[[Messages], Mapping[Any, Any]]
+    of_inputs: Callable[[Messages], Iterable[object]]
+    of_outputs: Callable[[Messages], Iterable[object]]
+    """Both give hashable parts, which are compared as multisets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Case:
     silent_by_chance: frozenset[str] = frozenset()
     """Sinks that some runs write nothing to. The live run writes to them."""
     balance: Balance | None = None
-    """What is compared between the inputs and the outputs of each run."""
+    """Comparison of the inputs and the outputs of each run."""
     rescales: tuple[int, int] | None = None
     """Two parallelisms. The pipeline has event time, so one run changes from one to the other in
     the middle.
@@ -151,13 +152,13 @@ Hours = dict[tuple[str, int], tuple[int, int, bool]]
 """Cents, number of sales, and whether the results have the numbers 0, 1, 2 …, by shop and hour."""
 
 
-def sold(sources: Messages) -> Hours:
+def sold(sources: Messages) -> Iterable[object]:
     """Return what was sold in each hour of each shop, but for the last hour, which stays open."""
     hours = _hours({}, sources["sales"])
-    return {hour: total for hour, total in hours.items() if hour[1] + HOUR_MS <= LAST_HOUR_MS}
+    return [one for one in hours.items() if one[0][1] + HOUR_MS <= LAST_HOUR_MS]
 
 
-def counted_or_late(sinks: Messages) -> Hours:
+def counted_or_late(sinks: Messages) -> Iterable[object]:
     """Return the last result of each hour of each shop, with the late sales of that hour added."""
     results: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for message in sinks["revenue"]:
@@ -167,7 +168,7 @@ def counted_or_late(sinks: Messages) -> Hours:
     for hour, rows in results.items():
         in_order = [row["number"] for row in rows] == list(range(len(rows)))
         counted[hour] = (rows[-1]["cents"], rows[-1]["sales"], in_order)
-    return _hours(counted, sinks["late"])
+    return _hours(counted, sinks["late"]).items()
 
 
 def _hours(begun: Hours, messages: Sequence[Message]) -> Hours:
@@ -180,32 +181,30 @@ def _hours(begun: Hours, messages: Sequence[Message]) -> Hours:
 
 
 GAP_MS: Final = 1_800_000
-Found = dict[tuple[str, int, int], tuple[int, str]]
-"""The number of clicks and the first page, by user, beginning and end."""
 
 
-def visits_of_clicks(sources: Messages) -> Found:
-    """Return the visits of a batch over the clicks, but for those that stay open."""
+def visits_of_clicks(sources: Messages) -> Iterable[object]:
+    """Return user, beginning, end, number of clicks and first page of the visits of a batch over
+    the clicks, but for those that stay open.
+    """
     clicks = sorted(
         (click["user"], click["at_ms"], click["page"]) for click in map(decoded, sources["clicks"])
     )
-    found: Found = {}
     for user, theirs in groupby(clicks, key=lambda click: click[0]):
         visit: list[tuple[int, str]] = []
         for at_ms, page in [*((at_ms, page) for _, at_ms, page in theirs), (1 << 60, "")]:
             if visit and at_ms > visit[-1][0] + GAP_MS:
-                found[user, visit[0][0], visit[-1][0] + GAP_MS] = len(visit), visit[0][1]
+                end_ms = visit[-1][0] + GAP_MS
+                if end_ms <= TRADE_END_MS:
+                    yield user, visit[0][0], end_ms, len(visit), visit[0][1]
                 visit = []
             visit.append((at_ms, page))
-    return {visit: found[visit] for visit in found if visit[2] <= TRADE_END_MS}
 
 
-def visits_found(sinks: Messages) -> Found:
-    """Return the visits that were written."""
-    return {
-        (row["user"], row["start_ms"], row["end_ms"]): (row["clicks"], row["landing"])
-        for row in map(decoded, sinks["visits"])
-    }
+def visits_found(sinks: Messages) -> Iterable[object]:
+    """Return the same of the visits that were written."""
+    names = ("user", "start_ms", "end_ms", "clicks", "landing")
+    return [tuple(row[name] for name in names) for row in map(decoded, sinks["visits"])]
 
 
 BY_ARRIVAL: Final = Interleaves("which sales are late depends on which partition is read first", ())

@@ -149,7 +149,7 @@ def imbalance(case: Case, outcome: Outcome, inputs: Messages) -> list[str]:
     if case.balance is not None:
         given = case.balance.of_outputs(outcome.messages)
         taken = case.balance.of_inputs(inputs)
-        differ.add("outputs against inputs", *_multisets(given.items(), taken.items()))
+        differ.add("outputs against inputs", *_multisets(given, taken))
     return [f"{outcome.how}, {each}" for each in differ.found]
 
 

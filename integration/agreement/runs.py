@@ -73,7 +73,7 @@ class Prepared:
     """Topics by source."""
     folder: Path
     inputs: dict[str, list[Message]]
-    """What the topics hold, by source."""
+    """Records of the topics, by source."""
     references: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of bounded runs by backend. Each bounded run is made once."""
 

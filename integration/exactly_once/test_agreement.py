@@ -2,10 +2,11 @@
 
 The tests use real brokers. The cases are every pipeline of `pipelines/` and the pipelines of
 `integration/agreement/shapes.py`. Each case runs bounded once, and the other runs are compared with
-this run: outputs by key and in order, final state, and positions. A pipeline with event time also
-runs with two parallelisms, one after the other. `make test` runs one combination
-of each case, chosen so that every value occurs, and the whole matrix of one case over one kind of
-topic. `-m soak` runs the whole matrix of all cases.
+this run: outputs by key and in order, final state, and positions. Pipelines with windows are also
+compared with a batch over their input. A pipeline with event time also runs with two parallelisms,
+one after the other. `make test` runs one combination of each case, chosen so that every value
+occurs, and the whole matrix of one case over one kind of topic. `-m soak` runs the whole matrix of
+all cases.
 """
 
 from __future__ import annotations
