@@ -12,15 +12,18 @@ The comparison of a sink depends on its guarantee:
 - A sink without a guarantee is compared as a set too, and a run with kills may lack some records.
 
 Outputs that depend on how partitions interleave are listed under `interleaves`, with the reason,
-and with the parts that can still be compared.
+and with the parts that can still be compared. A `Balance` compares what all sinks together have of
+the input, which is the same in each run.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Final
 
 import msgspec
@@ -28,25 +31,36 @@ from confluent_kafka import Message
 
 import pipelines
 from integration.agreement.inputs import (
+    ALL_CLICKS,
+    ALL_SALES,
+    HOUR_MS,
+    LAST_HOUR_MS,
     SHOP_ORDERS,
     SHOP_PAYMENTS,
+    TRADE_END_MS,
     Dataset,
     accounts,
     clicks,
     events,
     orders,
+    page_clicks,
     payments,
+    sales,
     shop_orders,
     shop_payments,
 )
 from integration.agreement.shapes import Plain, Policies, Regions, ThreeLevels, Unions
 from pipelines.click_dedup import ClickDedup
+from pipelines.hourly_revenue import HourlyRevenue
 from pipelines.order_totals import OrderTotals
 from pipelines.paid_orders import PaidOrders
 from pipelines.payments_enriched import PaymentsEnriched
+from pipelines.visits import Visits
 from tidegate import Pipeline
 
 Of = Callable[[Message], object]
+Messages = Mapping[str, Sequence[Message]]
+"""Records by source or by sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,17 @@ class Interleaves:
     reason: str
     compared: tuple[Of, ...]
     """The parts of a record that are compared, each as a multiset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """Parts of the input that the sinks together must have, also if the interleaving
+    decides which sink has a part.
+    """
+
+    of_inputs: Callable[[Messages], Iterable[object]]
+    of_outputs: Callable[[Messages], Iterable[object]]
+    """Both give hashable parts, which are compared as multisets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +101,10 @@ class Case:
     """The reason why a step's final state is not compared, by the uid of the step."""
     silent: frozenset[str] = frozenset()
     """Sinks that get nothing from this input."""
+    silent_by_chance: frozenset[str] = frozenset()
+    """Sinks that some runs write nothing to. The live run writes to them."""
+    balance: Balance | None = None
+    """Comparison of the inputs and the outputs of each run."""
     rescales: tuple[int, int] | None = None
     """Two parallelisms. The pipeline has event time, so one run changes from one to the other in
     the middle.
@@ -84,11 +113,17 @@ class Case:
     """Sinks whose records have the timestamps that user code gave them."""
 
 
+def decoded(message: Message) -> dict[str, Any]:
+    """Return a JSON record."""
+    value: dict[str, Any] = msgspec.json.decode(message.value() or b"{}")
+    return value
+
+
 def in_value(*fields: str) -> Of:
     """Return a function that returns these fields of a JSON record."""
 
     def of(message: Message) -> object:
-        value: dict[str, Any] = msgspec.json.decode(message.value() or b"{}")
+        value = decoded(message)
         return tuple(value.get(name) for name in fields)
 
     return of
@@ -112,6 +147,67 @@ def payment_id(message: Message) -> object:
     value = message.value() or b""
     return message.key(), value[1 : 1 + (value[0] >> 1)]
 
+
+Hours = dict[tuple[str, int], tuple[int, int, bool]]
+"""Cents, number of sales, and whether the results have the numbers 0, 1, 2 …, by shop and hour."""
+
+
+def sold(sources: Messages) -> Iterable[object]:
+    """Return what was sold in each hour of each shop, but for the last hour, which stays open."""
+    hours = _hours({}, sources["sales"])
+    return [one for one in hours.items() if one[0][1] + HOUR_MS <= LAST_HOUR_MS]
+
+
+def counted_or_late(sinks: Messages) -> Iterable[object]:
+    """Return the last result of each hour of each shop, with the late sales of that hour added."""
+    results: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for message in sinks["revenue"]:
+        row = decoded(message)
+        results[row["shop"], row["start_ms"]].append(row)
+    counted: Hours = {}
+    for hour, rows in results.items():
+        in_order = [row["number"] for row in rows] == list(range(len(rows)))
+        counted[hour] = (rows[-1]["cents"], rows[-1]["sales"], in_order)
+    return _hours(counted, sinks["late"]).items()
+
+
+def _hours(begun: Hours, messages: Sequence[Message]) -> Hours:
+    for message in messages:
+        sale = decoded(message)
+        hour = sale["shop"], sale["sold_at_ms"] // HOUR_MS * HOUR_MS
+        cents, number, in_order = begun.get(hour, (0, 0, True))
+        begun[hour] = cents + sale["cents"], number + 1, in_order
+    return begun
+
+
+GAP_MS: Final = 1_800_000
+
+
+def visits_of_clicks(sources: Messages) -> Iterable[object]:
+    """Return user, beginning, end, number of clicks and first page of the visits of a batch over
+    the clicks, but for those that stay open.
+    """
+    clicks = sorted(
+        (click["user"], click["at_ms"], click["page"]) for click in map(decoded, sources["clicks"])
+    )
+    for user, theirs in groupby(clicks, key=lambda click: click[0]):
+        visit: list[tuple[int, str]] = []
+        for at_ms, page in [*((at_ms, page) for _, at_ms, page in theirs), (1 << 60, "")]:
+            if visit and at_ms > visit[-1][0] + GAP_MS:
+                end_ms = visit[-1][0] + GAP_MS
+                if end_ms <= TRADE_END_MS:
+                    yield user, visit[0][0], end_ms, len(visit), visit[0][1]
+                visit = []
+            visit.append((at_ms, page))
+
+
+def visits_found(sinks: Messages) -> Iterable[object]:
+    """Return the same of the visits that were written."""
+    names = ("user", "start_ms", "end_ms", "clicks", "landing")
+    return [tuple(row[name] for name in names) for row in map(decoded, sinks["visits"])]
+
+
+BY_ARRIVAL: Final = Interleaves("which sales are late depends on which partition is read first", ())
 
 CASES: Final = (
     Case("order-totals", OrderTotals, {"orders": Dataset(orders)}),
@@ -154,6 +250,30 @@ CASES: Final = (
             "payments": Dataset(shop_payments, size=SHOP_PAYMENTS + 3),
         },
         rescales=(2, 3),
+    ),
+    Case(
+        "hourly-revenue",
+        HourlyRevenue,
+        {"sales": Dataset(sales(), size=ALL_SALES)},
+        silent=frozenset({"late"}),
+        rescales=(3, 2),
+        balance=Balance(sold, counted_or_late),
+    ),
+    Case(
+        "hourly-revenue-late",
+        HourlyRevenue,
+        {"sales": Dataset(sales(beyond_bound=True), size=ALL_SALES)},
+        interleaves={"revenue": BY_ARRIVAL, "late": BY_ARRIVAL},
+        silent_by_chance=frozenset({"late"}),
+        rescales=(2, 4),
+        balance=Balance(sold, counted_or_late),
+    ),
+    Case(
+        "visits",
+        Visits,
+        {"clicks": Dataset(page_clicks, size=ALL_CLICKS)},
+        rescales=(2, 3),
+        balance=Balance(visits_of_clicks, visits_found),
     ),
     Case(
         "plain",

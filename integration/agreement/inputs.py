@@ -190,6 +190,82 @@ def _shop() -> Iterator[tuple[str, int, int]]:
         yield f"order-{number}", placed_at_ms, placed_at_ms + delay_ms
 
 
+SALES: Final = 900
+EVENING: Final = 30
+ALL_SALES: Final = SALES + 2 * (PARTITIONS + EVENING)
+CLICKS: Final = 900
+OPEN_CLICKS: Final = 60
+ALL_CLICKS: Final = CLICKS + PARTITIONS + OPEN_CLICKS
+HOUR_MS: Final = 3_600_000
+TRADE_BEGIN_MS: Final = 1_700_000_000_000 // HOUR_MS * HOUR_MS - 30_000
+"""Half a minute before a full hour, so that sales around the full hours are out of order."""
+TRADE_END_MS: Final = TRADE_BEGIN_MS + 1_000 * HOUR_MS
+LAST_HOUR_MS: Final = TRADE_END_MS + 2 * HOUR_MS
+
+
+def sales(*, beyond_bound: bool = False) -> Records:
+    """Return the sales of `pipelines.hourly_revenue`: ten hours, then one sale in each partition
+    that ends all of their windows, and two more hours. At the end of the input, one of these has
+    its result and waits for late sales, and the other one is open. The sales of a shop are in all
+    partitions.
+
+    Sales come in bursts. The times of a burst are out of order by less than the bound of the
+    pipeline. With `beyond_bound`, a fifth of the sales of the ten hours come later than that: some
+    before the end of the allowed lateness, and some after it.
+    """
+
+    def made() -> Iterator[Record]:
+        rng = random.Random("sales")
+        for number in range(SALES):
+            sold_at_ms = TRADE_BEGIN_MS + number // 30 * 1_200_000 + number % 30 * 2_000
+            sold_at_ms -= rng.randrange(9_000)
+            if beyond_bound and rng.random() < 0.2:
+                sold_at_ms -= rng.choice([60_000, 1_800_000, 6_000_000, 14_400_000])
+            yield _sale(f"sale-{number}", rng, sold_at_ms)
+        for begin_ms in (TRADE_END_MS, LAST_HOUR_MS):
+            for route in _one_of_each_partition(f"sale-at-{begin_ms}"):
+                yield _sale(route, rng, begin_ms)
+            for number in range(EVENING):
+                yield _sale(f"sale-{begin_ms + number}", rng, begin_ms + rng.randrange(9_000))
+
+    return made
+
+
+def _sale(route: str, rng: random.Random, sold_at_ms: int) -> Record:
+    shop = f"shop-{rng.randrange(8)}"
+    sale = {"shop": shop, "cents": rng.randrange(1, 10**9), "sold_at_ms": sold_at_ms}
+    return Record(route, shop.encode(), json.dumps(sale).encode())
+
+
+def page_clicks() -> Iterator[Record]:
+    """Yield the clicks of `pipelines.visits`: five hours, then one click in each partition that
+    ends all visits, and 20 minutes of visits that are open at the end. The clicks of a user are in
+    all partitions.
+
+    The times of a burst of ten clicks are out of order by less than the bound of the pipeline.
+    """
+    rng = random.Random("page clicks")
+    for number in range(CLICKS):
+        yield _page_click(f"click-{number}", rng, _in_bursts(TRADE_BEGIN_MS, number))
+    for route in _one_of_each_partition("click-at-end"):
+        yield _page_click(route, rng, TRADE_END_MS)
+    for number in range(OPEN_CLICKS):
+        yield _page_click(f"open-{number}", rng, _in_bursts(TRADE_END_MS + 5_000, number))
+
+
+def _in_bursts(begin_ms: int, number: int) -> int:
+    return begin_ms + number // 10 * 200_000 + number % 10 * 1_000
+
+
+def _page_click(route: str, rng: random.Random, until_ms: int) -> Record:
+    """Return a click of a time directly before `until_ms`. The page follows from the time, so it
+    does not matter which of two clicks of one time is the first.
+    """
+    user, at_ms = f"user-{rng.randrange(60):02d}", until_ms - rng.randrange(4_500)
+    click = {"user": user, "page": f"/{at_ms % 7}", "at_ms": at_ms}
+    return Record(route, user.encode(), json.dumps(click).encode())
+
+
 def _one_of_each_partition(prefix: str) -> list[str]:
     """Return a route into each partition."""
     routes = (f"{prefix}-{number}" for number in count())

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 from confluent_kafka import Message
 
-from integration.agreement.cases import Case
+from integration.agreement.cases import Case, Messages
 from integration.support.brokers import read_all
 from tidegate.api.kafka_records import STEP
 from tidegate.api.kafka_sink import KafkaSink
@@ -139,6 +139,18 @@ def differences(case: Case, graph: StreamGraph, outcome: Outcome, reference: Out
     for sink in reference.messages:
         _compare_sink(differ, case, graph, sink, outcome, reference)
     return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
+
+
+def imbalance(case: Case, outcome: Outcome, inputs: Messages) -> list[str]:
+    """Return the differences between the inputs of a run and its outputs, as the case's balance
+    sees them.
+    """
+    differ = Differences()
+    if case.balance is not None:
+        given = case.balance.of_outputs(outcome.messages)
+        taken = case.balance.of_inputs(inputs)
+        differ.add("outputs against inputs", *_multisets(given, taken))
+    return [f"{outcome.how}, {each}" for each in differ.found]
 
 
 def _compare_state(differ: Differences, uid: str, state: State, expected: State) -> None:

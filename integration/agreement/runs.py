@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from integration.agreement.cases import Case
 from integration.agreement.inputs import PARTITIONS, Log, write_topic
@@ -25,7 +25,7 @@ from integration.agreement.outcome import Outcome, manifests, take_outcome
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job
 from integration.support.backfills import BackfillJob
-from integration.support.brokers import TIMEOUT_S, create_topic, unique
+from integration.support.brokers import TIMEOUT_S, create_topic, read_all, unique
 from integration.support.running import ROOT
 from tidegate import build
 from tidegate.backfill.driver import WaveCompleted
@@ -72,6 +72,8 @@ class Prepared:
     topics: dict[str, str]
     """Topics by source."""
     folder: Path
+    inputs: dict[str, list[Message]]
+    """Records of the topics, by source."""
     references: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of bounded runs by backend. Each bounded run is made once."""
 
@@ -81,7 +83,8 @@ class Prepared:
         topics = {
             source: write_topic(bootstrap, dataset, log) for source, dataset in case.inputs.items()
         }
-        return cls(case, bootstrap, topics, folder)
+        inputs = {source: read_all(bootstrap, topic) for source, topic in topics.items()}
+        return cls(case, bootstrap, topics, folder, inputs)
 
     def graph(self, name: str = "named") -> StreamGraph:
         """Return the graph of a job of that name."""

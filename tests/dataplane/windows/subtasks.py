@@ -179,14 +179,18 @@ class Subtasks:
 
     def stored_rows(self) -> int:
         """Number of rows in the state of all subtasks, without those that were deleted."""
+        return len(self.rows())
+
+    def rows(self) -> list[Any]:
+        """Return the rows in the state of all subtasks, without those that were deleted."""
         checkpoint = self.checkpoint()
         self.start(self.parallelism, checkpoint)
-        return sum(
-            1
+        return [
+            row
             for backend in self._step.subtasks
             for row in backend.scan("open-windows")
             if row is not None
-        )
+        ]
 
     def _owner(self, click: Click) -> int:
         key: Any = click.key if cast("WindowStep", self.node.function).by_key else 0

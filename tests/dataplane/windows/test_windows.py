@@ -7,6 +7,7 @@ time, calendars, restores with other windows, and what results share with state.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -102,6 +103,23 @@ def test_late_firings_follow_each_record_until_the_allowed_lateness_is_over(
     assert step.late == clicks(4)
     assert step.counters.late == {"w": 1}
     assert step.stored_rows() == 0
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    "assigner", [Tumbling("10 ms"), Session("10 ms")], ids=["tumbling", "session"]
+)
+def test_state_of_open_windows_does_not_depend_on_the_order_of_arrival(
+    tmp_path: Path, assigner: Any, *, together: bool
+) -> None:
+    states = []
+    for number, order in enumerate(itertools.permutations((0, 7, 14, 40))):
+        step = subtasks(tmp_path / str(number), assigner)
+        for batch in [order] if together else [(at_ms,) for at_ms in order]:
+            step.push(clicks(*batch))
+        states.append(msgspec.to_builtins(step.rows()))
+    assert states[0]
+    assert all(state == states[0] for state in states)
 
 
 @LAYOUTS

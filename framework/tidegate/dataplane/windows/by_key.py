@@ -34,6 +34,7 @@ class WindowsByKey(WindowOperator):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.trigger = self.step.trigger
+        self._counts_early = self.trigger.early is not None
         self._make, self._make_row = self.step.window_class, self.step.row_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
         self._fires_once = self.lateness_ms == 0 and self.step.into is not None
@@ -77,13 +78,17 @@ class WindowsByKey(WindowOperator):
         return window
 
     def fold(self, window: Any, value: Any, time: int) -> None:
-        """Fold a record into a window that may be empty."""
+        """Fold a record into a window that may be empty.
+
+        Where nothing fires before the end, new records are noted and not counted, because the fast
+        path does not count them. So the state does not depend on the path that a record takes.
+        """
         if window.filled:
             self.accumulators.add(window, value, time)
         else:
             self.accumulators.start(window, value, time)
             window.filled = True
-        window.pending += 1
+        window.pending = window.pending + 1 if window.past or self._counts_early else 1
 
     def after_record(self, window: Any, key: Any, time: int) -> None:
         """Fire after a record, or set the timer of the next firing, as the trigger says."""
