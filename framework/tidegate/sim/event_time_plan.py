@@ -7,6 +7,7 @@ the faults stay. The records get event times, partitions and timers:
 - Each partition has a speed, so that the partitions are ahead of each other.
 - A record is out of order within the bound, at its edge, or beyond it.
 - A partition may become silent. Then, and seldom otherwise, the strategy has `idle_after`.
+- The pipeline has windows in half of the runs.
 - Timers are set before, at and after the event time of their record, often at round times, so that
   many keys are due together.
 
@@ -26,6 +27,7 @@ from unittest.mock import patch
 
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.watermarks import BoundedOutOfOrderness
+from tidegate.sim import window_pipelines
 from tidegate.sim.pipelines import Shape
 from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, JobRun, Plan
 from tidegate.sim.timed_pipelines import (
@@ -41,6 +43,14 @@ from tidegate.sim.timed_pipelines import (
     TimerChange,
     Watched,
     WatchedUnion,
+    WindowSettings,
+)
+from tidegate.sim.window_pipelines import (
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    WINDOW_SHAPES,
+    WindowedTwice,
 )
 
 DELAYS_MS: Final = (0, 50, 200, 600)
@@ -59,18 +69,25 @@ SPEEDS: Final = (0.3, 1.0, 1.0, 2.0)
 STEP_MS: Final = 60.0
 """Longest event time between two records, in addition to the time between their writes."""
 ROUND_MS: Final = 500
+WINDOWED: Final = 0.5
+"""Share of the runs whose pipeline has windows."""
+SIZES_MS: Final = (100, 500, 500, 2_000)
+GAPS_MS: Final = (50, 200, 200, 600)
+LATENESSES_MS: Final = (0, 0, 100, 500, 3_000)
 AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""
 SKEW_MS_MAX: Final = 2_000
 """Largest error of a process's clock in runs with processing timers. Elsewhere it is an hour."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.operators.timed.PIECE": (1, 2, 5),
+    "tidegate.dataplane.windows.operator.PIECE": (1, 2, 5),
 }
 
 
 def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     """Return the plan with event time."""
-    shape = rng.choice(TIMED_SHAPES)
+    windowed = rng.random() < WINDOWED
+    shape = rng.choice(WINDOW_SHAPES if windowed else TIMED_SHAPES)
     alarms = rng.random() < ALARMED and shape.pipeline is Watched and plan.waves is None
     partitions = {
         topic: plan.partitions.get(topic, 0) or rng.randint(1, 3)
@@ -87,6 +104,7 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
         ),
         limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5},
+        windows=_windows(rng, twice=shape.pipeline is WindowedTwice) if windowed else None,
     )
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
     job = {**plan.settings["job"], "watermark_interval": rng.choice((50, 200, 400))}
@@ -105,6 +123,23 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         settings={**plan.settings, "checkpoint": checkpoint, "job": job},
         swaps=(None,) * len(plan.swaps),
         event_time=event_time,
+    )
+
+
+def _windows(rng: random.Random, *, twice: bool) -> WindowSettings:
+    """Return the windows of a run."""
+    kind = rng.choice((TUMBLING, SLIDING, SESSION))
+    size_ms = rng.choice(GAPS_MS if kind == SESSION else SIZES_MS)
+    every_ms = size_ms * rng.choice((1, 2, 3, 5, 8)) // 10 if kind == SLIDING else size_ms
+    return WindowSettings(
+        kind=kind,
+        size_ms=size_ms,
+        every_ms=every_ms,
+        lateness_ms=rng.choice(LATENESSES_MS),
+        process=rng.random() < 0.4,
+        early=rng.choice((0, 0, 0, 2)) if kind != SLIDING else 0,
+        late=rng.choice((1, 1, 2)) if kind != SLIDING else 1,
+        twice=twice,
     )
 
 
@@ -200,6 +235,8 @@ def patch_event_time(shape: Shape, event_time: EventTime | None) -> Iterator[Non
             for source in vars(shape.pipeline).values():
                 if isinstance(source, KafkaSource):
                     stack.enter_context(patch.object(source, "watermarks", strategy))
+            if event_time.windows is not None:
+                stack.enter_context(patch.object(window_pipelines, "SETTINGS", event_time.windows))
             for name, size in event_time.limits.items():
                 stack.enter_context(patch(name, size))
             if event_time.alarms:
