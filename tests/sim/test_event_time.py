@@ -157,8 +157,8 @@ def test_partitions_have_speeds_and_some_become_silent() -> None:
 
 
 def test_some_plans_have_processing_timers_and_small_pieces() -> None:
-    assert 20 < sum(event_time_of(plan).alarms for plan in PLANS) < 100
-    assert 50 < sum(bool(event_time_of(plan).limits) for plan in PLANS) < 150
+    assert 10 < sum(event_time_of(plan).alarms for plan in PLANS) < 50
+    assert 110 < sum(bool(event_time_of(plan).limits) for plan in PLANS) < 190
 
 
 def test_half_of_the_plans_have_windows_of_each_kind_with_and_without_lateness() -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -261,7 +262,7 @@ class WindowModel:
                 self._check_windows(item, inside, last_ms, sources)
 
     def _check_windows(
-        self, item: Item, inside: Set[tuple[int, str]], last_ms: int, sources: Sources
+        self, item: Item, inside: AbstractSet[tuple[int, str]], last_ms: int, sources: Sources
     ) -> None:
         """Check that a record is in the windows that were open when it came: the last ones."""
         begun = False
