@@ -72,8 +72,11 @@ ROUND_MS: Final = 500
 WINDOWED: Final = 0.5
 """Share of the runs whose pipeline has windows."""
 SIZES_MS: Final = (100, 500, 500, 2_000)
-GAPS_MS: Final = (50, 200, 200, 600)
+GAPS_MS: Final = (100, 300, 300, 1_000)
 LATENESSES_MS: Final = (0, 0, 100, 500, 3_000)
+LATE_FOR_WINDOWS: Final = 0.25
+"""Share of the records of these runs that come when a window of theirs may have ended."""
+WINDOWED_SPEEDS: Final = (0.7, 1.0, 1.0, 1.5)
 AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""
 SKEW_MS_MAX: Final = 2_000
@@ -156,7 +159,8 @@ class _Times:
     def __init__(self, rng: random.Random, event_time: EventTime, *, silent: bool) -> None:
         self._rng, self._event_time = rng, event_time
         places = event_time.partitions
-        self._speeds = {place: rng.choice(SPEEDS) for place in places}
+        speeds = SPEEDS if event_time.windows is None else WINDOWED_SPEEDS
+        self._speeds = {place: rng.choice(speeds) for place in places}
         self._silent = rng.choice(places) if silent and len(places) > 1 else None
         self._silent_from = rng.choice(SILENT_FROM)
         self._highest: dict[tuple[str, int], int] = {}
@@ -195,7 +199,11 @@ class _Times:
         rng, delay_ms = self._rng, self._event_time.delay_ms
         at_ms = int(self._speeds[place] * passed_ms)
         highest_ms = self._highest.get(place, at_ms)
+        windows = self._event_time.windows
+        late = windows is not None and bool(self._highest) and rng.random() < LATE_FOR_WINDOWS
         match rng.random():
+            case _ if late and windows is not None:
+                at_ms = self._late_ms(windows)
             case kind if kind < 0.08:
                 at_ms = highest_ms - rng.randint(1, 3 * delay_ms + 100)  # most of these are late
             case kind if kind < 0.16:
@@ -205,6 +213,13 @@ class _Times:
         if committed:  # a source skips aborted records
             self._highest[place] = max(highest_ms, at_ms)
         return at_ms
+
+    def _late_ms(self, windows: WindowSettings) -> int:
+        """Return an event time for which windows have ended, and perhaps are removed."""
+        rng = self._rng
+        watermark_ms = min(self._highest.values()) - self._event_time.delay_ms - 1
+        reach_ms = rng.choice((windows.size_ms, windows.size_ms + windows.lateness_ms))
+        return watermark_ms - rng.choice((0, 100, 400)) - rng.randint(0, reach_ms + 200)
 
     def _changes(self, at_ms: int) -> Iterator[TimerChange]:
         rng = self._rng
