@@ -69,9 +69,10 @@ COUNTED_TWICE = (
 IN_NEITHER = (Edit(SlidingWindows.add_batch, "if any(late):", "if all(late):"),)
 PANE_LOST = (
     Edit(
-        SlidingWindows.open,
-        "panes.starts.sort()",
-        "panes.starts.sort()\n        del panes.starts[: len(panes.starts) // 2]",
+        SlidingWindows.restore,
+        "(panes.starts if row.filled else panes.marks).append(row.start_ms)",
+        "if not (row.filled and panes.starts):\n"
+        "        (panes.starts if row.filled else panes.marks).append(row.start_ms)",
     ),
 )
 LATENESS_LOST = (

@@ -69,6 +69,12 @@ SPEEDS: Final = (0.3, 1.0, 1.0, 2.0)
 STEP_MS: Final = 60.0
 """Longest event time between two records, in addition to the time between their writes."""
 ROUND_MS: Final = 500
+INTERVALS_MS: Final = {False: (50, 200, 400), True: (1, 20, 200)}
+"""Times between two watermarks. With windows they are short, so that a record is late although the
+job reads many records at once after a restart."""
+POLLED: Final = "tidegate.dataplane.sources.kafka.BATCH_RECORDS"
+POLLED_RECORDS: Final = (1, 2, 5, 20)
+"""Numbers of records that a source of windows gets from one poll."""
 WINDOWED: Final = 0.5
 """Share of the runs whose pipeline has windows."""
 SIZES_MS: Final = (100, 500, 500, 2_000)
@@ -106,11 +112,12 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         partitions=tuple(
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
         ),
-        limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5},
+        limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5}
+        | ({POLLED: rng.choice(POLLED_RECORDS)} if windowed else {}),
         windows=_windows(rng, twice=shape.pipeline is WindowedTwice) if windowed else None,
     )
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
-    job = {**plan.settings["job"], "watermark_interval": rng.choice((50, 200, 400))}
+    job = {**plan.settings["job"], "watermark_interval": rng.choice(INTERVALS_MS[windowed])}
     inputs = _Times(rng, event_time, silent=silent).of(plan.inputs)
     if shape.pipeline is WatchedUnion and rng.random() < SIDED:
         shape = SIDES
