@@ -61,10 +61,6 @@ class WindowModel:
         self.items: dict[str, Item] = {}
         """The records that a firing has contained."""
         self.windows: list[Firings] = []
-        self.late_at: dict[str, int] = {}
-        """The number of the entry of each late record."""
-        self.first_at: dict[str, int] = {}
-        """The number of the first firing with each record."""
         self.firings: dict[str, Item] = {}
         """The firings, as records of the second windows."""
 
@@ -95,8 +91,6 @@ class WindowModel:
         if entry.kind == LATE:
             (item,) = items.values()
             self.late[item.name] = item
-            self.late_at[item.name] = entry.count
-            self.known_ms = max(self.known_ms, self._gone_ms(self._last_end(item)))
             return
         if entry.window_watermark_ms is not None and entry.window_watermark_ms < MAX_MS:
             self.window_watermark_ms = entry.window_watermark_ms
@@ -104,8 +98,6 @@ class WindowModel:
             self.on_time_end = max(self.on_time_end, entry.end_ms)
             self.known_ms = max(self.known_ms, entry.end_ms - 1)
         self.items |= items
-        for name in items:
-            self.first_at.setdefault(name, entry.count)
         found = self._before(entry)
         self.windows = [each for each in self.windows if not any(each is one for one in found)]
         self.windows.append(
@@ -137,6 +129,9 @@ class WindowModel:
         gone_ms = self._gone_ms(self._last_end(item))
         if self.stage == 1 and not sources.can_precede(gone_ms, item.name):
             self._refuse(f"is late, and its windows are open until the watermark is {gone_ms}")
+        if self.kind == SESSION:
+            for each in self.windows:
+                self._check_joined(item, [self.items[name] for name in each.names], sources)
         if self.stage == 2 and item.name.endswith(ON_TIME):
             self._refuse("is a firing on time, and late for the second windows")
 
@@ -163,7 +158,8 @@ class WindowModel:
             self._refuse(f"is firing {entry.number} of its window, where {number} follows")
         self._check_label(entry, new, sources)
         if self.kind == SESSION:
-            self._check_joined(items, sources)
+            for late in self.late.values():
+                self._check_joined(late, items, sources)
 
     def _check_span(self, entry: Entry, times: Sequence[int]) -> None:
         start_ms, end_ms = entry.start_ms, entry.end_ms
@@ -207,22 +203,27 @@ class WindowModel:
         if seen_ms is not None and (seen_ms >= end_ms - 1) is (entry.firing == "early"):
             self._refuse(f"is {entry.firing} under the watermark {seen_ms}")
 
-    def _check_joined(self, items: Sequence[Item], sources: Sources) -> None:
-        """Check that no late record should be in the session of these records.
+    def _check_joined(self, late: Item, items: Iterable[Item], sources: Sources) -> None:
+        """Check that a late record should not be in a session.
 
-        A record that came before the late one was in the session at that time, and the session has
-        stayed open until now.
+        Records that are before it in its partition, and touch it, were in the session when it came.
+        So the session must have been removed: it has no record that came later, and a watermark can
+        have reached its end.
         """
-        for item in items:
-            for late in self.late.values():
-                if abs(late.at_ms - item.at_ms) > self.size_ms:
-                    continue
-                fired = self.first_at.get(item.name, NEVER) < self.late_at[late.name]
-                if fired or (self.stage == 1 and sources.is_before(item.name, late.name)):
-                    self._refuse(
-                        f"contains {item.name} of {item.at_ms}, and {late.name} of {late.at_ms} "
-                        "came later and was late"
-                    )
+        before = [each for each in items if sources.is_before(each.name, late.name)]
+        end_ms = MIN_MS
+        for item in sorted(before, key=lambda each: each.at_ms):
+            if abs(item.at_ms - late.at_ms) <= self.size_ms or (
+                end_ms > MIN_MS and item.at_ms <= end_ms
+            ):
+                end_ms = item.at_ms + self.size_ms
+        if end_ms == MIN_MS:
+            return
+        after = any(sources.is_before(late.name, each.name) for each in items)
+        if after or not sources.can_precede(self._gone_ms(end_ms), late.name):
+            self._refuse(
+                f"shows {late.name} of {late.at_ms} as late, and a session to {end_ms} was open"
+            )
 
     def _before(self, entry: Entry) -> list[Firings]:
         """Return the windows that the window of an entry was, or was merged from."""

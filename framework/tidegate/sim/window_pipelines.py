@@ -2,7 +2,8 @@
 
 A firing writes the names of the records of its window, and the late stream the name of each late
 record. Both go through one more keyed step, which numbers the entries of each key. So the output of
-a key is the log of its windows, and `window_model.py` judges it.
+a key is the log of its windows, and `window_model.py` judges it. The firings are in their order in
+it, and so are the late records. There is no order between both: they come through two channels.
 
 A run draws its windows (`WindowSettings`) and patches `SETTINGS`, because a pipeline is declared
 before the run.
