@@ -6,7 +6,6 @@ import pytest
 
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
-from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
@@ -18,12 +17,12 @@ RUNS = 20
 """Runs of the simulator."""
 
 
-def has_kind(plan: Plan, kind: str, *, process: bool | None = None) -> bool:
-    """Whether a plan has windows of this kind."""
+def has_kind(plan: Plan, kind: str, *, by_window: bool | None = None) -> bool:
+    """Whether a plan has windows of this kind, perhaps only with rows of their own, or without."""
     windows = None if plan.event_time is None else plan.event_time.windows
     if windows is None or windows.kind != kind:
         return False
-    return process is None or windows.process == process
+    return by_window is None or (windows.process or windows.collects) == by_window
 
 
 def has_lateness(plan: Plan) -> bool:
@@ -35,11 +34,7 @@ def has_lateness(plan: Plan) -> bool:
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
 SLIDINGS = event_time_in("with sliding windows", lambda plan: has_kind(plan, SLIDING))
 TUMBLINGS = event_time_in(
-    "with tumbling windows in rows of keys", lambda plan: has_kind(plan, TUMBLING, process=False)
-)
-ROWS = event_time_in(
-    "with tumbling windows in rows of their own",
-    lambda plan: has_kind(plan, TUMBLING, process=True),
+    "with tumbling windows in rows of keys", lambda plan: has_kind(plan, TUMBLING, by_window=False)
 )
 LATENESS = event_time_in("with allowed lateness", has_lateness)
 
@@ -51,7 +46,7 @@ JUDGED_FIRST = (
     ),
 )
 COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
-ROW_STAYS = (Edit(AlignedWindows.fire_due, "self.clear(row)", "pass"),)
+ROW_STAYS = (Edit(AlignedByKey._finish, "cell.clear()", "pass"),)
 FIRED_END_LOST = (
     Edit(
         SlidingWindows.restore,
@@ -86,7 +81,7 @@ LATENESS_LOST = (
 MUTANTS = [
     Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
-    Mutant("a window that has fired stays in state", ROW_STAYS, ROWS, RUNS, 2),
+    Mutant("a window that has fired stays in state", ROW_STAYS, TUMBLINGS, RUNS, 2),
     Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
     Mutant("a late record is in its window too", COUNTED_TWICE, TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),

@@ -50,6 +50,8 @@ class WindowSettings:
     lateness_ms: int
     process: bool
     """Whether a `WindowProcess` gets the records, and not aggregates."""
+    collects: bool
+    """Whether the aggregates keep records, so that tumbling windows have rows of their own."""
     early: int
     """After how many records a window fires before its end; 0 if it does not."""
     twice: bool
@@ -62,7 +64,7 @@ class WindowSettings:
         triggers = f" early {self.early}" * bool(self.early) + f" late {self.late}"
         return (
             f"{self.kind} {self.size_ms} ms{step} lateness {self.lateness_ms} ms"
-            f"{' process' * self.process}{triggers}"
+            f"{' process' * self.process}{' collect' * self.collects}{triggers}"
         )
 
 

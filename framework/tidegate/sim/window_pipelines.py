@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.aggregates import Collect, Count, Sum
+from tidegate.api.aggregates import Aggregate, Collect, Count, Sum
 from tidegate.api.formats import Json
 from tidegate.api.functions import Context, KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
@@ -43,6 +43,7 @@ SETTINGS = WindowSettings(
     every_ms=500,
     lateness_ms=0,
     process=False,
+    collects=False,
     early=0,
     late=1,
     twice=False,
@@ -56,10 +57,35 @@ def firing_name(entry: Entry) -> str:
     return "/".join(map(str, parts))
 
 
+class Names(Aggregate[Any, list[tuple[int, str]], list[str]]):
+    """The names that `Collect` would give. With it, windows lie in the rows of their keys."""
+
+    def create(self) -> list[tuple[int, str]]:
+        return []
+
+    def add(self, accumulator: list[tuple[int, str]], record: Any, /) -> list[tuple[int, str]]:
+        accumulator.append(_time_and_name(record))
+        return accumulator
+
+    def merge(
+        self, accumulator: list[tuple[int, str]], other: list[tuple[int, str]], /
+    ) -> list[tuple[int, str]]:
+        return accumulator + other
+
+    def result(self, accumulator: list[tuple[int, str]], /) -> list[str]:
+        return [name for _, name in sorted(accumulator)]
+
+
+def _time_and_name(record: TimedEvent | Entry) -> tuple[int, str]:
+    if isinstance(record, TimedEvent):
+        return record.at_ms, record.name
+    return record.end_ms - 1, firing_name(record)
+
+
 def _fired(
     window: Window[str], records: Sequence[Any], total: int, amount: int, stage: int
 ) -> Entry:
-    names = tuple(each.name if stage == 1 else firing_name(each) for each in records)
+    names = tuple(each if isinstance(each, str) else _time_and_name(each)[1] for each in records)
     return Entry(
         "",
         window.key,
@@ -128,6 +154,10 @@ def _late_firing(entry: Entry) -> Entry:
     return Entry("", entry.key[:1], 0, entry.key[:1], kind=LATE, stage=2, names=names)
 
 
+def _records() -> Any:
+    return Collect(at_most=NAMES_MAX) if SETTINGS.collects else Names()
+
+
 def _trigger() -> Any:
     early = EveryCount(SETTINGS.early) if SETTINGS.early else None
     return AfterWatermark(early=early, late=EveryCount(SETTINGS.late))
@@ -151,7 +181,7 @@ def windowed(by_key: KeyedStream[str, TimedEvent]) -> Stream[Entry]:
         results = windows.process(Collected(), uid="windows")
     else:
         results = windows.aggregate(
-            Collect(at_most=NAMES_MAX),
+            _records(),
             Count(),
             Sum(lambda event: event.amount, returns=int),
             uid="windows",
@@ -212,7 +242,7 @@ class WindowedTwice(Pipeline, name="windowed-twice"):
             allowed_lateness=f"{SETTINGS.lateness_ms} ms",
         )
         second = wider.aggregate(
-            Collect(at_most=NAMES_MAX),
+            _records(),
             Count(),
             Sum(lambda entry: entry.amount, returns=int),
             uid="wider",
