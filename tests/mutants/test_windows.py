@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant("a late record is in its window too", COUNTED_TWICE, TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
-    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 2),
+    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 1),
 ]
 
 

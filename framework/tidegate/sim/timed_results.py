@@ -22,6 +22,23 @@ rules hold for every interleaving:
 8. After a drain every event timer has fired. No record of a key comes after a timer that fired
    because the input had ended.
 
+A step with windows has these rules for each key, in every interleaving (`window_model.py`):
+
+9. The firings of a window have the numbers 0, 1, 2, … A session goes on with the sum of those that
+   it was merged from. Each firing has all records of the one before it, and a new one.
+10. Firings on time come in the order of the ends of their windows. A window does not fire after the
+   step's watermark is known to have removed it.
+11. A record is in windows or late, and late once. It is late only if a watermark can have removed
+   its last window before it came: for its own partition this follows from the records before it.
+   With `idle_after`, one partition must make that watermark possible. A record is in all of its
+   windows from the first that was still open. So a record within the bound is not late.
+12. A record that touches a session that must be open is in it, and not late.
+13. A firing on time is not late for a second step with windows.
+14. At the end, each record is late, or in all of its windows that the last watermark has closed and
+   had not removed before. Sessions that touch were not open at the same time.
+
+No order holds between firings and late records, because they come through two channels.
+
 A published checkpoint has more: the watermark of each partition follows exactly from the records
 before its offset. A partition without a new record stays idle. A step's watermark is not ahead of
 the partitions, and not behind an earlier checkpoint. A partition that has drained is not read any
