@@ -59,7 +59,7 @@ SILENT: Final = 0.45
 """Share of the runs in which a partition becomes silent."""
 SILENT_FROM: Final = (0.0, 0.2, 0.5)
 """From which part of the input on a partition is silent."""
-ALARMED: Final = 0.5
+ALARMED: Final = 0.8
 """Share of the runs with processing timers, among those of one pipeline without backfills."""
 DRAINS: Final = 0.4
 """Share of the runs whose last job run drains: a bounded one, or one that the user stops."""
