@@ -17,11 +17,12 @@ from tidegate.sim.plan import Input, Plan
 from tidegate.sim.run import plan_of, run_seed
 from tidegate.sim.seed_runner import Summary, Verdict, simulate
 from tidegate.sim.timed_pipelines import ALARMS, SIDES, TIMED_SHAPES, EventTime, TimedEvent
+from tidegate.sim.window_pipelines import SESSION, SLIDING, TUMBLING, WINDOW_SHAPES
 
 SAMPLE = range(12)
 SEEDS = range(500)
 WITH_BACKFILLS = range(250)
-SHAPES = (*TIMED_SHAPES, SIDES, ALARMS)
+SHAPES = (*TIMED_SHAPES, SIDES, ALARMS, *WINDOW_SHAPES)
 PLANS = [plan_of(seed, event_time=True) for seed in range(200)]
 
 
@@ -75,7 +76,7 @@ def test_many_seeds_with_backfills_are_exact(capsys: pytest.CaptureFixture[str])
 
 
 def test_timers_fire_in_most_runs() -> None:
-    outcomes = [run_seed(seed, event_time=True) for seed in range(4)]
+    outcomes = [run_seed(seed, event_time=True) for seed in range(8)]
     assert all(outcome.violation is None for outcome in outcomes)
     assert sum(outcome.fired for outcome in outcomes) > 20
 
@@ -156,8 +157,22 @@ def test_partitions_have_speeds_and_some_become_silent() -> None:
 
 
 def test_some_plans_have_processing_timers_and_small_pieces() -> None:
-    assert 20 < sum(event_time_of(plan).alarms for plan in PLANS) < 100
-    assert 50 < sum(bool(event_time_of(plan).limits) for plan in PLANS) < 150
+    assert 10 < sum(event_time_of(plan).alarms for plan in PLANS) < 50
+    pieces = [any("PIECE" in name for name in event_time_of(plan).limits) for plan in PLANS]
+    assert 110 < sum(pieces) < 190
+
+
+def test_half_of_the_plans_have_windows_of_each_kind_with_and_without_lateness() -> None:
+    windows = [event_time_of(plan).windows for plan in PLANS]
+    known = [each for each in windows if each is not None]
+    assert 60 < len(known) < 140
+    kinds = Counter((each.kind, each.process, bool(each.lateness_ms)) for each in known)
+    assert len(kinds) == 12, "each kind of windows as aggregates and as a function"
+    assert {each.kind for each in known} == {TUMBLING, SLIDING, SESSION}
+    assert any(each.early for each in known)
+    assert any(each.late > 1 for each in known)
+    for plan, each in zip(PLANS, windows, strict=True):
+        assert (each is not None) == (plan.shape in WINDOW_SHAPES)
 
 
 def test_a_seed_is_replayed_exactly_in_any_process() -> None:

@@ -7,6 +7,7 @@ the faults stay. The records get event times, partitions and timers:
 - Each partition has a speed, so that the partitions are ahead of each other.
 - A record is out of order within the bound, at its edge, or beyond it.
 - A partition may become silent. Then, and seldom otherwise, the strategy has `idle_after`.
+- The pipeline has windows in half of the runs.
 - Timers are set before, at and after the event time of their record, often at round times, so that
   many keys are due together.
 
@@ -26,6 +27,7 @@ from unittest.mock import patch
 
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.watermarks import BoundedOutOfOrderness
+from tidegate.sim import window_pipelines
 from tidegate.sim.pipelines import Shape
 from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, JobRun, Plan
 from tidegate.sim.timed_pipelines import (
@@ -41,6 +43,14 @@ from tidegate.sim.timed_pipelines import (
     TimerChange,
     Watched,
     WatchedUnion,
+    WindowSettings,
+)
+from tidegate.sim.window_pipelines import (
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    WINDOW_SHAPES,
+    WindowedTwice,
 )
 
 DELAYS_MS: Final = (0, 50, 200, 600)
@@ -49,7 +59,7 @@ SILENT: Final = 0.45
 """Share of the runs in which a partition becomes silent."""
 SILENT_FROM: Final = (0.0, 0.2, 0.5)
 """From which part of the input on a partition is silent."""
-ALARMED: Final = 0.5
+ALARMED: Final = 0.8
 """Share of the runs with processing timers, among those of one pipeline without backfills."""
 DRAINS: Final = 0.4
 """Share of the runs whose last job run drains: a bounded one, or one that the user stops."""
@@ -59,18 +69,34 @@ SPEEDS: Final = (0.3, 1.0, 1.0, 2.0)
 STEP_MS: Final = 60.0
 """Longest event time between two records, in addition to the time between their writes."""
 ROUND_MS: Final = 500
+INTERVALS_MS: Final = {False: (50, 200, 400), True: (1, 20, 200)}
+"""Times between two watermarks. With windows they are short, so that a record is late although the
+job reads many records at once after a restart."""
+POLLED: Final = "tidegate.dataplane.sources.kafka.BATCH_RECORDS"
+POLLED_RECORDS: Final = (1, 2, 5, 20)
+"""Numbers of records that a source of windows gets from one poll."""
+WINDOWED: Final = 0.5
+"""Share of the runs whose pipeline has windows."""
+SIZES_MS: Final = (100, 500, 500, 2_000)
+GAPS_MS: Final = (100, 300, 300, 1_000)
+LATENESSES_MS: Final = (0, 0, 100, 500, 3_000)
+LATE_FOR_WINDOWS: Final = 0.25
+"""Share of the records of these runs that come when a window of theirs may have ended."""
+WINDOWED_SPEEDS: Final = (0.7, 1.0, 1.0, 1.5)
 AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""
 SKEW_MS_MAX: Final = 2_000
 """Largest error of a process's clock in runs with processing timers. Elsewhere it is an hour."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.operators.timed.PIECE": (1, 2, 5),
+    "tidegate.dataplane.windows.operator.PIECE": (1, 2, 5),
 }
 
 
 def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     """Return the plan with event time."""
-    shape = rng.choice(TIMED_SHAPES)
+    windowed = rng.random() < WINDOWED
+    shape = rng.choice(WINDOW_SHAPES if windowed else TIMED_SHAPES)
     alarms = rng.random() < ALARMED and shape.pipeline is Watched and plan.waves is None
     partitions = {
         topic: plan.partitions.get(topic, 0) or rng.randint(1, 3)
@@ -86,10 +112,12 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         partitions=tuple(
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
         ),
-        limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5},
+        limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5}
+        | ({POLLED: rng.choice(POLLED_RECORDS)} if windowed else {}),
+        windows=_windows(rng, twice=shape.pipeline is WindowedTwice) if windowed else None,
     )
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}
-    job = {**plan.settings["job"], "watermark_interval": rng.choice((50, 200, 400))}
+    job = {**plan.settings["job"], "watermark_interval": rng.choice(INTERVALS_MS[windowed])}
     inputs = _Times(rng, event_time, silent=silent).of(plan.inputs)
     if shape.pipeline is WatchedUnion and rng.random() < SIDED:
         shape = SIDES
@@ -108,6 +136,24 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
     )
 
 
+def _windows(rng: random.Random, *, twice: bool) -> WindowSettings:
+    """Return the windows of a run."""
+    kind = rng.choice((TUMBLING, SLIDING, SESSION))
+    size_ms = rng.choice(GAPS_MS if kind == SESSION else SIZES_MS)
+    every_ms = size_ms * rng.choice((1, 2, 3, 5, 8)) // 10 if kind == SLIDING else size_ms
+    return WindowSettings(
+        kind=kind,
+        size_ms=size_ms,
+        every_ms=every_ms,
+        lateness_ms=rng.choice(LATENESSES_MS),
+        process=rng.random() < 0.3,
+        collects=rng.random() < 0.4,
+        early=rng.choice((0, 0, 0, 2)) if kind != SLIDING else 0,
+        late=rng.choice((1, 1, 2)) if kind != SLIDING else 1,
+        twice=twice,
+    )
+
+
 def _draining(job_runs: tuple[JobRun, ...]) -> tuple[JobRun, ...]:
     """Let the user stop the last job run with a drain, unless it ends at its bounds."""
     last = job_runs[-1]
@@ -121,7 +167,8 @@ class _Times:
     def __init__(self, rng: random.Random, event_time: EventTime, *, silent: bool) -> None:
         self._rng, self._event_time = rng, event_time
         places = event_time.partitions
-        self._speeds = {place: rng.choice(SPEEDS) for place in places}
+        speeds = SPEEDS if event_time.windows is None else WINDOWED_SPEEDS
+        self._speeds = {place: rng.choice(speeds) for place in places}
         self._silent = rng.choice(places) if silent and len(places) > 1 else None
         self._silent_from = rng.choice(SILENT_FROM)
         self._highest: dict[tuple[str, int], int] = {}
@@ -160,7 +207,11 @@ class _Times:
         rng, delay_ms = self._rng, self._event_time.delay_ms
         at_ms = int(self._speeds[place] * passed_ms)
         highest_ms = self._highest.get(place, at_ms)
+        windows = self._event_time.windows
+        late = windows is not None and bool(self._highest) and rng.random() < LATE_FOR_WINDOWS
         match rng.random():
+            case _ if late and windows is not None:
+                at_ms = self._late_ms(windows)
             case kind if kind < 0.08:
                 at_ms = highest_ms - rng.randint(1, 3 * delay_ms + 100)  # most of these are late
             case kind if kind < 0.16:
@@ -170,6 +221,13 @@ class _Times:
         if committed:  # a source skips aborted records
             self._highest[place] = max(highest_ms, at_ms)
         return at_ms
+
+    def _late_ms(self, windows: WindowSettings) -> int:
+        """Return an event time for which windows have ended, and perhaps are removed."""
+        rng = self._rng
+        watermark_ms = min(self._highest.values()) - self._event_time.delay_ms - 1
+        reach_ms = rng.choice((windows.size_ms, windows.size_ms + windows.lateness_ms))
+        return watermark_ms - rng.choice((0, 100, 400)) - rng.randint(0, reach_ms + 200)
 
     def _changes(self, at_ms: int) -> Iterator[TimerChange]:
         rng = self._rng
@@ -200,6 +258,8 @@ def patch_event_time(shape: Shape, event_time: EventTime | None) -> Iterator[Non
             for source in vars(shape.pipeline).values():
                 if isinstance(source, KafkaSource):
                     stack.enter_context(patch.object(source, "watermarks", strategy))
+            if event_time.windows is not None:
+                stack.enter_context(patch.object(window_pipelines, "SETTINGS", event_time.windows))
             for name, size in event_time.limits.items():
                 stack.enter_context(patch(name, size))
             if event_time.alarms:

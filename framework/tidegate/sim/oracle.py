@@ -150,7 +150,7 @@ class Oracle:
                 f"{topic_partition.topic}-{topic_partition.partition} offset {offset}",
             )
             if self.timed is not None:
-                self.timed.judge(_entry(entry), where)
+                self.visible += self.timed.judge(_entry(entry), where)
             if topic_partition.topic in self._exact:
                 if result.name:
                     self._judge(topic_partition, result, where)
@@ -286,7 +286,7 @@ class Oracle:
                 raise Violation(message)
         self.plain.complete()
         if self.timed is not None and fires:
-            self.timed.complete()
+            self.timed.complete(ended_at)
 
     def _judge(self, topic_partition: TopicPartition, result: Result, where: str) -> None:
         lane = self._lanes.get(_lane(topic_partition, result))

@@ -416,7 +416,8 @@ class Run:
         if self._written < len(self.plan.inputs):
             share = self._scheduler.now / self.plan.fault_rates.fault_period_s
         else:
-            share = self._oracle.visible / max(1, self._oracle.visible + self._oracle.missing)
+            due = self._oracle.visible + self._oracle.missing
+            share = self._oracle.visible / due if due else 1.0
         match job_run.ends:
             case "finished":
                 if self._restoring_submission not in {None, self._checker.journal.submission}:

@@ -85,6 +85,8 @@ class Sources:
             for place in event_time.partitions
         }
         self.events: dict[str, tuple[TopicPartition, TimedEvent]] = {}
+        self.offsets: dict[str, int] = {}
+        """The offset of each record, by its name."""
         self.idles = event_time.idle_after_ms is not None
         self.drains = False
         """Whether the last job run drains, so that a partition may have ended anywhere."""
@@ -95,6 +97,41 @@ class Sources:
         """
         lasts = [each.last_ms for each in self.partitions.values()]
         return max(lasts) if self.idles else min(lasts)
+
+    def add(self, topic_partition: TopicPartition, event: TimedEvent, offset: int) -> None:
+        """Add a record that was committed."""
+        self.events[event.name] = topic_partition, event
+        self.offsets[event.name] = offset
+        self.partitions[topic_partition].add(event, offset)
+
+    def is_before(self, name: str, other: str) -> bool:
+        """Return whether a record is before another one of its partition."""
+        same = self.events[name][0] == self.events[other][0]
+        return same and self.offsets[name] < self.offsets[other]
+
+    def can_precede(self, watermark_ms: int, name: str) -> bool:
+        """Return whether a watermark can have been reached before a record came."""
+        own, offset = self.events[name][0], self.offsets[name]
+        reached = [
+            (each.before(offset) if place == own else each.last_ms) >= watermark_ms
+            for place, each in self.partitions.items()
+        ]
+        if self.idles:
+            return any(reached)
+        if self.drains:  # the others may have ended
+            return self.partitions[own].before(offset) >= watermark_ms
+        return all(reached)
+
+    def why_not_at_all(self, watermark_ms: int) -> str:
+        """Return why no step can have seen this watermark; empty if one can."""
+        if watermark_ms == MIN_MS or (self.drains and watermark_ms == MAX_MS):
+            return ""
+        if not any(each.gives(watermark_ms) for each in self.partitions.values()):
+            return "no record has this watermark"
+        reached = [each.last_ms >= watermark_ms for each in self.partitions.values()]
+        if self.idles or self.drains or all(reached):
+            return ""
+        return "a partition is not so far"
 
     def why_not(self, watermark_ms: int, key: str, seen: Mapping[TopicPartition, int]) -> str:
         """Return why a key cannot have seen this watermark after `seen` of its records; empty if it
@@ -140,8 +177,8 @@ class KeyModel:
         first = min(timers, default=(NEVER, 0, ""))
         return first if first[0] <= until_ms else None
 
-    def take(self, entry: Entry, sources: Sources) -> None:
-        """Check the next entry. Raise Violation if it breaks a rule."""
+    def take(self, entry: Entry, sources: Sources) -> int:
+        """Check the next entry. Raise Violation if it breaks a rule. Return 0."""
         if entry.count != self.count + 1:
             again = " for a second time" if entry.count <= self.count else ""
             self._refuse(f"has number {entry.count}{again}, where {self.count + 1} follows")
@@ -153,6 +190,7 @@ class KeyModel:
         else:
             self._check_firing(entry)
         self.follow(entry, sources)
+        return 0
 
     def follow(self, entry: Entry, sources: Sources) -> None:
         """Do what the function has done in this call."""
@@ -273,7 +311,7 @@ class RelayModel:
     count: int = 0
     watermark_ms: int = MIN_MS
 
-    def take(self, entry: Entry, _sources: Sources) -> None:
+    def take(self, entry: Entry, _sources: Sources) -> int:
         if entry.relay_count != self.count + 1:
             message = f"has number {entry.relay_count} of {entry.relay}, after {self.count}"
             raise Violation(message)
@@ -284,6 +322,7 @@ class RelayModel:
             )
             raise Violation(message)
         self.follow(entry, _sources)
+        return 0
 
     def follow(self, entry: Entry, _sources: Sources) -> None:
         self.count = entry.relay_count

@@ -5,7 +5,7 @@ entry for each call: for each record, and for each timer that fires. An entry ha
 call for its key, and the times that the function saw. So the output of a key is the log of what
 happened to it, and `timed_results.py` repeats the log with a model of the key's timers.
 
-A step with windows can be added in the same way: its results are entries of another `kind`.
+A step with windows writes entries of another `kind` (`window_pipelines.py`).
 """
 
 from __future__ import annotations
@@ -39,6 +39,36 @@ REPEAT_MS: Final = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSettings:
+    """The windows of a run (`window_pipelines.py`)."""
+
+    kind: str
+    size_ms: int
+    """The size of the windows, or the gap of sessions."""
+    every_ms: int
+    """The step of sliding windows. For others, the size."""
+    lateness_ms: int
+    process: bool
+    """Whether a `WindowProcess` gets the records, and not aggregates."""
+    collects: bool
+    """Whether the aggregates keep records, so that tumbling windows have rows of their own."""
+    early: int
+    """After how many records a window fires before its end; 0 if it does not."""
+    twice: bool
+    """Whether wider windows follow."""
+    late: int
+    """After how many late records a window fires."""
+
+    def __str__(self) -> str:
+        step = f" every {self.every_ms}" if self.every_ms != self.size_ms else ""
+        triggers = f" early {self.early}" * bool(self.early) + f" late {self.late}"
+        return (
+            f"{self.kind} {self.size_ms} ms{step} lateness {self.lateness_ms} ms"
+            f"{' process' * self.process}{' collect' * self.collects}{triggers}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventTime:
     """The event time of a run (`event_time_plan.py`)."""
 
@@ -53,12 +83,15 @@ class EventTime:
     """All partitions of the sources."""
     limits: Mapping[str, int]
     """The patched limits, by qualified name."""
+    windows: WindowSettings | None = None
+    """The windows of the pipeline, if it has a step with windows."""
 
     def __str__(self) -> str:
         limits = {name.rsplit(".", 1)[1]: size for name, size in self.limits.items()}
         return (
             f"event time with a delay of {self.delay_ms} ms, idle after {self.idle_after_ms}, "
-            f"{'processing timers, ' * self.alarms}{'a drain, ' * self.drains}{limits}"
+            f"{'processing timers, ' * self.alarms}{'a drain, ' * self.drains}"
+            f"{f'{self.windows}, ' if self.windows else ''}{limits}"
         )
 
 
@@ -99,6 +132,18 @@ class Entry(Result, frozen=True):
     relay_count: int = 0
     relay_timestamp_ms: int = 0
     relay_watermark_ms: int = 0
+    kind: str = ""
+    """`WINDOW` or `LATE` for entries of a step with windows."""
+    stage: int = 0
+    """The number of the step with windows."""
+    start_ms: int = 0
+    end_ms: int = 0
+    firing: str = ""
+    number: int = 0
+    names: tuple[str, ...] = ()
+    """The records of a firing, by event time, or the late record."""
+    window_watermark_ms: int | None = None
+    """The watermark of the step with windows, if its function sees it."""
 
 
 class _Calls:
@@ -244,7 +289,7 @@ def _event_ms(event: TimedEvent) -> int:
     return event.at_ms
 
 
-def _source(topic: str) -> KafkaSource[TimedEvent]:
+def timed_source(topic: str) -> KafkaSource[TimedEvent]:
     """Return a source. Each run patches its strategy (`event_time_plan.py`)."""
     return KafkaSource(
         topic,
@@ -257,7 +302,7 @@ def _source(topic: str) -> KafkaSource[TimedEvent]:
 class Watched(Pipeline, name="watched"):
     """One source and one step with timers."""
 
-    events = _source(IN_A)
+    events = timed_source(IN_A)
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
@@ -268,7 +313,7 @@ class Watched(Pipeline, name="watched"):
 class WatchedAlarms(Pipeline, name="watched-alarms"):
     """One source and one step that also has a processing timer. No backfill can run it."""
 
-    events = _source(IN_A)
+    events = timed_source(IN_A)
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
@@ -279,8 +324,8 @@ class WatchedAlarms(Pipeline, name="watched-alarms"):
 class WatchedUnion(Pipeline, name="watched-union"):
     """Two sources and one step with timers."""
 
-    left = _source(IN_A)
-    right = _source(IN_B)
+    left = timed_source(IN_A)
+    right = timed_source(IN_B)
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
@@ -291,8 +336,8 @@ class WatchedUnion(Pipeline, name="watched-union"):
 class WatchedSides(Pipeline, name="watched-sides"):
     """Two sources and one step with two inputs and timers."""
 
-    left = _source(IN_A)
-    right = _source(IN_B)
+    left = timed_source(IN_A)
+    right = timed_source(IN_B)
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
@@ -303,7 +348,7 @@ class WatchedSides(Pipeline, name="watched-sides"):
 class Relayed(Pipeline, name="relayed"):
     """A step with timers, and behind an exchange a second step that sees their results."""
 
-    events = _source(IN_A)
+    events = timed_source(IN_A)
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.relay)
 
     def define(self) -> None:

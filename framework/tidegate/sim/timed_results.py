@@ -22,6 +22,23 @@ rules hold for every interleaving:
 8. After a drain every event timer has fired. No record of a key comes after a timer that fired
    because the input had ended.
 
+A step with windows has these rules for each key, in every interleaving (`window_model.py`):
+
+9. The firings of a window have the numbers 0, 1, 2, … A session goes on with the sum of those that
+   it was merged from. Each firing has all records of the one before it, and a new one.
+10. Firings on time come in the order of the ends of their windows. A window does not fire after the
+   step's watermark is known to have removed it.
+11. A record is in windows or late, and late once. It is late only if a watermark can have removed
+   its last window before it came: for its own partition this follows from the records before it.
+   With `idle_after`, one partition must make that watermark possible. A record is in all of its
+   windows from the first that was still open. So a record within the bound is not late.
+12. A record that touches a session that must be open is in it, and not late.
+13. A firing on time is not late for a second step with windows.
+14. At the end, each record is late, or in all of its windows that the last watermark has closed and
+   had not removed before. Sessions that touch were not open at the same time.
+
+No order holds between firings and late records, because they come through two channels.
+
 A published checkpoint has more: the watermark of each partition follows exactly from the records
 before its offset. A partition without a new record stays idle. A step's watermark is not ahead of
 the partitions, and not behind an earlier checkpoint. A partition that has drained is not read any
@@ -33,8 +50,9 @@ continues from what that checkpoint contains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.ids import CheckpointId
@@ -43,11 +61,15 @@ from tidegate.sim.pipelines import Event
 from tidegate.sim.result_groups import Violation
 from tidegate.sim.timed_model import KeyModel, RelayModel, Sources, timer_text
 from tidegate.sim.timed_pipelines import Entry, EventTime, TimedEvent
+from tidegate.sim.window_model import Item, WindowModel
+from tidegate.sim.window_pipelines import LATE
 from tidegate.stream_elements import MAX_MS, MIN_MS, TopicPartition
 
-Model = KeyModel | RelayModel
+Model = KeyModel | RelayModel | WindowModel
 Log = tuple[bool, str]
 """A log: whether it is of the second step, and the key."""
+WINDOW_STEPS: Final = ("number", "number-wider")
+"""The steps that write the entries of the first and of the second windows."""
 
 
 @dataclass(slots=True)
@@ -98,6 +120,11 @@ class TimedResults:
 
     def __init__(self, event_time: EventTime) -> None:
         self._sources = Sources(event_time)
+        self._windows = event_time.windows
+        self._twice = event_time.windows is not None and event_time.windows.twice
+        self._keys: set[str] = set()
+        self._missing: int | None = None
+        """The number that `missing` returns, unless something has changed."""
         self._generations = [_Generation()]
         self._at: dict[Log, int] = {}
         """The generation of the last visible entry of each log."""
@@ -110,33 +137,49 @@ class TimedResults:
     def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
         """Add an event that was committed to a partition of a source."""
         if isinstance(event, TimedEvent):
-            self._sources.events[event.name] = topic_partition, event
-            self._sources.partitions[topic_partition].add(event, offset)
+            self._sources.add(topic_partition, event, offset)
+            self._keys.add(event.key)
+            self._missing = None
 
-    def judge(self, entry: Entry, where: str) -> None:
-        """Check an entry that has become visible. Raise Violation."""
-        self.fired += not entry.name
+    def judge(self, entry: Entry, where: str) -> int:
+        """Check an entry that has become visible. Raise Violation. Return how many records are
+        in the log of their key for the first time, if it is one of windows.
+        """
+        self.fired += not entry.name and entry.kind != LATE
+        self._missing = None
+        accounted = 0
         for log in _logs(entry):
             generation = self._advance(log)
             try:
-                _model(generation, log).take(entry, self._sources)
+                accounted += self._model(generation, log).take(entry, self._sources)
             except Violation as violation:
                 what = entry.name or f"{entry.timer} {entry.timer_name}".strip()
+                if entry.kind:
+                    span = f"{entry.start_ms} to {entry.end_ms}"
+                    what = f"{entry.kind} {entry.firing or entry.names} {span}"
                 message = f"{where}: entry {entry.count} of key {entry.group} ({what}) {violation}"
                 raise Violation(message) from None
             generation.logs.setdefault(log, []).append(entry)
+        return accounted
 
     def missing(self) -> int:
-        """Return how many timers have still to fire if all records are visible, and how many
-        entries a rewind still expects.
+        """Return how many timers have still to fire if all records are visible, how many records
+        have still to be in windows or late, and how many entries a rewind still expects.
         """
+        if self._missing is None:
+            self._missing = self._count_missing()
+        return self._missing
+
+    def _count_missing(self) -> int:
         last_ms = self._sources.last_ms()
         missing = 0
         for log in self._known():
             generation = self._advance(log)
-            model = _model(generation, log)
+            model = self._model(generation, log)
             if generation.ends is not None:
                 missing += generation.ends.get(log, 0) - model.count
+            elif isinstance(model, WindowModel):
+                missing += len(model.lacks(self._items(log).values(), last_ms))
             elif isinstance(model, KeyModel):
                 missing += sum(at_ms <= last_ms for at_ms in model.timers.values())
                 missing += model.alarm_ms is not None
@@ -145,14 +188,19 @@ class TimedResults:
     def begin_drain(self) -> None:
         """Note that the last job run may end its input from now on, and then fire all timers."""
         self._sources.drains = True
+        self._missing = None
 
-    def complete(self) -> None:
-        """Raise Violation if a timer that is due has not fired at the end of the run. After a drain
-        each event timer is due, and processing timers need not fire.
+    def complete(self, ended_at: Mapping[TopicPartition, int] | None = None) -> None:
+        """Raise Violation if a timer that is due has not fired at the end of the run, or if the log
+        of a key's windows does not have all records. After a drain each event timer and each window
+        is due, and processing timers need not fire. A job that has drained before the end of its
+        sources has read them up to the offsets `ended_at`.
         """
         last_ms = MAX_MS if self._sources.drains else self._sources.last_ms()
         for log in sorted(self._known()):
-            model = _model(self._advance(log), log)
+            model = self._model(self._advance(log), log)
+            if isinstance(model, WindowModel):
+                self._complete_windows(log, model, last_ms, ended_at)
             if not isinstance(model, KeyModel):
                 continue
             first = model.due(last_ms)
@@ -165,6 +213,40 @@ class TimedResults:
             if model.alarm_ms is not None and not self._sources.drains:
                 message = f"the processing timer of key {log[1]} has not fired at the end"
                 raise Violation(message)
+
+    def _complete_windows(
+        self,
+        log: Log,
+        model: WindowModel,
+        last_ms: int,
+        ended_at: Mapping[TopicPartition, int] | None,
+    ) -> None:
+        items = self._items(log, ended_at)
+        try:
+            model.complete(items, last_ms, self._sources)
+        except Violation as violation:
+            message = f"at the end, key {log[1]} of windows {1 + log[0]}: {violation}"
+            raise Violation(message) from None
+
+    def _items(
+        self, log: Log, ended_at: Mapping[TopicPartition, int] | None = None
+    ) -> dict[str, Item]:
+        """Return the records that the windows of a key have got."""
+        second, key = log
+        if not second:
+            offsets = self._sources.offsets
+            return {
+                name: Item(name, event.at_ms, event.amount)
+                for name, (place, event) in self._sources.events.items()
+                if event.key == key and (ended_at is None or offsets[name] < ended_at.get(place, 0))
+            }
+        found: dict[str, Item] = {}
+        for each in self._known():
+            if not each[0] and each[1][:1] == key:
+                model = self._model(self._advance(each), each)
+                if isinstance(model, WindowModel):
+                    found |= model.firings
+        return found
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -211,7 +293,7 @@ class TimedResults:
         of them that are not visible yet.
         """
         generation = self._advance(log)
-        number, count = self._generations.index(generation), _model(generation, log).count
+        number, count = self._generations.index(generation), self._model(generation, log).count
         own: list[Entry] = []
         for entry in (*hidden, None):
             while (ends := self._generations[number].ends) is not None and count >= ends.get(
@@ -222,12 +304,13 @@ class TimedResults:
                 count = 0 if base is None else base.counts.get(log, 0)
                 own = []
             if entry is not None:
-                count = entry.relay_count if log[0] else entry.count
+                count = entry.relay_count if log[0] and not entry.kind else entry.count
                 own.append(entry)
         return count, own
 
     def start_attempt(self, checkpoint: CheckpointId | None) -> None:
         """Begin an attempt that continues from a checkpoint, or from the beginning (None)."""
+        self._missing = None
         if checkpoint == self._current:
             return
         before = self._before()
@@ -245,7 +328,11 @@ class TimedResults:
         return self._cuts[self._current] if self._current else None
 
     def _check_hidden(self, entry: Entry, cut: _Cut) -> None:
-        seen = [("watch", entry.watermark_ms)]
+        seen = [(WINDOW_STEPS[entry.stage - 1] if entry.kind else "watch", entry.watermark_ms)]
+        if entry.window_watermark_ms is not None:
+            seen.append(("windows", entry.window_watermark_ms))
+        if entry.stage == 1:
+            self._check_covers(entry, cut)
         if entry.relay:
             seen.append(("relay", entry.relay_watermark_ms))
         for uid, watermark_ms in seen:
@@ -254,6 +341,15 @@ class TimedResults:
                     f"a checkpoint has the watermark {cut.watermark_ms(uid)} of step {uid}, and "
                     f"entry {entry.count} of key {entry.group} has seen {watermark_ms}"
                 )
+                raise Violation(message)
+
+    def _check_covers(self, entry: Entry, cut: _Cut) -> None:
+        """Check that the records of an entry are before the offsets of the checkpoint."""
+        offsets = {(topic, number): each.offset for (_, topic, number), each in cut.splits.items()}
+        for name in entry.names:
+            place, _ = self._sources.events[name]
+            if self._sources.offsets[name] >= offsets.get((place.topic, place.partition), 0):
+                message = f"a checkpoint has a result of {name} from behind it"
                 raise Violation(message)
 
     def _check_splits(self, cut: _Cut) -> None:
@@ -305,7 +401,12 @@ class TimedResults:
     # --- generations ----------------------------------------------------------------------------
 
     def _known(self) -> set[Log]:
-        return {log for generation in self._generations for log in generation.logs}
+        known = {log for generation in self._generations for log in generation.logs}
+        if self._windows is not None:
+            known |= {(False, key) for key in self._keys}
+            if self._twice:
+                known |= {(True, key[:1]) for key in self._keys}
+        return known
 
     def _advance(self, log: Log) -> _Generation:
         """Return the generation of the next entry of a log."""
@@ -314,10 +415,20 @@ class TimedResults:
             generation = self._generations[number]
             if generation.ends is None:
                 return generation
-            if _model(generation, log).count < generation.ends.get(log, 0):
+            if self._model(generation, log).count < generation.ends.get(log, 0):
                 return generation
             self._at[log] = number + 1
             self._begin(self._generations[number + 1], log)
+
+    def _model(self, generation: _Generation, log: Log) -> Model:
+        known = generation.models.get(log)
+        if known is None:
+            if self._windows is not None:
+                known = WindowModel(2 if log[0] else 1, self._windows, log[1])
+            else:
+                known = RelayModel() if log[0] else KeyModel()
+            generation.models[log] = known
+        return known
 
     def _begin(self, generation: _Generation, log: Log) -> None:
         """Let a log begin with the entries that the base of the generation contains."""
@@ -327,18 +438,15 @@ class TimedResults:
         entries = self._generations[base.generation].logs.get(log, [])
         entries = entries[: base.counts.get(log, 0)]
         generation.logs[log] = list(entries)
-        model = _model(generation, log)
+        model = self._model(generation, log)
         for entry in entries:
             model.follow(entry, self._sources)
 
 
-def _model(generation: _Generation, log: Log) -> Model:
-    if log not in generation.models:
-        generation.models[log] = RelayModel() if log[0] else KeyModel()
-    return generation.models[log]
-
-
 def _logs(entry: Entry) -> Iterator[Log]:
+    if entry.kind:
+        yield entry.stage == 2, entry.group
+        return
     yield False, entry.group
     if entry.relay:
         yield True, entry.relay

@@ -1,0 +1,95 @@
+"""Bugs in windows that the simulator finds by the log of each key."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutants.finders import event_time_in
+from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
+from tidegate.dataplane.windows.by_key import AlignedByKey
+from tidegate.dataplane.windows.operator import WindowOperator
+from tidegate.dataplane.windows.session_operator import SessionWindows
+from tidegate.dataplane.windows.sliding_operator import SlidingWindows
+from tidegate.sim.plan import Plan
+from tidegate.sim.window_pipelines import SESSION, SLIDING, TUMBLING
+
+RUNS = 20
+"""Runs of the simulator."""
+
+
+def has_kind(plan: Plan, kind: str, *, by_window: bool | None = None) -> bool:
+    """Whether a plan has windows of this kind, perhaps only with rows of their own, or without."""
+    windows = None if plan.event_time is None else plan.event_time.windows
+    if windows is None or windows.kind != kind:
+        return False
+    return by_window is None or (windows.process or windows.collects) == by_window
+
+
+def has_lateness(plan: Plan) -> bool:
+    """Whether a plan has windows that take late records."""
+    windows = None if plan.event_time is None else plan.event_time.windows
+    return windows is not None and windows.lateness_ms > 0
+
+
+SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
+SLIDINGS = event_time_in("with sliding windows", lambda plan: has_kind(plan, SLIDING))
+TUMBLINGS = event_time_in(
+    "with tumbling windows in rows of keys", lambda plan: has_kind(plan, TUMBLING, by_window=False)
+)
+LATENESS = event_time_in("with allowed lateness", has_lateness)
+
+JUDGED_FIRST = (
+    Edit(
+        SessionWindows._join,
+        "if found:",
+        "if found and not self.is_past(end_ms, self.lateness_ms):",
+    ),
+)
+COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
+ROW_STAYS = (Edit(AlignedByKey._finish, "cell.clear()", "pass"),)
+FIRED_END_LOST = (
+    Edit(
+        SlidingWindows.restore,
+        "panes.fired_end = max(panes.fired_end, row.at_ms)",
+        "pass",
+    ),
+)
+COUNTED_TWICE = (
+    Edit(
+        AlignedByKey.add_batch,
+        "in_time = [one and not two for one, two in zip(past, late, strict=True)]",
+        "in_time = past",
+    ),
+)
+IN_NEITHER = (Edit(SlidingWindows.add_batch, "if any(late):", "if all(late):"),)
+PANE_LOST = (
+    Edit(
+        SlidingWindows.restore,
+        "(panes.starts if row.filled else panes.marks).append(row.start_ms)",
+        "if not (row.filled and panes.starts):\n"
+        "        (panes.starts if row.filled else panes.marks).append(row.start_ms)",
+    ),
+)
+LATENESS_LOST = (
+    Edit(
+        WindowOperator.open,
+        "self.restore(row)",
+        "self.restore(row)\n        self.lateness_ms = 0",
+    ),
+)
+
+MUTANTS = [
+    Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
+    Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
+    Mutant("a window that has fired stays in state", ROW_STAYS, TUMBLINGS, RUNS, 2),
+    Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
+    Mutant("a late record is in its window too", COUNTED_TWICE, TUMBLINGS, RUNS, 2),
+    Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
+    Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
+    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 1),
+]
+
+
+@pytest.mark.parametrize("mutant", mutant_params(MUTANTS))
+def test_the_mutant_is_found(mutant: Mutant) -> None:
+    assert_found(mutant)
