@@ -41,6 +41,12 @@ def becomes_idle(plan: Plan) -> bool:
     )
 
 
+def has_timers(plan: Plan) -> bool:
+    """Whether the pipeline of a plan has timers, and no windows."""
+    return plan.event_time is not None and plan.event_time.windows is None
+
+
+TIMERS = event_time_in("with timers", has_timers)
 IDLE = event_time_in("whose partitions become idle", becomes_idle)
 RESCALED = event_time_in("whose parallelism changes", rescales)
 
@@ -248,13 +254,11 @@ MUTANTS = [
     Mutant("inputs that are all idle keep the least watermark", HELD_WHEN_IDLE, IDLE, 20, 1),
     Mutant("the end of time is stored as a watermark", MAX_STORED, event_time, RUNS, 5),
     Mutant("a restore forgets the timers of a key group", TIMERS_LOST, RESCALED, RUNS, 3),
-    Mutant("a timer that has fired is stored", FIRED_AGAIN, event_time, RUNS, 5),
-    Mutant(
-        "a watermark is forwarded before what it makes due", FORWARDED_FIRST, event_time, RUNS, 3
-    ),
-    Mutant("timers fire in the order of declaration", WRONG_ORDER, event_time, RUNS, 3),
-    Mutant("only the first piece of a burst fires", PIECE_LOST, event_time, RUNS, 2),
-    Mutant("a timer that is set to the past waits", PAST_TIMER_WAITS, event_time, RUNS, 2),
+    Mutant("a timer that has fired is stored", FIRED_AGAIN, TIMERS, RUNS, 5),
+    Mutant("a watermark is forwarded before what it makes due", FORWARDED_FIRST, TIMERS, RUNS, 3),
+    Mutant("timers fire in the order of declaration", WRONG_ORDER, TIMERS, RUNS, 3),
+    Mutant("only the first piece of a burst fires", PIECE_LOST, TIMERS, RUNS, 2),
+    Mutant("a timer that is set to the past waits", PAST_TIMER_WAITS, TIMERS, RUNS, 2),
 ]
 
 
