@@ -78,8 +78,10 @@ class Accumulators:
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
     finish_all: Callable[..., None]
-    """`finish_all(keys, windows, into, append)`: append `into(window, *results)` of each of these
-    windows in state, at their end.
+    """`finish_all(cells, keys, end_ms, own_timers, into, append, left)`: of each row whose oldest
+    window is the only one that ends now, append `into(window, *results)` and remove the window.
+    Other rows that are not empty are left, as pairs of cell and key. With `own_timers`, newer
+    windows of the row have timers of their own. Otherwise such rows are left too.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
@@ -101,6 +103,7 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
+    names["oldest_ends"] = _oldest_ends
     source = _source(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]
@@ -114,6 +117,12 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         copied_results=results if plain else copied_results,
         source=source,
     )
+
+
+def _oldest_ends(others: list[Any], newest: Any, end_ms: int) -> bool:
+    """Return whether the oldest window of a row has records and is the only one that ends now."""
+    oldest, second = others[0], others[1] if len(others) > 1 else newest
+    return bool(oldest.end_ms == end_ms and oldest.pending and second.end_ms != end_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,9 +379,22 @@ def _functions(
         "def results(x):",
         f"    {_tuple('x_', fields)} = x",
         f"    return ({', '.join(plan.result for plan in plans)},)",
-        "def finish_all(keys, windows, into, append):",
-        "    for key, w in zip(keys, windows):",
+        "def finish_all(cells, keys, end_ms, own_timers, into, append, left):",
+        "    for cell, key in zip(cells, keys):",
+        "        w = cell.value",
+        "        if w is None:",
+        "            continue",
+        "        others = w.others",
+        "        if others and own_timers and oldest_ends(others, w, end_ms):",
+        "            w = others[0]",
+        "        elif others or w.end_ms != end_ms or not w.pending:",
+        "            left.append((cell, key))",
+        "            continue",
         f"        append(into({shown}, {of_window}))",
+        "        if others:",
+        "            del others[0]",
+        "        else:",
+        "            cell.clear()",
         "def window_results(w):",
         f"    return ({of_window},)",
     ]
