@@ -62,8 +62,10 @@ class Accumulators:
     called where the newest is another window, or has no new records.
     """
     add_to_sessions: Callable[..., None]
-    """`add_to_sessions(cells, keys, values, times, gap_ms, join)`: extend the newest session of
-    each cell. `join(cell, key, value, time)` is called where the record is not simply in it.
+    """`add_to_sessions(cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end)`:
+    extend the newest session of each cell. If a key has no session, it gets one that ends after
+    `past_ms`, and `add_timer(end - before_end, key)` is called. `join(cell, key, value, time)` is
+    called where the record is not simply in the newest session, or may be late.
     """
     start: Callable[[Any, Any, int], None]
     """`start(window, value, time)`: make the record the first one of the window."""
@@ -337,9 +339,16 @@ def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: st
         "            begin(cell, key, value, time, start, end)",
         "            continue",
         *_indented(adds, 2),
-        "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
+        "def add_to_sessions(",
+        "    cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end",
+        "):",
         "    for cell, key, value, time in zip(cells, keys, values, times):",
         "        w = cell.value",
+        "        if w is None and time + gap_ms > past_ms:",
+        "            start, end = time, time + gap_ms",
+        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
         "        if w is None or w.past or not w.pending:",
         "            join(cell, key, value, time)",
         "            continue",
