@@ -123,7 +123,7 @@ class _Loops:
         if of is None or of is type(None):
             return f"{value} is None"
         if is_union(of):
-            # None comes first: that is one comparison, and a class is a call if it is not the usual.
+            # None comes first: that is one comparison, and an unusual class is a call.
             branches = sorted(get_args(of), key=lambda branch: branch is not type(None))
             return f"({' or '.join(self._holds(branch, value) for branch in branches)})"
         self.parts += 1
