@@ -123,7 +123,9 @@ class _Loops:
         if of is None or of is type(None):
             return f"{value} is None"
         if is_union(of):
-            return f"({' or '.join(self._holds(branch, value) for branch in get_args(of))})"
+            # None comes first: that is one comparison, and an unusual class is a call.
+            branches = sorted(get_args(of), key=lambda branch: branch is not type(None))
+            return f"({' or '.join(self._holds(branch, value) for branch in branches)})"
         self.parts += 1
         check = ClassCheck(of)
         usual, counts = self._name(check.usual), self._name(check.counts)
@@ -140,10 +142,10 @@ class _Loops:
             parts = [(f"{value}[{i}]", argument) for i, argument in enumerate(arguments)]
             return [f"len({value}) == {len(parts)}", *self._parts(parts)]
         if origin is tuple or origin in _SEQUENCES:
-            return self._items(value, arguments[0])
+            return self._items(value, value, arguments[0])
         if origin in (dict, Mapping):
-            keys = self._items(value, arguments[0])
-            return [*keys, *self._items(f"{value}.values()", arguments[1])]
+            keys = self._items(value, value, arguments[0])
+            return [*keys, *self._items(value, f"{value}.values()", arguments[1])]
         form = "{}[{}]" if is_typeddict(record_class(of)) else "{}.{}"
         quoted = json.dumps if is_typeddict(record_class(of)) else str
         trusted = getattr(record_class(of), "TRUSTED_FIELDS", ())
@@ -163,11 +165,12 @@ class _Loops:
                 holds.append(self._holds(of, source))
         return holds
 
-    def _items(self, source: str, of: object) -> list[str]:
+    def _items(self, container: str, items: str, of: object) -> list[str]:
+        """Return the condition for the items of a container. An empty one costs no call."""
         if of is Any:
             return []
         self.is_flat = False
-        return [f"{self._name(self.loop(of))}({source})"]
+        return [f"(not {container} or {self._name(self.loop(of))}({items}))"]
 
     def _name(self, known: object) -> str:
         name = f"k{len(self._names)}"

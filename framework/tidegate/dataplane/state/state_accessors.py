@@ -178,24 +178,27 @@ class _ValueAccessor:
             cells = list(cells)
             values = [cell.value for cell in cells]
             self._storable.check(values, cells)
+            default = self._default_bytes
             for cell, data in zip(cells, map(encode, values), strict=True):
-                if data != cell.saved:
-                    if cell.saved is CLEARED:
-                        self._put_or_delete(cell, data, puts, deletes)
-                    else:
-                        put((cell.store_key, data))
-                        cell.stored = True
-                    cell.saved = data
+                if data == cell.saved:
+                    continue
+                if data == default and cell.saved is CLEARED:
+                    self._delete(cell, deletes)
+                else:
+                    put((cell.store_key, data))
+                    cell.stored = True
+                cell.saved = data
             return
         changed: list[StoredValue] = []
         for cell in cells:
             value = cell.value
             if value is not cell.saved:
                 changed.append(cell)
-                if cell.saved is CLEARED:
-                    self._put_or_delete(cell, encode(value), puts, deletes)
+                data = encode(value)
+                if cell.saved is CLEARED and data == self._default_bytes:
+                    self._delete(cell, deletes)
                 else:
-                    put((cell.store_key, encode(value)))
+                    put((cell.store_key, data))
                     cell.stored = True
                 cell.saved = value
         self._storable.check([cell.value for cell in changed], changed)
@@ -203,16 +206,9 @@ class _ValueAccessor:
     def values(self, cell: StoredValue) -> Iterable[Any]:
         return (cell.value,)
 
-    def _put_or_delete(
-        self, cell: StoredValue, data: bytes, puts: Pairs, deletes: list[bytes]
-    ) -> None:
-        """Write a cell that was cleared. If it was not set since, the store must not have a value
-        for it.
-        """
-        if data != self._default_bytes:
-            puts.append((cell.store_key, data))
-            cell.stored = True
-        elif cell.stored:
+    def _delete(self, cell: StoredValue, deletes: list[bytes]) -> None:
+        """Delete the stored value of a cell that was cleared and not set since."""
+        if cell.stored:
             deletes.append(cell.store_key)
             cell.stored = False
 

@@ -1,7 +1,8 @@
 """Windows at run time: records are assigned to windows, which are rows of keyed state, and fire.
 
 - `assigners.py`: the windows of a column of times; `calendars.py` those of a calendar.
-- `accumulators.py`: the generated functions that fold records into a window.
+- `accumulators.py`: the generated functions that fold records into a window, and
+  `accumulator_source.py` their source.
 - `sessions.py` and `panes.py`: the sessions of a key, and the panes of sliding windows.
 - `firing.py`: the results of a piece of a burst.
 - `operator.py`: what all window operators have in common: the watermark, bursts, late records.

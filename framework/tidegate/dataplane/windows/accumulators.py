@@ -13,8 +13,7 @@ This module knows nothing of triggers and watermarks.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
@@ -37,6 +36,7 @@ from tidegate.api.record_fields import fields_of
 from tidegate.api.type_inference import field_path
 from tidegate.api.window_step import Records, Reduced, WindowStep
 from tidegate.api.windows import Window
+from tidegate.dataplane.windows.accumulator_source import FUNCTIONS, Plan, source_of
 
 Parts = tuple[Any, ...]
 """The fields of the aggregates of one window, without the window's own fields."""
@@ -62,8 +62,10 @@ class Accumulators:
     called where the newest is another window, or has no new records.
     """
     add_to_sessions: Callable[..., None]
-    """`add_to_sessions(cells, keys, values, times, gap_ms, join)`: extend the newest session of
-    each cell. `join(cell, key, value, time)` is called where the record is not simply in it.
+    """`add_to_sessions(cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end)`:
+    extend the newest session of each cell. If a key has no session, it gets one that ends after
+    `past_ms`, and `add_timer(end - before_end, key)` is called. `join(cell, key, value, time)` is
+    called where the record is not simply in the newest session, or may be late.
     """
     start: Callable[[Any, Any, int], None]
     """`start(window, value, time)`: make the record the first one of the window."""
@@ -78,8 +80,10 @@ class Accumulators:
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
     finish_all: Callable[..., None]
-    """`finish_all(keys, windows, into, append)`: append `into(window, *results)` of each of these
-    windows in state, at their end.
+    """`finish_all(cells, keys, end_ms, own_timers, into, append, left)`: of each row whose oldest
+    window is the only one that ends now, append `into(window, *results)` and remove the window.
+    Other rows that are not empty are left, as pairs of cell and key. With `own_timers`, newer
+    windows of the row have timers of their own. Otherwise such rows are left too.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
@@ -101,7 +105,8 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
-    source = _source(plans, by_key=step.by_key)
+    names["oldest_ends"] = _oldest_ends
+    source = source_of(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]
     plain = all(immutable(of) for fields in step.fields for _, of in fields)
@@ -110,25 +115,16 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         return tuple(map(copy_value, results(parts)))
 
     return Accumulators(
-        **{name: names[name] for name in _FUNCTIONS},
+        **{name: names[name] for name in FUNCTIONS},
         copied_results=results if plain else copied_results,
         source=source,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """The templates of one aggregate. `w` is the window, `value` the record, `time` its time."""
-
-    fields: list[str]
-    start: list[str]
-    """The first value of each field."""
-    add: list[str]
-    """Statements that fold one more record in."""
-    combine: list[str]
-    """Each field of a combination. `x_NAME` is the earlier value, `y_NAME` the later one."""
-    result: str
-    """The result, of the fields `x_NAME`."""
+def _oldest_ends(others: list[Any], newest: Any, end_ms: int) -> bool:
+    """Return whether the oldest window of a row has records and is the only one that ends now."""
+    oldest, second = others[0], others[1] if len(others) > 1 else newest
+    return bool(oldest.end_ms == end_ms and oldest.pending and second.end_ms != end_ms)
 
 
 def _plan(
@@ -137,7 +133,7 @@ def _plan(
     step: WindowStep,
     number: int,
     names: dict[str, Any],
-) -> _Plan:
+) -> Plan:
     last = fields[-1]
     w, x, y = f"w.{last}", f"x_{last}", f"y_{last}"
     value = _value(aggregate, step, number, names)
@@ -168,7 +164,7 @@ def _plan(
             combine, result = [f"{'x' if is_first else 'y'}_{name}" for name in fields], x
         case _:
             return _plan_of_call(aggregate, fields, step, number, names)
-    return _Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+    return Plan(fields=fields, start=start, add=add, combine=combine, result=result)
 
 
 def _plan_of_call(
@@ -177,7 +173,7 @@ def _plan_of_call(
     step: WindowStep,
     number: int,
     names: dict[str, Any],
-) -> _Plan:
+) -> Plan:
     """Return the templates of an aggregate that keeps records or calls a function of the user."""
     (name,) = fields
     w, x, y = f"w.{name}", f"x_{name}", f"y_{name}"
@@ -215,7 +211,7 @@ def _plan_of_call(
             )
             start, add = [f"{add_one}({create}(), value)"], [f"{w} = {add_one}({w}, value)"]
             combine, result = [f"{merge}({kept}({x}), {kept}({y}))"], f"{result_of}({x})"
-    return _Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+    return Plan(fields=fields, start=start, add=add, combine=combine, result=result)
 
 
 def _value(
@@ -256,139 +252,3 @@ def _cut(aggregate: Collect[Any] | TopN[Any]) -> Callable[[list[Any]], list[Any]
         return nlargest(n, sorted(pairs, key=_time_of), key=lambda pair: by(pair[1]))
 
     return greatest
-
-
-_OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
-"""The fields of a window that are not of its aggregates."""
-
-_FUNCTIONS: Final = (
-    "add_all",
-    "add_to_newest",
-    "add_to_sessions",
-    "start",
-    "add",
-    "purge",
-    "merge",
-    "parts",
-    "combine",
-    "results",
-    "window_results",
-    "finish_all",
-    "demoted",
-)
-
-
-def _source(plans: Sequence[_Plan], *, by_key: bool) -> str:
-    """Return the source of all functions of a step."""
-    starts = [value for plan in plans for value in plan.start]
-    adds = [line for plan in plans for line in plan.add]
-    fields = [name for plan in plans for name in plan.fields]
-    set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
-    demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
-    loops = _loops(starts, set_first, adds, demoted)
-    functions = _functions(plans, set_first, adds, by_key=by_key)
-    return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
-
-
-def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: str) -> list[str]:
-    """Return the source of the functions that take a whole batch."""
-    # A new window: the number of its firing, new records, filled, past, the next firing of Every.
-    first = "start, end, 0, 1, True, False, None"
-    return [
-        "def add_all(cells, keys, values, times, begin):",
-        "    for cell, key, value, time in zip(cells, keys, values, times):",
-        "        w = cell.value",
-        "        if w is None or not w.pending:",
-        "            begin(cell, key, value, time)",
-        "            continue",
-        *_indented(adds, 2),
-        "def add_to_newest(",
-        "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
-        "):",
-        "    rows = zip(cells, keys, values, times, starts, ends)",
-        "    for cell, key, value, time, start, end in rows:",
-        "        w = cell.value",
-        "        if w is None:",
-        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
-        "            add_timer(end - before_end, key)",
-        "            continue",
-        "        if end > w.end_ms:",
-        f"            w.others.append({demoted})",
-        "            w.start_ms = start",
-        "            w.end_ms = end",
-        "            w.number = 0",
-        "            w.pending = 1",
-        "            w.filled = True",
-        "            w.past = False",
-        "            w.at_ms = None",
-        *_indented(set_first, 3),
-        "            add_timer(end - before_end, key)",
-        "            continue",
-        "        if w.start_ms != start or w.end_ms != end or not w.pending:",
-        "            begin(cell, key, value, time, start, end)",
-        "            continue",
-        *_indented(adds, 2),
-        "def add_to_sessions(cells, keys, values, times, gap_ms, join):",
-        "    for cell, key, value, time in zip(cells, keys, values, times):",
-        "        w = cell.value",
-        "        if w is None or w.past or not w.pending:",
-        "            join(cell, key, value, time)",
-        "            continue",
-        "        if not w.start_ms <= time <= w.end_ms:",
-        "            join(cell, key, value, time)",
-        "            continue",
-        "        if time + gap_ms > w.end_ms:",
-        "            w.end_ms = time + gap_ms",
-        *_indented(adds, 2),
-    ]
-
-
-def _functions(
-    plans: Sequence[_Plan], set_first: list[str], adds: list[str], *, by_key: bool
-) -> list[str]:
-    """Return the source of the functions of one window, and of the windows that end together."""
-    fields = [name for plan in plans for name in plan.fields]
-    combined = [value for plan in plans for value in plan.combine]
-    of_window = ", ".join(map(_of_window, plans))
-    owner = "key" if by_key else "None"
-    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
-    return [
-        "def start(w, value, time):",
-        *_indented(set_first, 1),
-        "def add(w, value, time):",
-        *_indented(adds, 1),
-        "def purge(w):",
-        f"    {' = '.join(f'w.{name}' for name in fields)} = None",
-        "def parts(w):",
-        f"    return {_tuple('w.', fields)}",
-        "def combine(x, y):",
-        f"    {_tuple('x_', fields)} = x",
-        f"    {_tuple('y_', fields)} = y",
-        f"    return ({', '.join(combined)},)",
-        "def merge(w, earlier):",
-        f"    {_tuple('w.', fields)} = combine(parts(earlier), parts(w))",
-        "def results(x):",
-        f"    {_tuple('x_', fields)} = x",
-        f"    return ({', '.join(plan.result for plan in plans)},)",
-        "def finish_all(keys, windows, into, append):",
-        "    for key, w in zip(keys, windows):",
-        f"        append(into({shown}, {of_window}))",
-        "def window_results(w):",
-        f"    return ({of_window},)",
-    ]
-
-
-def _of_window(plan: _Plan) -> str:
-    """Return the result with the fields of a window in place of its parts."""
-    result = plan.result
-    for name in plan.fields:
-        result = re.sub(rf"\bx_{name}\b", f"w.{name}", result)
-    return result
-
-
-def _tuple(prefix: str, fields: Iterable[str]) -> str:
-    return f"({', '.join(prefix + name for name in fields)},)"
-
-
-def _indented(lines: Iterable[str], depth: int) -> list[str]:
-    return ["    " * depth + line for line in lines]

@@ -110,10 +110,13 @@ class WindowsByKey(WindowOperator):
     def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> None:
         """Fire the windows of these keys whose end has come, or remove them."""
         cells, _ = self.cells(keys)
+        due: Iterable[tuple[Any, Any]] = zip(cells, keys, strict=True)
         of_ends = of_event_time == self.of_event_time
         if self._fires_once and of_ends:
-            cells, keys = self._finish(cells, keys, at_ms)
-        for key, cell in zip(keys, cells, strict=True):
+            due = self.results.finish_all(
+                cells, keys, at_ms + self.before_end, own_timers=self.has_own_timers
+            )
+        for cell, key in due:
             row = cell.value
             if row is None:  # all windows are removed
                 continue
@@ -129,38 +132,6 @@ class WindowsByKey(WindowOperator):
                     self._fire_every(window, key)
             if of_ends:
                 self.end_timers.add(min(map(self._end_timer, windows)), key)
-
-    def _finish(
-        self, cells: Sequence[Any], keys: Sequence[Any], at_ms: int
-    ) -> tuple[list[Any], list[Any]]:
-        """Fire and remove the windows that are the oldest of their key, and end now. Return the
-        cells and the keys for which there is more to do.
-        """
-        end_ms = at_ms + self.before_end
-        left_cells, left_keys, ended, ended_keys, emptied = [], [], [], [], []
-        for cell, key in zip(cells, keys, strict=True):
-            row = cell.value
-            if row is None:
-                continue
-            others = row.others
-            if not others:
-                if row.end_ms == end_ms and row.pending:
-                    ended.append(row)
-                    ended_keys.append(key)
-                    emptied.append(cell)
-                    continue
-            elif self.has_own_timers and others[0].end_ms == end_ms and others[0].pending:
-                newer = others[1] if len(others) > 1 else row
-                if newer.end_ms != end_ms:
-                    ended.append(others.pop(0))
-                    ended_keys.append(key)
-                    continue
-            left_cells.append(cell)
-            left_keys.append(key)
-        self.results.finish_all(ended_keys, ended)
-        for cell in emptied:
-            cell.clear()
-        return left_cells, left_keys
 
     def _end(self, window: Any, key: Any, at_ms: int) -> bool:
         """Fire a window whose end has come. Return whether it is removed."""

@@ -10,6 +10,7 @@ Otherwise a later record of the same batch would change a result that is not enc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import length_hint
 from typing import Any, Final, Literal, cast
 
 from tidegate.api.copying import copy_value, immutable
@@ -99,19 +100,28 @@ class Firing:
         """Add the results of a window that is removed. `row` is the window in state."""
         self._add(window, self._accumulators.window_results, row, cells)
 
-    def finish_all(self, keys: Sequence[Any], rows: Sequence[Any]) -> None:
-        """Add the results of windows in state that end now and are removed. The step has `into`."""
+    def finish_all(
+        self, cells: Sequence[Any], keys: Sequence[Any], end_ms: int, *, own_timers: bool
+    ) -> list[tuple[Any, Any]]:
+        """Add the results of windows that end now and are removed, each the oldest of its row.
+        Return the pairs of cell and key for which there is more to do. The step has `into`.
+        """
         before = len(self._values)
-        self._times.extend([row.end_ms - 1 for row in rows])
+        remaining = iter(keys)
+        left: list[tuple[Any, Any]] = []
+        finish_all, append = self._accumulators.finish_all, self._values.append
         try:
-            self._accumulators.finish_all(keys, rows, self._into, self._values.append)
+            finish_all(cells, remaining, end_ms, own_timers, self._into, append, left)
         except TidegateError:
             raise
         except Exception as error:
-            row = rows[len(self._values) - before]
-            key = keys[len(self._values) - before] if self._step.by_key else None
-            shown: Window[Any] = Window(key, row.start_ms, row.end_ms, ON_TIME, row.number)
+            index = len(keys) - length_hint(remaining) - 1
+            row, key = cells[index].value, keys[index] if self._step.by_key else None
+            window = row.others[0] if row.others else row
+            shown: Window[Any] = Window(key, window.start_ms, end_ms, ON_TIME, window.number)
             raise self._error(shown, error) from error
+        self._times.extend([end_ms - 1] * (len(self._values) - before))
+        return left
 
     def _add(
         self,

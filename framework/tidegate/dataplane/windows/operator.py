@@ -186,8 +186,13 @@ class WindowOperator:
 
     def is_past(self, end_ms: int, lateness_ms: int = 0) -> bool:
         """Return whether a window that ends at `end_ms` has ended, `lateness_ms` ago or more."""
+        return end_ms + lateness_ms <= self.past_ms
+
+    @property
+    def past_ms(self) -> int:
+        """The greatest end of a window that has ended."""
         now_ms = self.watermark_ms if self.of_event_time else self.processing_ms
-        return end_ms - self.before_end + lateness_ms <= now_ms
+        return now_ms + self.before_end
 
     def cells(self, keys: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
         """Return the cell of the window of each key of a row, and the whole rows."""

@@ -48,7 +48,10 @@ class SessionWindows(WindowsByKey):
         def fold(values: Iterable[Any]) -> None:
             self._remaining = values
             if self.trigger.early is None and gap_ms is not None:
-                add_to_sessions(cells, keys, values, times, gap_ms, self._join)
+                add_to_sessions(
+                    *(cells, keys, values, times, gap_ms, self.past_ms),
+                    *(self._join, self.end_timers.add, self.before_end),
+                )
                 return
             for cell, key, value, time in zip(cells, keys, values, times, strict=False):
                 self._join(cell, key, value, time)

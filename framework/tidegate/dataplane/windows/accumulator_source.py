@@ -1,0 +1,183 @@
+"""The source of the functions that fold records into windows, from the templates of the aggregates.
+
+`accumulators.py` compiles it, and describes the functions. In it, `w` is a window in state, `value`
+a record and `time` its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The templates of one aggregate. `w` is the window, `value` the record, `time` its time."""
+
+    fields: list[str]
+    start: list[str]
+    """The first value of each field."""
+    add: list[str]
+    """Statements that fold one more record in."""
+    combine: list[str]
+    """Each field of a combination. `x_NAME` is the earlier value, `y_NAME` the later one."""
+    result: str
+    """The result, of the fields `x_NAME`."""
+
+
+_OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
+"""The fields of a window that are not of its aggregates."""
+
+FUNCTIONS: Final = (
+    "add_all",
+    "add_to_newest",
+    "add_to_sessions",
+    "start",
+    "add",
+    "purge",
+    "merge",
+    "parts",
+    "combine",
+    "results",
+    "window_results",
+    "finish_all",
+    "demoted",
+)
+
+
+def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
+    """Return the source of all functions of a step."""
+    starts = [value for plan in plans for value in plan.start]
+    adds = [line for plan in plans for line in plan.add]
+    fields = [name for plan in plans for name in plan.fields]
+    set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
+    demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
+    loops = _loops(starts, set_first, adds, demoted)
+    functions = _functions(plans, set_first, adds, by_key=by_key)
+    return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
+
+
+def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: str) -> list[str]:
+    """Return the source of the functions that take a whole batch."""
+    # A new window: the number of its firing, new records, filled, past, the next firing of Every.
+    first = "start, end, 0, 1, True, False, None"
+    return [
+        "def add_all(cells, keys, values, times, begin):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None or not w.pending:",
+        "            begin(cell, key, value, time)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_newest(",
+        "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
+        "):",
+        "    rows = zip(cells, keys, values, times, starts, ends)",
+        "    for cell, key, value, time, start, end in rows:",
+        "        w = cell.value",
+        "        if w is None:",
+        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if end > w.end_ms:",
+        f"            w.others.append({demoted})",
+        "            w.start_ms = start",
+        "            w.end_ms = end",
+        "            w.number = 0",
+        "            w.pending = 1",
+        "            w.filled = True",
+        "            w.past = False",
+        "            w.at_ms = None",
+        *_indented(set_first, 3),
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if w.start_ms != start or w.end_ms != end or not w.pending:",
+        "            begin(cell, key, value, time, start, end)",
+        "            continue",
+        *_indented(adds, 2),
+        "def add_to_sessions(",
+        "    cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end",
+        "):",
+        "    for cell, key, value, time in zip(cells, keys, values, times):",
+        "        w = cell.value",
+        "        if w is None and time + gap_ms > past_ms:",
+        "            start, end = time, time + gap_ms",
+        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
+        "            add_timer(end - before_end, key)",
+        "            continue",
+        "        if w is None or w.past or not w.pending:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if not w.start_ms <= time <= w.end_ms:",
+        "            join(cell, key, value, time)",
+        "            continue",
+        "        if time + gap_ms > w.end_ms:",
+        "            w.end_ms = time + gap_ms",
+        *_indented(adds, 2),
+    ]
+
+
+def _functions(
+    plans: Sequence[Plan], set_first: list[str], adds: list[str], *, by_key: bool
+) -> list[str]:
+    """Return the source of the functions of one window, and of the windows that end together."""
+    fields = [name for plan in plans for name in plan.fields]
+    combined = [value for plan in plans for value in plan.combine]
+    of_window = ", ".join(map(_of_window, plans))
+    owner = "key" if by_key else "None"
+    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
+    return [
+        "def start(w, value, time):",
+        *_indented(set_first, 1),
+        "def add(w, value, time):",
+        *_indented(adds, 1),
+        "def purge(w):",
+        f"    {' = '.join(f'w.{name}' for name in fields)} = None",
+        "def parts(w):",
+        f"    return {_tuple('w.', fields)}",
+        "def combine(x, y):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    {_tuple('y_', fields)} = y",
+        f"    return ({', '.join(combined)},)",
+        "def merge(w, earlier):",
+        f"    {_tuple('w.', fields)} = combine(parts(earlier), parts(w))",
+        "def results(x):",
+        f"    {_tuple('x_', fields)} = x",
+        f"    return ({', '.join(plan.result for plan in plans)},)",
+        "def finish_all(cells, keys, end_ms, own_timers, into, append, left):",
+        "    for cell, key in zip(cells, keys):",
+        "        w = cell.value",
+        "        if w is None:",
+        "            continue",
+        "        others = w.others",
+        "        if others and own_timers and oldest_ends(others, w, end_ms):",
+        "            w = others[0]",
+        "        elif others or w.end_ms != end_ms or not w.pending:",
+        "            left.append((cell, key))",
+        "            continue",
+        f"        append(into({shown}, {of_window}))",
+        "        if others:",
+        "            del others[0]",
+        "        else:",
+        "            cell.clear()",
+        "def window_results(w):",
+        f"    return ({of_window},)",
+    ]
+
+
+def _of_window(plan: Plan) -> str:
+    """Return the result with the fields of a window in place of its parts."""
+    result = plan.result
+    for name in plan.fields:
+        result = re.sub(rf"\bx_{name}\b", f"w.{name}", result)
+    return result
+
+
+def _tuple(prefix: str, fields: Iterable[str]) -> str:
+    return f"({', '.join(prefix + name for name in fields)},)"
+
+
+def _indented(lines: Iterable[str], depth: int) -> list[str]:
+    return ["    " * depth + line for line in lines]
