@@ -6,6 +6,7 @@ import pytest
 
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
+from tidegate.dataplane.windows import accumulator_source
 from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
@@ -46,7 +47,9 @@ JUDGED_FIRST = (
     ),
 )
 COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
-ROW_STAYS = (Edit(AlignedByKey._finish, "cell.clear()", "pass"),)
+ROW_STAYS = (
+    Edit(accumulator_source._functions, '"            cell.clear()",', '"            pass",'),
+)
 FIRED_END_LOST = (
     Edit(
         SlidingWindows.restore,
