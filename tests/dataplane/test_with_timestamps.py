@@ -159,10 +159,12 @@ def test_input_that_is_idle_makes_the_step_idle_until_its_next_record() -> None:
     assert step.sent == [Watermark(MIN_MS, idle=True)]
     step.push(100)
     assert step.sent[1:] == [Watermark(MIN_MS), [100]], "the others wait before they get records"
+    step.passes(INTERVAL_MS)
+    assert step.sent[3:] == [Watermark(89)]
     step.operator.advance(Watermark(7, idle=True))
-    assert step.sent[3:] == [Watermark(89, idle=True)]
+    assert step.sent[4:] == [Watermark(89, idle=True)]
     step.operator.advance(Watermark(8))
-    assert step.sent[4:] == [Watermark(89)]
+    assert step.sent[5:] == [Watermark(89)]
 
 
 def test_idleness_does_not_count_if_only_some_sources_in_front_declare_watermarks() -> None:

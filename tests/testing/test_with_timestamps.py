@@ -159,6 +159,20 @@ def test_watermark_of_the_step_is_a_floor_after_a_restore(parallelism: int) -> N
             assert last(test, Bare.seen).watermark_ms == 479
 
 
+def test_subtask_that_is_ahead_makes_no_record_of_another_late_after_a_restore() -> None:
+    """Each of two subtasks reads one partition, and one partition is far ahead."""
+    with PipelineTest(Bare, Setup(parallelism=2)) as test:
+        ahead, behind = test.source(Bare.clicks), test.source(Bare.clicks, partition=1)
+        ahead.push(Click("a", 9_000))
+        behind.push(Click("b", 500))
+        test.checkpoint().crash()
+        behind.push(Click("c", 600)).push(Click("c", 700))
+        assert [each.watermark_ms for each in test.sink(Bare.seen).read()[-2:]] == [479, 479]
+        ahead.push(Click("a", 9_001))
+        behind.push(Click("c", 650))
+        assert last(test, Bare.seen).watermark_ms == 679
+
+
 @ANYWHERE
 def test_drain_ends_the_time_of_the_step_and_fires_what_waits(parallelism: int) -> None:
     with PipelineTest(Bare, Setup(parallelism=parallelism)) as test:
