@@ -9,6 +9,7 @@ import pytest
 
 from pipelines.order_totals import CustomerTotal, Order
 from tidegate import (
+    Count,
     HeaderTime,
     Json,
     KafkaSink,
@@ -16,6 +17,7 @@ from tidegate import (
     Monotonous,
     Pipeline,
     PipelineError,
+    Tumbling,
     build,
 )
 
@@ -59,6 +61,23 @@ def timed_rejections() -> type[Pipeline]:
     return Rejections
 
 
+def windowed_rejections() -> type[Pipeline]:
+    class Windows(Pipeline, name="windows"):
+        orders = KafkaSource("orders", value=Json(Order), watermarks=Monotonous())
+        counts = KafkaSink("counts", value=Json(int))
+
+        def define(self) -> None:
+            stamped = self.orders.with_timestamps(
+                lambda order: 1, watermarks=Monotonous(), uid="stamp"
+            )
+            windows = stamped.rejected.key_by(lambda order: "all", returns=str).window(
+                Tumbling("1 h")
+            )
+            windows.aggregate(Count(), uid="counts", into=lambda w, count: count).to(self.counts)
+
+    return Windows
+
+
 def to_total(order: Order) -> CustomerTotal:
     raise NotImplementedError
 
@@ -87,6 +106,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "time of a step without uid=": (
         lambda: build(stamped_without_uid()),
         "A step with state needs a name of its own",
+    ),
+    "windows of rejected records": (
+        lambda: build(windowed_rejections()),
+        "windows need event time, and the rejected records of step 'stamp'",
     ),
     "event times of rejected records": (
         lambda: build(timed_rejections()),

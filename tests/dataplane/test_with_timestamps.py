@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tidegate.api.watermarks import (
     WatermarkStrategy,
 )
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.task import SourceTask
@@ -137,10 +139,19 @@ def test_watermark_is_emitted_before_its_time_if_a_barrier_comes_and_only_once()
     assert step.marks() == [Watermark(89), Watermark(139)]
 
 
+def test_look_at_the_clock_emits_no_watermark_before_its_time() -> None:
+    step = Step(BoundedOutOfOrderness("10 ms", idle_after="100 ms"))
+    step.push(100)
+    step.passes(10)
+    step.push(150)
+    step.passes(50)
+    assert step.marks() == [Watermark(89)]
+
+
 def test_watermarks_from_in_front_are_ignored_and_the_end_of_time_passes_and_is_not_stored() -> (
     None
 ):
-    step = Step()
+    step = Step(BoundedOutOfOrderness("10 ms", idle_after="5 s"))
     step.operator.advance(Watermark(500))
     assert step.sent == []
     step.push(100)
@@ -447,6 +458,17 @@ def test_what_a_step_makes_due_before_a_final_barrier_fires_before_it(
         Watermark(10),
         Barrier(C1, final=True),
     ]
+
+
+@pytest.mark.parametrize(("firing", "writable"), [(True, True), (False, False), (False, True)])
+def test_chain_lets_steps_emit_only_if_it_can_take_a_watermark(
+    firing: bool, writable: bool
+) -> None:
+    emitted: list[int] = []
+    steps = [SimpleNamespace(emit_watermark=lambda n=n: emitted.append(n)) for n in range(2)]
+    chain: Any = SimpleNamespace(_own_time=steps, firing=firing, writable=lambda: writable)
+    OperatorChain.emit_watermarks(chain)
+    assert emitted == ([1, 0] if writable and not firing else []), "those in front come first"
 
 
 @pytest.mark.parametrize("inputs", [True, False])

@@ -22,6 +22,8 @@ from tidegate import (
     KeyedProcess,
     Monotonous,
     Pipeline,
+    Process,
+    ProcessContext,
     ValueState,
 )
 from tidegate.dataplane.task_builder import source_keys_wanted
@@ -218,6 +220,77 @@ def test_time_ends_when_both_sources_have_ended(parallelism: int, first: str) ->
         assert len(test.sink(Mixed.seen).read()) == 3
         other.end()
         assert [each.at_ms for each in test.sink(Mixed.seen).read()] == [610]
+
+
+class Pass(KeyedProcess[str, Click, Click]):
+    count = ValueState(int, default=0)
+
+    def process(self, click: Click, ctx: Context[str]) -> Iterable[Click]:
+        yield click
+
+
+class Plain(Process[Click, Seen]):
+    def process(self, click: Click, ctx: ProcessContext) -> Iterable[Seen]:
+        yield Seen(click.key, ctx.timestamp_ms, ctx.watermark_ms, click.number, 0)
+
+
+class BehindKeys(Pipeline, name="behind-keys"):
+    """The step is behind an exchange, and a function without state is directly behind it."""
+
+    clicks = KafkaSource("clicks", value=Json(Click))
+    seen = KafkaSink("seen", value=Json(Seen))
+    plain = KafkaSink("plain", value=Json(Seen))
+
+    def define(self) -> None:
+        passed = self.clicks.key_by(lambda click: click.key).process(Pass(), uid="pass")
+        stamped = passed.with_timestamps(
+            lambda click: click.at_ms,  # type: ignore[arg-type, return-value]
+            watermarks=BoundedOutOfOrderness(f"{DELAY_MS} ms", idle_after="1 min"),
+            uid="stamp",
+        )
+        stamped.key_by(lambda click: click.key).process(Look(), uid="look").to(self.seen)
+        stamped.process(Plain()).to(self.plain)
+
+
+KEYS = "abcdefgh"
+
+
+@ANYWHERE
+def test_time_behind_an_exchange_ends_with_the_input(parallelism: int) -> None:
+    with PipelineTest(BehindKeys, Setup(parallelism=parallelism)) as test:
+        test.source(BehindKeys.clicks).push(*(Click(key, 500) for key in KEYS))
+        test.drain()
+        assert len(test.sink(BehindKeys.seen).read()) == 2 * len(KEYS), "all timers have fired"
+
+
+@ANYWHERE
+def test_idle_subtask_that_is_ahead_holds_nothing_back(parallelism: int) -> None:
+    with PipelineTest(BehindKeys, Setup(parallelism=parallelism)) as test:
+        clicks = test.source(BehindKeys.clicks).push(*(Click(key, 900) for key in KEYS))
+        for at_ms in (910, 920, 2_000):
+            test.advance("59 s")
+            clicks.push(Click("a", at_ms))
+        clicks.push(Click("a", 2_001))
+        assert last(test, BehindKeys.seen).watermark_ms == 1_979
+
+
+@ANYWHERE
+def test_step_itself_continues_from_its_watermark(parallelism: int) -> None:
+    with PipelineTest(BehindKeys, Setup(parallelism=parallelism)) as test:
+        clicks = test.source(BehindKeys.clicks).push(*(Click(key, 900) for key in KEYS))
+        for number in (1, 3, 2):
+            test.checkpoint().crash(parallelism=number)
+            clicks.push(*(Click(key, 890) for key in KEYS))
+            assert {each.watermark_ms for each in test.sink(BehindKeys.plain).read()[-8:]} == {879}
+
+
+@ANYWHERE
+def test_partition_that_is_named_later_holds_back_the_step(parallelism: int) -> None:
+    with PipelineTest(Bare, Setup(parallelism=parallelism)) as test:
+        first = test.source(Bare.clicks).push(Click("a", 500))
+        test.source(Bare.clicks, partition=1)
+        first.push(Click("a", 900)).push(Click("b", 901))
+        assert last(test, Bare.seen).watermark_ms == (879 if parallelism == 1 else 479)
 
 
 class Keeps(Pipeline, name="keeps"):

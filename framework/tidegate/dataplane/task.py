@@ -366,7 +366,7 @@ class SourceTask(_Subtask):
             self.context.counters.records_in += len(batch)
         self._pending.extend(batches)
         if not self._pending and self.reader.finished():
-            self._ended, self.chain.reading = True, False
+            self._ended = True
 
     def _end(self) -> bool:
         """End the output, after everything has fired if the input drains. Return whether there was
@@ -565,7 +565,7 @@ class InputTask(_Subtask):
 
     def _note_reading(self) -> None:
         """Tell the chain whether the task asks for records of all channels."""
-        self.chain.reading = self._heard and not self._blocked and not self._ends
+        self.chain.reading = not self._blocked and not self._ends
 
     def _has_due(self) -> bool:
         return self._due_now() is not None or self.chain.firing
