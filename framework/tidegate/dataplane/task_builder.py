@@ -181,14 +181,13 @@ class SubtaskBuilder:
         """
         senders = [channel.edge.source_node for channel in gate.channels]
         has = [self.graph.nodes[sender].watermarks for sender in senders]
-        tells = [self.graph.tells_time(sender) for sender in senders]
         if not any(has):
-            return WatermarkValve([Watermark(MIN_MS)] * len(senders)) if all(tells) else None
+            tells = all(map(self.graph.tells_time, senders))
+            return WatermarkValve([Watermark(MIN_MS)] * len(senders)) if tells else None
         edges = [channel.edge for channel in gate.channels]
         return WatermarkValve(
             [Watermark(MIN_MS) if each else None for each in has],
             [edge.index if self._have_one_watermark(edge) else None for edge in edges],
-            absent=[n for n, of in enumerate(zip(has, tells, strict=True)) if of == (False, True)],
         )
 
     def _have_one_watermark(self, edge: PlanEdge) -> bool:

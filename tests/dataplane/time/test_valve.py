@@ -164,18 +164,11 @@ def test_valve_equals_the_model_and_never_goes_back(
         before = due
 
 
-def test_absent_input_takes_no_part_and_the_end_of_time_waits_for_its_end() -> None:
-    valve = WatermarkValve([NEW, None, None], absent=[1])
-    assert valve.offer(0, at(10)) == at(10)
+def test_input_that_takes_no_part_changes_nothing() -> None:
+    valve = WatermarkValve([NEW, None])
     assert valve.offer(1, at(3)) is None
+    assert valve.offer(0, at(10)) == at(10)
     assert valve.offer(1, idle()) is None
     assert valve.offer(0, idle(10)) == idle(10)
-    assert valve.offer(0, at(MAX_MS)) == at(10)
-    assert valve.offer(1, at(MAX_MS)) == at(MAX_MS)
-
-
-def test_absent_input_that_ends_first_changes_nothing() -> None:
-    valve = WatermarkValve([NEW, None], absent=[1])
     assert valve.offer(1, at(MAX_MS)) is None
-    assert valve.offer(0, at(10)) == at(10)
     assert valve.offer(0, at(MAX_MS)) == at(MAX_MS)

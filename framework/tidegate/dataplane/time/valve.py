@@ -15,8 +15,7 @@ watermark of the active inputs. The module is pure: it knows no clock and no cha
   still have records in front of it.
 - An input that has not said anything yet is active, with the watermark MIN_MS. So every partition
   must be registered before the first record (FLINK-26018).
-- An input whose sources declare no watermarks takes no part. Only the end of time waits for its
-  end, if the input reports it.
+- An input whose sources declare no watermarks takes no part, whatever it says.
 
 The combined watermark never goes back, because an input counts only while it is not behind it.
 The algorithm is that of Flink's `StatusWatermarkValve`. The groups and the rule for the end of time
@@ -25,7 +24,7 @@ are not in Flink.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.stream_elements import MAX_MS, MIN_MS, Watermark
@@ -47,15 +46,11 @@ class WatermarkValve:
     """The watermarks of some inputs, by index, and the combined watermark."""
 
     def __init__(
-        self,
-        restored: Sequence[Watermark | None],
-        groups: Sequence[int | None] = (),
-        absent: Collection[int] = (),
+        self, restored: Sequence[Watermark | None], groups: Sequence[int | None] = ()
     ) -> None:
         """Register the inputs, each with its last watermark: `Watermark(MIN_MS)` for a new one, and
         None for one that takes no part. `groups` has the group of each input, or None for an input
-        on its own. Without `groups`, all are on their own. `absent` has the indexes of those that
-        take no part and report their end.
+        on its own. Without `groups`, all are on their own.
         """
         known = [Watermark(MIN_MS, idle=True) if each is None else each for each in restored]
         self._inputs = [
@@ -64,9 +59,7 @@ class WatermarkValve:
                 known, restored, groups or [None] * len(known), strict=True
             )
         ]
-        self._absent = frozenset(absent)
-        for index in absent:
-            self._inputs[index].may_come = True
+        self._absent = frozenset(n for n, each in enumerate(restored) if each is None)
         self.combined = Watermark(MIN_MS)
         """The combined watermark, and whether all inputs are idle."""
         self._combine()
@@ -77,9 +70,7 @@ class WatermarkValve:
         A watermark that goes back changes only whether the input is idle.
         """
         if index in self._absent:
-            if watermark.timestamp_ms < MAX_MS:
-                return None
-            return self.end(index)
+            return None
         each = self._inputs[index]
         was_first = each.aligned and each.watermark_ms <= self.combined.timestamp_ms
         each.watermark_ms = max(each.watermark_ms, watermark.timestamp_ms)
