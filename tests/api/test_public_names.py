@@ -88,6 +88,7 @@ def test_stream_and_keyed_stream_have_exactly_the_frozen_methods() -> None:
 
     later = {"map_batch", "map_arrow", "map_async", "broadcast"}
     steps = {"map", "filter", "flat_map", "union", "process", "key_by", "window_all", "to"}
+    steps |= {"with_timestamps"}
     assert methods(tidegate.Stream) == steps | later
     later = {"reduce", "interval_join", "as_of_join", "connect", "connect_broadcast"}
     assert methods(tidegate.KeyedStream) == {"process", "window"} | later

@@ -34,6 +34,7 @@ from tidegate.protocol.subtask_snapshot import (
     KeyedSnapshot,
     SourceSplit,
     StateFile,
+    StepWatermark,
     SubtaskSnapshot,
 )
 
@@ -473,3 +474,29 @@ def test_restored_splits_keep_their_watermark_and_idleness() -> None:
     old = checkpoint(plan(), watermark_ms=7, idle=True)
     found = restore(old, plan(), now())
     assert {(s.watermark_ms, s.idle) for part in found.splits for s in part} == {(7, True)}
+
+
+@pytest.mark.parametrize(
+    ("subtasks", "floor"),
+    [
+        (((10, False), (7, False)), 7),
+        (((10, False), (None, False)), None),
+        (((10, False), (7, True), (None, True)), 10),
+        (((10, True), (7, True), (None, True)), 10),
+        (((None, True),), None),
+    ],
+)
+def test_step_continues_from_the_watermark_that_the_steps_behind_had(
+    subtasks: tuple[tuple[int | None, bool], ...], floor: int | None
+) -> None:
+    parts = [
+        SubtaskSnapshot(
+            vertex=VertexId("v"),
+            index=SubtaskIndex(index),
+            watermarks=(StepWatermark(uid=Uid("stamp"), watermark_ms=watermark_ms, idle=idle),),
+        )
+        for index, (watermark_ms, idle) in enumerate(subtasks)
+    ]
+    old = checkpoint(plan())
+    found = restore(msgspec.structs.replace(old, subtasks=(*old.subtasks, *parts)), plan(), now())
+    assert found.watermarks == ({} if floor is None else {"stamp": floor})

@@ -30,7 +30,12 @@ from tidegate.ids import (
     Uid,
     VertexId,
 )
-from tidegate.protocol.subtask_snapshot import PreparedTransaction, SourceSplit, SubtaskSnapshot
+from tidegate.protocol.subtask_snapshot import (
+    PreparedTransaction,
+    SourceSplit,
+    StepWatermark,
+    SubtaskSnapshot,
+)
 from tidegate.stream_elements import (
     Barrier,
     Control,
@@ -127,10 +132,15 @@ class FakeChain:
     def writable(self) -> bool:
         return self.sinks["out"].writable()
 
-    firing = False
+    firing = reading = False
 
     def advance_processing_time(self) -> bool:
         return False
+
+    def emit_watermarks(self) -> None: ...
+
+    def step_watermarks(self) -> tuple[StepWatermark, ...]:
+        return ()
 
     def close(self) -> None: ...
 

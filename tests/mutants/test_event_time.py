@@ -6,13 +6,16 @@ import pytest
 
 from tests.checkpoint import test_restore as restore_tests
 from tests.dataplane import test_task_time as task_tests
+from tests.dataplane import test_with_timestamps as step_tests
 from tests.dataplane.sources import test_watermarks as source_tests
 from tests.dataplane.time import test_valve as valve_tests
 from tests.mutants.finders import event_time, event_time_in, once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
-from tidegate.checkpoint.restore import _resolve_splits
+from tests.testing import test_with_timestamps as stamped_tests
+from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.sources.watermarks import SourceWatermarks, _restored
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.state_accessors import TimerAccessor
@@ -151,6 +154,26 @@ PAST_TIMER_WAITS = (
 )
 EARLY_UNDER_PRESSURE = (Edit(InputTask.step, "if writable and not", "if not"),)
 
+LATER_COUNTS = (Edit(_combined_ms, "min(active) if active", "max(active) if active"),)
+IDLE_FOR_EVER = (
+    Edit(TimestampsOperator._wake_up, "    self._input_idle = self._quiet = False\n", ""),
+)
+MARK_NOT_SENT = (
+    Edit(
+        InputTask._carry_out,
+        "                if not self._postponed:\n"
+        "                    self.chain.emit_watermarks()\n",
+        "",
+    ),
+)
+PAUSE_COUNTS = (
+    Edit(
+        TimestampsOperator.advance_processing_time,
+        "min(now_ms - self._looked_ms, 2 * self._look_ms)",
+        "now_ms - self._looked_ms",
+    ),
+)
+
 MUTANTS = [
     Mutant(
         "a watermark overtakes the records that it follows from",
@@ -239,6 +262,41 @@ MUTANTS = [
         "a watermark overtakes results of an idle subtask",
         GROUP_OVERTAKES,
         once(valve_tests.test_idle_input_of_an_active_group_counts_until_it_has_the_same_watermark),
+        1,
+        1,
+    ),
+    Mutant(
+        "a step with its own time continues from the highest of its subtasks",
+        LATER_COUNTS,
+        once(
+            stamped_tests.test_subtask_that_is_ahead_makes_no_record_of_another_late_after_a_restore
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "a subtask of a step with its own time stays idle with its next record",
+        IDLE_FOR_EVER,
+        once(
+            step_tests.test_input_that_is_idle_makes_the_step_idle_until_its_next_record,
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "the watermark of a step with its own time stays in the sender at a barrier",
+        MARK_NOT_SENT,
+        once(
+            step_tests.test_tasks_let_steps_emit_before_each_barrier_and_before_the_end,
+            step_tests.World,
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "full outputs make a subtask of a step with its own time idle",
+        PAUSE_COUNTS,
+        once(step_tests.test_long_time_between_two_looks_counts_as_two_looks),
         1,
         1,
     ),

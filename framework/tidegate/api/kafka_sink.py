@@ -242,9 +242,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         """End a chain at this sink, and add the sink of its dead letters if it has one."""
         if self.name in graph.nodes and graph.nodes[self.name].declaration is self:
             graph.remove(dead_letter_sink_name(self.name))
-        timeless = next(
-            (edge.node for edge in edges if not graph.nodes[edge.node].event_time), None
-        )
+        timeless = next((edge.node for edge in edges if not graph.has_event_time(edge)), None)
         if self.timestamps == "event_time" and timeless is not None:
             raise PipelineError(
                 f"{self.location}: sink {self.name!r} has timestamps='event_time', and the records "

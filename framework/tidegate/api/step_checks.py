@@ -14,6 +14,7 @@ from tidegate.api.location import user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.timers import has_timers
 from tidegate.api.values import counts_as
+from tidegate.api.watermarks import HeaderTime, WatermarkStrategy
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import DEAD_LETTERS, UNKNOWN, Edge, StreamGraph
 
@@ -86,6 +87,33 @@ def _check_type(function: Function, declared: object, of: object, step: str, loc
         raise PipelineError(
             f"{location}: {step}: {type(function).__name__} declares records of "
             f"{type_name(declared)}, the stream has {type_name(of)}"
+        )
+
+
+def check_timestamps(event_time: object, watermarks: object, uid: object, location: str) -> None:
+    """Refuse what `with_timestamps` cannot use. It sees records, and no records of Kafka."""
+    where = f"{location}: with_timestamps"
+    if not isinstance(uid, str):
+        raise PipelineError(
+            f"{where}: uid={uid!r} must be a name, as in uid='event-time': it names the watermark "
+            "of the step in checkpoints"
+        )
+    if isinstance(event_time, HeaderTime) or not callable(event_time):
+        raise PipelineError(
+            f"{where}: event_time={event_time!r} must be a function from a record to its time, as "
+            "in with_timestamps(lambda sale: sale.sold_at_ms, ...). HeaderTime is for event_time= "
+            "of a source."
+        )
+    if not isinstance(watermarks, WatermarkStrategy):
+        raise PipelineError(
+            f"{where}: watermarks={watermarks!r} must be a strategy, as in "
+            "watermarks=BoundedOutOfOrderness('10 s')"
+        )
+    if watermarks.max_ahead_ms is not None:
+        raise PipelineError(
+            f"{where}: max_ahead compares event_time with Kafka's timestamp, and the records of a "
+            "step have none. Remove max_ahead, or check the time in event_time: a record for which "
+            "it raises is rejected."
         )
 
 

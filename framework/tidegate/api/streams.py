@@ -29,16 +29,18 @@ from tidegate.api.step_checks import (
     check_record_type,
     check_side,
     check_sink_type,
+    check_timestamps,
 )
 from tidegate.api.times import Duration
 from tidegate.api.triggers import Trigger
 from tidegate.api.type_inference import item_type, result_type
 from tidegate.api.types import KeyLike
+from tidegate.api.watermarks import Instant, WatermarkStrategy
 from tidegate.api.window_step import LATE
 from tidegate.api.windowed_streams import WindowedStream
 from tidegate.api.windows import Assigner
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import UNKNOWN, Edge, Node, StreamGraph
+from tidegate.graph.stream_graph import REJECTED, UNKNOWN, Edge, Node, StreamGraph
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -166,6 +168,42 @@ class Stream(Generic[T]):
             keyed, assigner, trigger, allowed_lateness, by_key=False, output=WindowOutput
         )
 
+    def with_timestamps(
+        self,
+        event_time: Callable[[T], Instant],
+        *,
+        watermarks: WatermarkStrategy[T],
+        uid: str,
+    ) -> Stamped[T]:
+        """Give the records event times here, in place of those of their source.
+
+        `event_time` returns the time of a record: milliseconds since the Unix epoch, or a datetime
+        with a zone. `watermarks` is as for a source, without `max_ahead`. Watermarks from in front
+        of the step are ignored. `uid` names the watermark of the step in checkpoints.
+
+        Each subtask has one watermark for all of its records. Records of several partitions are
+        mixed there, so the delay of the strategy must cover how far partitions may be behind one
+        another. Prefer `event_time=` and `watermarks=` of the source, if the time can be found
+        there.
+
+        PipelineError, with file and line, for a wrong argument.
+        """
+        location = user_location()
+        check_timestamps(event_time, watermarks, uid, location)
+        node = self.graph.add(
+            "with_timestamps",
+            self.edges,
+            location=location,
+            uid=uid,
+            options={"watermarks": type(watermarks).__name__},
+            function=event_time,
+            declaration=watermarks,
+            record_type=self.record_type,
+            watermarks=True,
+            event_time=True,
+        )
+        return Stamped(self.graph, (Edge(node=node.id, record_type=self.record_type),), node)
+
     def to(self, sink: Sink[T]) -> None:
         """Write the records to a sink, which ends the chain.
 
@@ -252,6 +290,23 @@ class WindowOutput(ProcessedStream[U], Generic[U, T]):
         The status counts them by uid, also if no step reads them.
         """
         return Stream(self.graph, (self._late,), self._late.record_type)
+
+
+class Stamped(Stream[T]):
+    """The records of `with_timestamps` that have an event time."""
+
+    def __init__(self, graph: StreamGraph, edges: tuple[Edge, ...], node: Node) -> None:
+        super().__init__(graph, edges, node.record_type)
+        self._node = node
+
+    @property
+    def rejected(self) -> Stream[T]:
+        """The records without a usable time. They have no event time, and move no watermark. If
+        no step reads them, they are counted as skipped and logged.
+        """
+        of = self.record_type
+        edge = Edge(node=self._node.id, port=REJECTED, record_type=of)
+        return Stream(self.graph, (edge,), of)
 
 
 class KeyedStream(Generic[K, T]):

@@ -312,8 +312,13 @@ def _check_event_time(keyed: KeyedStream[Any, Any], where: str) -> None:
     nodes = keyed.graph.nodes
     for edge in keyed.edges:
         node = nodes[edge.node]
-        if node.watermarks and node.event_time:
+        if node.watermarks and keyed.graph.has_event_time(edge):
             continue
+        if node.watermarks and node.event_time:
+            raise PipelineError(
+                f"{where}: windows need event time, and the rejected records of step {node.id!r} "
+                f"({node.location}) have none. Use windows with time='processing'."
+            )
         source = _source_without(keyed.graph, node)
         raise PipelineError(
             f"{where}: windows need event time, and source {source.id!r} ({source.location}) "

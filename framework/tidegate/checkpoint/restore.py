@@ -7,6 +7,9 @@ and keeps its part. No code looks at single keys. Splits are assigned again at e
 topic and partition, always in the same way. A state that does not fit the plan is refused with a
 remedy before anything is deployed.
 
+The watermark of a step with its own time is one for all of its subtasks. It is the watermark that
+the steps behind it had.
+
 The module keeps invariant 7: no key and no split is lost or doubled at any pair of parallelisms.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -26,7 +29,8 @@ from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex, Uid
-from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit
+from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit, StepWatermark
+from tidegate.stream_elements import MIN_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,10 @@ class RestorePlan:
     """
     input_over: bool = False
     """Whether the input has ended by a stop with a drain, so that no source reads any further."""
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    """The watermark from which each step with its own time continues. Steps without one are not in
+    it.
+    """
 
 
 def restore(
@@ -84,6 +92,7 @@ def restore(
         sources_without_position=frozenset(offsets.source for offsets in partitions)
         - {split.source for split in (() if manifest is None else manifest.splits)},
         input_over=manifest is not None and manifest.input_over,
+        watermarks=_step_watermarks(manifest),
     )
 
 
@@ -158,6 +167,33 @@ def _check_key_group_coverage(uid: Uid, old: Sequence[KeyedSnapshot], max_parall
         f"once each (it has {ranges}); restore an older checkpoint with --restore ID"
     )
     raise CorruptCheckpointError(message)
+
+
+# --- watermarks ---------------------------------------------------------------------------------
+
+
+def _step_watermarks(manifest: Manifest | None) -> dict[str, int]:
+    """Return the watermark of each step with its own time: the least of its subtasks.
+
+    Each subtask has the watermark of its own records, so a higher one would make records of another
+    subtask late. An idle subtask does not count, because the steps behind did not wait for it. If
+    all are idle, the highest counts.
+    """
+    subtasks: dict[Uid, list[StepWatermark]] = {}
+    for part in () if manifest is None else manifest.subtasks:
+        for mark in part.watermarks:
+            subtasks.setdefault(mark.uid, []).append(mark)
+    found = {uid: _combined_ms(marks) for uid, marks in sorted(subtasks.items())}
+    return {uid: watermark_ms for uid, watermark_ms in found.items() if watermark_ms > MIN_MS}
+
+
+def _combined_ms(marks: Sequence[StepWatermark]) -> int:
+    active = [_ms(mark) for mark in marks if not mark.idle]
+    return min(active) if active else max(map(_ms, marks))
+
+
+def _ms(mark: StepWatermark) -> int:
+    return MIN_MS if mark.watermark_ms is None else mark.watermark_ms
 
 
 # --- splits -------------------------------------------------------------------------------------

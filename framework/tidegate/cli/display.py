@@ -285,7 +285,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
 
 
 def _watermark(report: JobReport) -> str:
-    """Return how far the watermark is behind the clock, and which partition holds it back."""
+    """Return how far the watermark is behind the clock, and what holds it back."""
     if report.watermark_ms is None:
         return f"none yet (held back by {report.watermark_held_by})"
     behind_s = max(0, report.reported_ms - report.watermark_ms) / 1000

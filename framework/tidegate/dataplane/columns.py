@@ -47,6 +47,11 @@ def with_values(batch: RecordBatch, values: list[Any]) -> RecordBatch:
     )
 
 
+def with_times(batch: RecordBatch, times_ms: list[int] | None) -> RecordBatch:
+    """Return a batch with other event times, or without any, and the same other columns."""
+    return RecordBatch(batch.values, batch.offsets, batch.topic_partition, batch.keys, times_ms)
+
+
 def with_results(
     batch: RecordBatch, values: list[Any], rows: Sequence[int], *, keep_keys: bool = True
 ) -> RecordBatch:

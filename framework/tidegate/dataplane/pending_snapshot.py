@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.errors import check
-from tidegate.protocol.subtask_snapshot import KeyedSnapshot, PreparedTransaction, SourceSplit
+from tidegate.protocol.subtask_snapshot import (
+    KeyedSnapshot,
+    PreparedTransaction,
+    SourceSplit,
+    StepWatermark,
+)
 
 
 class PendingSnapshot:
@@ -22,12 +27,14 @@ class PendingSnapshot:
         *,
         parts: int,
         splits: tuple[SourceSplit, ...],
+        watermarks: tuple[StepWatermark, ...],
         alignment_ms: int,
         drained: bool,
         done: Callable[[PendingSnapshot], None],
     ) -> None:
         self._missing, self._done = parts, done
         self.splits, self.alignment_ms, self.drained = splits, alignment_ms, drained
+        self.watermarks = watermarks
         self.keyed: list[KeyedSnapshot] = []
         self.transactions: list[PreparedTransaction] = []
         self.sync_ms = 0

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 from tidegate.checkpoint.alignment import (
     Alignment,
@@ -34,72 +33,24 @@ from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.pending_snapshot import PendingSnapshot
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask_context import SubtaskContext
+from tidegate.dataplane.task_interfaces import CheckpointResponder, Gate, Reader
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.errors import check
 from tidegate.graph.stream_graph import DEAD_LETTERS
-from tidegate.ids import CheckpointId, SubtaskId, TransactionalId
+from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.subtask_snapshot import (
     SourceSplit,
     SubtaskSnapshot,
 )
 from tidegate.stream_elements import (
     MAX_MS,
+    MIN_MS,
     Barrier,
     EndOfInput,
     RecordBatch,
     StreamElement,
-    TopicPartition,
     Watermark,
 )
-
-
-class Reader(Protocol):
-    """The methods of a source's reader that a task calls."""
-
-    def open(self, splits: Sequence[SourceSplit]) -> None: ...
-    def poll(self, timeout_s: float) -> list[RecordBatch]: ...
-    def take_dead_letters(self) -> list[RecordBatch]: ...
-    def limit_polls(self, share: float) -> None: ...
-    def last_timestamp_ms(self) -> int: ...
-    def at_end(self) -> set[TopicPartition]: ...
-    def finished(self) -> bool: ...
-    def snapshot(self) -> tuple[SourceSplit, ...]: ...
-    def commit(self, splits: Sequence[SourceSplit], checkpoint: CheckpointId) -> None: ...
-    def lag(self) -> int | None: ...
-    def connection_error(self) -> str: ...
-    def close(self) -> None: ...
-
-
-class Gate(Protocol):
-    """The input channels of a subtask."""
-
-    def next_element(self) -> tuple[int, StreamElement] | None: ...
-    def next_control(self) -> tuple[int, StreamElement] | None: ...
-    def block(self, channel: int) -> None: ...
-    def unblock(self, channel: int) -> None: ...
-
-
-class CheckpointResponder(Protocol):
-    """The receiver of a subtask's reports. The slot forwards the reports to the JobMaster."""
-
-    def acknowledge(
-        self,
-        checkpoint: CheckpointId,
-        snapshot: SubtaskSnapshot,
-        *,
-        alignment_ms: int,
-        sync_ms: int,
-    ) -> None:
-        """Report that the subtask's part of a checkpoint is durable."""
-        ...
-
-    def decline(self, checkpoint: CheckpointId, subtask: SubtaskId, reason: str) -> None:
-        """Report that the subtask's part of a checkpoint failed. The attempt continues."""
-        ...
-
-    def input_ended(self, subtask: SubtaskId) -> None:
-        """Report that the last record of a bounded run has passed this subtask."""
-        ...
 
 
 class _Subtask:
@@ -120,6 +71,22 @@ class _Subtask:
 
     def trigger(self, barrier: Barrier) -> None:
         """Inject a barrier (sources only)."""
+
+    def slowest_watermark(self) -> tuple[int, str] | None:
+        """Return the least watermark of the steps with their own time, and the name of the step.
+        None if the subtask has no such step, or if it is idle.
+        """
+        marks = [mark for mark in self.chain.step_watermarks() if not mark.idle]
+        return min(
+            (
+                (
+                    MIN_MS if mark.watermark_ms is None else mark.watermark_ms,
+                    f"{mark.uid}: subtask {self.subtask.index}",
+                )
+                for mark in marks
+            ),
+            default=None,
+        )
 
     def _fire(self) -> bool:
         """Fire one piece of what is due. Return whether there was any."""
@@ -173,6 +140,7 @@ class _Subtask:
         pending_snapshot = PendingSnapshot(
             parts=1 + len(self.chain.sinks) + len(self.chain.keyed),
             splits=splits,
+            watermarks=self.chain.step_watermarks(),
             alignment_ms=alignment_ms,
             drained=drained,
             done=lambda completed_snapshot: self._acknowledge(
@@ -202,6 +170,7 @@ class _Subtask:
             splits=completed_snapshot.splits,
             transactions=tuple(completed_snapshot.transactions),
             drained=completed_snapshot.drained,
+            watermarks=completed_snapshot.watermarks,
         )
         self._checkpoint_responder.acknowledge(
             checkpoint,
@@ -236,6 +205,7 @@ class SourceTask(_Subtask):
         fires: bool = False,
         input_over: bool = False,
         watermarks: SourceWatermarks | None = None,
+        tells_time: bool = False,
     ) -> None:
         """Create the task. Without `ends_input` it sends no EndOfInput at the end of its splits.
 
@@ -243,7 +213,8 @@ class SourceTask(_Subtask):
         read. With `drains`, all timers and windows fire at the end of the input; `fires` says
         whether the job has any. With `input_over` the task reads nothing, because the restored
         checkpoint was taken during a stop with a drain. `watermarks` has the watermarks of the
-        splits, if the source declares a strategy.
+        splits, if the source declares a strategy. With `tells_time`, a source without a strategy
+        also tells the steps behind that it has no splits, and that time ends.
         """
         super().__init__(context, chain, checkpoint_responder)
         self._ends_input, self._drains, self._fires = ends_input, drains or input_over, fires
@@ -260,6 +231,9 @@ class SourceTask(_Subtask):
         self.watermarks = watermarks
         self._watermark: Watermark | None = None
         """The watermark that was emitted last."""
+        self._tells_time = tells_time or watermarks is not None
+        self._has_to_tell = tells_time and watermarks is None and not splits
+        """Whether the steps behind do not know yet that the source has no splits."""
         self._watermark_at_s = 0.0
         self._watermark_interval_s = (
             0.0 if watermarks is None else context.config.job.watermark_interval / 1000
@@ -270,7 +244,7 @@ class SourceTask(_Subtask):
         left at the broker are fenced.
         """
         if not self._started:
-            self._started = True
+            self._started = self.chain.reading = True
             self.reader.open(self._splits)
 
     def has_ended(self) -> bool:
@@ -290,14 +264,17 @@ class SourceTask(_Subtask):
         return self.reader.lag() if self._started else None
 
     def slowest_watermark(self) -> tuple[int, str] | None:
-        """Return the watermark of the source, and the partition that holds it back. None if the
-        source has no watermarks, or if all of its partitions are idle.
+        """Return the least watermark of the source and of the steps with their own time, and the
+        partition or the step that holds it back. None if there are no watermarks, or if all
+        partitions and steps are idle.
         """
+        of_steps = super().slowest_watermark()
         slowest = None if self.watermarks is None else self.watermarks.slowest()
         if self.watermarks is None or slowest is None:
-            return None
+            return of_steps
         where = f"{self.subtask.vertex}: {slowest.topic}-{slowest.partition}"
-        return self.watermarks.current().timestamp_ms, where
+        own = self.watermarks.current().timestamp_ms, where
+        return own if of_steps is None else min(own, of_steps)
 
     def connection_error(self) -> str:
         """Return why the source cannot read, as a sentence; empty if it can."""
@@ -322,7 +299,7 @@ class SourceTask(_Subtask):
             return True
         if self._final or not self.chain.writable():
             return False
-        if self._fire() or (not self._output_ended and self.chain.advance_processing_time()):
+        if self._fire() or (not self._output_ended and self._advance_time()):
             return True
         if self._pending:
             self.context.counters.batches += 1
@@ -364,6 +341,17 @@ class SourceTask(_Subtask):
         super().close()
         self.reader.close()
 
+    def _advance_time(self) -> bool:
+        """Emit what is due by the clock. Or tell the steps behind, once, that the source has no
+        splits. Return whether there was anything to do.
+        """
+        if self.chain.advance_processing_time():
+            return True
+        due, self._has_to_tell = self._has_to_tell, False
+        if due:
+            self.chain.advance(Watermark(MIN_MS, idle=True))
+        return due
+
     def _read(self, timeout_s: float) -> None:
         if self.watermarks is None:
             batches = self.reader.poll(timeout_s)
@@ -384,15 +372,17 @@ class SourceTask(_Subtask):
         """End the output, after everything has fired if the input drains. Return whether there was
         anything to do.
         """
-        self._ended = True
+        self._ended, self.chain.reading = True, False
         if not self._ends_input or self._output_ended:
             return False
-        if not self._drains and self.watermarks is not None:
-            self._emit_watermark(self.watermarks)  # what is due fires before the end
+        if not self._drains:
+            if self.watermarks is not None:
+                self._emit_watermark(self.watermarks)  # what is due fires before the end
+            self.chain.emit_watermarks()
             if self.chain.firing:
                 return True
         drained = Watermark(MAX_MS)
-        if self._drains and self.watermarks is not None and self._watermark != drained:
+        if self._drains and self._tells_time and self._watermark != drained:
             self._watermark = drained
             self.chain.advance(drained)
             return True
@@ -410,6 +400,7 @@ class SourceTask(_Subtask):
         if self._barriers[0].final and not self._final and self.chain.writable():
             if self.watermarks is not None:
                 self._emit_watermark(self.watermarks)
+            self.chain.emit_watermarks()
             if self._fire():
                 return
         self._inject(self._barriers.popleft())
@@ -435,6 +426,7 @@ class SourceTask(_Subtask):
             # Every subtask behind an exchange then has the same watermark at this checkpoint.
             self._emit_watermark(self.watermarks)
             splits = self.watermarks.in_splits(splits)
+        self.chain.emit_watermarks()
         self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
         self.take_snapshot(barrier, splits, drained=self._fires and self._has_drained())
@@ -463,6 +455,11 @@ class InputTask(_Subtask):
         """The combined watermark, until the chain can take it."""
         self._postponed: Sequence[AlignmentInstruction] = ()
         """The instructions for a final barrier, while what is due before it still fires."""
+        self._heard, self._blocked = False, set[int]()
+        """Whether anything has come, so that the sources have started. The channels that wait for
+        a barrier.
+        """
+        chain.reading = False
         self._ends = self._output_ended = self._final = False
         """Whether all channels have ended, so that the end is emitted as soon as nothing is due.
         Whether it was emitted. Whether the final barrier has passed.
@@ -490,7 +487,13 @@ class InputTask(_Subtask):
         found = self._gate.next_element() if takes_records else self._gate.next_control()
         if found is None:
             return writable and self._fire()
-        channel, element = found
+        self._take(*found)
+        return True
+
+    def _take(self, channel: int, element: StreamElement) -> None:
+        if not self._heard:
+            self._heard = True
+            self._note_reading()
         match element:
             case RecordBatch():
                 self.context.counters.batches += 1
@@ -505,7 +508,6 @@ class InputTask(_Subtask):
             case Watermark():
                 if self._valve is not None:
                     self._due = self._valve.offer(channel, element) or self._due
-        return True
 
     def _advance(self) -> bool:
         """Advance time, while nothing is due: to the combined watermark, to the clock, or to the
@@ -517,8 +519,10 @@ class InputTask(_Subtask):
             self.chain.advance(due)
             return True
         if self._ends and not self._output_ended:
-            self._output_ended = True
-            self._end_output()
+            self.chain.emit_watermarks()
+            if not self.chain.firing:  # what is due fires before the end
+                self._output_ended = True
+                self._end_output()
             return True
         return not self._output_ended and self.chain.advance_processing_time()
 
@@ -538,7 +542,11 @@ class InputTask(_Subtask):
             match instruction:
                 case Block(channel=channel):
                     self._gate.block(channel)
+                    self._blocked.add(channel)
+                    self._note_reading()
                 case TakeSnapshot(barrier=barrier):
+                    if not self._postponed:
+                        self.chain.emit_watermarks()
                     if barrier.final and not self._postponed and self._has_due():
                         self._postponed = instructions[number:]
                         return
@@ -549,16 +557,25 @@ class InputTask(_Subtask):
                 case Unblock(channels=channels):
                     for channel in channels:
                         self._gate.unblock(channel)
+                    self._blocked.difference_update(channels)
+                    self._note_reading()
                 case ChannelInputEnded():
                     self._ends = True
+                    self._note_reading()
+
+    def _note_reading(self) -> None:
+        """Tell the chain whether the task asks for records of all channels."""
+        self.chain.reading = not self._blocked and not self._ends
 
     def _has_due(self) -> bool:
         return self._due_now() is not None or self.chain.firing
 
     def _take_final_snapshot(self, *, writable: bool) -> bool:
         """Fire one piece of what is due before the final barrier, or let the barrier pass."""
-        if writable and self._has_due():
-            return self._fire() or self._advance()
+        if writable:
+            self.chain.emit_watermarks()
+            if self._has_due():
+                return self._fire() or self._advance()
         postponed = self._postponed
         self._carry_out(postponed)
         self._postponed = ()

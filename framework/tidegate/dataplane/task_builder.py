@@ -40,7 +40,8 @@ from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.subtask_context import SubtaskContext
-from tidegate.dataplane.task import CheckpointResponder, InputTask, SourceTask, Task
+from tidegate.dataplane.task import InputTask, SourceTask, Task
+from tidegate.dataplane.task_interfaces import CheckpointResponder
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex, plan
@@ -134,6 +135,8 @@ class SubtaskBuilder:
                 make_state=lambda node: self._state(node, subtask_context),
                 counters=subtask_context.counters,
                 now_ms=subtask_context.drivers.clock.now_ms,
+                restored_watermark_ms=lambda node: self._deploy.watermarks.get(node.id, MIN_MS),
+                watermark_interval_ms=subtask_context.config.job.watermark_interval,
                 dead_letter_bytes_max=lambda node: subtask_context.record_bytes_max(
                     node.id, cast("KafkaSink[object]", node.declaration).topic, {}
                 ),
@@ -170,24 +173,35 @@ class SubtaskBuilder:
         return [head.inputs[channel.edge.input].side for channel in gate.channels]
 
     def _valve(self, gate: InputGate) -> WatermarkValve | None:
-        """Return the valve of a gate; None if no channel has watermarks. A channel without them
-        takes no part. The channels of an edge are a group if each of its senders gets the same
-        watermarks.
+        """Return the valve of a gate; None if no channel has watermarks, and no step behind needs
+        to know whether all channels are idle.
+
+        If some channels have watermarks, the others take no part. The channels of an edge are a
+        group if each of its senders gets the same watermarks.
         """
-        nodes = self.graph.nodes
-        has = [nodes[channel.edge.source_node].watermarks for channel in gate.channels]
+        senders = [channel.edge.source_node for channel in gate.channels]
+        has = [self.graph.nodes[sender].watermarks for sender in senders]
         if not any(has):
-            return None
+            tells = all(map(self.graph.tells_time, senders))
+            return WatermarkValve([Watermark(MIN_MS)] * len(senders)) if tells else None
         edges = [channel.edge for channel in gate.channels]
         return WatermarkValve(
             [Watermark(MIN_MS) if each else None for each in has],
-            [edge.index if self._is_behind_exchange(edge.source) else None for edge in edges],
+            [edge.index if self._have_one_watermark(edge) else None for edge in edges],
         )
 
-    def _is_behind_exchange(self, vertex: VertexId) -> bool:
-        """Return whether all inputs of a vertex go from all subtasks to all subtasks."""
-        inputs = self.plan.inputs_of(vertex)
-        return bool(inputs) and all(edge.partitioning == "key" for edge in inputs)
+    def _have_one_watermark(self, edge: PlanEdge) -> bool:
+        """Return whether all senders of an edge get the same watermarks: all inputs of their vertex
+        go from all subtasks to all subtasks, and no step of it in front of the edge has a time of
+        its own.
+        """
+        inputs = self.plan.inputs_of(edge.source)
+        node = self.graph.nodes[edge.source_node]
+        while not operator_kind(node.kind).own_time:
+            if node.id == self.plan.vertex(edge.source).nodes[0]:
+                return bool(inputs) and all(each.partitioning == "key" for each in inputs)
+            node = self.graph.nodes[node.inputs[0].node]
+        return False
 
     def _source_task(
         self,
@@ -220,6 +234,7 @@ class SubtaskBuilder:
             fires=any(node.fires for node in self.graph),
             input_over=self._deploy.input_over,
             watermarks=watermarks,
+            tells_time=self.graph.tells_time(head.id),
         )
 
     def _state(self, node: Node, subtask_context: SubtaskContext) -> KeyedStateLike:
@@ -332,7 +347,8 @@ def _installed_code(deploy: Deploy, config: Config, blobs: BlobStore) -> Path | 
 
 
 def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
-    """Return whether records of this step reach a sink without `key_by` through fused steps only.
+    """Return whether records of this step reach a sink without `key_by` through steps only that
+    keep the keys.
 
     Such a sink writes each record with the key that the record was read with.
     """
@@ -341,7 +357,9 @@ def source_keys_wanted(graph: StreamGraph, node_id: str) -> bool:
             continue  # dead letters carry their own keys
         if consumer.kind == "sink" and consumer.function is None:
             return True
-        if operator_kind(consumer.kind).fused and source_keys_wanted(graph, consumer.id):
+        kind = operator_kind(consumer.kind)
+        keeps_keys = kind.fused or not kind.makes_records
+        if keeps_keys and source_keys_wanted(graph, consumer.id):
             return True
     return False
 

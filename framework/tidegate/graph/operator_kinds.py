@@ -31,8 +31,15 @@ class OperatorKind:
     """Whether the step is one function without state. Such neighbours run in one loop, which keeps
     the source keys of the records.
     """
+    own_time: bool = False
+    """Whether the step gives its records event times, and has a watermark of its own. A checkpoint
+    stores that watermark. The step only takes from in front whether its input is idle, and the end
+    of time.
+    """
     makes_records: bool = True
-    """Whether the results are new records. A filter passes on the records that it gets."""
+    """Whether the results are new records. A filter passes on the records that it gets, with their
+    keys.
+    """
 
 
 OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
@@ -41,6 +48,7 @@ OPERATOR_KINDS: Final[dict[str, OperatorKind]] = {
     "flat_map": OperatorKind(runs_in_waves=True, fused=True),
     "filter": OperatorKind(runs_in_waves=True, fused=True, makes_records=False),
     "process": OperatorKind(runs_in_waves=True),
+    "with_timestamps": OperatorKind(runs_in_waves=True, own_time=True, makes_records=False),
     "keyed_process": OperatorKind(runs_in_waves=True, keyed=True),
     "co_process": OperatorKind(runs_in_waves=True, keyed=True, two_inputs=True),
     "window": OperatorKind(runs_in_waves=True, keyed=True),

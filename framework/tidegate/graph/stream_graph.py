@@ -35,6 +35,9 @@ DEAD_LETTERS: Final = "dead_letters"
 KEY_DEAD_LETTERS: Final = "-key-dead-letters"
 """The suffix of ports for the dead letters of a key_by. No side output can have such a name."""
 
+REJECTED: Final = "rejected"
+"""The port of the records to which a step with its own time can give no event time."""
+
 _UID = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
 _NUMBERED = re.compile(r"(?:map|flat_map|filter|process)-\d+")
 
@@ -94,9 +97,17 @@ class Node:
     declaration: object = None
     record_type: object = UNKNOWN
     watermarks: bool = False
-    """Whether watermarks come along the step's outputs: a source in front of it declares them."""
+    """Whether watermarks come along the step's outputs: a source in front of it declares them, or
+    the step itself.
+    """
     event_time: bool = False
-    """Whether the records have event times: all sources in front of the step declare them."""
+    """Whether the records have event times: all sources in front of the step declare them, or the
+    step itself.
+    """
+    mixed_time: bool = False
+    """Whether only some of the sources in front of the step declare watermarks. What comes from in
+    front then does not say whether all inputs are idle.
+    """
     fires: bool = False
     """Whether a watermark can make results of the step due: those of its timers or windows."""
     uses_clock: bool = False
@@ -147,13 +158,39 @@ class StreamGraph:
             declaration=declaration,
             record_type=record_type,
             watermarks=watermarks or any(self.nodes[edge.node].watermarks for edge in inputs),
-            event_time=event_time
-            or (bool(inputs) and all(self.nodes[edge.node].event_time for edge in inputs)),
+            event_time=event_time or (bool(inputs) and all(map(self.has_event_time, inputs))),
+            mixed_time=self._mixed_time(inputs),
             fires=fires,
             uses_clock=uses_clock,
         )
         self.nodes[node.id] = node
         return node
+
+    def has_event_time(self, edge: Edge) -> bool:
+        """Return whether the records of an edge have event times."""
+        node = self.nodes[edge.node]
+        return node.event_time and not (operator_kind(node.kind).own_time and edge.port == REJECTED)
+
+    def tells_time(self, node_id: str) -> bool:
+        """Return whether a step tells its readers that it is idle, and that time ends.
+
+        It does so if it has watermarks, or if a step behind it has a time of its own: that step
+        needs to know both, also if no source declares watermarks.
+        """
+        return self.nodes[node_id].watermarks or node_id in self._in_front_of_own_time()
+
+    def _in_front_of_own_time(self) -> set[str]:
+        found: set[str] = set()
+        for node in reversed(self.nodes.values()):
+            if operator_kind(node.kind).own_time or node.id in found:
+                found |= {edge.node for edge in node.inputs}
+        return found
+
+    def _mixed_time(self, inputs: tuple[Edge, ...]) -> bool:
+        nodes = [self.nodes[edge.node] for edge in inputs]
+        marks = [node.watermarks for node in nodes]
+        mixed = (node.mixed_time and not operator_kind(node.kind).own_time for node in nodes)
+        return len(set(marks)) > 1 or any(mixed)
 
     def remove(self, node_id: str) -> Node | None:
         """Remove and return a node, or None if it does not exist. `add` may add it with more

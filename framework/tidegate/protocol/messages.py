@@ -420,9 +420,9 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None = None
     """The number of records that the slot's sources have not read. It is None if it is unknown."""
     watermark_ms: int | None = None
-    """The least watermark of its sources in ms. None without any, or if all partitions are idle."""
+    """The least watermark of its sources and steps, in ms. None without any, or if all are idle."""
     watermark_held_by: str = ""
-    """The source and the partition that hold the watermark back."""
+    """The source and the partition, or the step and the subtask, that hold the watermark back."""
     backward_watermarks: int = 0
     """The number of watermarks that were behind the one before, and were ignored."""
     late: dict[str, int] = msgspec.field(default_factory=dict)  # as in JobReport
@@ -548,6 +548,8 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """The id of the checkpoint storage (see `BlobStore.bind`)."""
     input_over: bool = False
     """True if the checkpoint is of a stop with a drain. The sources read nothing."""
+    watermarks: dict[str, int] = {}
+    """The restored watermarks of the steps with their own time, by uid; equal in all slots."""
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):

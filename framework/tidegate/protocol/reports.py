@@ -93,10 +93,11 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     """The number of records between the last record that was read and the end of the source
     partitions. It is None if it is not known."""
     watermark_ms: int | None = None
-    """The least watermark of the sources, in ms since the Unix epoch. It is None if no source has
-    watermarks, or if all partitions are idle, or if a partition has had no record yet."""
+    """The least watermark of the sources and of the steps with their own time, in ms since the Unix
+    epoch. It is None if the job has no watermarks, or if all partitions are idle. It is also None
+    until each partition, and each subtask of such a step, has had a record."""
     watermark_held_by: str = ""
-    """The source and the partition that hold the watermark back."""
+    """The source and the partition, or the step and the subtask, that hold the watermark back."""
     backward_watermarks: int = 0
     """The number of watermarks that were behind the one before, and were ignored."""
     late: dict[str, int] = msgspec.field(default_factory=dict)

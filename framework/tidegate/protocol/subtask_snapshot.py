@@ -72,6 +72,16 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
+class StepWatermark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The watermark of a step with its own time, in one subtask."""
+
+    uid: Uid
+    watermark_ms: int | None = None
+    """The watermark at the barrier; None if the subtask had none."""
+    idle: bool = False
+    """Whether the subtask was idle at the barrier, so that the others did not wait for it."""
+
+
 class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A partition of a source, and the position up to which it was read."""
 
@@ -116,3 +126,5 @@ class SubtaskSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the subtask is a source that has told the job that its input has ended, so that
     timers and windows fire before their time.
     """
+    watermarks: tuple[StepWatermark, ...] = ()
+    """The watermarks of the steps that have their own time."""

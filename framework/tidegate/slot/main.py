@@ -431,7 +431,7 @@ class Slot:
     def _update_lag(self) -> None:
         lags = [lag for source in self._sources if (lag := source.lag()) is not None]
         self._lag = sum(lags) if lags else None
-        watermarks = [each for source in self._sources if (each := source.slowest_watermark())]
+        watermarks = [each for task in self._tasks if (each := task.slowest_watermark())]
         self._watermark = min(watermarks, default=None)
         errors = [error for source in self._sources if (error := source.connection_error())]
         self._source_error = " ".join(errors)

@@ -253,6 +253,7 @@ class PipelineAttempt:
             transaction_timeout_ms=0,
             producer_pool_size=0,
             transactional_ids_per_subtask=0,
+            watermarks=dict(restored.watermarks),
         )
 
     def _replace(

@@ -295,20 +295,21 @@ class PipelineRun:
         attempt.settle()
 
     def _begin(self) -> None:
-        """Give partition 0 to each source with watermarks of which the test has named no partition,
-        before the first element. A topic has a partition also if no process writes to it.
+        """Give partition 0 to each source that tells time, and of which the test has named no
+        partition, before the first element. A topic has a partition also if no process writes to
+        it.
         """
         if self._begun:
             return
         self._begun = True
         for uid, source in self._sources.items():
             named = any(each.named for each in self._partitions.get(uid, {}).values())
-            if source.watermarks is not None and not named:
+            if self.graph.tells_time(uid) and not named:
                 self._do(_Named(uid, TopicPartition(source.topic, 0)))
 
     def _add_partition(self, source: Uid, of: TopicPartition) -> None:
         attempt = self._attempt
-        if not attempt.started or self._sources[source].watermarks is None:
+        if not attempt.started or not self.graph.tells_time(source):
             topic, partition = of
             attempt.add_split(
                 SourceSplit(source=source, topic=topic, partition=partition, offset=0)

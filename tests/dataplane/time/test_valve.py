@@ -162,3 +162,13 @@ def test_valve_equals_the_model_and_never_goes_back(
         assert found == (None if due == before else due), "each change is returned, and only once"
         assert due.timestamp_ms >= before.timestamp_ms
         before = due
+
+
+def test_input_that_takes_no_part_changes_nothing() -> None:
+    valve = WatermarkValve([NEW, None])
+    assert valve.offer(1, at(3)) is None
+    assert valve.offer(0, at(10)) == at(10)
+    assert valve.offer(1, idle()) is None
+    assert valve.offer(0, idle(10)) == idle(10)
+    assert valve.offer(1, at(MAX_MS)) is None
+    assert valve.offer(0, at(MAX_MS)) == at(MAX_MS)

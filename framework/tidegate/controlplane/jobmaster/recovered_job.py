@@ -63,4 +63,5 @@ class RecoveredJob:
             max_message_bytes=self.max_message_bytes,
             storage=self.storage,
             input_over=self.restore_plan.input_over,
+            watermarks=dict(self.restore_plan.watermarks),
         )

@@ -33,6 +33,7 @@ from tidegate.dataplane.operators.fan_out import CopyBatch, Target, fan_out
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.registry import (
     Operator,
+    OwnTimeOperator,
     StatefulOperator,
     TwoInputOperator,
     operator_entry,
@@ -55,7 +56,8 @@ from tidegate.graph.stream_graph import (
     StreamGraph,
     policy_of,
 )
-from tidegate.stream_elements import Control, RecordBatch, Watermark
+from tidegate.protocol.subtask_snapshot import StepWatermark
+from tidegate.stream_elements import MIN_MS, Control, RecordBatch, Watermark
 
 
 class RecordWriterLike(Protocol):
@@ -84,6 +86,10 @@ class ChainOutputs:
     """
     now_ms: Callable[[], int] = lambda: 0
     """Function that returns the time of the slot's clock."""
+    restored_watermark_ms: Callable[[Node], int] = lambda _: MIN_MS
+    """Function that returns the restored watermark of a step with its own time."""
+    watermark_interval_ms: int = 0
+    """The least time between two watermarks of such a step."""
 
 
 _ENTRY: Final = ""
@@ -119,6 +125,12 @@ class OperatorChain:
         """The operators, those behind a step before that step."""
         self._timed: list[Operator] = []
         """Those of them that may have something due while no record comes."""
+        self._own_time: list[OwnTimeOperator] = []
+        """Those of them that have a time of their own."""
+        self.reading = True
+        """Whether the task asks for records now. It sets this; time in which it does not ask makes
+        no step idle.
+        """
         self._letters: dict[tuple[str, str], Emit] = {}
         self._advances: dict[str, list[Advance]] = {}
         """The functions that take the watermark of each step: its readers and its edges."""
@@ -196,6 +208,36 @@ class OperatorChain:
                 return True
         return False
 
+    def emit_watermarks(self) -> None:
+        """Let the steps with their own time emit their watermarks now, as far as the chain can take
+        them. Otherwise a snapshot has them, and they are emitted later.
+        """
+        for operator in reversed(self._own_time):
+            if not self.firing and self.writable():
+                operator.emit_watermark()
+
+    def step_watermarks(self) -> tuple[StepWatermark, ...]:
+        """Return the watermarks of the steps with their own time, for a checkpoint."""
+        return tuple(operator.snapshot() for operator in self._own_time)
+
+    @property
+    def counters(self) -> Counters:
+        """The counters of the slot."""
+        return self._chain_outputs.counters
+
+    @property
+    def watermark_interval_ms(self) -> int:
+        """The least time between two watermarks of a step with its own time."""
+        return self._chain_outputs.watermark_interval_ms
+
+    def asks_for_records(self) -> bool:
+        """Return whether the task asks for records now."""
+        return self.reading
+
+    def restored_watermark_ms(self, node: Node) -> int:
+        """Return the restored watermark of a step with its own time; MIN_MS if it has none."""
+        return self._chain_outputs.restored_watermark_ms(node)
+
     def now_ms(self) -> int:
         """Return the time of the slot's clock in milliseconds since the Unix epoch."""
         return self._chain_outputs.now_ms()
@@ -246,14 +288,11 @@ class OperatorChain:
         if operator_kind(node.kind).two_inputs:
             process_side = cast("TwoInputOperator", operator).process_side
             self._sides = [partial(process_side, side) for side in (0, 1)]
+        if operator_kind(node.kind).own_time:
+            self._own_time.append(cast("OwnTimeOperator", operator))
         if operator_kind(node.kind).keyed:
             self.keyed[node.id] = cast("StatefulOperator", operator).state
         return operator.process
-
-    @property
-    def counters(self) -> Counters:
-        """The counters of the slot."""
-        return self._chain_outputs.counters
 
     def state(self, node: Node) -> KeyedStateLike:
         """Return the restored state of a keyed step."""
@@ -388,6 +427,10 @@ class OperatorChain:
         """Return the policy of a step or a sink."""
         where = f"{node.id} ({node.location})"
         return self._policy(where, policy_of(node), node, DEAD_LETTERS)
+
+    def skipping(self, node: Node) -> Refusals:
+        """Return a policy that counts and logs the records that a step refuses."""
+        return self._policy(f"{node.id} ({node.location})", "skip", node, DEAD_LETTERS)
 
     def _key_refusals(self, target: Node, edge: Edge) -> Refusals | None:
         """Return the policy of a key edge; None if a record that cannot be sent ends the attempt.

@@ -20,12 +20,14 @@ from tidegate.dataplane.operators.keyed import KeyedOperator, KeyedStateLike, co
 from tidegate.dataplane.operators.process import ProcessOperator
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
+from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.layouts import make_window_operator
 from tidegate.dataplane.windows.operator import WindowOperator, WindowState
 from tidegate.errors import InternalError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import MAIN, Node
+from tidegate.protocol.subtask_snapshot import StepWatermark
 from tidegate.stream_elements import RecordBatch, Watermark
 
 
@@ -87,6 +89,18 @@ class StatefulOperator(Operator, Protocol):
     state: KeyedStateLike
 
 
+class OwnTimeOperator(Operator, Protocol):
+    """The operator of a kind that has its `own_time`."""
+
+    def emit_watermark(self) -> None:
+        """Forward the step's watermark, if it has changed."""
+        ...
+
+    def snapshot(self) -> StepWatermark:
+        """Return the step's watermark for a checkpoint."""
+        ...
+
+
 class TwoInputOperator(Operator, Protocol):
     """The operator of a kind that has `two_inputs`."""
 
@@ -115,17 +129,34 @@ class ChainBuilder(Protocol):
         """Return the time of the slot's clock in milliseconds since the Unix epoch."""
         ...
 
+    @property
+    def counters(self) -> Counters:
+        """The counters of the slot."""
+        ...
+
+    @property
+    def watermark_interval_ms(self) -> int:
+        """The least time between two watermarks of a step with its own time."""
+        ...
+
+    def asks_for_records(self) -> bool:
+        """Return whether the task asks for records now."""
+        ...
+
+    def restored_watermark_ms(self, node: Node) -> int:
+        """Return the restored watermark of a step with its own time; MIN_MS if it has none."""
+        ...
+
     def refusals(self, node: Node) -> Refusals:
         """Return the policy of a step."""
         ...
 
-    def key_refusals(self, node: Node) -> Refusals | None:
-        """Return the policy of the step's key_by, if the step itself applies it."""
+    def skipping(self, node: Node) -> Refusals:
+        """Return a policy that counts and logs the records that a step refuses."""
         ...
 
-    @property
-    def counters(self) -> Counters:
-        """The counters of the slot."""
+    def key_refusals(self, node: Node) -> Refusals | None:
+        """Return the policy of the step's key_by, if the step itself applies it."""
         ...
 
     def state(self, node: Node) -> KeyedStateLike:
@@ -158,6 +189,20 @@ def _fused(chain: ChainBuilder, node: Node) -> FusedSteps:
 def _process(chain: ChainBuilder, node: Node) -> ProcessOperator:
     return ProcessOperator(
         chain.pipeline, node, chain.ports(node), chain.refusals(node), now_ms=chain.now_ms
+    )
+
+
+def _with_timestamps(chain: ChainBuilder, node: Node) -> TimestampsOperator:
+    return TimestampsOperator(
+        chain.pipeline,
+        node,
+        chain.ports(node),
+        chain.skipping(node),
+        counters=chain.counters,
+        restored_ms=chain.restored_watermark_ms(node),
+        interval_ms=chain.watermark_interval_ms,
+        now_ms=chain.now_ms,
+        asks=chain.asks_for_records,
     )
 
 
@@ -200,6 +245,7 @@ def _window(chain: ChainBuilder, node: Node) -> WindowOperator:
 OPERATORS: Final[dict[str, OperatorEntry]] = {
     **dict.fromkeys(("map", "flat_map", "filter"), OperatorEntry(build=_fused)),
     "process": OperatorEntry(build=_process),
+    "with_timestamps": OperatorEntry(build=_with_timestamps),
     "keyed_process": OperatorEntry(
         build=_keyed, copied_ports=lambda node: copied_ports(type(cast("Any", node.function)))
     ),

@@ -28,7 +28,7 @@ from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.watermarks import UnusableTimeError
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
-from tidegate.dataplane.sources.event_times import EventTimes
+from tidegate.dataplane.time.event_times import EventTimes
 from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import RawRecord

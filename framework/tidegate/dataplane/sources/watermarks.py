@@ -25,10 +25,11 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.api.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
+from tidegate.api.watermarks import WatermarkStrategy
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.time.generated import GeneratedWatermark
 from tidegate.dataplane.time.valve import WatermarkValve
-from tidegate.errors import TidegateError, UserCodeError, check
+from tidegate.errors import check
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import MIN_MS, RecordBatch, TopicPartition, Watermark
@@ -56,13 +57,13 @@ class SourceWatermarks:
         counters: Counters,
     ) -> None:
         """Register the partitions, with the watermarks of the checkpoint that is restored."""
-        self._strategy, self._uid, self._counters = strategy, uid, counters
+        self._strategy = strategy
         self._indexes = {split.topic_partition: n for n, split in enumerate(splits)}
-        self._generators = [strategy.generator() for _ in splits]
         restored = [_restored(split) for split in splits]
-        for generator, watermark in zip(self._generators, restored, strict=True):
-            if watermark.timestamp_ms > MIN_MS:
-                self._call(_resume, generator, watermark)
+        self._generated = [
+            GeneratedWatermark(strategy, f"Source {uid!r}", counters, each.timestamp_ms)
+            for each in restored
+        ]
         self._valve = WatermarkValve(restored)
         self._was_idle = [split.idle for split in splits]
         """Whether each partition was idle at the checkpoint, and was not looked at since."""
@@ -79,13 +80,11 @@ class SourceWatermarks:
         )
         index = self._indexes[batch.topic_partition]  # type: ignore[index]
         self._quiet_s[index], self._was_idle[index] = 0.0, False
-        found = self._call(self._generators[index].observe, batch.values, batch.timestamps_ms)
+        generated = self._generated[index]
+        generated.observe(batch.values, batch.timestamps_ms)  # type: ignore[arg-type]
         before = self._valve.of(index)
-        newest_ms = before.timestamp_ms if found is None else found
-        if newest_ms < before.timestamp_ms:
-            self._counters.backward_watermarks += 1
-        if newest_ms > before.timestamp_ms or before.idle:
-            self._valve.offer(index, Watermark(newest_ms))
+        if generated.watermark_ms > before.timestamp_ms or before.idle:
+            self._valve.offer(index, Watermark(generated.watermark_ms))
 
     def polled(
         self,
@@ -134,7 +133,7 @@ class SourceWatermarks:
         """
         index = self._indexes[topic_partition]
         if watermark.timestamp_ms > self._valve.of(index).timestamp_ms:
-            self._call(_resume, self._generators[index], watermark)
+            self._generated[index].resume(watermark.timestamp_ms)
         self._valve.offer(index, watermark)
 
     def slowest(self) -> TopicPartition | None:
@@ -151,26 +150,6 @@ class SourceWatermarks:
         stored_ms = None if own.timestamp_ms == MIN_MS else own.timestamp_ms
         idle = own.idle or self._was_idle[self._indexes[split.topic_partition]]
         return msgspec.structs.replace(split, watermark_ms=stored_ms, idle=idle)
-
-    def _call(self, method: Callable[..., Any], *arguments: Any) -> int | None:
-        """Call a method of the user's strategy, and check the watermark that it returns."""
-        strategy = self._strategy
-        name = f"Source {self._uid!r}: the watermark strategy {type(strategy).__name__}"
-        try:
-            found: Any = method(*arguments)
-            return None if found is None else watermark_ms(found)
-        except TidegateError:
-            raise
-        except Exception as error:
-            raise UserCodeError(
-                f"{name} ({strategy.location}) raised {type(error).__name__}: {error}. Correct it; "
-                "the job restarts from its last checkpoint as the restart strategy says."
-            ) from error
-
-
-def _resume(generator: WatermarkGenerator, watermark: Watermark) -> None:
-    """Let a generator continue. What its method returns does not matter."""
-    generator.resume(watermark.timestamp_ms)
 
 
 def _restored(split: SourceSplit) -> Watermark:

@@ -15,6 +15,7 @@ watermark of the active inputs. The module is pure: it knows no clock and no cha
   still have records in front of it.
 - An input that has not said anything yet is active, with the watermark MIN_MS. So every partition
   must be registered before the first record (FLINK-26018).
+- An input whose sources declare no watermarks takes no part, whatever it says.
 
 The combined watermark never goes back, because an input counts only while it is not behind it.
 The algorithm is that of Flink's `StatusWatermarkValve`. The groups and the rule for the end of time
@@ -58,6 +59,7 @@ class WatermarkValve:
                 known, restored, groups or [None] * len(known), strict=True
             )
         ]
+        self._absent = frozenset(n for n, each in enumerate(restored) if each is None)
         self.combined = Watermark(MIN_MS)
         """The combined watermark, and whether all inputs are idle."""
         self._combine()
@@ -67,6 +69,8 @@ class WatermarkValve:
 
         A watermark that goes back changes only whether the input is idle.
         """
+        if index in self._absent:
+            return None
         each = self._inputs[index]
         was_first = each.aligned and each.watermark_ms <= self.combined.timestamp_ms
         each.watermark_ms = max(each.watermark_ms, watermark.timestamp_ms)

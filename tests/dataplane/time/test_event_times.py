@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate.api.watermarks import TIME_MAX_MS, HeaderTime, instant_ms
-from tidegate.dataplane.sources.event_times import EventTimes
+from tidegate.dataplane.time.event_times import EventTimes
 
 
 @dataclass

@@ -1,5 +1,8 @@
 """The column of event times of a batch: from Kafka's timestamps, a header, or the user's function.
 
+A source uses `EventTimes`. A step in the middle of a pipeline has a function only, and uses
+`times_of` and `time_of`.
+
 Kafka's timestamp needs no code of the user. A function runs once for each record, in one pass over
 the batch. Only if a result is not usable does a slow path call it again for each record. A record
 without a usable time is a bad record: the source's policy decides about it, and it never moves a
@@ -67,6 +70,21 @@ class EventTimes:
         if isinstance(event_time, HeaderTime):
             return [event_time.time_ms(message.headers() or ()) for message in messages]
         return list(map(event_time, values))
+
+
+def times_of(event_time: Callable[[Any], Instant], values: Sequence[Any]) -> list[int] | None:
+    """Return the event time of each record in ms; None if a record may have no usable time."""
+    try:
+        return usable_times(list(map(event_time, values)), len(values))
+    except Exception:  # noqa: BLE001 - `time_of` finds the record and the reason
+        return None
+
+
+def time_of(event_time: Callable[[Any], Instant], value: Any) -> int:
+    """Return the event time of one record in ms. Raise UnusableTimeError, or the exception of the
+    function, if it has no usable time.
+    """
+    return instant_ms(event_time(value))
 
 
 def kafka_time_ms(message: RawRecord) -> int:
