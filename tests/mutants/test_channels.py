@@ -57,7 +57,7 @@ LATE_BARRIER = (
         '    self.__dict__.setdefault("late", []).append(barrier)\n',
     ),
     Edit(
-        InputTask.step,
+        InputTask._take,
         "            (self._emits[channel] if self._emits else self._emit)(element)\n",
         "            (self._emits[channel] if self._emits else self._emit)(element)\n"
         '            for barrier in self.__dict__.pop("late", []):\n'

@@ -75,21 +75,14 @@ LATE_SNAPSHOT = (
     ),
     Edit(
         InputTask.step,
-        "    if found is None:\n        return writable and self._fire()\n"
-        "    channel, element = found\n"
-        "    match element:\n        case RecordBatch():\n"
-        "            self.context.counters.batches += 1\n"
-        "            (self._emits[channel] if self._emits else self._emit)(element)\n",
+        "    if found is None:\n        return writable and self._fire()\n    self._take(*found)\n",
         "    if found is None or not isinstance(found[1], RecordBatch):\n"
         "        if 'late' in self.__dict__:\n"
         "            self.take_snapshot(self.__dict__.pop('late'))\n"
         "    if found is None:\n        return writable and self._fire()\n"
-        "    channel, element = found\n"
-        "    match element:\n        case RecordBatch():\n"
-        "            self.context.counters.batches += 1\n"
-        "            (self._emits[channel] if self._emits else self._emit)(element)\n"
-        "            if 'late' in self.__dict__:\n"
-        "                self.take_snapshot(self.__dict__.pop('late'))\n",
+        "    self._take(*found)\n"
+        "    if isinstance(found[1], RecordBatch) and 'late' in self.__dict__:\n"
+        "        self.take_snapshot(self.__dict__.pop('late'))\n",
     ),
 )
 LATE_OFFSET = (

@@ -260,7 +260,13 @@ class RecordingChain:
     def entry(self) -> Callable[[RecordBatch], object]:
         return self._take
 
-    firing = False
+    firing = reading = False
+
+    def emit_watermarks(self) -> None:
+        """No step has its own time."""
+
+    def step_watermarks(self) -> tuple[()]:
+        return ()
 
     def writable(self) -> bool:
         return True
