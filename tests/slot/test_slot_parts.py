@@ -243,6 +243,7 @@ def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> No
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
     slot._mailbox, slot._counters = Mailbox(SystemThreads()), Counters()
     slot._sources, slot._failed = [Waiting(), Waiting()], False
+    slot._tasks = slot._sources
     slot._waited_s, slot._measured_s, slot._busy = 0.0, now_s, False
 
     def told(waited_s: float, busy_s: float) -> bool:

@@ -81,7 +81,7 @@ SIZES_MS: Final = (100, 500, 500, 2_000)
 GAPS_MS: Final = (100, 300, 300, 1_000)
 LATENESSES_MS: Final = (0, 0, 100, 500, 3_000)
 LATE_FOR_WINDOWS: Final = 0.25
-"""Share of the records of these runs that come when a window of theirs may have ended."""
+"""Share of the records of these runs that come when one of their windows may have ended."""
 WINDOWED_SPEEDS: Final = (0.7, 1.0, 1.0, 1.5)
 AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""

@@ -24,8 +24,8 @@ rules hold for every interleaving:
 
 A step with windows has these rules for each key, in every interleaving (`window_model.py`):
 
-9. The firings of a window have the numbers 0, 1, 2, … A session goes on with the sum of those that
-   it was merged from. Each firing has all records of the one before it, and a new one.
+9. The firings of a window have the numbers 0, 1, 2, … A merged session continues with
+   the sum of those of its parts. Each firing has all records of the one before it, and a new one.
 10. Firings on time come in the order of the ends of their windows. A window does not fire after the
    step's watermark is known to have removed it.
 11. A record is in windows or late, and late once. It is late only if a watermark can have removed
@@ -163,8 +163,8 @@ class TimedResults:
         return accounted
 
     def missing(self) -> int:
-        """Return how many timers have still to fire if all records are visible, how many records
-        have still to be in windows or late, and how many entries a rewind still expects.
+        """Return the number of results that are still to come. These are timers that have to fire,
+        records that have to be in windows or late, and entries that a rewind expects.
         """
         if self._missing is None:
             self._missing = self._count_missing()

@@ -339,7 +339,7 @@ class WindowModel:
         if self.stage == 1:
             found = sources.events.get(name)
             if found is None or found[1].key != self.key:
-                message = f"has {name}, which is no record of the key"
+                message = f"has {name}, which is not a record of the key"
                 raise Violation(message)
             event = found[1]
             return Item(name, event.at_ms, event.amount)
