@@ -132,7 +132,7 @@ class FakeChain:
     def writable(self) -> bool:
         return self.sinks["out"].writable()
 
-    firing = reading = False
+    firing, reading = False, True
 
     def advance_processing_time(self) -> bool:
         return False
