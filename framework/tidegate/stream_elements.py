@@ -73,6 +73,9 @@ class EndOfInput:
 MIN_MS: Final = -(1 << 63)
 """The watermark of a channel that has not said anything yet. It is before every event time."""
 
+NEVER: Final = 1 << 63
+"""The next time of something for which no time is set. It is after every time and watermark."""
+
 MAX_MS: Final = (1 << 63) - 1
 """The watermark of a channel on which no record comes any more. It is after every event time. No
 checkpoint stores it.

@@ -38,7 +38,7 @@ def timed(*times_ms: int) -> RecordBatch:
 
 
 class Burst:
-    """Stands for timers that are due: `left` pieces, which `fire` sends one by one."""
+    """A stand-in for timers that are due: `left` pieces, which `fire` sends one after the other."""
 
     def __init__(self, chain: Any, sent: list[Any]) -> None:
         self.left, self._sent, self._chain = 0, sent, chain

@@ -22,7 +22,6 @@ from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.task import SourceTask
-from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.errors import ResourceExhaustedError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, REJECTED, Edge, Node, StreamGraph
 from tidegate.ids import Uid
@@ -30,6 +29,7 @@ from tidegate.protocol.subtask_snapshot import StepWatermark
 from tidegate.stream_elements import (
     MAX_MS,
     MIN_MS,
+    NEVER,
     Barrier,
     EndOfInput,
     RecordBatch,

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from pipelines.hourly_revenue import HourlyRevenue, Sale, ShopHour
+from tidegate import PipelineError
 from tidegate.testing import PipelineTest, Setup
 
 MINUTE = 60_000
@@ -126,3 +127,16 @@ def test_each_sale_beyond_the_bound_is_in_its_hour_or_in_the_late_sales(
     assert {hour: (row.cents, row.sales) for hour, row in final.items()} == {
         (row.shop, row.start_ms): (row.cents, row.sales) for row in hours_of(*kept.elements())
     }
+
+
+def test_pipeline_test_counts_late_records_by_uid_and_refuses_an_unknown_one() -> None:
+    with PipelineTest(HourlyRevenue) as test:
+        sales = test.source(HourlyRevenue.sales)
+        sales.push(Sale("a", 5, 0), LATER)
+        assert test.late("hourly-revenue") == 0
+        sales.push(Sale("a", 3, 0), Sale("b", 3, 0))
+        assert test.late("hourly-revenue") == 2
+        with pytest.raises(
+            PipelineError, match="no step with windows has this uid; .* has hourly-re"
+        ):
+            test.late("hourly")

@@ -18,7 +18,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from types import GenericAlias
-from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from typing_extensions import TypeForm
 
@@ -28,6 +28,7 @@ from tidegate.api.state import Cell, State, unbound
 from tidegate.api.watermarks import TIME_MAX_MS, UnusableTimeError, instant_ms
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
+from tidegate.stream_elements import NEVER
 
 A = TypeVar("A")
 
@@ -46,10 +47,6 @@ class Index(Protocol):
         ...
 
 
-NOT_INDEXED: Final = 1 << 63
-"""`indexed_ms` of a timer for which no time is noted. It is after every time."""
-
-
 class TimerCell(Cell):
     """The timer of the current key: `self.silence.set(ctx.timestamp_ms + 60_000)`."""
 
@@ -62,8 +59,10 @@ class TimerCell(Cell):
 
     def __init__(self, index: Index, key: Any, at_ms: int | None = None) -> None:
         self._index, self.key, self.at_ms = index, key, at_ms
-        self.indexed_ms = NOT_INDEXED if at_ms is None else at_ms
-        """The key is looked at at this time or earlier. It is never after `at_ms`."""
+        self.indexed_ms = NEVER if at_ms is None else at_ms
+        """The key is looked at at this time or earlier, and not after `at_ms`. NEVER if no time is
+        noted.
+        """
 
     def set(self, at: int | datetime) -> None:
         """Set the timer, or move it. A time that is over fires directly after this call of the
@@ -81,9 +80,9 @@ class TimerCell(Cell):
     def cancel(self) -> None:
         """Remove the timer. It does not fire."""
         self.at_ms = None
-        if self.indexed_ms != NOT_INDEXED:
+        if self.indexed_ms != NEVER:
             self._index.discard(self.indexed_ms, self.key)
-            self.indexed_ms = NOT_INDEXED
+            self.indexed_ms = NEVER
 
     def clear(self) -> None:
         """Remove the timer."""
@@ -106,12 +105,12 @@ class TimerCell(Cell):
         return []
 
     def set_since(self, image: Any) -> int:
-        """Return the time to which the timer was set since the image; NOT_INDEXED if it was not."""
-        return NOT_INDEXED if self.at_ms is None or self.at_ms is image else self.at_ms
+        """Return the time to which the timer was set since the image; NEVER if it was not."""
+        return NEVER if self.at_ms is None or self.at_ms is image else self.at_ms
 
     def next_ms(self) -> int:
-        """Return the time of the timer; NOT_INDEXED if it is not set."""
-        return NOT_INDEXED if self.at_ms is None else self.at_ms
+        """Return the time of the timer; NEVER if it is not set."""
+        return NEVER if self.at_ms is None else self.at_ms
 
     def take(self) -> tuple[Any, int]:
         """Remove the timer, because it fires, and return no name and its time."""
@@ -125,7 +124,7 @@ class TimerCell(Cell):
 
     def looked_at(self) -> None:
         """Note the time again, because the entry at which the key was looked at is gone."""
-        self.indexed_ms = NOT_INDEXED
+        self.indexed_ms = NEVER
         if self.at_ms is not None:
             self.indexed_ms = self.at_ms
             self._index.add(self.at_ms, self.key)
@@ -200,17 +199,17 @@ class TimersCell(Cell, Generic[A]):
         return [] if self._times is image or not self._times else [(self.key, self.stored())]
 
     def set_since(self, image: Any) -> int:
-        """Return the first time to which a timer was set since the image; NOT_INDEXED if none
+        """Return the first time to which a timer was set since the image; NEVER if none
         was.
         """
         if self._times is image:
-            return NOT_INDEXED
+            return NEVER
         times = (at_ms for name, at_ms in self._times.items() if image.get(name) != at_ms)
-        return min(times, default=NOT_INDEXED)
+        return min(times, default=NEVER)
 
     def next_ms(self) -> int:
-        """Return the time of the first timer; NOT_INDEXED if none is set."""
-        return min(self._times.values(), default=NOT_INDEXED)
+        """Return the time of the first timer; NEVER if none is set."""
+        return min(self._times.values(), default=NEVER)
 
     def take(self) -> tuple[Any, int]:
         """Remove the first timer, because it fires, and return its name and its time. Timers with
@@ -233,9 +232,9 @@ class TimersCell(Cell, Generic[A]):
             self._index.add(self.indexed_ms, self.key)
 
     def _forget_if_empty(self) -> None:
-        if not self._times and self.indexed_ms != NOT_INDEXED:
+        if not self._times and self.indexed_ms != NEVER:
             self._index.discard(self.indexed_ms, self.key)
-            self.indexed_ms = NOT_INDEXED
+            self.indexed_ms = NEVER
 
     def _of(self, name: A) -> A:
         normalise = self._declaration.normalise

@@ -25,9 +25,8 @@ from tidegate.sim.timed_pipelines import (
     EventTime,
     TimedEvent,
 )
-from tidegate.stream_elements import MAX_MS, MIN_MS, TopicPartition
+from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER, TopicPartition
 
-NEVER: Final = 1 << 63
 ORDER: Final = (SILENCE, DEADLINE)
 """The event timers in the order of their declaration."""
 

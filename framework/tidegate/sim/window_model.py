@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.sim.result_groups import Violation
-from tidegate.sim.timed_model import NEVER, Sources
+from tidegate.sim.timed_model import Sources
 from tidegate.sim.timed_pipelines import Entry, WindowSettings
 from tidegate.sim.window_pipelines import LATE, SESSION, SLIDING, TUMBLING, WIDER, firing_name
-from tidegate.stream_elements import MAX_MS, MIN_MS
+from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER
 
 ON_TIME: Final = "on_time"
 

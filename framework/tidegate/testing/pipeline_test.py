@@ -24,6 +24,7 @@ from tidegate.api.pipeline import Pipeline
 from tidegate.api.sink import Sink
 from tidegate.api.times import Duration, to_ms
 from tidegate.api.watermarks import Instant
+from tidegate.api.window_step import WindowStep
 from tidegate.dataplane.counters import Counters
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Node
@@ -105,6 +106,18 @@ class PipelineTest:
         again after a crash count again.
         """
         return self._run.job.counters
+
+    def late(self, uid: str) -> int:
+        """Return the number of records that a step with windows has found late. Records that are
+        read again after a crash count again. PipelineError if no step with windows has this uid.
+        """
+        uids = [node.id for node in self._run.graph if isinstance(node.function, WindowStep)]
+        if uid not in uids:
+            raise PipelineError(
+                f"late({uid!r}): no step with windows has this uid; the pipeline has "
+                f"{', '.join(uids) or 'no windows'}"
+            )
+        return self.counters.late.get(uid, 0)
 
     def source(self, source: KafkaSource[T], *, partition: int = 0) -> PipelineSource[T]:
         """Return the object that pushes records into a partition of a source.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.dataplane.time.timer_index import NEVER, TimerIndex
+from tidegate.dataplane.time.timer_index import TimerIndex
+from tidegate.stream_elements import NEVER
 
 
 def test_empty_index_has_no_next_time() -> None:

@@ -43,7 +43,6 @@ from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES
-from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.errors import InternalError, UserCodeError
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PlanEdge, Vertex
@@ -57,7 +56,7 @@ from tidegate.graph.stream_graph import (
     policy_of,
 )
 from tidegate.protocol.subtask_snapshot import StepWatermark
-from tidegate.stream_elements import MIN_MS, Control, RecordBatch, Watermark
+from tidegate.stream_elements import MIN_MS, NEVER, Control, RecordBatch, Watermark
 
 
 class RecordWriterLike(Protocol):

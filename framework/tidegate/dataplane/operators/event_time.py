@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.errors import PipelineError
-from tidegate.stream_elements import MIN_MS, Watermark
+from tidegate.stream_elements import MIN_MS, NEVER, Watermark
 
 Advance = Callable[[Watermark], None]
 

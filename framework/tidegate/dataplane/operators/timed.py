@@ -27,10 +27,10 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import timer_error
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.time.timer_index import NEVER, TimerIndex
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
-from tidegate.stream_elements import MAX_MS, NO_OFFSET, RecordBatch, Watermark
+from tidegate.stream_elements import MAX_MS, NEVER, NO_OFFSET, RecordBatch, Watermark
 
 PIECE: Final = 1_000
 """Number of keys that are looked at between two turns of the task: a few milliseconds."""

@@ -29,11 +29,10 @@ from tidegate.dataplane.operators.user_errors import user_code_error
 from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.time.event_times import time_of, times_of
 from tidegate.dataplane.time.generated import GeneratedWatermark
-from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.graph.stream_graph import MAIN, REJECTED, Node
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import StepWatermark
-from tidegate.stream_elements import MAX_MS, MIN_MS, RecordBatch, Watermark
+from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER, RecordBatch, Watermark
 
 LOOKS: Final = 10
 """The number of looks at the clock before a subtask without records becomes idle."""

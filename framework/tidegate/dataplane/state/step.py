@@ -116,7 +116,8 @@ def open_step_state(
 
 
 def restored_watermark(snapshots: Iterable[KeyedSnapshot], *, aligned: bool) -> int:
-    """Return the watermark with which a step continues: the highest of its subtasks.
+    """Return the watermark with which a subtask of a step continues: the highest of the snapshots
+    that it restores.
 
     With aligned barriers, the subtasks differ only by what full outputs have held back. Without
     them, a subtask may be ahead of records that are read again, so the lowest watermark counts.

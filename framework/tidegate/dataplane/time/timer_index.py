@@ -22,8 +22,7 @@ from collections.abc import Hashable
 from itertools import islice
 from typing import Any, Final
 
-NEVER: Final = 1 << 63
-"""The next time of an empty index. It is after every time."""
+from tidegate.stream_elements import NEVER
 
 EMPTY_TIMES_MAX: Final = 1_000
 """The number of times without entries from which on the heap may be made again."""

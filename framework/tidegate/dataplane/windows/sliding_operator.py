@@ -19,12 +19,11 @@ from typing import Any
 
 from tidegate.api.windows import Sliding, Window
 from tidegate.dataplane.columns import select
-from tidegate.dataplane.time.timer_index import NEVER
 from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import LATE_FIRING, ON_TIME
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.panes import AllPanes, PaneSequence, PaneTimes, TwoStacks
-from tidegate.stream_elements import MIN_MS, RecordBatch
+from tidegate.stream_elements import MIN_MS, NEVER, RecordBatch
 
 
 class KeyPanes:
@@ -162,7 +161,7 @@ class SlidingWindows(WindowOperator):
         self.accumulators.start(window, value, time)
         insort(panes.starts, start_ms)
         if self.is_past(self._times.first_end(start_ms)):
-            # The ends that have passed are not due: a late record fires them by itself.
+            # The ends that have passed are not due: a late record fires them.
             now_ms = self.watermark_ms if self.of_event_time else self.processing_ms
             passed = self._times.next_end(now_ms + self.before_end) - self._times.every_ms
             window.at_ms = panes.fired_end = max(panes.fired_end, passed)
