@@ -136,7 +136,5 @@ def test_pipeline_test_counts_late_records_by_uid_and_refuses_an_unknown_one() -
         assert test.late("hourly-revenue") == 0
         sales.push(Sale("a", 3, 0), Sale("b", 3, 0))
         assert test.late("hourly-revenue") == 2
-        with pytest.raises(
-            PipelineError, match="no step with windows has this uid; .* has hourly-re"
-        ):
+        with pytest.raises(PipelineError, match=r"no step with windows has this uid; .* has hour"):
             test.late("hourly")
