@@ -15,7 +15,7 @@ from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.api.field_check import FieldCheck
 from tidegate.api.values import ClassCheck
 from tidegate.dataplane.channels.record_writer import KeyGroupWriter
-from tidegate.dataplane.keying import KeyExtractor
+from tidegate.dataplane.keying import KeyExtractor, StepKeys
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.fan_out import fan_out
 from tidegate.dataplane.operators.images import Images
@@ -85,7 +85,7 @@ LETTER_DOES_NOT_FIT = (
     Edit(shorten_dead_letter, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),
 )
 SHORT_KEYS = (
-    Edit(KeyedOperator._keys, "check_complete(len(keys), len(batch.values))", "pass"),
+    Edit(StepKeys.of, "check_complete(len(keys), len(batch.values))", "pass"),
     Edit(KeyedOperator.process, "rows, strict=True", "rows, strict=False"),
 )
 SHORT_KNOWN = (

@@ -47,17 +47,18 @@ class _Encodable(dict[Any, None]):
 
 
 class StepKeys:
-    """The keys of the batches that a step by key gets.
+    """The keys of the batches that one input of a step by key gets.
 
     `refusals` is the policy of the key_by. It is None if the policy is "fail", or if a record
     writer in front of the step applies the policy.
     """
 
-    def __init__(self, pipeline: str, node: Node, refusals: Refusals | None) -> None:
-        edge = node.inputs[0]
+    def __init__(self, pipeline: str, node: Node, refusals: Refusals | None, side: int = 0) -> None:
+        edges = [edge for edge in node.inputs if edge.side == side]
+        edge = edges[0]
         check(
-            edge.key is not None and all(one.key is edge.key for one in node.inputs),
-            f"all inputs of step {node.id!r} have the key function of its key_by",
+            edge.key is not None and all(one.key is edge.key for one in edges),
+            f"all edges of an input of step {node.id!r} have the key function of its key_by",
         )
         self._pipeline, self._node = pipeline, node
         self._key = cast("Callable[[Any], Any]", edge.key)
@@ -68,6 +69,7 @@ class StepKeys:
         """Return the batch without the refused records, and the keys of the other records."""
         if self._extractor is not None:
             return self._extractor.keys(batch)
+        # After a shuffle, this computes the keys a second time. `KeyGroupWriter.emit` says why.
         remaining = iter(batch.values)
         try:
             keys = list(map(self._key, remaining))

@@ -19,5 +19,5 @@ class CoOperator(TimedKeyedOperator):
 
     def process_side(self, side: int, batch: RecordBatch) -> None:
         """Process a batch of one input: 0 is the left one, 1 the right one."""
-        self._key_of, self._process = self._sides[side]
+        self._keys, self._process = self._sides[side]
         self.process(batch)

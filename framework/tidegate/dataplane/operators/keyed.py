@@ -23,8 +23,7 @@ from typing import Any, ClassVar, Protocol, cast
 from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
 from tidegate.api.state import Cell, State
-from tidegate.api.values import article, declared_name, key_check
-from tidegate.dataplane.keying import KeyExtractor
+from tidegate.dataplane.keying import StepKeys
 from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, TimedContext
 from tidegate.dataplane.operators.images import Images
 from tidegate.dataplane.operators.process import RefusableResults, SideOutputs, results_of
@@ -32,12 +31,11 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import (
     call_lifecycle_method,
-    result_error,
     user_code_error,
 )
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.timer_index import TimerIndex
-from tidegate.errors import StateValueError, UserCodeError, check, check_complete
+from tidegate.errors import StateValueError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
 from tidegate.stream_elements import MAX_MS, RecordBatch, Watermark
@@ -122,9 +120,6 @@ class KeyedOperator(ForwardsTime):
         """
         self._pipeline, self._node, self.state = pipeline, node, state
         self._refusals = Refusals(node.id) if refusals is None else refusals
-        self._key_extractor: KeyExtractor | None = None
-        if key_refusals is not None:
-            self._key_extractor = KeyExtractor(pipeline, node, node.inputs[0], key_refusals)
         self._function = cast("KeyedProcess[Any, Any, Any]", node.function)
         kind = type(self._function)
         self._names = tuple(kind.declared_states)
@@ -142,12 +137,14 @@ class KeyedOperator(ForwardsTime):
         self._batch: RecordBatch
         """The batch that is processed, without the records whose keys were refused."""
         self._sides = [
-            (_key_function(node, side), self._prepared(getattr(self._function, method)))
+            (
+                StepKeys(pipeline, node, key_refusals, side),
+                self._prepared(getattr(self._function, method)),
+            )
             for side, method in enumerate(self.methods)
         ]
-        """The key function and the method of each input."""
-        self._key_of, self._process = self._sides[0]
-        self._key_check = key_check(node.inputs[0].key_type)
+        """The keys and the method of each input."""
+        self._keys, self._process = self._sides[0]
 
     def open(self) -> None:
         """Call the function's `open`, in which it makes its clients."""
@@ -176,10 +173,7 @@ class KeyedOperator(ForwardsTime):
         """Call the function for each record with its key's state in place, and emit what it
         returns.
         """
-        if self._key_extractor is None:
-            keys = self._keys(batch)
-        else:
-            batch, keys = self._key_extractor.keys(batch)
+        batch, keys = self._keys.of(batch)
         self._context.time.timestamps_ms = batch.timestamps_ms
         self._batch = batch
         rows = self.state.rows(keys)
@@ -260,22 +254,6 @@ class KeyedOperator(ForwardsTime):
 
         return checked
 
-    def _keys(self, batch: RecordBatch) -> list[Any]:
-        # After a shuffle, this computes the keys a second time. `KeyGroupWriter.emit` says why.
-        remaining = iter(batch.values)
-        try:
-            keys = list(map(self._key_of, remaining))
-            check_complete(len(keys), len(batch.values))
-        except Exception as error:
-            raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
-        wrong = None if self._key_check is None else self._key_check.first_wrong(keys)
-        if wrong is None:
-            return keys
-        declared = declared_name(self._node.inputs[0].key_type)
-        what = f"has {article(type(keys[wrong]).__name__)} as key, not {declared}"
-        remedy = f"Let key_by give {declared}, or declare the type of the keys."
-        raise result_error(self._pipeline, self._node, batch, wrong, what, remedy)
-
     def _loop_one_state(self, rows: Rows, out_values: list[Any], out_offsets: list[int]) -> None:
         add_value, add_offset = out_values.append, out_offsets.append
         process, context, guard = self._process, self._context, self._guard
@@ -316,16 +294,6 @@ class KeyedOperator(ForwardsTime):
                     f"assigned over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
                 raise UserCodeError(message)
-
-
-def _key_function(node: Node, side: int) -> Callable[[Any], Any]:
-    edges = [edge for edge in node.inputs if edge.side == side]
-    key = edges[0].key
-    check(
-        key is not None and all(edge.key is key for edge in edges),
-        f"all inputs of keyed step {node.id!r} have the key function of its key_by",
-    )
-    return cast("Callable[[Any], Any]", key)
 
 
 def copied_ports(kind: type[KeyedProcess[Any, Any, Any]]) -> frozenset[str]:
