@@ -159,6 +159,7 @@ class Clocks:
 
 def clock_parts(clocks: Clocks) -> None:
     """Put clocks around the methods that a slot calls per batch and per checkpoint."""
+    from tidegate.dataplane.keying import StepKeys
     from tidegate.dataplane.operators.keyed import KeyedOperator
     from tidegate.dataplane.operators.stateless import FusedSteps
     from tidegate.dataplane.sinks.delivery import TransactionalDelivery
@@ -177,7 +178,7 @@ def clock_parts(clocks: Clocks) -> None:
         (BatchDecoder, "decode", "decode"),
         (FusedSteps, "process", "operators"),
         (KeyedOperator, "process", "operators"),
-        (KeyedOperator, "_keys", "key of"),
+        (StepKeys, "of", "key of"),
         (KeyedStateBackend, "rows", "state: look up"),
         (KeyedStateBackend, "_load", "state: load new keys"),
         (BatchEncoder, "encode", "encode"),
