@@ -30,7 +30,7 @@ bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark
 	.venv-spark/bin/python -m integration.bench.spark_bench $(if $(QUICK),--quick)
 soak: .venv/installed  ## random kills for a long time: make soak MINUTES=60
 	$(bin)/python -m integration.faults.soak --minutes $(or $(MINUTES),30)
-chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
+chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs/evidence/kill-matrix.md: make chaos [CELLS=...] [MISSING=1]
 	set -f; $(spark_bin)/python -m integration.faults.kill_matrix --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1] [EVENT_TIME=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) $(if $(EVENT_TIME),--event-time) --seeds $(or $(FROM),1)..
@@ -50,7 +50,7 @@ unit: .venv/installed  ## unit, property, wall and tidy tests
 	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal --hypothesis-profile check
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
-	$(compile) --extra broker --extra dev --extra sim --output-file requirements.lock pyproject.toml
+	$(compile) --extra broker --extra dev --extra docs --extra sim --output-file requirements.lock pyproject.toml
 	$(compile) --extra spark --group spark-build --constraint requirements.lock \
 	    --output-file requirements-spark.lock pyproject.toml
 	echo 'pyspark==4.2.*' | $(compile) --output-file requirements-spark-4.2.lock -

@@ -3,7 +3,7 @@
 Both run in turns on one broker:
 
     make bench                 reads two million records in three rounds, and writes
-                               docs/benchmarks.md
+                               docs/evidence/benchmarks.md
     make bench QUICK=1         reads 300,000 records in one round, takes less than three minutes,
                                and writes no page
 
@@ -106,7 +106,7 @@ def _options() -> argparse.Namespace:
         "--no-page",
         dest="page",
         action="store_false",
-        help="Print the tables, and do not write docs/benchmarks.md.",
+        help="Print the tables, and do not write docs/evidence/benchmarks.md.",
     )
     parser.add_argument(
         "--only",

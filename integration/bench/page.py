@@ -1,4 +1,4 @@
-"""Formats the results as tables for the terminal and for `docs/benchmarks.md`."""
+"""Formats the results as tables for the terminal and for `docs/evidence/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Final
 import confluent_kafka
 import psutil
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "evidence" / "benchmarks.md"
 PACKAGES: Final = ("confluent-kafka", "msgspec", "rocksdict")
 
 HEAD: Final = """# Benchmarks
 
 `make bench` and `make bench-spark` write this page. Do not edit it.
-[This page](../integration/bench/README.md) explains how each figure is measured.
+[This page](../../integration/bench/README.md) explains how each figure is measured.
 CPU seconds are those of the whole process tree without the broker, per million records, and without
 the start-up.
 The text below each table says how the outputs were checked.

@@ -12,7 +12,7 @@ several times in a row. At last, the command is killed with all its processes: f
 output, then 0.5 to 3 seconds after each start.
 
     python -m integration.bench.recovery            prints the table
-    python -m integration.bench --only recovery     puts it into docs/benchmarks.md as well
+    python -m integration.bench --only recovery     puts it into docs/evidence/benchmarks.md as well
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m integration.bench.spark_bench --only total --records 1000000 --rounds 3
     python -m integration.bench.spark_bench --quick    # takes a few minutes and writes no page
 
-It runs in the environment of `make test-spark`. Each table goes into docs/benchmarks.md as soon as
-it is measured, and names the command that made it. A comparison of fewer than three rounds is not
-written into the page. A wrong output ends the run with a traceback, and no further table is
+It runs in the environment of `make test-spark`. Each table goes into docs/evidence/benchmarks.md as
+soon as it is measured, and names the command that made it. A comparison of fewer than three rounds
+is not written into the page. A wrong output ends the run with a traceback, and no further table is
 written.
 """
 
@@ -124,7 +124,7 @@ def _options() -> argparse.Namespace:
         "--no-page",
         dest="page",
         action="store_false",
-        help="Print the tables, and do not write docs/benchmarks.md.",
+        help="Print the tables, and do not write docs/evidence/benchmarks.md.",
     )
     parser.add_argument(
         "--only", choices=PARTS, action="append", help="Measure only this part. Repeatable."

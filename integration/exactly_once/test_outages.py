@@ -52,7 +52,8 @@ NEVER_WITHOUT_LEADERS = {"broker.session.timeout.ms": "60000"}
 
 A node that was frozen for longer than its session briefly takes the leadership of its partitions
 from itself. Kafka 4.3.0 forgets abort markers of that time (KAFKA-20734), and then their readers
-wait for ever, whatever the job does. `docs/transactions.md` describes this bug of the broker.
+wait for ever, whatever the job does. `docs/guides/transactions.md` describes this bug of the
+broker.
 """
 
 

@@ -27,7 +27,7 @@ ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.02
 PIPELINE = "pipelines.order_totals:OrderTotals"
 DONE, STOPPED_WITHOUT_CHECKPOINT = 0, 4
-"""Exit codes of the command, as in docs/errors.md."""
+"""Exit codes of the command, as in docs/reference/errors.md."""
 
 Report = dict[str, Any]
 """One JSON line of `tidegate run --json`."""

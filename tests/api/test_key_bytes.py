@@ -1,7 +1,8 @@
 """Canonical key bytes: golden vectors, which can never change, and the law that they keep.
 
 Goal: equal keys of one type have equal bytes and unequal ones unequal bytes, for ever. Method:
-literal bytes, written down once (docs/formats.md has the rules they follow); properties over types.
+literal bytes, written down once (docs/guides/formats.md has the rules they follow); properties over
+types.
 """
 
 from __future__ import annotations

@@ -250,7 +250,8 @@ def test_progress_is_shown_only_in_a_terminal_and_is_erased_at_the_end(
 
 
 def test_every_key_and_value_of_the_json_output_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "transactions.md").read_text(encoding="utf-8")
+    guides = Path(__file__).parents[2] / "docs" / "guides"
+    page = (guides / "transactions.md").read_text(encoding="utf-8")
     ours = msgspec.structs.replace(OPENED, transactional_id=OURS)
     row = PartitionStatus(
         topic_partition=HERE,

@@ -10,7 +10,7 @@ from integration.faults.kill_matrix.reasons import SLOW_S, UNKNOWN, reason
 from integration.faults.kill_matrix.report import RESULTS, page
 from integration.faults.kill_matrix.scenarios import EXACT, Result
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "evidence"
 HALF_OPEN = "network/4.3.0/keyed/jobmaster-to-kafka/half-open"
 
 

@@ -1,8 +1,8 @@
 """Measures in how many seeds each mutant is found: `python -m tests.mutants [--write]`.
 
-With `--write` the table goes into `docs/mutants.md`. Besides the mutants of the modules here it
-measures those that `tests/checkpoint/test_*_in_a_world.py` patch in: there each `caught` is a run
-over seeds, whatever else the test says of what was found.
+With `--write` the table goes into `docs/evidence/mutants.md`. Besides the mutants of the modules
+here it measures those that `tests/checkpoint/test_*_in_a_world.py` patch in: there each `caught` is
+a run over seeds, whatever else the test says of what was found.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.commit.mutants import MUTANT_SEEDS, patching
 from tests.commit.world import Violation
 from tests.mutants.planting import Mutant, found_in
 
-PAGE = Path(__file__).parents[2] / "docs" / "mutants.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "mutants.md"
 BEGIN = "<!-- by python -m tests.mutants --write -->"
 WORLD_SEEDS = 100
 IN_A_WORLD = {

@@ -1,7 +1,7 @@
 """Bugs in the commit protocol, above all the variants of its model; and who finds them.
 
 Those of the model's table that are not here stand in `tests/checkpoint/test_*_in_a_world.py`;
-`docs/mutants.md` has all of them.
+`docs/evidence/mutants.md` has all of them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def test_the_examples_of_a_guide_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = f"guide_{name.replace('-', '_')}"
-    blocks = python_blocks(ROOT / "docs" / f"{name}.md")
+    blocks = python_blocks(ROOT / "docs" / "guides" / f"{name}.md")
     (tmp_path / f"{module}.py").write_text("\n\n".join(blocks) + "ran = True\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.import_module(module).ran

@@ -299,7 +299,7 @@ def test_lock_files_contain_no_url_and_no_package_index() -> None:
 
 
 def test_every_test_listed_in_bugs_found_exists() -> None:
-    page = (ROOT / "docs" / "bugs-found.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evidence" / "bugs-found.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)\.(test_\w+)`", page)
     assert len(named) > 15
     for module, name in named:

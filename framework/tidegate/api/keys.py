@@ -1,9 +1,10 @@
 """Canonical bytes of keys. Two keys of one type have the same bytes if and only if they are equal.
 
 This holds on every machine and in every run, which is not true of Python's `hash()`. The bytes
-decide a key's group, and with it the place of its state, so they can never change. docs/formats.md
-specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step has one key type, so
-the bytes do not include the type (a str and its UTF-8 bytes are never keys of one step).
+decide a key's group, and with it the place of its state, so they can never change. The page
+docs/guides/formats.md specifies them, and tests/api/test_key_bytes.py holds golden vectors. A step
+has one key type, so the bytes do not include the type (a str and its UTF-8 bytes are never keys of
+one step).
 
 If a user's function returns a key of another type than declared, the encoder refuses it, because it
 could get the bytes of another key. The check costs nothing where a key's bytes are cached.

@@ -160,7 +160,7 @@ class MapCell(Cell, Generic[A, V]):
     This class keeps its entries in memory; the backends have subclasses that read from and write to
     their store. Only an assignment changes an entry: a value that was changed in place must be
     assigned again. `cell[key]` and `del cell[key]` raise KeyError if there is no such entry.
-    Iteration is in the order of the keys' canonical bytes (docs/formats.md). Entries may be
+    Iteration is in the order of the keys' canonical bytes (docs/guides/formats.md). Entries may be
     assigned and deleted during an iteration.
     """
 

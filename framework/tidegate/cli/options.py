@@ -59,7 +59,9 @@ Restore = Annotated[
 ]
 AcceptLoss = Annotated[
     bool,
-    typer.Option("--accept-data-loss", help="Continue after a loss of output (docs/errors.md)."),
+    typer.Option(
+        "--accept-data-loss", help="Continue after the job has reported a loss of output."
+    ),
 ]
 TakeOver = Annotated[
     bool, typer.Option("--take-over", help="Use a job name that another storage has used.")

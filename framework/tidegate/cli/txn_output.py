@@ -1,6 +1,7 @@
 """The output of `tidegate txn`: tables in a terminal, lines with tabs elsewhere, JSON for scripts.
 
-docs/transactions.md documents the keys of the JSON. They do not change; new keys may be added.
+docs/guides/transactions.md documents the keys of the JSON. They do not change; new keys may be
+added.
 Times are milliseconds since the epoch; ages and timeouts are milliseconds.
 """
 

@@ -1,6 +1,6 @@
 """Key groups: which subtask owns a key, at any parallelism.
 
-A key's group depends only on its canonical bytes (`api/keys.py`, docs/formats.md) and on the
+A key's group depends only on its canonical bytes (`api/keys.py`, docs/guides/formats.md) and on the
 maximum parallelism. Both are fixed for the life of the state. A subtask owns a contiguous range of
 groups, so a restore at another parallelism moves ranges and reads no keys. The functions are pure
 arithmetic. The exchange calls them for each record, and a restore calls them once.

@@ -1,4 +1,6 @@
-"""Attacks real clusters and records the results. `make chaos` writes `docs/kill-matrix.md`.
+"""Attacks real clusters and records the results.
+
+`make chaos` writes `docs/evidence/kill-matrix.md`.
 
 `scenarios` defines an attack and its surroundings. `matrix` and `cells` attack our own processes,
 at every named step of the commit protocol. `broker_faults`, `network_faults` and `storage_faults`

@@ -31,7 +31,7 @@ from integration.faults.kill_matrix.scenarios import Result, Scenario, Stage
 MODULES: tuple[ModuleType, ...] = (matrix, broker_faults, network_faults, storage_faults, backfills)
 """Modules that provide scenarios."""
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[3] / "docs" / "evidence"
 RIGHT, WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 

@@ -1,9 +1,9 @@
 """Keeps the results as JSON, and renders the page from them, in one folder.
 
-`docs/kill-matrix.json` holds the newest result of every cell, so that a run of some cells keeps the
-other results. `docs/kill-matrix.md` is rendered from that file alone, whenever a result is added.
-`SECTIONS` holds the renderers of sections. A section without a renderer is one table with a row per
-cell.
+`docs/evidence/kill-matrix.json` holds the newest result of every cell, so that a run of some cells
+keeps the other results. `docs/evidence/kill-matrix.md` is rendered from that file alone, whenever a
+result is added. `SECTIONS` holds the renderers of sections. A section without a renderer is one
+table with a row per cell.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ these cases, so that the output does not depend on where steps run.
 
 A type whose values cannot change in place is never copied. This is determined once, when a chain is
 built. The alternative was to refuse other types. That would cost nothing, but plain dataclasses are
-common records. A copy of one costs a third of decoding and encoding it (`docs/formats.md`).
+common records. A copy of one costs a third of decoding and encoding it (`docs/guides/formats.md`).
 """
 
 from __future__ import annotations
