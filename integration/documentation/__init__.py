@@ -1,0 +1,1 @@
+"""Types the pages of the documentation: their commands run on a real broker."""
