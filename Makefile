@@ -16,7 +16,7 @@ demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live,
 	.venv-spark/bin/python -m integration.demo.spark
 check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
-test: check     ## everything: check, every example, 2,000 simulated clusters, the tests on real brokers and Spark
+test: check docs  ## everything: check, the site, every example, 2,000 simulated clusters, the tests on real brokers and Spark
 	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal -m "seeds or hypothesis"
 	$(bin)/pytest integration --ignore integration/spark --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory test-spark
@@ -38,6 +38,8 @@ golden: .venv/installed  ## a new generation of golden storages, after a change 
 	$(bin)/python -m tests.golden.make
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
 	$(bin)/python -m integration.support.engine
+docs: .venv/installed  ## the documentation site, into site/: strict, with every link checked
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --quiet --strict
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
 	$(bin)/python -m integration.support.ready
 
@@ -118,4 +120,4 @@ $(spark_4_2)/installed: requirements-spark-4.2.lock .venv-spark/installed
 	    sed '1s|.*|#!$(CURDIR)/$(spark_4_2)/bin/python|' $(spark_bin)/$$each >$(spark_4_2)/bin/$$each; \
 	    chmod +x $(spark_4_2)/bin/$$each; done
 	@touch $@
-.PHONY: help demo demo-spark check test test-spark test-spark-oldest bench bench-spark soak golden images chaos sim ready lint types unit lock clean
+.PHONY: help demo demo-spark check docs test test-spark test-spark-oldest bench bench-spark soak golden images chaos sim ready lint types unit lock clean

@@ -3,7 +3,7 @@
 A block is fenced and has a language. Its title, as in ```` ```python title="totals.py" ````, is the
 file that it is saved as. A comment directly above the fence says how a test handles the block:
 
-    <!-- not run: REASON -->         the block is not executed; commands of tidegate are still parsed
+    <!-- not run: REASON -->         no test executes it; commands of tidegate are still parsed
     <!-- background -->              the commands run until the page ends, or until `stop`
     <!-- background, until: TEXT --> the same; the next block waits until the commands print TEXT
     <!-- stop -->                    first send Ctrl-C to the commands in the background

@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from typing import cast
 
 import typer
 
 from tidegate.cli.main import app
+
+Command = typer.core.TyperCommand | typer.core.TyperGroup
 
 
 def commands_text() -> str:
@@ -16,19 +19,20 @@ def commands_text() -> str:
     return "\n".join(line for path, command in all_commands() for line in _section(path, command))
 
 
-def all_commands() -> Iterator[tuple[str, typer.core.TyperCommand | typer.core.TyperGroup]]:
+def all_commands() -> Iterator[tuple[str, Command]]:
     """Yield each command with its words: `tidegate kafka up`. A group comes before its commands."""
-    yield from _below("tidegate", typer.main.get_command(app))
+    yield from _below("tidegate", cast("Command", typer.main.get_command(app)))
 
 
-def _below(path: str, command: object) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+def _below(path: str, command: Command) -> Iterator[tuple[str, Command]]:
     if path != "tidegate":
         yield path, command
-    for name, each in getattr(command, "commands", {}).items():
+    children: dict[str, Command] = getattr(command, "commands", {})
+    for name, each in children.items():
         yield from _below(f"{path} {name}", each)
 
 
-def _section(path: str, command: typer.core.TyperCommand) -> Iterator[str]:
+def _section(path: str, command: Command) -> Iterator[str]:
     level = "#" * path.count(" ")
     yield f"\n#{level} `{path}`\n"
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(command.help or "")):
@@ -51,6 +55,4 @@ def _escaped(text: str) -> str:
     """Return a text that Markdown shows as it is, except for its code in backticks."""
     parts = re.split(r"(`[^`]*`)", text)
     plain = [re.sub(r"([*_<\[|])", r"\\\1", part) for part in parts[::2]]
-    return "".join(
-        part for pair in zip(plain, [*parts[1::2], ""], strict=True) for part in pair
-    )
+    return "".join(part for pair in zip(plain, [*parts[1::2], ""], strict=True) for part in pair)

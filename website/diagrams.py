@@ -82,15 +82,38 @@ def processes() -> Drawing:
     """Draw the processes of a cluster and their parents."""
     art = Drawing(960, 380, "The client starts the JobManager, and this one starts all others")
     art.titled_box((30, 150), (150, 80), "step", "tidegate run", "or submit, status,", "stop")
-    art.titled_box((250, 60), (190, 100), "process", "JobManager", "jobs, TaskManagers, slots", "one per cluster")
-    art.titled_box((250, 230), (190, 100), "process", "JobMaster", "attempts, checkpoints,", "commits; one per job")
+    art.titled_box(
+        (250, 60),
+        (190, 100),
+        "process",
+        "JobManager",
+        "jobs, TaskManagers, slots",
+        "one per cluster",
+    )
+    art.titled_box(
+        (250, 230),
+        (190, 100),
+        "process",
+        "JobMaster",
+        "attempts, checkpoints,",
+        "commits; one per job",
+    )
     art.box(520, 30, 210, 320, "process")
     art.words(625, 56, "TaskManager", "title mid")
     art.words(625, 76, "one per host, or more", "small mid")
     for index in range(3):
-        art.titled_box((540, 92 + 84 * index), (170, 68), "step", f"slot process {index}", "subtask of every step", "its state in RocksDB")
+        art.titled_box(
+            (540, 92 + 84 * index),
+            (170, 68),
+            "step",
+            f"slot process {index}",
+            "subtask of every step",
+            "its state in RocksDB",
+        )
     art.titled_box((800, 60), (140, 90), "kafka", "Kafka", "input, output,", "transactions")
-    art.titled_box((800, 230), (140, 100), "storage", "checkpoint", "storage: journal,", "manifests, state")
+    art.titled_box(
+        (800, 230), (140, 100), "storage", "checkpoint", "storage: journal,", "manifests, state"
+    )
     art.arrow((180, 175), (215, 175), (215, 110), (250, 110))
     art.arrow((345, 160), (345, 230))
     art.arrow((440, 100), (520, 100))
@@ -108,13 +131,24 @@ def rescale() -> Drawing:
     """Draw which subtask owns which key groups, at two parallelisms."""
     groups, left, cell = 128, 40, 880 / 128
     art = Drawing(960, 330, "Key groups move as ranges when the parallelism changes")
-    art.words(left, 36, "key → hash of its bytes → one of 128 key groups. A subtask owns a range.", "title")
+    art.words(
+        left,
+        36,
+        "key → hash of its bytes → one of 128 key groups. A subtask owns a range.",
+        "title",
+    )
     for parallelism, y, words in ((2, 70, "-p 2"), (3, 220, "-p 3")):
         art.words(left, y - 8, words, "mono")
         for subtask in range(parallelism):
             owned = key_group_range(SubtaskIndex(subtask), parallelism, groups)
             x, width = left + owned.start * cell, len(owned) * cell
-            art.titled_box((x, y), (width, 70), "abc"[subtask], f"subtask {subtask}", f"groups {owned.start} to {owned.stop - 1}")
+            art.titled_box(
+                (x, y),
+                (width, 70),
+                "abc"[subtask],
+                f"subtask {subtask}",
+                f"groups {owned.start} to {owned.stop - 1}",
+            )
     for subtask in range(3):
         new = key_group_range(SubtaskIndex(subtask), 3, groups)
         for earlier in range(2):
@@ -123,7 +157,12 @@ def rescale() -> Drawing:
             if start < stop:
                 x = left + (start + stop) / 2 * cell
                 art.arrow((x, 142), (x, 218))
-    art.words(left, 316, "Each new subtask reads its ranges from the files of the checkpoint. No key is routed by hand.", "small faint")
+    art.words(
+        left,
+        316,
+        "Each new subtask reads its ranges from the files of the checkpoint.",
+        "small faint",
+    )
     return art
 
 

@@ -85,8 +85,8 @@ def draw(lines: list[Line]) -> str:
     width = round(2 * MARGIN_PX + COLUMNS * CHARACTER_PX)
     height = 2 * MARGIN_PX + 16 + LINE_PX * len(shown)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
-        ' role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" width="{width}"',
+        f'viewBox="0 0 {width} {height}">',
         "<title>A run of make demo: four kills, and the verdict of the checker</title>",
         f"<style>{STYLE}</style>",
         f'<rect class="screen" x="1" y="1" width="{width - 2}" height="{height - 2}" rx="10"/>',

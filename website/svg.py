@@ -58,9 +58,7 @@ class Drawing:
         shown = f' class="{style}"' if style else ""
         self.parts.append(f'<text{shown} x="{x:g}" y="{y:g}">{escape(text)}</text>')
 
-    def titled_box(
-        self, at: Point, size: Point, kind: str, title: str, *lines: str
-    ) -> None:
+    def titled_box(self, at: Point, size: Point, kind: str, title: str, *lines: str) -> None:
         """Draw a box with a title and lines below it, in its middle."""
         (x, y), (width, height) = at, size
         self.box(x, y, width, height, kind)
@@ -69,7 +67,9 @@ class Drawing:
         for number, line in enumerate(lines, 1):
             self.words(x + width / 2, top + 18 * number, line, "small mid")
 
-    def arrow(self, *points: Point, style: str = "", label: str = "", label_at: Point = (0, 0)) -> None:
+    def arrow(
+        self, *points: Point, style: str = "", label: str = "", label_at: Point = (0, 0)
+    ) -> None:
         """Draw a line through these points, with a head at its end."""
         (x1, y1), (x2, y2) = points[-2:]
         length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5

@@ -12,13 +12,12 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from integration.support.running import ROOT, owned
+from integration.support.running import ROOT
 from website.blocks import SHELL, Block, blocks_of
 
 COMMAND_S_MAX = 120.0
@@ -62,29 +61,45 @@ class Reader:
             if block.title:
                 (self.folder / block.title).write_text(block.code, encoding="utf-8")
             elif "output" in block.directives:
-                self._compare(block)
-            elif block.language in SHELL and block.is_run:
-                self._type(block)
+                self.compare_text(block.code, block.place)
+            elif block.language not in SHELL or not block.is_run:
+                continue
+            elif "background" in block.directives:
+                self._start(block)
+                done += 1
+            else:
+                exit_code = int(block.directives.get("exit code", "0"))
+                self.type(block.code, block.place, exit_code=exit_code)
                 done += 1
         self._stop()
         return done
 
-    def _type(self, block: Block) -> None:
-        if "background" in block.directives:
-            self._start(block)
-            return
-        shell = self._shell(block.code)
+    def save_files(self, page: Path) -> None:
+        """Save the files of a page, and type nothing."""
+        for block in blocks_of(page.relative_to(ROOT), page.read_text(encoding="utf-8")):
+            if block.title:
+                (self.folder / block.title).write_text(block.code, encoding="utf-8")
+
+    def type(self, code: str, place: str = "typed", *, exit_code: int = 0) -> None:
+        """Run commands in one shell, and wait for their end."""
+        shell = self._shell(code)
         try:
             printed, _ = shell.communicate(timeout=COMMAND_S_MAX)
         except subprocess.TimeoutExpired as error:
             _kill(shell)
-            raise PageError(f"{block.place}: no end after {COMMAND_S_MAX:g} s") from error
+            raise PageError(f"{place}: no end after {COMMAND_S_MAX:g} s") from error
         self._printed = printed.decode()
-        wanted = int(block.directives.get("exit code", "0"))
-        if shell.returncode != wanted:
+        if shell.returncode != exit_code:
             raise PageError(
-                f"{block.place}: exit code {shell.returncode}, not {wanted}:\n{self._printed}"
+                f"{place}: exit code {shell.returncode}, not {exit_code}:\n{self._printed}"
             )
+
+    def compare_text(self, text: str, place: str = "compared") -> None:
+        """Check that each of these lines is a part of a printed line, in this order."""
+        left = iter(self._printed.splitlines())
+        for line in text.splitlines():
+            if not any(line in each for each in left):
+                raise PageError(f"{place}: {line!r} is not in:\n{self._printed}")
 
     def _start(self, block: Block) -> None:
         log = self.folder.with_name(f"{self.folder.name}.terminal-{block.line}.log")
@@ -100,27 +115,20 @@ class Reader:
             time.sleep(POLL_S)
 
     def _shell(self, code: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a shell that takes over the environment of the one before it, and leaves its own."""
+        """Start a shell with the environment that the last one has left, and keep its own."""
         before = f". {self._state}" if self._state.exists() else ":"
         after = "" if log else f"\nexport -p >{self._state}"
         script = f"set -eu\n{before}\n{code}{after}\n"
-        output = log.open("wb") if log else subprocess.PIPE
-        return subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=self.folder,
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def _compare(self, block: Block) -> None:
-        """Check that the lines of a block were printed, in this order. Numbers may differ."""
-        left = iter(self._printed.splitlines())
-        for line in block.code.splitlines():
-            if not any(line in each for each in left):
-                raise PageError(f"{block.place}: {line!r} is not in:\n{self._printed}")
+        with log.open("wb") if log else nullcontext(subprocess.PIPE) as output:
+            return subprocess.Popen(
+                ["bash", "-c", script],
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def _stop(self, *, check: bool = True) -> None:
         """Send Ctrl-C to the commands in the background, the newest first."""

@@ -21,6 +21,7 @@ READ = [
     "tests",
     "docs",
     "docker",
+    "website",
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",
