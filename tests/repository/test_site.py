@@ -53,7 +53,7 @@ def test_every_public_name_is_on_one_page_of_the_reference() -> None:
     shown = re.findall(r"^::: (\S+)$", "\n".join(page.read_text() for page in pages), re.MULTILINE)
     public = [f"tidegate.{name}" for name in tidegate.__all__]
     public += [f"tidegate.testing.{name}" for name in tidegate.testing.__all__]
-    assert sorted(shown) == sorted(public)
+    assert sorted(name for name in shown if not name.startswith("tidegate.api.")) == sorted(public)
 
 
 def test_every_command_and_option_is_in_the_reference_of_the_command_line() -> None:
