@@ -13,7 +13,8 @@ Point = tuple[float, float]
 
 STYLE = """
 text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1b2a33; }
-.title { font-weight: 600; } .small { font-size: 12px; } .mono { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
+.title { font-weight: 600; } .small { font-size: 12px; }
+.mono { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .mid { text-anchor: middle; } .faint { fill: #4d626e; }
 .halo { paint-order: stroke; stroke: #ffffff; stroke-width: 5px; }
 .panel { fill: #ffffff; stroke: #c9d5da; }
@@ -34,7 +35,7 @@ text { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1b2a33; }
   .line { stroke: #cfd8dc; } .head { fill: #cfd8dc; } .mark { fill: #ff8a80; }
   .markline { stroke: #ff8a80; }
 }
-""".strip()  # noqa: E501  # one class a line
+""".strip()
 
 
 @dataclass(slots=True)
