@@ -185,12 +185,12 @@ class Subtasks:
         """Return the rows in the state of all subtasks, without those that were deleted."""
         checkpoint = self.checkpoint()
         self.start(self.parallelism, checkpoint)
-        return [
-            row
-            for backend in self._step.subtasks
-            for row in backend.scan("open-windows")
-            if row is not None
-        ]
+        found: list[Any] = []
+        for backend in self._step.subtasks:
+            found += [row for row in backend.scan("open-windows") if row is not None]
+            for table in () if backend.tables is None else backend.tables.tables.values():
+                found += table.windows.values()
+        return found
 
     def _owner(self, click: Click) -> int:
         key: Any = click.key if cast("WindowStep", self.node.function).by_key else 0
