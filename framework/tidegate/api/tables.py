@@ -17,12 +17,13 @@ class TableState(ValueState[list[Any]]):
     """Rows by key in tables. A row is an object of `row_class`, which has `key_type` as key."""
 
     def __init__(self, name: str, row_class: type, key_type: object) -> None:
-        super().__init__(GenericAlias(list, (row_class,)), factory=list)
+        of: Any = GenericAlias(list, (row_class,))
+        super().__init__(of, factory=list)
         self.name, self.row_class, self.key_type = name, row_class, key_type
 
     def row_state(self) -> ValueState[Any]:
         """Return the declaration of one row, for the check of its fields."""
-        row: Any = self.row_class | None  # type: ignore[operator]
+        row: Any = self.row_class | None
         declared: ValueState[Any] = ValueState(row, default=None)
         declared.name = self.name
         return declared

@@ -1,12 +1,12 @@
 """`WindowStep`: the declaration of a step with windows, which is the function of its node.
 
-It joins the assigner, the trigger and the aggregates, and derives the state from them: one declared
-state, whose rows hold the open windows. `dataplane/windows` runs it.
+It joins the assigner, the trigger and the aggregates, and derives the state from them: rows that
+hold open windows, and tables for aligned windows that keep no records. `dataplane/windows` runs it.
 
 A row says for which key and windows it is, because the bytes of a key in the store cannot be
 decoded. So the rows of a restored step are enough to find all timers again.
 
-Invariants: the row of a window lies in the key group of its key, whatever the window. The layout of
+Invariants: a window lies in the key group of its key, whatever its time. The layout of
 the state depends on nothing that may change under one uid: not on the trigger, the allowed
 lateness, the size of tumbling windows or the gap of sessions.
 """

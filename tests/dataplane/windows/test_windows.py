@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from tests.dataplane.windows import subtasks as subtasks_of_step
 from tests.dataplane.windows.subtasks import Click, Result, Subtasks, window_node
 from tidegate import (
     AfterWatermark,
@@ -71,8 +72,14 @@ def firings(step: Subtasks) -> list[tuple[Any, ...]]:
 
 
 LAYOUTS = pytest.mark.parametrize(
-    "aggregates", [(), (total(), Collect(at_most=9))], ids=["by key", "by window"]
+    "aggregates", [(), (total(), Collect(at_most=9))], ids=["in tables", "in rows"]
 )
+
+
+@pytest.fixture(autouse=True, params=[1_000, 1], ids=["in memory", "one in memory"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one window in memory, tables become rows as soon as they have two windows."""
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", request.param)
 
 
 @LAYOUTS
@@ -117,7 +124,7 @@ def test_state_of_open_windows_does_not_depend_on_the_order_of_arrival(
         step = subtasks(tmp_path / str(number), assigner)
         for batch in [order] if together else [(at_ms,) for at_ms in order]:
             step.push(clicks(*batch))
-        states.append(msgspec.to_builtins(step.rows()))
+        states.append(sorted(msgspec.to_builtins(step.rows())))
     assert states[0]
     assert all(state == states[0] for state in states)
 

@@ -130,29 +130,19 @@ class KeyedStateBackend:
         """Prefixes of store keys, by key group and then by column."""
         self.tables: WindowTables | None = None
         """The state that lies in tables, if the step declares some."""
+        self._uid, self._key_groups = uid, key_groups
+        self._max_parallelism = max_parallelism
+        self._store, self._limit = store, cache_entries
         for name, state in states.items():
             former = names.in_checkpoint.get(name)
             written = () if former is None else stored[former]
             if isinstance(state, TableState):
-                part = name_part(names.stored[name])
-                places = {group: group_part(group) + part for group in key_groups}
-                where = f"state {name!r} of step {uid!r}"
-                self.tables = WindowTables(
-                    where, state, written, store, places, max_parallelism, cache_entries
-                )
-                self.schemas[name] = self.tables.schemas
-                continue
-            accessor = make_state_accessor(uid, state, written, store)
-            if isinstance(accessor, TimerAccessor):
-                self.timers[name] = accessor.index
-            self.schemas[name] = accessor.schemas
-            self._accessors.append(accessor)
+                self._add_tables(state, written, name_part(names.stored[name]))
+            else:
+                self._add_column(state, written)
         self._loads = tuple(accessor.loads for accessor in self._accessors)
-        self._uid, self._key_groups = uid, key_groups
         self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
         self._group_bytes = group_bytes
-        self._max_parallelism = max_parallelism
-        self._store, self._limit = store, cache_entries
         self._cache = _Cache()
         self._rows_given_out: list[list[Row]] = []
         """The rows of the batches since the last flush. Empty if they are more than are cached."""
@@ -171,6 +161,25 @@ class KeyedStateBackend:
         delete_rows(store, key_groups, names.deleted)
         if not self._all_cached:
             self._restore_timers()
+
+    def _add_column(self, state: State, written: Sequence[str]) -> None:
+        accessor = make_state_accessor(self._uid, state, written, self._store)
+        if isinstance(accessor, TimerAccessor):
+            self.timers[state.name] = accessor.index
+        self.schemas[state.name] = accessor.schemas
+        self._accessors.append(accessor)
+
+    def _add_tables(self, state: TableState, written: Sequence[str], part: bytes) -> None:
+        self.tables = WindowTables(
+            f"state {state.name!r} of step {self._uid!r}",
+            state,
+            written,
+            self._store,
+            {group: group_part(group) + part for group in self._key_groups},
+            self._max_parallelism,
+            self._limit,
+        )
+        self.schemas[state.name] = self.tables.schemas
 
     def scan(self, name: str) -> Iterator[Any]:
         """Return all stored values of a state that is a value, in no particular order. Call it

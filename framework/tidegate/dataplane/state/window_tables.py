@@ -36,7 +36,7 @@ from tidegate.dataplane.state.layout import entries_span, key_part
 from tidegate.dataplane.state.state_accessors import Stored
 from tidegate.dataplane.state.storable import Storable, WrongValueError, is_about_value
 from tidegate.errors import CorruptCheckpointError, InternalError, PipelineError
-from tidegate.graph.key_groups import key_group
+from tidegate.graph.key_groups import key_groups
 from tidegate.ports.kv import KeyValueStore
 
 Span = tuple[int, int]
@@ -85,30 +85,29 @@ class Table:
         self.stored_count = 0
         """Number of windows in these chunks."""
 
-    def live_keys(self) -> list[Any]:
-        """Return the keys of the windows that have not fired for the last time."""
-        return list(islice(self.windows, self.fired_count, None))
+    def live_windows(self) -> list[Any]:
+        """Return the windows that have not fired for the last time."""
+        return list(islice(self.windows.values(), self.fired_count, None))
 
 
 class _Unsaved:
     """The windows of one table that the snapshot still has to store."""
 
-    def __init__(self, table: Table, keys: Iterable[Any]) -> None:
-        self.table, self.windows = table, table.windows
-        self.keys: Iterator[Any] | None = iter(keys)
-        """The keys that are not sorted by key group yet; None if all are."""
-        self.groups: dict[int, dict[Any, None]] = {}
-        """Keys by key group."""
+    def __init__(self, windows: Iterable[Any]) -> None:
+        self.windows: Iterator[Any] | None = iter(windows)
+        """The windows that are not sorted by key group yet; None if all are."""
+        self.groups: dict[int, list[Any]] = {}
+        """Windows by key group."""
         self.copies: dict[Any, Any] = {}
-        """Windows as they were at the barrier, if they were touched since."""
+        """Windows by key as they were at the barrier, if they were touched since."""
 
 
 class WindowTables:
     """The tables of one step in one subtask.
 
     `places` has the beginning of store keys by key group. `schemas` are those under which restored
-    chunks were written. PipelineError if the present declaration cannot read them. `limit` is the number of
-    windows that may be in memory.
+    chunks were written. PipelineError if the present declaration cannot read them. `limit` is the
+    number of windows that may be in memory.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class WindowTables:
         self._number = 0
         """The number of the chunks of the present snapshot."""
         self._unsaved: dict[Table, _Unsaved] = {}
-        """What the present snapshot must still store."""
+        """The tables that the present snapshot must still store."""
 
     @property
     def too_many(self) -> bool:
@@ -221,14 +220,15 @@ class WindowTables:
         self._deletes, self._dropped = self._dropped, []
         changed, self._changed = self._changed, {}
         for table in changed:
-            keys: Iterable[Any] = chain.from_iterable(table.changed)
+            keys = _each_once(chain.from_iterable(table.changed))
+            windows: Iterable[Any] = map(table.windows.__getitem__, keys)
             live_count = len(table.windows) - table.fired_count
             if table.all_changed or table.stored_count + table.changed_count > 2 * live_count:
-                keys = table.live_keys()
+                windows = table.live_windows()
                 self._deletes += table.chunks
                 table.chunks, table.stored_count = [], 0
             table.changed, table.changed_count, table.all_changed = [], 0, False
-            self._unsaved[table] = _Unsaved(table, keys)
+            self._unsaved[table] = _Unsaved(windows)
         self._number += 1
 
     def finish(self) -> None:
@@ -246,12 +246,12 @@ class WindowTables:
         count = 0
         while self._unsaved and count < WINDOWS:
             table, unsaved = next(iter(self._unsaved.items()))
-            if unsaved.keys is not None:
-                count += self._sort(unsaved)
+            if unsaved.windows is not None:
+                count += self._sort(unsaved, unsaved.windows)
             elif unsaved.groups:
-                group, keys = unsaved.groups.popitem()
-                count += len(keys)
-                puts.append(self._chunk(unsaved, group, keys))
+                group, windows = unsaved.groups.popitem()
+                count += len(windows)
+                puts.append(self._chunk(table, group, unsaved.copies, windows))
             else:
                 del self._unsaved[table]
         if puts or deletes:
@@ -260,32 +260,31 @@ class WindowTables:
     def _all_changed(self, table: Table) -> None:
         table.changed, table.changed_count, table.all_changed = [], 0, True
 
-    def _sort(self, unsaved: _Unsaved) -> int:
-        """Sort some more keys by key group, and return how many."""
-        taken = list(islice(unsaved.keys or (), WINDOWS))
+    def _sort(self, unsaved: _Unsaved, windows: Iterator[Any]) -> int:
+        """Sort some more windows by key group, and return how many."""
+        taken = list(islice(windows, WINDOWS))
         if len(taken) < WINDOWS:
-            unsaved.keys = None
-        groups, key_bytes, max_parallelism = unsaved.groups, self._key_bytes, self._max_parallelism
-        for key in dict.fromkeys(taken):
-            group = key_group(key_bytes(key), max_parallelism)
-            if group in groups:
-                groups[group][key] = None
+            unsaved.windows = None
+        encoded = map(self._key_bytes, [window.key for window in taken])
+        found = unsaved.groups
+        for group, window in zip(key_groups(encoded, self._max_parallelism), taken, strict=True):
+            if group in found:
+                found[group].append(window)
             else:
-                groups[group] = {key: None}
+                found[group] = [window]
         return len(taken)
 
-    def _chunk(self, unsaved: _Unsaved, group: int, keys: Iterable[Any]) -> tuple[bytes, bytes]:
+    def _chunk(
+        self, table: Table, group: int, copies: Mapping[Any, Any], windows: list[Any]
+    ) -> tuple[bytes, bytes]:
         """Return the pair of a chunk for the store."""
         if group not in self._places:
             raise InternalError(
                 f"{self._where}: a record of key group {group} came to the subtask of "
                 f"{min(self._places)} to {max(self._places)}"
             )
-        copies, now, table = unsaved.copies, unsaved.windows, unsaved.table
         if copies:
-            windows = [copies[key] if key in copies else now[key] for key in keys]
-        else:
-            windows = list(map(now.__getitem__, keys))
+            windows = [copies.get(window.key, window) for window in windows]
         store_key = self._places[group] + key_part(_CHUNK.pack(*table.span, self._number))
         if table.dropped:  # since the barrier
             self._dropped.append(store_key)
@@ -307,3 +306,11 @@ class WindowTables:
                 if reason := self._storable.why_not(window):
                     raise WrongValueError(window, reason) from error
             raise
+
+
+def _each_once(keys: Iterable[Any]) -> Iterator[Any]:
+    seen: set[Any] = set()
+    for key in keys:
+        if key not in seen:
+            seen.add(key)
+            yield key

@@ -73,9 +73,9 @@ def _loops(starts: list[str], adds: list[str]) -> list[str]:
         "            continue",
         *_indented(adds, 2),
         "def add_to_table(windows, keys, values, times, start, end, begin_again):",
-        "    get = windows.get",
-        "    for key, value, time in zip(keys, values, times):",
-        "        w = get(key)",
+        # The lookup comes after the records before it, because a key may come twice.
+        "    rows = zip(keys, values, times, map(windows.get, keys))",
+        "    for key, value, time, w in rows:",
         "        if w is None:",
         f"            windows[key] = OPEN(key, {first}, {', '.join(starts)})",
         "            continue",

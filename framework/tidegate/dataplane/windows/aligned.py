@@ -1,8 +1,9 @@
-"""Tumbling, calendar and global windows that keep records: each window has a row of its own.
+"""Tumbling, calendar and global windows in rows: each window has a row of its own.
 
-The key of a row is (key, begin, end). So a checkpoint stores only the windows that have changed,
-and not all open windows of a key. The end is part of the key, so windows that were open when the
-size was changed end as they began, next to the new ones.
+Windows that keep records lie in rows, and those for which tables have no room
+(`table_operator.py`). The key of a row is (key, begin, end). So a checkpoint stores only the
+windows that have changed, and not all open windows of a key. The end is part of the key, so windows
+that were open when the size was changed end as they began, next to the new ones.
 """
 
 from __future__ import annotations

@@ -1,32 +1,26 @@
-"""Windows in the row of their key: the row of a key is the newest of its open windows, and has a
-list of the others, which are few.
+"""Sessions in the row of their key: their timers and firings.
 
-A new window costs no new row, key or entry of the store. With 100,000 keys and short windows, rows
-by key and window took more than twice as long. Steps whose windows keep records have a row for each
-window in place of this (`aligned.py`), because a checkpoint stores the whole row of a key again.
+The row of a key is the newest of its open sessions, and has a list of the others, which are few.
+`session_operator.py` adds records to them, and has the class of the operator.
 
-A record that extends a session moves no timer. Invariant: the earliest end of a key's windows has
+A record that extends a session moves no timer. Invariant: the earliest end of a key's sessions has
 an entry at that time or earlier. When it is popped, the key gets an entry at its next end. The
-newest window of a key is the last to be removed.
+newest session of a key is the last to be removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import compress
+from collections.abc import Iterable
 from typing import Any
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
 from tidegate.api.windows import Window
-from tidegate.dataplane.columns import select
-from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label
 from tidegate.dataplane.windows.operator import WindowOperator
-from tidegate.stream_elements import RecordBatch
 
 
 class WindowsByKey(WindowOperator):
-    """The common part of windows that lie in the row of their key: their timers and firings."""
+    """The part of the operator that knows timers and firings, and not how sessions merge."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -110,9 +104,7 @@ class WindowsByKey(WindowOperator):
         due: Iterable[tuple[Any, Any]] = zip(cells, keys, strict=True)
         of_ends = of_event_time == self.of_event_time
         if self._fires_once and of_ends:
-            due = self.results.finish_all(
-                cells, keys, at_ms + self.before_end
-            )
+            due = self.results.finish_all(cells, keys, at_ms + self.before_end)
         for cell, key in due:
             row = cell.value
             if row is None:  # all windows are removed

@@ -131,7 +131,7 @@ class TableWindows(AlignedWindows):
 
         def fold(values: Iterable[Any]) -> None:
             for key, value, time in zip(keys, values, times, strict=False):
-                window = windows.get(key)
+                window: Any = windows.get(key)
                 if window is None:
                     fresh = (key, *span, 0, 0, False, past, None, *self._no_parts)
                     window = windows[key] = self._make(*fresh)
