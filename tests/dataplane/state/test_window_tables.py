@@ -107,10 +107,14 @@ def chunks(step: Step) -> int:
     return len(list(step.subtasks[0]._store.scan(b"\x00", b"\xff")))
 
 
-def test_snapshot_has_the_windows_as_they_were_at_the_barrier(
-    step: Step, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of a snapshot has one window, or one chunk."""
     monkeypatch.setattr(window_tables, "WINDOWS", 1)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_snapshot_has_the_windows_as_they_were_at_the_barrier(step: Step) -> None:
     tables, state = tables_of(step), step.subtasks[0]
     add(tables, (0, 10), dict.fromkeys(KEYS, 1))
     state.begin_snapshot()
@@ -120,10 +124,10 @@ def test_snapshot_has_the_windows_as_they_were_at_the_barrier(
     assert restored(step, finish(step, state)) == {(0, 10): dict.fromkeys(KEYS, 1)}
 
 
-def test_table_that_is_dropped_while_it_is_stored_is_in_that_snapshot_and_in_no_later_one(
-    step: Step, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("one_at_a_time")
+def test_table_that_is_dropped_while_it_is_stored_is_in_that_snapshot_only(
+    step: Step,
 ) -> None:
-    monkeypatch.setattr(window_tables, "WINDOWS", 1)
     tables, state = tables_of(step), step.subtasks[0]
     table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
     state.begin_snapshot()
@@ -135,6 +139,17 @@ def test_table_that_is_dropped_while_it_is_stored_is_in_that_snapshot_and_in_no_
     assert chunks(step) == 0
     assert restored(step, first) == {(0, 10): dict.fromkeys(KEYS, 1)}
     assert restored(step, second) == {}
+
+
+def test_table_that_is_dropped_leaves_nothing_in_the_next_checkpoint(step: Step) -> None:
+    tables = tables_of(step)
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    add(tables, (10, 20), {"a": 1})
+    step.snapshot()
+    tables.drop(table)
+    saved = step.snapshot()
+    assert chunks(step) == 1
+    assert restored(step, saved) == {(10, 20): {"a": 1}}
 
 
 def test_windows_that_a_caller_takes_while_they_are_stored_are_its_own(step: Step) -> None:
@@ -155,7 +170,7 @@ def test_windows_that_have_fired_in_an_earlier_piece_are_not_stored(step: Step) 
     assert restored(step, step.snapshot()) == {(0, 10): dict.fromkeys(KEYS[5:], 1)}
 
 
-def test_checkpoint_stores_what_has_changed_and_all_again_when_chunks_are_twice_as_long(
+def test_long_chunks_are_stored_again_and_their_number_stays_small(
     step: Step,
 ) -> None:
     tables = tables_of(step)

@@ -1,11 +1,13 @@
 """The common part of the window operators: the watermark, bursts of firings, and late records.
 
 The layouts of state differ (`table_operator.py`, `aligned.py`, `session_operator.py`,
-`sliding_operator.py`); each is a subclass. This class computes the keys of a batch, keeps the timers, and fires in pieces.
+`sliding_operator.py`); each is a subclass. This class computes the keys of a batch, keeps the
+timers, and fires in pieces.
 
 Theory of operation. A window is a row of state that says for which key and time it is. Its timer
-is an entry of an index in memory; a table has one for all of its windows. The row is the truth: an entry only says when to look at a row.
-So after a restore the rows are enough, and `open` makes the index of them.
+is an entry of an index in memory; a table has one entry for all of its windows. The row is the
+truth: an entry only says when to look at a row. So after a restore the rows are enough, and `open`
+makes the index of them.
 
 Bursts. A watermark may make a million windows due. `advance` notes it, and each `fire` emits the
 results of about a thousand rows. The watermark is forwarded behind the last result. A barrier may
