@@ -109,6 +109,7 @@ class State:
         self.watermark_ms = MIN_MS
         self.backend = backend
         self.rows, self.scan, self.close = backend.rows, backend.scan, backend.close
+        self.tables = backend.tables
 
 
 def main() -> None:

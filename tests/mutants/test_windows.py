@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from tests.dataplane.state import test_window_tables as table_tests
+from tests.dataplane.state.job import Step
 from tests.mutants.finders import event_time_in
-from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
+from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
+from tidegate.dataplane.state import window_tables
+from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.dataplane.windows import accumulator_source
-from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
+from tidegate.dataplane.windows.table_operator import TableWindows
 from tidegate.sim.plan import Plan
 from tidegate.sim.window_pipelines import SESSION, SLIDING, TUMBLING
 
@@ -32,10 +41,31 @@ def has_lateness(plan: Plan) -> bool:
     return windows is not None and windows.lateness_ms > 0
 
 
+def tables(test: Callable[[Step], object]) -> Detector:
+    """A test of the tables, with one window in each piece of a snapshot."""
+
+    @functools.wraps(test)
+    def run(_seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(window_tables, "WINDOWS", 1)
+            step = table_tests.make_step(Path(folder))
+            step.start(1)
+            try:
+                test(step)
+            finally:
+                step.stop()
+
+    return run
+
+
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
 SLIDINGS = event_time_in("with sliding windows", lambda plan: has_kind(plan, SLIDING))
 TUMBLINGS = event_time_in(
-    "with tumbling windows in rows of keys", lambda plan: has_kind(plan, TUMBLING, by_window=False)
+    "with tumbling windows in tables", lambda plan: has_kind(plan, TUMBLING, by_window=False)
+)
+LATE_TUMBLINGS = event_time_in(
+    "with tumbling windows in tables and allowed lateness",
+    lambda plan: has_kind(plan, TUMBLING, by_window=False) and has_lateness(plan),
 )
 LATENESS = event_time_in("with allowed lateness", has_lateness)
 
@@ -47,9 +77,11 @@ JUDGED_FIRST = (
     ),
 )
 COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
-ROW_STAYS = (
-    Edit(accumulator_source._functions, '"            cell.clear()",', '"            pass",'),
-)
+ROW_STAYS = (Edit(accumulator_source._functions, '"        cell.clear()",', '"        pass",'),)
+CHUNKS_STAY = (Edit(WindowTables.drop, "self._dropped += table.chunks", "pass"),)
+OLD_CHUNKS_STAY = (Edit(WindowTables.begin_snapshot, "self._deletes += table.chunks", "pass"),)
+FIRED_STORED = (Edit(Table.live_windows, "self.fired_count, None", "0, None"),)
+NOT_COPIED = (Edit(WindowTables.touch, "copies[key] = copy_value(windows[key])", "pass"),)
 FIRED_END_LOST = (
     Edit(
         SlidingWindows.restore,
@@ -59,9 +91,9 @@ FIRED_END_LOST = (
 )
 COUNTED_TWICE = (
     Edit(
-        AlignedByKey.add_batch,
-        "in_time = [one and not two for one, two in zip(past, late, strict=True)]",
-        "in_time = past",
+        TableWindows._add,
+        "self._tables.window_count += len(windows) - before\n    return True",
+        "self._tables.window_count += len(windows) - before\n    return not past",
     ),
 )
 IN_NEITHER = (Edit(SlidingWindows.add_batch, "if any(late):", "if all(late):"),)
@@ -84,9 +116,37 @@ LATENESS_LOST = (
 MUTANTS = [
     Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
-    Mutant("a window that has fired stays in state", ROW_STAYS, TUMBLINGS, RUNS, 2),
+    Mutant("a session that has fired stays in state", ROW_STAYS, SESSIONS, RUNS, 2),
+    Mutant(
+        "a table that has fired stays in checkpoints",
+        CHUNKS_STAY,
+        tables(table_tests.test_table_that_is_dropped_leaves_nothing_in_the_next_checkpoint),
+        1,
+        1,
+    ),
+    Mutant(
+        "a window that has fired is stored behind its piece",
+        FIRED_STORED,
+        tables(table_tests.test_windows_that_have_fired_in_an_earlier_piece_are_not_stored),
+        1,
+        1,
+    ),
+    Mutant(
+        "a window is stored as it is after the barrier",
+        NOT_COPIED,
+        tables(table_tests.test_snapshot_has_the_windows_as_they_were_at_the_barrier),
+        1,
+        1,
+    ),
+    Mutant(
+        "chunks that are stored again stay",
+        OLD_CHUNKS_STAY,
+        tables(table_tests.test_long_chunks_are_stored_again_and_their_number_stays_small),
+        1,
+        1,
+    ),
     Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
-    Mutant("a late record is in its window too", COUNTED_TWICE, TUMBLINGS, RUNS, 2),
+    Mutant("a late record is in its window too", COUNTED_TWICE, LATE_TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 1),

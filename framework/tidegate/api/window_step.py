@@ -1,12 +1,12 @@
 """`WindowStep`: the declaration of a step with windows, which is the function of its node.
 
-It joins the assigner, the trigger and the aggregates, and derives the state from them: one declared
-state, whose rows hold the open windows. `dataplane/windows` runs it.
+It joins the assigner, the trigger and the aggregates, and derives the state from them: rows that
+hold open windows, and tables for aligned windows that keep no records. `dataplane/windows` runs it.
 
 A row says for which key and windows it is, because the bytes of a key in the store cannot be
 decoded. So the rows of a restored step are enough to find all timers again.
 
-Invariants: the row of a window lies in the key group of its key, whatever the window. The layout of
+Invariants: a window lies in the key group of its key, whatever its time. The layout of
 the state depends on nothing that may change under one uid: not on the trigger, the allowed
 lateness, the size of tumbling windows or the gap of sessions.
 """
@@ -24,6 +24,7 @@ from tidegate.api.aggregates import Aggregate, Collect, TopN
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State, ValueState
 from tidegate.api.stored import state_schema
+from tidegate.api.tables import TableState
 from tidegate.api.triggers import Trigger
 from tidegate.api.windows import Assigner, Session, Sliding, WindowProcess
 from tidegate.errors import PipelineError
@@ -35,6 +36,8 @@ LATE: Final = "late"
 OPEN_WINDOWS: Final = "open-windows"
 """The name of the state of windows. No attribute of a function can have it."""
 
+WINDOW_TABLES: Final = "window-tables"
+"""The name of the state of windows that lie in tables."""
 
 _OWN_FIELDS: Final = frozenset(
     {"key", "start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms"}
@@ -110,12 +113,13 @@ class WindowStep:
                 f"{type(assigner).__name__} share their records with other windows, so state of "
                 "one window is not supported there. Remove the state, or use Tumbling."
             )
-        self.by_window = not isinstance(assigner, Session) and (
-            isinstance(assigner, Sliding)
-            or any(isinstance(each, Records | Collect | TopN) for each in aggregates)
+        self.by_window = not isinstance(assigner, Session)
+        """Whether each window or pane has a row of its own. The row of a key holds its sessions."""
+        self.in_tables = not isinstance(assigner, Session | Sliding) and not any(
+            isinstance(each, Records | Collect | TopN) for each in aggregates
         )
-        """Whether each window or pane has a row of its own. Otherwise the row of a key holds its
-        open windows, which are few and small: a window then costs no row.
+        """Whether windows lie in tables, as far as memory allows. Those that keep records do not:
+        they are large, and a checkpoint stores the changed windows as a whole.
         """
         self.window_class, self.row_class, self.state_key_type = self._classes()
         of_row: Any = self.row_class | None
@@ -125,7 +129,12 @@ class WindowStep:
             state_schema(row)
         except PipelineError as error:
             raise PipelineError(f"{where}: its windows cannot be stored: {error}") from None
-        self.declared_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
+        self.row_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
+        """The states of a row of a window."""
+        self.declared_states: Mapping[str, State] = dict(self.row_states)
+        if self.in_tables:
+            table = TableState(WINDOW_TABLES, self.row_class, key_type)
+            self.declared_states = {**self.row_states, WINDOW_TABLES: table}
         self.dropped_states = () if function is None else type(function).dropped_states
         self.fixed = assigner.fixed() | {"rows": "by window" if self.by_window else "by key"}
         self.fixed |= {} if by_key else {"keys": "none"}

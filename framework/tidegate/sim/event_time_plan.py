@@ -87,10 +87,20 @@ AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""
 SKEW_MS_MAX: Final = 2_000
 """Largest error of a process's clock in runs with processing timers. Elsewhere it is an hour."""
+WINDOWS_FIRED: Final = "tidegate.dataplane.windows.operator.PIECE"
+WINDOWS_STORED: Final = "tidegate.dataplane.state.window_tables.WINDOWS"
+"""The piece in which windows are stored is as long as the one in which they fire."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
     "tidegate.dataplane.operators.timed.PIECE": (1, 2, 5),
-    "tidegate.dataplane.windows.operator.PIECE": (1, 2, 5),
+    WINDOWS_FIRED: (1, 2, 5),
 }
+
+
+def _limits(rng: random.Random) -> dict[str, int]:
+    limits = {name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5}
+    if WINDOWS_FIRED in limits:
+        limits[WINDOWS_STORED] = limits[WINDOWS_FIRED]
+    return limits
 
 
 def with_event_time(plan: Plan, rng: random.Random) -> Plan:
@@ -112,8 +122,7 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         partitions=tuple(
             (topic, number) for topic in shape.sources for number in range(partitions[topic])
         ),
-        limits={name: rng.choice(of) for name, of in LIMITS.items() if rng.random() < 0.5}
-        | ({POLLED: rng.choice(POLLED_RECORDS)} if windowed else {}),
+        limits=_limits(rng) | ({POLLED: rng.choice(POLLED_RECORDS)} if windowed else {}),
         windows=_windows(rng, twice=shape.pipeline is WindowedTwice) if windowed else None,
     )
     checkpoint = {**plan.settings["checkpoint"], "tolerated_outage": TOLERATED_OUTAGE_MS}

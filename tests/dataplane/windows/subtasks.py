@@ -29,6 +29,8 @@ from tidegate.stream_elements import MIN_MS, NO_OFFSET, RecordBatch, TopicPartit
 
 PARTITION = TopicPartition("clicks", 0)
 
+CACHE_ENTRIES = 4
+
 
 class Click(msgspec.Struct, frozen=True):
     key: str
@@ -100,6 +102,8 @@ class Subtasks:
     node: Node
     parallelism: int = 1
     now_ms: int = 0
+    cache_entries: int | None = None
+    """The keys and windows that a subtask may hold in memory; None: `CACHE_ENTRIES`."""
     results: list[Result] = field(default_factory=list)
     late: list[Click] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
@@ -116,7 +120,7 @@ class Subtasks:
             declared.states,
             key_type=declared.key_type,
             group_bytes=declared.group_bytes,
-            cache_entries=4,
+            cache_entries=CACHE_ENTRIES if self.cache_entries is None else self.cache_entries,
         )
         self.start(self.parallelism)
 
@@ -184,13 +188,16 @@ class Subtasks:
     def rows(self) -> list[Any]:
         """Return the rows in the state of all subtasks, without those that were deleted."""
         checkpoint = self.checkpoint()
+        self._step.start(self.parallelism, checkpoint.snapshots)
+        found: list[Any] = []
+        for backend in self._step.subtasks:
+            found += [row for row in backend.scan("open-windows") if row is not None]
+            if backend.tables is not None:
+                backend.tables.restore()
+                for table in backend.tables.tables.values():
+                    found += table.windows.values()
         self.start(self.parallelism, checkpoint)
-        return [
-            row
-            for backend in self._step.subtasks
-            for row in backend.scan("open-windows")
-            if row is not None
-        ]
+        return found
 
     def _owner(self, click: Click) -> int:
         key: Any = click.key if cast("WindowStep", self.node.function).by_key else 0

@@ -51,14 +51,14 @@ def in_order(clicks: list[Click]) -> list[Click]:
 
 
 def with_records(clicks: list[Click]) -> tuple[Any, ...]:
-    """The results of Count, Min, Collect and TopN: windows have rows of their own."""
+    """The results of Count, Min, Collect and TopN: aligned windows are rows."""
     ordered, values = in_order(clicks), list(map(value_of, clicks))
     top = sorted(ordered, key=lambda click: -click.value)[:2]
     return len(clicks), min(values), tuple(ordered[:4]), tuple(top)
 
 
 def without_records(clicks: list[Click]) -> tuple[Any, ...]:
-    """The results of Sum, First, Last, Max and Mean: windows lie in the row of their key."""
+    """The results of Sum, First, Last, Max and Mean: aligned windows lie in tables."""
     ordered, values = in_order(clicks), list(map(value_of, clicks))
     total = sum(values)
     return total, ordered[0].value, ordered[-1].value, max(values), total / len(values)
@@ -88,6 +88,9 @@ CASES: dict[str, tuple[Any, Any, int]] = {
     ),
     "session": (lambda: Session("5 ms"), None, 5),
 }
+
+CACHES = st.sampled_from([1, 4, 100])
+"""Windows that may be in memory: with 100, no table becomes rows."""
 
 STEPS = st.one_of(
     st.tuples(
@@ -140,13 +143,21 @@ def by_key(results: Iterable[Result]) -> dict[Any, list[Result]]:
     return dict(found)
 
 
-def check(case: str, results: Results, lateness: int, steps: list[Any], *, in_bound: bool) -> None:
+def check(
+    case: str,
+    results: Results,
+    lateness: int,
+    steps: list[Any],
+    *,
+    in_bound: bool,
+    cache_entries: int = 4,
+) -> None:
     assigner, spans, gap = CASES[case]
     made = aggregates_of(results)
     node = window_node(*made, assigner=assigner(), allowed_lateness=f"{lateness} ms")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_operator, "PIECE", 2)
-        subtasks = Subtasks(Path(folder), node)
+        subtasks = Subtasks(Path(folder), node, cache_entries=cache_entries)
         effective = run(subtasks, steps, in_bound=in_bound)
         model = Model(results, spans, gap, lateness)
         for kind, what in effective:
@@ -162,11 +173,15 @@ def check(case: str, results: Results, lateness: int, steps: list[Any], *, in_bo
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("case", CASES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(steps=st.lists(STEPS, max_size=25), results=st.sampled_from([with_records, without_records]))
+@given(
+    steps=st.lists(STEPS, max_size=25),
+    results=st.sampled_from([with_records, without_records]),
+    cache_entries=CACHES,
+)
 def test_results_in_the_bound_are_those_of_a_batch(
-    case: str, steps: list[Any], results: Results
+    case: str, steps: list[Any], results: Results, cache_entries: int
 ) -> None:
-    check(case, results, 0, steps, in_bound=True)
+    check(case, results, 0, steps, in_bound=True, cache_entries=cache_entries)
 
 
 @pytest.mark.hypothesis
@@ -176,11 +191,12 @@ def test_results_in_the_bound_are_those_of_a_batch(
     steps=st.lists(STEPS, max_size=25),
     results=st.sampled_from([with_records, without_records]),
     lateness=st.sampled_from([0, 1, 7, 25]),
+    cache_entries=CACHES,
 )
 def test_record_beyond_the_bound_is_in_its_windows_or_late(
-    case: str, steps: list[Any], results: Results, lateness: int
+    case: str, steps: list[Any], results: Results, lateness: int, cache_entries: int
 ) -> None:
-    check(case, results, lateness, steps, in_bound=False)
+    check(case, results, lateness, steps, in_bound=False, cache_entries=cache_entries)
 
 
 def test_restore_knows_the_last_firing_after_the_oldest_pane_is_gone() -> None:

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
+from tests.dataplane.windows import subtasks as subtasks_of_step
 from tests.dataplane.windows.subtasks import Click, Result, Subtasks, window_node
 from tidegate import (
     AfterWatermark,
@@ -71,8 +72,14 @@ def firings(step: Subtasks) -> list[tuple[Any, ...]]:
 
 
 LAYOUTS = pytest.mark.parametrize(
-    "aggregates", [(), (total(), Collect(at_most=9))], ids=["by key", "by window"]
+    "aggregates", [(), (total(), Collect(at_most=9))], ids=["in tables", "in rows"]
 )
+
+
+@pytest.fixture(autouse=True, params=[1_000, 1], ids=["in memory", "one in memory"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one window in memory, tables become rows as soon as they have two windows."""
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", request.param)
 
 
 @LAYOUTS
@@ -117,7 +124,7 @@ def test_state_of_open_windows_does_not_depend_on_the_order_of_arrival(
         step = subtasks(tmp_path / str(number), assigner)
         for batch in [order] if together else [(at_ms,) for at_ms in order]:
             step.push(clicks(*batch))
-        states.append(msgspec.to_builtins(step.rows()))
+        states.append(sorted(msgspec.to_builtins(step.rows())))
     assert states[0]
     assert all(state == states[0] for state in states)
 
@@ -259,6 +266,87 @@ def test_burst_fires_in_pieces_and_a_checkpoint_between_two_loses_and_repeats_no
     assert sorted(str(one.key) for one in step.results) == sorted(keys)
     step.advance(31)
     assert step.watermarks == [31]
+
+
+@LAYOUTS
+def test_late_firings_by_event_time_come_at_multiples_of_the_period(
+    tmp_path: Path, aggregates: tuple[Any, ...]
+) -> None:
+    step = subtasks(
+        tmp_path,
+        Tumbling("10 ms"),
+        *aggregates,
+        trigger=AfterWatermark(late=Every("20 ms", time="event")),
+        allowed_lateness="100 ms",
+    )
+    step.push(clicks(5))
+    step.advance(12)
+    assert firings(step) == [(0, "on_time", 0, 1)]
+    step.push(clicks(6, 7))
+    step.advance(18)
+    assert firings(step) == []
+    step.start(2, step.checkpoint())
+    step.advance(19)
+    assert firings(step) == [(0, "late", 1, 3)]
+    step.push(clicks(8))
+    step.advance(500)
+    assert firings(step) == [(0, "late", 2, 4)]
+
+
+def test_windows_beyond_the_cache_become_rows_and_end_as_they_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", 10)
+    step = subtasks(tmp_path, Tumbling("10 ms"), allowed_lateness="20 ms")
+    for number in range(60):
+        step.push([Click(f"k{number % 30}", number // 10, 1), Click(f"k{number}", 15, 1)])
+        assert in_tables(step) <= 10 + 2
+    step.advance(11)
+    step.push([Click("k3", 4, 1), Click("new", 4, 1)])
+    assert sorted(step.results) == sorted(
+        [
+            *(Result(f"k{number}", 0, 10, "on_time", 0, (2,)) for number in range(30)),
+            Result("k3", 0, 10, "late", 1, (3,)),
+            Result("new", 0, 10, "late", 0, (1,)),
+        ]
+    )
+    step.start(2, step.checkpoint())
+    step.results.clear()
+    step.push([Click("k3", 16, 1)])
+    step.advance(500)
+    expected = {f"k{number}": 2 if number == 3 else 1 for number in range(60)}
+    assert {one.key: one.values[0] for one in step.results} == expected
+    assert step.rows() == []
+
+
+def test_span_that_lies_in_rows_of_one_subtask_and_a_table_of_another_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", 10)
+    step = subtasks(tmp_path, Tumbling("10 ms"), parallelism=2)
+    keys = [f"k{number}" for number in range(40)]
+    of_first = [key for key in keys if step._owner(Click(key, 0, 1)) == 0]
+    of_second = [key for key in keys if key not in of_first]
+    step.push([Click(key, 5, 1) for key in of_first])
+    step.push([Click(key, 5, 1) for key in of_first[:1] + of_second[:3]])
+    assert in_tables(step) == 3
+    step.start(1, step.checkpoint())
+    step.push([Click(key, 6, 1) for key in keys])
+    step.advance(500)
+    expected = dict.fromkeys(keys, 1) | dict.fromkeys(of_first + of_second[:3], 2)
+    expected[of_first[0]] = 3
+    assert {one.key: one.values[0] for one in step.results} == expected
+    assert len(step.results) == len(keys)
+
+
+def in_tables(step: Subtasks) -> int:
+    """Return the number of windows in the tables of all subtasks."""
+    found = 0
+    for operator in step.operators:
+        tables = operator.state.tables
+        assert tables is not None
+        found += tables.window_count
+    return found
 
 
 def test_size_and_gap_may_change_and_open_windows_end_as_they_began(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tidegate.api.evolution import same_key_type
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State
 from tidegate.api.stored import key_text
+from tidegate.api.tables import TableState
 from tidegate.api.timers import for_keys
 from tidegate.dataplane.state.cells import Pairs
 from tidegate.dataplane.state.layout import entries_span, group_part, key_part, name_part
@@ -46,6 +47,7 @@ from tidegate.dataplane.state.state_accessors import (
     make_state_accessor,
 )
 from tidegate.dataplane.state.storable import WrongValueError, is_about_value
+from tidegate.dataplane.state.window_tables import WindowTables
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import (
     CorruptCheckpointError,
@@ -120,26 +122,27 @@ class KeyedStateBackend:
         self._accessors: list[StateAccessor] = []
         self.timers: dict[str, TimerIndex] = {}
         """The keys of the timers that are set, by name of their declaration."""
-        parts = [name_part(part) for part in names.stored.values()]
+        tables = {name for name, state in states.items() if isinstance(state, TableState)}
+        parts = [name_part(part) for name, part in names.stored.items() if name not in tables]
         self._key_prefixes: dict[int, list[bytes]] = {
             group: [group_part(group) + part for part in parts] for group in key_groups
         }
         """Prefixes of store keys, by key group and then by column."""
-        for name, state in states.items():
-            former = names.in_checkpoint.get(name)
-            accessor = make_state_accessor(
-                uid, state, () if former is None else stored[former], store
-            )
-            if isinstance(accessor, TimerAccessor):
-                self.timers[name] = accessor.index
-            self.schemas[name] = accessor.schemas
-            self._accessors.append(accessor)
-        self._loads = tuple(accessor.loads for accessor in self._accessors)
+        self.tables: WindowTables | None = None
+        """The state that lies in tables, if the step declares some."""
         self._uid, self._key_groups = uid, key_groups
-        self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
-        self._group_bytes = group_bytes
         self._max_parallelism = max_parallelism
         self._store, self._limit = store, cache_entries
+        for name, state in states.items():
+            former = names.in_checkpoint.get(name)
+            written = () if former is None else stored[former]
+            if isinstance(state, TableState):
+                self._add_tables(state, written, name_part(names.stored[name]))
+            else:
+                self._add_column(state, written)
+        self._loads = tuple(accessor.loads for accessor in self._accessors)
+        self._key_bytes: Callable[[Any], bytes] = key_encoder(key_type)
+        self._group_bytes = group_bytes
         self._cache = _Cache()
         self._rows_given_out: list[list[Row]] = []
         """The rows of the batches since the last flush. Empty if they are more than are cached."""
@@ -158,6 +161,25 @@ class KeyedStateBackend:
         delete_rows(store, key_groups, names.deleted)
         if not self._all_cached:
             self._restore_timers()
+
+    def _add_column(self, state: State, written: Sequence[str]) -> None:
+        accessor = make_state_accessor(self._uid, state, written, self._store)
+        if isinstance(accessor, TimerAccessor):
+            self.timers[state.name] = accessor.index
+        self.schemas[state.name] = accessor.schemas
+        self._accessors.append(accessor)
+
+    def _add_tables(self, state: TableState, written: Sequence[str], part: bytes) -> None:
+        self.tables = WindowTables(
+            f"state {state.name!r} of step {self._uid!r}",
+            state,
+            written,
+            self._store,
+            {group: group_part(group) + part for group in self._key_groups},
+            self._max_parallelism,
+            self._limit,
+        )
+        self.schemas[state.name] = self.tables.schemas
 
     def scan(self, name: str) -> Iterator[Any]:
         """Return all stored values of a state that is a value, in no particular order. Call it
@@ -198,11 +220,8 @@ class KeyedStateBackend:
         The rows are valid until the next call, which may drop other rows to make room.
         """
         cache = self._cache
-        if (
-            len(cache) + sum(accessor.cached_count for accessor in self._accessors)
-            > OVERFLOW * self._limit
-        ):
-            self.flush()
+        if self._cached_count() > OVERFLOW * self._limit:
+            self._flush_rows()
         # Keys are not grouped first. Grouping runs in Python's own loop. It took twice (distinct
         # keys) to six times (ten hot keys) as long as a lookup of each key here, in C.
         rows = list(map(cache.__getitem__, keys))
@@ -238,6 +257,12 @@ class KeyedStateBackend:
         Raise StorageError if the store fails, and StateValueError for a value that cannot be
         stored.
         """
+        self._flush_rows()
+        if self.tables is not None:
+            self.tables.begin_snapshot()
+            self._finish()
+
+    def _flush_rows(self) -> None:
         self._finish()
         self._save(self._touched_rows())
         self._clear_rows_given_out()
@@ -252,11 +277,13 @@ class KeyedStateBackend:
         check(
             self._pending_rows is None and self._store_checkpoint is None, "one snapshot at a time"
         )
+        if self.tables is not None:
+            self.tables.begin_snapshot()
         if all(self._loads):
             self._pending_rows = PendingRows(self._touched_in_order())
             self._clear_rows_given_out()
         else:
-            self.flush()
+            self._flush_rows()
             self._store_checkpoint = self._store.checkpoint()
 
     def save_next(self) -> StoreCheckpoint | None:
@@ -286,6 +313,9 @@ class KeyedStateBackend:
 
     def _save_some(self, unsaved: PendingRows) -> None:
         self._check_consistent()
+        if self.tables is not None and not self.tables.saved:
+            self._save_tables(self.tables)
+            return
         if rows := unsaved.some():
             self._save(rows)
         if unsaved.exhausted:
@@ -293,8 +323,19 @@ class KeyedStateBackend:
             self._store_checkpoint = self._store.checkpoint()
             self._make_room()
 
+    def _save_tables(self, tables: WindowTables) -> None:
+        self._inconsistent = True
+        try:
+            tables.save_some()
+        except WrongValueError as error:
+            key = f" for key {error.cell.key!r:.200}"
+            raise self._cannot_store(tables.name, key, str(error)) from error
+        self._inconsistent = False
+
     def _finish(self) -> None:
         """Finish the snapshot that is being taken."""
+        while self.tables is not None and not self.tables.saved:
+            self._save_tables(self.tables)
         while self._pending_rows is not None:
             self._save_some(self._pending_rows)
 
@@ -331,9 +372,12 @@ class KeyedStateBackend:
                     wrong, reason = cell, found
                     break
         cells = ((key, row[index] if many else row) for key, row in self._cache.items())
-        key = next((f" for key {key!r:.200}" for key, cell in cells if cell is wrong), "")
+        found_key = next((f" for key {key!r:.200}" for key, cell in cells if cell is wrong), "")
+        return self._cannot_store(accessor.name, found_key, reason)
+
+    def _cannot_store(self, name: str, for_key: str, reason: str) -> StateValueError:
         return StateValueError(
-            f"State {accessor.name!r} of step {self._uid!r} cannot be stored{key}: {reason}. "
+            f"State {name!r} of step {self._uid!r} cannot be stored{for_key}: {reason}. "
             "Correct the code that makes this value, or declare its type. The job fails, because "
             "it would make the same value again after a restart."
         )
@@ -353,6 +397,12 @@ class KeyedStateBackend:
             return iter(list(self._cache.values()))
         return chain.from_iterable(self._rows_given_out)
 
+    def _cached_count(self) -> int:
+        """Return how many keys, map entries and windows of tables are in memory."""
+        in_tables = 0 if self.tables is None else self.tables.window_count
+        entries = sum(accessor.cached_count for accessor in self._accessors)
+        return len(self._cache) + entries + in_tables
+
     def _clear_rows_given_out(self) -> None:
         self._rows_given_out = []
         self._changed_count = 0
@@ -362,7 +412,8 @@ class KeyedStateBackend:
 
         Rows that were given out since the barrier are not saved yet, and stay.
         """
-        too_many = len(self._cache) - self._limit
+        in_tables = 0 if self.tables is None else self.tables.window_count
+        too_many = len(self._cache) - max(0, self._limit - in_tables)
         if too_many <= 0 or self._changed_count > len(self._cache):
             return
         kept = set(chain.from_iterable(self._rows_given_out))

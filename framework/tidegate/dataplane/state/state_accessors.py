@@ -109,7 +109,7 @@ def make_state_accessor(
             )
 
 
-class _Stored:
+class Stored:
     """The encoding of the values of one state."""
 
     def __init__(self, where: str, state: State, stored: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ class _ValueAccessor:
 
     def __init__(self, where: str, state: ValueState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
-        form = _Stored(where, state, stored)
+        form = Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self._mutable = self.mutable = not state.types[0].immutable
@@ -221,7 +221,7 @@ class _ListAccessor:
 
     def __init__(self, where: str, state: ListState[Any], stored: Sequence[str]) -> None:
         self.name = state.name
-        form = _Stored(where, state, stored)
+        form = Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self.mutable = not state.types[0].immutable
@@ -261,7 +261,7 @@ class TimerAccessor:
 
     def __init__(self, where: str, state: TimerDeclaration, stored: Sequence[str]) -> None:
         self.name = state.name
-        form = _Stored(where, state, stored)
+        form = Stored(where, state, stored)
         self.schemas = form.schemas
         self._encode, self._decode = form.codec.encode, form.codec.decode
         self._storable, self.why_not = form.storable, form.storable.why_not
@@ -313,7 +313,7 @@ class _MapAccessor:
     ) -> None:
         key, value = state.types
         self.name = state.name
-        form = _Stored(where, state, stored)
+        form = Stored(where, state, stored)
         self.schemas = form.schemas
         self.encode, self.decode = form.codec.encode, form.codec.decode
         self.key_bytes: Callable[[Any], bytes] = key_encoder(key.python)

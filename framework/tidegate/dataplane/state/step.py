@@ -24,6 +24,7 @@ from tidegate.api.state import State
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.pending_rows import Row
 from tidegate.dataplane.state.snapshots import SnapshotUploader, restore
+from tidegate.dataplane.state.window_tables import WindowTables
 from tidegate.dataplane.subtask_context import Action, SubtaskContext
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.errors import StorageError
@@ -166,6 +167,11 @@ class SubtaskKeyedState:
     def timers(self) -> Mapping[str, TimerIndex]:
         """The keys of the timers that are set, by name of their declaration."""
         return self._state.timers
+
+    @property
+    def tables(self) -> WindowTables | None:
+        """The state that lies in tables, if the step declares some."""
+        return self._state.tables
 
     def scan(self, name: str) -> Iterator[Any]:
         """Return all stored values of a state that is a value. Call it before the first record."""

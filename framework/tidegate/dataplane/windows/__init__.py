@@ -1,4 +1,4 @@
-"""Windows at run time: records are assigned to windows, which are rows of keyed state, and fire.
+"""Windows at run time: records are assigned to windows, which are keyed state, and fire.
 
 - `assigners.py`: the windows of a column of times; `calendars.py` those of a calendar.
 - `accumulators.py`: the generated functions that fold records into a window, and
@@ -6,8 +6,9 @@
 - `sessions.py` and `panes.py`: the sessions of a key, and the panes of sliding windows.
 - `firing.py`: the results of a piece of a burst.
 - `operator.py`: what all window operators have in common: the watermark, bursts, late records.
-- `by_key.py` (with `session_operator.py`), `aligned.py` and `sliding_operator.py`: the layouts of
-  state. Windows lie in the row of their key, or have rows of their own, or are rows by pane.
+- `table_operator.py`, `aligned.py`, `by_key.py` (with `session_operator.py`) and
+  `sliding_operator.py`: the layouts of state. Windows lie in tables by span, or are rows of their
+  own, or lie in the row of their key, or are rows by pane.
 
 `api/window_step.py` declares the state.
 """

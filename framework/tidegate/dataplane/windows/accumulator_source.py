@@ -32,7 +32,7 @@ _OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_
 
 FUNCTIONS: Final = (
     "add_all",
-    "add_to_newest",
+    "add_to_table",
     "add_to_sessions",
     "start",
     "add",
@@ -43,6 +43,7 @@ FUNCTIONS: Final = (
     "results",
     "window_results",
     "finish_all",
+    "finish_table",
     "demoted",
 )
 
@@ -54,12 +55,12 @@ def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
     fields = [name for plan in plans for name in plan.fields]
     set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
     demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
-    loops = _loops(starts, set_first, adds, demoted)
+    loops = _loops(starts, adds)
     functions = _functions(plans, set_first, adds, by_key=by_key)
     return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
 
 
-def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: str) -> list[str]:
+def _loops(starts: list[str], adds: list[str]) -> list[str]:
     """Return the source of the functions that take a whole batch."""
     # A new window: the number of its firing, new records, filled, past, the next firing of Every.
     first = "start, end, 0, 1, True, False, None"
@@ -71,30 +72,15 @@ def _loops(starts: list[str], set_first: list[str], adds: list[str], demoted: st
         "            begin(cell, key, value, time)",
         "            continue",
         *_indented(adds, 2),
-        "def add_to_newest(",
-        "    cells, keys, values, times, starts, ends, begin, add_timer, before_end",
-        "):",
-        "    rows = zip(cells, keys, values, times, starts, ends)",
-        "    for cell, key, value, time, start, end in rows:",
-        "        w = cell.value",
+        "def add_to_table(windows, keys, values, times, start, end, begin_again):",
+        # The lookup comes after the records before it, because a key may come twice.
+        "    rows = zip(keys, values, times, map(windows.get, keys))",
+        "    for key, value, time, w in rows:",
         "        if w is None:",
-        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
-        "            add_timer(end - before_end, key)",
+        f"            windows[key] = OPEN(key, {first}, {', '.join(starts)})",
         "            continue",
-        "        if end > w.end_ms:",
-        f"            w.others.append({demoted})",
-        "            w.start_ms = start",
-        "            w.end_ms = end",
-        "            w.number = 0",
-        "            w.pending = 1",
-        "            w.filled = True",
-        "            w.past = False",
-        "            w.at_ms = None",
-        *_indented(set_first, 3),
-        "            add_timer(end - before_end, key)",
-        "            continue",
-        "        if w.start_ms != start or w.end_ms != end or not w.pending:",
-        "            begin(cell, key, value, time, start, end)",
+        "        if not w.pending:",
+        "            begin_again(w, value, time)",
         "            continue",
         *_indented(adds, 2),
         "def add_to_sessions(",
@@ -128,6 +114,7 @@ def _functions(
     of_window = ", ".join(map(_of_window, plans))
     owner = "key" if by_key else "None"
     shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
+    shown_last = shown.replace("'on_time'", "'late' if w.past else 'on_time'")
     return [
         "def start(w, value, time):",
         *_indented(set_first, 1),
@@ -146,22 +133,20 @@ def _functions(
         "def results(x):",
         f"    {_tuple('x_', fields)} = x",
         f"    return ({', '.join(plan.result for plan in plans)},)",
-        "def finish_all(cells, keys, end_ms, own_timers, into, append, left):",
+        "def finish_all(cells, keys, end_ms, into, append, left):",
         "    for cell, key in zip(cells, keys):",
         "        w = cell.value",
         "        if w is None:",
         "            continue",
-        "        others = w.others",
-        "        if others and own_timers and oldest_ends(others, w, end_ms):",
-        "            w = others[0]",
-        "        elif others or w.end_ms != end_ms or not w.pending:",
+        "        if w.others or w.end_ms != end_ms or not w.pending:",
         "            left.append((cell, key))",
         "            continue",
         f"        append(into({shown}, {of_window}))",
-        "        if others:",
-        "            del others[0]",
-        "        else:",
-        "            cell.clear()",
+        "        cell.clear()",
+        "def finish_table(items, into, append):",
+        "    for key, w in items:",
+        "        if w.pending:",
+        f"            append(into({shown_last}, {of_window}))",
         "def window_results(w):",
         f"    return ({of_window},)",
     ]

@@ -55,11 +55,10 @@ class Accumulators:
     """`add_all(cells, keys, values, times, begin)`: fold each record into the window of its cell.
     `begin(cell, key, value, time)` is called where a cell has no window with new records.
     """
-    add_to_newest: Callable[..., None]
-    """`add_to_newest(cells, keys, values, times, starts, ends, begin, add_timer, before_end)`: fold
-    each record into the newest window of its cell's row. If a key has no window, it gets one, and
-    `add_timer(end - before_end, key)` is called. `begin(cell, key, value, time, start, end)` is
-    called where the newest is another window, or has no new records.
+    add_to_table: Callable[..., None]
+    """`add_to_table(windows, keys, values, times, start, end, begin_again)`: fold each record into
+    the window of its key in a dict. A key without window gets one. `begin_again(window, value,
+    time)` is called where a window has no new records.
     """
     add_to_sessions: Callable[..., None]
     """`add_to_sessions(cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end)`:
@@ -80,10 +79,13 @@ class Accumulators:
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
     finish_all: Callable[..., None]
-    """`finish_all(cells, keys, end_ms, own_timers, into, append, left)`: of each row whose oldest
-    window is the only one that ends now, append `into(window, *results)` and remove the window.
-    Other rows that are not empty are left, as pairs of cell and key. With `own_timers`, newer
-    windows of the row have timers of their own. Otherwise such rows are left too.
+    """`finish_all(cells, keys, end_ms, into, append, left)`: of each row whose only window ends
+    now, append `into(window, *results)` and remove the window. Other rows that are not empty are
+    left, as pairs of cell and key.
+    """
+    finish_table: Callable[..., None]
+    """`finish_table(items, into, append)`: of each pair of key and window, append `into(window,
+    *results)` if the window has new records.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
@@ -105,7 +107,6 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
-    names["oldest_ends"] = _oldest_ends
     source = source_of(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]
@@ -119,12 +120,6 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         copied_results=results if plain else copied_results,
         source=source,
     )
-
-
-def _oldest_ends(others: list[Any], newest: Any, end_ms: int) -> bool:
-    """Return whether the oldest window of a row has records and is the only one that ends now."""
-    oldest, second = others[0], others[1] if len(others) > 1 else newest
-    return bool(oldest.end_ms == end_ms and oldest.pending and second.end_ms != end_ms)
 
 
 def _plan(

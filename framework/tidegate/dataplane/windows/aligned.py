@@ -1,8 +1,9 @@
-"""Tumbling, calendar and global windows that keep records: each window has a row of its own.
+"""Tumbling, calendar and global windows in rows: each window has a row of its own.
 
-The key of a row is (key, begin, end). So a checkpoint stores only the windows that have changed,
-and not all open windows of a key. The end is part of the key, so windows that were open when the
-size was changed end as they began, next to the new ones.
+Windows that keep records lie in rows, and those for which tables have no room
+(`table_operator.py`). The key of a row is (key, begin, end). So a checkpoint stores only the
+windows that have changed, and not all open windows of a key. The end is part of the key, so windows
+that were open when the size was changed end as they began, next to the new ones.
 """
 
 from __future__ import annotations
@@ -111,6 +112,10 @@ class AlignedWindows(WindowOperator):
             cell.value = window
             self.end_timers.add(end_ms - self.before_end, key)
             return
+        self._begin_again(window, value, time)
+
+    def _begin_again(self, window: Any, value: Any, time: int) -> None:
+        """Add a record to a window that has no new records."""
         if window.filled:
             self.accumulators.add(window, value, time)
         else:
@@ -160,7 +165,7 @@ class AlignedWindows(WindowOperator):
             window.at_ms = self.next_every(repeat, time)
             self.timers_of(repeat).add(window.at_ms, key)
 
-    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> None:
+    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
         """Fire the windows of these timers, or remove them."""
         cells, rows = self.cells(keys)
         of_ends = of_event_time == self.of_event_time
@@ -173,18 +178,19 @@ class AlignedWindows(WindowOperator):
                 if window.pending:
                     self._fire(window, row, LATE_FIRING if window.past else ON_TIME, stays=False)
                 self.clear(row)
-            elif of_ends and at_ms >= end_ms:
-                if not window.past:
-                    self._end(window, row, key)
-            elif window.at_ms == at_ms:
+                continue
+            if of_ends and at_ms >= end_ms and not window.past:
+                self._end(window, row)
+                self.end_timers.add(end_ms + self.lateness_ms, key)
+            if window.at_ms == at_ms:
                 self._fire_every(window, row)
+        return len(keys)
 
-    def _end(self, window: Any, row: Any, key: RowKey) -> None:
+    def _end(self, window: Any, row: Any) -> None:
         """Fire a window at its end that takes late records afterwards."""
         if window.pending and self._trigger.on_time:
             self._fire(window, row, ON_TIME, stays=True)
         window.past = True
-        self.end_timers.add(window.end_ms - self.before_end + self.lateness_ms, key)
 
     def _fire_every(self, window: Any, row: Any) -> None:
         if window.pending:

@@ -1,35 +1,26 @@
-"""Windows in the row of their key: the row of a key is the newest of its open windows, and has a
-list of the others, which are few.
+"""Sessions in the row of their key: their timers and firings.
 
-A new window costs no new row, key or entry of the store. With 100,000 keys and short windows, rows
-by key and window took more than twice as long. Steps whose windows keep records have a row for each
-window in place of this (`aligned.py`), because a checkpoint stores the whole row of a key again.
+The row of a key is the newest of its open sessions, and has a list of the others, which are few.
+`session_operator.py` adds records to them, and has the class of the operator.
 
-A record that extends a session moves no timer. Invariant: the earliest end of a key's windows has
+A record that extends a session moves no timer. Invariant: the earliest end of a key's sessions has
 an entry at that time or earlier. When it is popped, the key gets an entry at its next end. The
-newest window of a key is the last to be removed.
+newest session of a key is the last to be removed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import compress
+from collections.abc import Iterable
 from typing import Any
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
 from tidegate.api.windows import Window
-from tidegate.dataplane.columns import select
-from tidegate.dataplane.windows.assigners import spans_of
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label
 from tidegate.dataplane.windows.operator import WindowOperator
-from tidegate.stream_elements import RecordBatch
 
 
 class WindowsByKey(WindowOperator):
-    """The common part of windows that lie in the row of their key: their timers and firings."""
-
-    has_own_timers = False
-    """Whether each window has an entry at its own end, and not only the earliest one of its key."""
+    """The part of the operator that knows timers and firings, and not how sessions merge."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -107,15 +98,13 @@ class WindowsByKey(WindowOperator):
         """Add the timer of a window's end, or of its removal if its end has come."""
         self.end_timers.add(self._end_timer(window), key)
 
-    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> None:
+    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
         """Fire the windows of these keys whose end has come, or remove them."""
         cells, _ = self.cells(keys)
         due: Iterable[tuple[Any, Any]] = zip(cells, keys, strict=True)
         of_ends = of_event_time == self.of_event_time
         if self._fires_once and of_ends:
-            due = self.results.finish_all(
-                cells, keys, at_ms + self.before_end, own_timers=self.has_own_timers
-            )
+            due = self.results.finish_all(cells, keys, at_ms + self.before_end)
         for cell, key in due:
             row = cell.value
             if row is None:  # all windows are removed
@@ -132,6 +121,7 @@ class WindowsByKey(WindowOperator):
                     self._fire_every(window, key)
             if of_ends:
                 self.end_timers.add(min(map(self._end_timer, windows)), key)
+        return len(keys)
 
     def _end(self, window: Any, key: Any, at_ms: int) -> bool:
         """Fire a window whose end has come. Return whether it is removed."""
@@ -171,80 +161,6 @@ class WindowsByKey(WindowOperator):
         if not self.trigger.accumulate:
             self.accumulators.purge(window)
             window.filled = False
-
-
-class AlignedByKey(WindowsByKey):
-    """Tumbling, calendar and global windows in the row of their key.
-
-    A row may hold windows of an earlier size: they end as they began.
-    """
-
-    has_own_timers = True
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._spans = spans_of(self.step.assigner)
-
-    def add_batch(self, batch: RecordBatch, keys: list[Any], times: list[int]) -> None:
-        """Put each record into its window."""
-        starts, ends, first_end_ms = self._spans(times)
-        if not self.is_past(first_end_ms):
-            self._add(batch, keys, times, starts, ends, plain=self.trigger.early is None)
-            return
-        count = len(batch)
-        starts = [start for start, _ in zip(starts, range(count), strict=False)]
-        ends = [end for end, _ in zip(ends, range(count), strict=False)]
-        past = [self.is_past(end) for end in ends]
-        late = [self.is_past(end, self.lateness_ms) for end in ends]
-        in_time = [one and not two for one, two in zip(past, late, strict=True)]
-        for chosen in ([not one for one in past], in_time):
-            rows = list(compress(range(count), chosen))
-            if rows:
-                columns = [list(compress(one, chosen)) for one in (keys, times, starts, ends)]
-                plain = chosen is not in_time and self.trigger.early is None
-                self._add(select(batch, rows), *columns, plain=plain)
-        if any(late):
-            self.refuse_late(batch, list(compress(range(count), late)))
-
-    def _add(
-        self,
-        batch: RecordBatch,
-        keys: Sequence[Any],
-        times: Sequence[int],
-        starts: Iterable[int],
-        ends: Iterable[int],
-        *,
-        plain: bool,
-    ) -> None:
-        """Add records whose windows take them. `plain`: no trigger acts on a record."""
-        cells, _ = self.cells(keys)
-        add_to_newest = self.accumulators.add_to_newest
-        begin, add_timer, before_end = self._begin, self.end_timers.add, self.before_end
-
-        def fold(values: Iterable[Any]) -> None:
-            if plain:
-                add_to_newest(
-                    cells, keys, values, times, starts, ends, begin, add_timer, before_end
-                )
-                return
-            for cell, key, value, time, start, end in zip(
-                cells, keys, values, times, starts, ends, strict=False
-            ):
-                self.after_record(self._begin(cell, key, value, time, start, end), key, time)
-
-        self.guarded(batch, fold)
-
-    def _begin(self, cell: Any, key: Any, value: Any, time: int, start: int, end: int) -> Any:
-        """Add a record to its window, which may be a new one, and return the window."""
-        row = cell.value
-        window = None
-        if row is not None:
-            known = (one for one in (row, *row.others) if one.start_ms == start)
-            window = next((one for one in known if one.end_ms == end), None)
-        if window is None:
-            window = self.new_window(cell, key, start, end)
-        self.fold(window, value, time)
-        return window
 
 
 def _by_end(window: Any) -> tuple[int, int]:

@@ -100,10 +100,27 @@ class Firing:
         """Add the results of a window that is removed. `row` is the window in state."""
         self._add(window, self._accumulators.window_results, row, cells)
 
+    def finish_table(self, items: Sequence[tuple[Any, Any]], span: tuple[int, int]) -> None:
+        """Add the results of windows of one table that are removed, of those with new records.
+        `items` are pairs of key and window. The step has `into`.
+        """
+        before = len(self._values)
+        remaining = iter(items)
+        try:
+            self._accumulators.finish_table(remaining, self._into, self._values.append)
+        except TidegateError:
+            raise
+        except Exception as error:
+            key, window = items[len(items) - length_hint(remaining) - 1]
+            label = LATE_FIRING if window.past else ON_TIME
+            owner = key if self._step.by_key else None
+            raise self._error(Window(owner, *span, label, window.number), error) from error
+        self._times.extend([span[1] - 1] * (len(self._values) - before))
+
     def finish_all(
-        self, cells: Sequence[Any], keys: Sequence[Any], end_ms: int, *, own_timers: bool
+        self, cells: Sequence[Any], keys: Sequence[Any], end_ms: int
     ) -> list[tuple[Any, Any]]:
-        """Add the results of windows that end now and are removed, each the oldest of its row.
+        """Add the results of windows that end now and are removed, each the only one of its row.
         Return the pairs of cell and key for which there is more to do. The step has `into`.
         """
         before = len(self._values)
@@ -111,14 +128,13 @@ class Firing:
         left: list[tuple[Any, Any]] = []
         finish_all, append = self._accumulators.finish_all, self._values.append
         try:
-            finish_all(cells, remaining, end_ms, own_timers, self._into, append, left)
+            finish_all(cells, remaining, end_ms, self._into, append, left)
         except TidegateError:
             raise
         except Exception as error:
             index = len(keys) - length_hint(remaining) - 1
             row, key = cells[index].value, keys[index] if self._step.by_key else None
-            window = row.others[0] if row.others else row
-            shown: Window[Any] = Window(key, window.start_ms, end_ms, ON_TIME, window.number)
+            shown: Window[Any] = Window(key, row.start_ms, end_ms, ON_TIME, row.number)
             raise self._error(shown, error) from error
         self._times.extend([end_ms - 1] * (len(self._values) - before))
         return left

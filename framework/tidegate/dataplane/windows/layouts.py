@@ -11,10 +11,10 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.aligned import AlignedWindows
-from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator, WindowState
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
+from tidegate.dataplane.windows.table_operator import TableWindows
 from tidegate.graph.stream_graph import Node
 
 
@@ -29,7 +29,7 @@ def make_window_operator(
 ) -> WindowOperator:
     """Return the operator of a node."""
     step = cast("WindowStep", node.function)
-    kind: type[WindowOperator] = AlignedWindows if step.by_window else AlignedByKey
+    kind: type[WindowOperator] = TableWindows if step.in_tables else AlignedWindows
     if isinstance(step.assigner, Session):
         kind = SessionWindows
     elif isinstance(step.assigner, Sliding):

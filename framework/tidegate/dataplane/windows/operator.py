@@ -1,11 +1,13 @@
 """The common part of the window operators: the watermark, bursts of firings, and late records.
 
-The layouts of state differ (`aligned.py`, `session_operator.py`, `sliding_operator.py`); each is a
-subclass. This class computes the keys of a batch, keeps the timers, and fires in pieces.
+The layouts of state differ (`table_operator.py`, `aligned.py`, `session_operator.py`,
+`sliding_operator.py`); each is a subclass. This class computes the keys of a batch, keeps the
+timers, and fires in pieces.
 
 Theory of operation. A window is a row of state that says for which key and time it is. Its timer
-is an entry of an index in memory. The row is the truth: an entry only says when to look at a row.
-So after a restore the rows are enough, and `open` makes the index of them.
+is an entry of an index in memory; a table has one entry for all of its windows. The row is the
+truth: an entry only says when to look at a row. So after a restore the rows are enough, and `open`
+makes the index of them.
 
 Bursts. A watermark may make a million windows due. `advance` notes it, and each `fire` emits the
 results of about a thousand rows. The watermark is forwarded behind the last result. A barrier may
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol, cast
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
@@ -33,6 +36,7 @@ from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.state.window_tables import WindowTables
 from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.dataplane.windows.accumulators import make_accumulators
 from tidegate.dataplane.windows.firing import Firing
@@ -49,6 +53,11 @@ class WindowState(KeyedStateLike, Protocol):
 
     def scan(self, name: str) -> Iterator[Any]:
         """Yield the stored values of a value state of all keys, before any row was read."""
+        ...
+
+    @property
+    def tables(self) -> WindowTables | None:
+        """The state that lies in tables, if the step declares some."""
         ...
 
 
@@ -89,7 +98,7 @@ class WindowOperator:
         self.before_end = 1 if self.of_event_time else 0
         """A window is due at its end minus this: a watermark includes its own millisecond."""
         self.lateness_ms = self.step.lateness_ms
-        self._many = len(self.step.declared_states) > 1
+        self._many = len(self.step.row_states) > 1
 
     def open(self) -> None:
         """Call the function's `open`, and find the timers of the restored windows."""
@@ -161,8 +170,7 @@ class WindowOperator:
         while left > 0 and (timers := self._due_timers()) is not None:
             # One time after the other: a firing may add a timer that is due before the next time.
             for at_ms, keys in timers.pop_due(timers.next_ms, left):
-                left -= len(keys)
-                self.fire_due(
+                left -= self.fire_due(
                     at_ms, list(dict.fromkeys(keys)), of_event_time=timers is self.event_timers
                 )
         self.results.emit()
@@ -177,8 +185,16 @@ class WindowOperator:
         """Put the records of a batch into their windows. `times` are those that count."""
 
     @abstractmethod
-    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> None:
-        """Fire what is due at the timers of one time. Each key comes once."""
+    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
+        """Fire what is due at the timers of one time. Each key comes once.
+
+        Return how many windows were looked at. If there is more to do, the time has a timer again.
+        """
+
+    @staticmethod
+    def piece(windows: Iterator[Any]) -> list[Any]:
+        """Return the next windows of a burst, as many as one `fire` takes."""
+        return list(islice(windows, PIECE))
 
     def now_ms(self) -> int:
         """Return the processing time. It is never before what has fired."""

@@ -208,13 +208,14 @@ class SlidingWindows(WindowOperator):
             cell.value.number = number + 1
             self._fire(key, end, sequence, LATE_FIRING, number)
 
-    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> None:
+    def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
         """Fire the windows of these keys that end now, and remove the panes behind them."""
         del of_event_time  # a sliding window has no other timers
         for key in keys:
             panes = self._keys_panes.get(key)
             if panes is not None:
                 self._fire_key(key, panes, at_ms)
+        return len(keys)
 
     def _fire_key(self, key: Any, panes: KeyPanes, at_ms: int) -> None:
         size_ms, end = self._times.size_ms, at_ms + self.before_end
