@@ -6,10 +6,12 @@ recover its totals, because they are in a dict that a crash loses.
 
     python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT COMMIT_MS
     python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
+    python -m integration.bench.loop windows-for-ever BOOTSTRAP SOURCE SINK
 
 The second command copies until it is killed, and is used to measure latency. It commits a
 transaction every COMMIT_MS. With 0, it uses an idempotent producer without transactions, so that
-records are visible at once.
+records are visible at once. The third command counts the records of `window_feed.py` by user and
+window in the same way, without transactions.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from integration.bench.data import PARTITIONS, THRESHOLD, WINDOW_MS, Click
+from integration.bench.window_feed import WINDOW_MS as FEED_WINDOW_MS
+from integration.bench.window_feed import Visit, VisitCount
 
 LATENESS_MS = 1_000
 """Milliseconds by which a record may be behind others of its partition."""
@@ -194,6 +198,32 @@ def for_ever(bootstrap: str, source: str, sink: str, commit_ms: int) -> None:
             _commit(producer, consumer, source, positions)
 
 
+def windows_for_ever(bootstrap: str, source: str, sink: str) -> None:
+    """Count by user and window. Emit a window as soon as all partitions have passed its end."""
+    consumer = _consumer(bootstrap, f"loop-{uuid.uuid4().hex[:8]}")
+    consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
+    producer = _producer(bootstrap, None)
+    decode, encode = msgspec.json.Decoder(Visit).decode, msgspec.json.Encoder().encode
+    open_windows: dict[int, dict[str, int]] = {}
+    highest = dict.fromkeys(range(PARTITIONS), 0)
+    while True:
+        messages = consumer.consume(1, 0.005)
+        messages += consumer.consume(1000, 0) if messages else []
+        for message in messages:
+            value, partition = message.value(), message.partition()
+            if value is None or partition is None:
+                continue
+            visit = decode(value)
+            counts = open_windows.setdefault(visit.at_ms - visit.at_ms % FEED_WINDOW_MS, {})
+            counts[visit.user] = counts.get(visit.user, 0) + 1
+            highest[partition] = max(highest[partition], visit.at_ms)
+        passed = min(highest.values())
+        for start in [each for each in open_windows if each + FEED_WINDOW_MS <= passed]:
+            for user, count in open_windows.pop(start).items():
+                producer.produce(sink, encode(VisitCount(user, start, count)))
+        producer.poll(0)
+
+
 def run(
     workload: str,
     bootstrap: str,
@@ -279,6 +309,8 @@ def _commit(producer: Producer, consumer: Consumer, source: str, positions: dict
 if __name__ == "__main__":
     if sys.argv[1] == "for-ever":
         for_ever(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    elif sys.argv[1] == "windows-for-ever":
+        windows_for_ever(*sys.argv[2:])
     else:
         workload, bootstrap, source, sink, count, commit_ms = sys.argv[1:]
         run(workload, bootstrap, source, sink, int(count), commit_s=int(commit_ms) / 1000)

@@ -7,13 +7,16 @@ from collections.abc import Iterable
 import msgspec
 
 from integration.bench.data import THRESHOLD, WINDOW_MS, Click
+from integration.bench.window_feed import Visit, VisitCount
 from tidegate import (
     BoundedOutOfOrderness,
     Context,
+    Count,
     Json,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
+    Monotonous,
     Pipeline,
     Raw,
     Sum,
@@ -164,6 +167,26 @@ class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
             .process(Passing(), uid="passing")
             .to(self.copies)
         )
+
+
+class CountedVisits(Pipeline, name="bench-counted-visits"):
+    """A pipeline that counts per user and window. The results are visible at once."""
+
+    visits = KafkaSource(
+        "bench-visits",
+        value=Json(Visit),
+        event_time=lambda visit: visit.at_ms,
+        watermarks=Monotonous(),
+    )
+    counts = KafkaSink("bench-counts", value=Json(VisitCount), guarantee="at_least_once")
+
+    def define(self) -> None:
+        by_user = self.visits.key_by(lambda visit: visit.user)
+        by_user.window(Tumbling("1 s")).aggregate(
+            Count(),
+            into=lambda w, count: VisitCount(w.key, w.start_ms, count),
+            uid="count-by-window",
+        ).to(self.counts)
 
 
 class Transform(Pipeline, name="bench-transform"):

@@ -175,7 +175,9 @@ class PipelineAttempt:
         """End a partition at `offset`, up to which it is read."""
         task = self._source_of(uid, of)
         splits = tuple(
-            replace(each, end_offset=offset) if each.topic_partition == of else each
+            replace(each, end_offset=offset, idle=each.idle or each.watermark_ms is None)
+            if each.topic_partition == of
+            else each
             for each in self._splits(task)
         )
         self._replace(task, splits, ends_input=False)
