@@ -550,6 +550,10 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """True if the checkpoint is of a stop with a drain. The sources read nothing."""
     watermarks: dict[str, int] = {}
     """The restored watermarks of the steps with their own time, by uid; equal in all slots."""
+    host: str = ""
+    """The host on which the attempt has begun, for messages."""
+    tz_database: str = ""
+    """The version of the tz database on that host. Empty if the job has no calendar windows."""
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):
