@@ -60,32 +60,30 @@ OVERTAKES = (
         "    for batch in batches:\n"
         "        self.watermarks.observe(batch)\n"
         "    if batches:\n"
-        "        self._emit_watermark(self.watermarks)\n"
+        "        self._emit_watermark()\n"
         "    self._pending.extend(batches)\n",
     ),
 )
-LEFT_IN_SENDER = (Edit(SourceTask._inject, "        self._emit_watermark(self.watermarks)\n", ""),)
+LEFT_IN_SENDER = (Edit(SourceTask._inject, "    self._emit_watermark()\n", ""),)
 FLOOR_LOST = (
     Edit(
         _resolve_splits,
-        "splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=old.idle))",
+        "splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=idle))",
         "splits.append(split)",
     ),
 )
 IDLE_LOST = (
     Edit(
         SourceWatermarks.__init__,
-        "self._was_idle = [split.idle for split in splits]",
+        "self._was_idle = [split.idle and idles for split in splits]",
         "self._was_idle = [False for split in splits]",
     ),
 )
 IDLE_AT_ONCE = (
     Edit(
         _restored,
-        "Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms)",
-        "Watermark(\n"
-        "        MIN_MS if split.watermark_ms is None else split.watermark_ms, idle=split.idle\n"
-        "    )",
+        "idle=idles and split.idle and is_read",
+        "idle=split.idle",
     ),
 )
 HELD_WHEN_IDLE = (

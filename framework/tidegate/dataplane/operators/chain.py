@@ -40,6 +40,7 @@ from tidegate.dataplane.operators.registry import (
     operator_entry,
 )
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
@@ -191,6 +192,12 @@ class OperatorChain:
             if operator.firing:
                 operator.fire()
                 return
+
+    def set_piece(self, keys: int) -> None:
+        """Let timers fire in pieces of so many keys."""
+        for operator in self._timed:
+            if isinstance(operator, TimedKeyedOperator):
+                operator.piece = keys
 
     @property
     def next_processing_ms(self) -> int:
