@@ -45,7 +45,9 @@ PARTS: Final = (
     "settings",
     "recovery",
 )
-NOT_QUICK: Final = frozenset({"windows", "tumbling", "intervals", "budget", "settings", "recovery"})
+NOT_QUICK: Final = frozenset(
+    {"windows", "tumbling", "sessions", "intervals", "budget", "settings", "recovery"}
+)
 """Parts that a quick run skips. They are slow, have no goal, or need more records."""
 
 

@@ -19,6 +19,7 @@ from tidegate import (
     Monotonous,
     Pipeline,
     Raw,
+    Session,
     Sum,
     Tumbling,
     ValueState,
@@ -54,6 +55,15 @@ class WindowTotal(msgspec.Struct, frozen=True, gc=False):
 
     user: str
     start: int
+    total: float
+
+
+class SessionTotal(msgspec.Struct, frozen=True, gc=False):
+    """Sum of the payments of a user in one session."""
+
+    user: str
+    start: int
+    end: int
     total: float
 
 
@@ -125,6 +135,26 @@ class Tumbled(Pipeline, name="bench-tumbling"):
             into=lambda w, total: WindowTotal(w.key, w.start_ms, total),
             uid="sum-by-window",
         ).to(self.sums)
+
+
+class Sessions(Pipeline, name="bench-sessions"):
+    """A pipeline that sums per user and session of event time."""
+
+    clicks = KafkaSource(
+        "bench-in",
+        value=Json(Click),
+        event_time=lambda click: click.ts,
+        watermarks=BoundedOutOfOrderness("1 s"),
+    )
+    sessions = KafkaSink("bench-sessions", value=Json(SessionTotal), record_key=lambda s: s.user)
+
+    def define(self) -> None:
+        by_user = self.clicks.key_by(lambda click: click.user)
+        by_user.window(Session("10 s")).aggregate(
+            Sum(lambda click: click.amount),
+            into=lambda w, total: SessionTotal(w.key, w.start_ms, w.end_ms, total),
+            uid="sum-by-session",
+        ).to(self.sessions)
 
 
 class Passthrough(Pipeline, name="bench-passthrough"):
