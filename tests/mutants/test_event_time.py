@@ -138,7 +138,7 @@ WRONG_ORDER = (
         TimedKeyedOperator._fire_key,
         "timer = min(timers, key=lambda each: cells[each.position].next_ms())",
         "due = [each for each in timers if cells[each.position].next_ms() <= until_ms]\n"
-        "        timer = (due or timers)[0]",
+        "            timer = (due or timers)[0]",
     ),
 )
 PIECE_LOST = (
