@@ -31,19 +31,23 @@ from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
 from integration.bench.recovery import measure_recovery
 from integration.bench.startup_recovery import measure_startup_recovery
+from integration.bench.window_latency import measure_window_latency
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 PARTS: Final = (
     "intervals",
     "latency",
+    "window-latency",
     "moments",
     "budget",
     "exchange",
     "settings",
     "recovery",
 )
-NOT_QUICK: Final = frozenset({"windows", "tumbling", "intervals", "budget", "settings", "recovery"})
+NOT_QUICK: Final = frozenset(
+    {"windows", "tumbling", "sessions", "intervals", "budget", "settings", "recovery"}
+)
 """Parts that a quick run skips. They are slow, have no goal, or need more records."""
 
 
@@ -137,6 +141,8 @@ def measured(  # noqa: C901 - one arm for each part
     if "latency" in wanted:
         for table in measure_latency(rig, 3.0, 2.0) if quick else measure_latency(rig, 30.0):
             yield table, True
+    if "window-latency" in wanted:
+        yield measure_window_latency(rig, *((5.0, 2.0) if quick else (60.0,))), True
     if "moments" in wanted:
         yield measure_startup_recovery(rig, options.rounds, quick=quick), True
     if "budget" in wanted:

@@ -25,6 +25,11 @@ Ten records share one millisecond, so a window is a hundred thousand records lon
 about one record in a window, and nearly each record ends one window and begins the next.
 """
 
+GAP_MS: Final = 10_000
+"""Gap of the sessions. A user has a record every ten seconds on average, so a session has about
+three records.
+"""
+
 _COUNTRIES = ("CH", "DE", "FR", "IT", "AT", "US", "GB", "ES")
 
 

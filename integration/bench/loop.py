@@ -6,10 +6,12 @@ recover its totals, because they are in a dict that a crash loses.
 
     python -m integration.bench.loop WORKLOAD BOOTSTRAP SOURCE SINK COUNT COMMIT_MS
     python -m integration.bench.loop for-ever BOOTSTRAP SOURCE SINK COMMIT_MS
+    python -m integration.bench.loop windows-for-ever BOOTSTRAP SOURCE SINK
 
 The second command copies until it is killed, and is used to measure latency. It commits a
 transaction every COMMIT_MS. With 0, it uses an idempotent producer without transactions, so that
-records are visible at once.
+records are visible at once. The third command counts the records of `window_feed.py` by user and
+window in the same way, without transactions.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from integration.bench.data import PARTITIONS, THRESHOLD, WINDOW_MS, Click
+from integration.bench.data import GAP_MS, PARTITIONS, THRESHOLD, WINDOW_MS, Click
+from integration.bench.window_feed import WINDOW_MS as FEED_WINDOW_MS
+from integration.bench.window_feed import Visit, VisitCount
 
 LATENESS_MS = 1_000
 """Milliseconds by which a record may be behind others of its partition."""
@@ -160,12 +164,74 @@ class _Tumbling:
         return values, keys
 
 
+class SessionTotal(msgspec.Struct, frozen=True, gc=False):
+    """Sum of the payments of a user in one session."""
+
+    user: str
+    start: int
+    end: int
+    total: float
+
+
+class _Sessions:
+    """A step that sums per user and session. The records of a user are in order, so a user has one
+    open session. The user's next record emits it, or a look at all sessions, once a second, after
+    all partitions have passed its end. To keep the sessions by their ends would cost more.
+    """
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(Click).decode
+        self._encode = msgspec.json.Encoder().encode
+        self._sessions: dict[str, list[Any]] = {}
+        self._highest = dict.fromkeys(range(PARTITIONS), 0)
+        self._look_s = time.monotonic() + COMMIT_S
+
+    def __call__(self, messages: list[Any]) -> Columns:
+        """Sum the records of messages, and emit the sessions that are known to have ended."""
+        decode, sessions, highest = self._decode, self._sessions, self._highest
+        ended: list[tuple[str, list[Any]]] = []
+        for m in messages:
+            c = decode(m.value())
+            ts = c.ts
+            session = sessions.get(c.user)
+            if session is None:
+                sessions[c.user] = [ts, ts + GAP_MS, c.amount]
+            elif ts <= session[1]:
+                session[1] = ts + GAP_MS
+                session[2] += c.amount
+            else:
+                ended.append((c.user, session))
+                sessions[c.user] = [ts, ts + GAP_MS, c.amount]
+            partition = m.partition()
+            highest[partition] = max(highest[partition], ts)
+        if time.monotonic() >= self._look_s:
+            self._look_s = time.monotonic() + COMMIT_S
+            ended += self._passed(min(highest.values()) - LATENESS_MS)
+        return self._emit(ended)
+
+    def finish(self) -> Columns:
+        """Emit the sessions that are left at the end."""
+        return self._emit(self._passed(1 << 62))
+
+    def _passed(self, watermark_ms: int) -> list[tuple[str, list[Any]]]:
+        users = [user for user, session in self._sessions.items() if session[1] <= watermark_ms]
+        return [(user, self._sessions.pop(user)) for user in users]
+
+    def _emit(self, ended: list[tuple[str, list[Any]]]) -> Columns:
+        encode = self._encode
+        values: list[bytes | None] = [
+            encode(SessionTotal(user, *session)) for user, session in ended
+        ]
+        return values, [user.encode() for user, _ in ended]
+
+
 WORKLOADS: dict[str, Callable[[], Callable[[list[Any]], Columns]]] = {
     "passthrough": passthrough,
     "transform": transform,
     "total": total,
     "windows": windows,
     "tumbling": _Tumbling,
+    "sessions": _Sessions,
 }
 
 
@@ -194,6 +260,32 @@ def for_ever(bootstrap: str, source: str, sink: str, commit_ms: int) -> None:
             _commit(producer, consumer, source, positions)
 
 
+def windows_for_ever(bootstrap: str, source: str, sink: str) -> None:
+    """Count by user and window. Emit a window as soon as all partitions have passed its end."""
+    consumer = _consumer(bootstrap, f"loop-{uuid.uuid4().hex[:8]}")
+    consumer.assign([TopicPartition(source, p, 0) for p in range(PARTITIONS)])
+    producer = _producer(bootstrap, None)
+    decode, encode = msgspec.json.Decoder(Visit).decode, msgspec.json.Encoder().encode
+    open_windows: dict[int, dict[str, int]] = {}
+    highest = dict.fromkeys(range(PARTITIONS), 0)
+    while True:
+        messages = consumer.consume(1, 0.005)
+        messages += consumer.consume(1000, 0) if messages else []
+        for message in messages:
+            value, partition = message.value(), message.partition()
+            if value is None or partition is None:
+                continue
+            visit = decode(value)
+            counts = open_windows.setdefault(visit.at_ms - visit.at_ms % FEED_WINDOW_MS, {})
+            counts[visit.user] = counts.get(visit.user, 0) + 1
+            highest[partition] = max(highest[partition], visit.at_ms)
+        passed = min(highest.values())
+        for start in [each for each in open_windows if each + FEED_WINDOW_MS <= passed]:
+            for user, count in open_windows.pop(start).items():
+                producer.produce(sink, encode(VisitCount(user, start, count)))
+        producer.poll(0)
+
+
 def run(
     workload: str,
     bootstrap: str,
@@ -220,7 +312,7 @@ def run(
     while done < count:
         messages = consumer.consume(1000, 0.05)
         values, keys = step(messages)
-        if isinstance(step, _Tumbling) and done + len(messages) >= count:
+        if isinstance(step, _Tumbling | _Sessions) and done + len(messages) >= count:
             values, keys = (a + b for a, b in zip((values, keys), step.finish(), strict=True))
         for value, key in zip(values, keys, strict=True):
             while True:
@@ -279,6 +371,8 @@ def _commit(producer: Producer, consumer: Consumer, source: str, positions: dict
 if __name__ == "__main__":
     if sys.argv[1] == "for-ever":
         for_ever(sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    elif sys.argv[1] == "windows-for-ever":
+        windows_for_ever(*sys.argv[2:])
     else:
         workload, bootstrap, source, sink, count, commit_ms = sys.argv[1:]
         run(workload, bootstrap, source, sink, int(count), commit_s=int(commit_ms) / 1000)

@@ -7,15 +7,19 @@ from collections.abc import Iterable
 import msgspec
 
 from integration.bench.data import THRESHOLD, WINDOW_MS, Click
+from integration.bench.window_feed import Visit, VisitCount
 from tidegate import (
     BoundedOutOfOrderness,
     Context,
+    Count,
     Json,
     KafkaSink,
     KafkaSource,
     KeyedProcess,
+    Monotonous,
     Pipeline,
     Raw,
+    Session,
     Sum,
     Tumbling,
     ValueState,
@@ -51,6 +55,15 @@ class WindowTotal(msgspec.Struct, frozen=True, gc=False):
 
     user: str
     start: int
+    total: float
+
+
+class SessionTotal(msgspec.Struct, frozen=True, gc=False):
+    """Sum of the payments of a user in one session."""
+
+    user: str
+    start: int
+    end: int
     total: float
 
 
@@ -124,6 +137,26 @@ class Tumbled(Pipeline, name="bench-tumbling"):
         ).to(self.sums)
 
 
+class Sessions(Pipeline, name="bench-sessions"):
+    """A pipeline that sums per user and session of event time."""
+
+    clicks = KafkaSource(
+        "bench-in",
+        value=Json(Click),
+        event_time=lambda click: click.ts,
+        watermarks=BoundedOutOfOrderness("1 s"),
+    )
+    sessions = KafkaSink("bench-sessions", value=Json(SessionTotal), record_key=lambda s: s.user)
+
+    def define(self) -> None:
+        by_user = self.clicks.key_by(lambda click: click.user)
+        by_user.window(Session("10 s")).aggregate(
+            Sum(lambda click: click.amount),
+            into=lambda w, total: SessionTotal(w.key, w.start_ms, w.end_ms, total),
+            uid="sum-by-session",
+        ).to(self.sessions)
+
+
 class Passthrough(Pipeline, name="bench-passthrough"):
     """A pipeline that writes the same bytes that it reads."""
 
@@ -164,6 +197,26 @@ class ShuffledAtLeastOnce(Pipeline, name="bench-shuffled"):
             .process(Passing(), uid="passing")
             .to(self.copies)
         )
+
+
+class CountedVisits(Pipeline, name="bench-counted-visits"):
+    """A pipeline that counts per user and window. The results are visible at once."""
+
+    visits = KafkaSource(
+        "bench-visits",
+        value=Json(Visit),
+        event_time=lambda visit: visit.at_ms,
+        watermarks=Monotonous(),
+    )
+    counts = KafkaSink("bench-counts", value=Json(VisitCount), guarantee="at_least_once")
+
+    def define(self) -> None:
+        by_user = self.visits.key_by(lambda visit: visit.user)
+        by_user.window(Tumbling("1 s")).aggregate(
+            Count(),
+            into=lambda w, count: VisitCount(w.key, w.start_ms, count),
+            uid="count-by-window",
+        ).to(self.counts)
 
 
 class Transform(Pipeline, name="bench-transform"):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from integration.bench.data import THRESHOLD, WINDOW_MS, Click, records
+from integration.bench.data import GAP_MS, THRESHOLD, WINDOW_MS, Click, records
 
 Record = tuple[bytes, bytes]
 """Key and value."""
@@ -96,6 +96,22 @@ def _tumbling(count: int) -> Iterator[Record]:
         yield user.encode(), _encode({"user": user, "start": start, "total": sums[start, user]})
 
 
+def _sessions(count: int) -> Iterator[Record]:
+    """Yield all sessions of each user, in the order of their ends."""
+    sessions: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
+    for _, value in records(count):
+        click = _decode(value)
+        of_user, end = sessions[click.user], click.ts + GAP_MS
+        if of_user and click.ts <= of_user[-1][1]:
+            start, _, total = of_user.pop()
+            of_user.append((start, end, total + click.amount))
+        else:
+            of_user.append((click.ts, end, click.amount))
+    for user, of_user in sessions.items():
+        for start, end, total in of_user:
+            yield user.encode(), _encode({"user": user, "start": start, "end": end, "total": total})
+
+
 TWO_SLOTS: Final = {"job.parallelism": "2", "taskmanager.slots": "2"}
 
 WORKLOADS: Final[dict[str, Workload]] = {
@@ -115,6 +131,7 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("shuffle", "Totals", "totals", _totals, "total", settings=TWO_SLOTS),
         Workload("windows", "Windows", "windows", _windows, "windows"),
         Workload("tumbling", "Tumbled", "sums", _tumbling, "tumbling", goal=1.5),
+        Workload("sessions", "Sessions", "sessions", _sessions, "sessions", goal=2.0),
     )
 }
 

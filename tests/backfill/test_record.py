@@ -116,7 +116,7 @@ def test_finished_backfill_is_found_as_finished(storage: BlobStore) -> None:
     begin(storage)
     again = records(storage)
     assert again.find(has_lock=True, job_is_stopped=False) is not None
-    again.finish(5, 5)
+    again.finish(5, 5, {"hourly": 2})
     assert find(storage).finished
 
 

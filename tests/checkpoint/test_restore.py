@@ -477,6 +477,39 @@ def test_restored_splits_keep_their_watermark_and_idleness() -> None:
 
 
 @pytest.mark.parametrize(
+    ("split", "end", "hidden", "idle"),
+    [
+        ({}, 102, 0, True),
+        ({"watermark_ms": 7}, 102, 0, False),
+        ({"watermark_ms": 7, "idle": True}, 102, 0, True),
+        ({"idle": True}, 103, 0, False),
+        ({"idle": True}, 102, 1, False),
+        ({}, None, 0, False),
+    ],
+    ids=[
+        "never had a record",
+        "has a watermark",
+        "was idle",
+        "was idle and has records",
+        "records in an open transaction",
+        "no end",
+    ],
+)
+def test_partition_of_a_bounded_run_is_idle_if_its_end_is_read_and_it_was_idle_or_had_no_record(
+    split: dict[str, Any], end: int | None, hidden: int, *, idle: bool
+) -> None:
+    offsets = [dataclasses.replace(each, end=end, hidden=hidden) for each in now()]
+    found = restore(checkpoint(plan(), **split), plan(), offsets)
+    assert [s.idle for part in found.splits for s in part if s.partition == 2] == [idle]
+
+
+def test_empty_partition_of_a_bounded_run_is_idle_from_the_first_start() -> None:
+    for end, idle in ((5, True), (6, False)):
+        found = restore(None, plan(), now(end=end))
+        assert {s.idle for part in found.splits for s in part} == {idle}
+
+
+@pytest.mark.parametrize(
     ("subtasks", "floor"),
     [
         (((10, False), (7, False)), 7),

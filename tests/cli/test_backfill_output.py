@@ -53,6 +53,7 @@ WAVE = WaveCompleted(
     records_out=900,
     skipped=0,
     dead_letters=0,
+    late={},
     seconds=2.0,
     offsets_left=1_000,
     hidden_offsets=0,
@@ -105,6 +106,18 @@ def test_line_of_a_wave_shows_its_rate_and_the_remaining_time(
     assert "(500 a second), 3 skipped, 1 dead letters; 0 offsets left\n" in capsys.readouterr().err
 
 
+def test_lines_of_a_wave_and_of_the_end_count_late_records_by_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = BackfillText("shop")
+    output.plan(PLAN)
+    output.wave(replace(WAVE, skipped=3, late={"hourly": 1_200, "daily": 1}))
+    said = "1 at daily, 1,200 at hourly too late for their windows"
+    assert f", 3 skipped, {said}; 1,000 offsets left" in capsys.readouterr().err
+    output.end(9, 8, {"hourly": 1_200, "daily": 1})
+    assert f"9 records in, 8 out in 1 waves, {said}. `tidegate run`" in capsys.readouterr().err
+
+
 def test_json_output_has_one_object_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
     output = BackfillJson("shop")
     output.plan(PLAN)
@@ -113,7 +126,7 @@ def test_json_output_has_one_object_for_each_event(capsys: pytest.CaptureFixture
     output.stopping()
     output.stopped()
     output.abandoned()
-    output.end(5, 4)
+    output.end(5, 4, {"hourly": 2})
     output.done_before()
     captured = capsys.readouterr()
     events = [json.loads(line) for line in captured.out.splitlines()]
@@ -129,6 +142,7 @@ def test_json_output_has_one_object_for_each_event(capsys: pytest.CaptureFixture
     ]
     assert (events[0]["offsets"], events[0]["partitions"][1]["begin"]) == (2_000, 10)
     assert (events[1]["records_in"], events[6]["records_out"]) == (1_000, 4)
+    assert (events[1]["late"], events[6]["late"]) == ({}, {"hourly": 2})
     assert (events[2]["finished"], events[2]["tasks"]) == (3, 8)
     assert captured.err == ""
 

@@ -12,12 +12,13 @@ import pytest
 from tidegate.commit.journal.entries import Claim, encode_entry, entry_path
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
-from tidegate.dataplane.shared_view import SlotView, check_view
+from tidegate.dataplane.shared_view import SlotView, check_tz_database, check_view
 from tidegate.dataplane.task_builder import TaskBuilder
 from tidegate.drivers.storage.local import LocalStore
 from tidegate.errors import (
     ClusterMismatchError,
     CorruptCheckpointError,
+    ExternalError,
     StorageMismatchError,
     is_recoverable,
 )
@@ -87,6 +88,21 @@ def test_slot_refuses_brokers_of_another_kafka_cluster_and_names_them(tmp_path: 
     assert is_recoverable(refused.value)
 
 
+def test_slot_refuses_another_version_of_the_tz_database_and_names_both_hosts() -> None:
+    deploy: Any = SimpleNamespace(job=JOB, attempt=3, host="control-1", tz_database="2026f")
+    check_tz_database(deploy, "worker-2", "2026f")
+    with pytest.raises(ExternalError) as refused:
+        check_tz_database(deploy, "worker-2", "2025b")
+    for part in ("worker-2 has version 2025b", "control-1 with version 2026f", "job 'a'"):
+        assert part in str(refused.value)
+    assert is_recoverable(refused.value), "the package can be installed while the job waits"
+
+
+def test_version_of_the_tz_database_does_not_matter_to_a_job_without_calendar_windows() -> None:
+    deploy: Any = SimpleNamespace(job=JOB, attempt=3, host="control-1", tz_database="")
+    check_tz_database(deploy, "worker-2", "2025b")
+
+
 def test_slot_compares_the_storage_before_it_loads_job_code(tmp_path: Path) -> None:
     """The job's code may be in the storage too."""
     submission = SimpleNamespace(working_folder=str(tmp_path))  # nothing else is asked for
@@ -97,6 +113,7 @@ def test_slot_compares_the_storage_before_it_loads_job_code(tmp_path: Path) -> N
         kafka_cluster="c1",
         submission=submission,
         storage="",
+        tz_database="",
     )
     drivers = SimpleNamespace(
         blob_store=lambda url: LocalStore(Path(url)),

@@ -6,6 +6,7 @@ machine is the real one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,6 +137,9 @@ class FakeChain:
 
     def advance_processing_time(self) -> bool:
         return False
+
+    def due_in_s(self) -> float:
+        return math.inf
 
     def emit_watermarks(self) -> None: ...
 

@@ -5,6 +5,7 @@ The tasks, the valve and the channels are the real ones. The chain records what 
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -134,6 +135,44 @@ def test_watermark_is_emitted_at_the_interval_and_only_if_it_has_changed(world: 
         task.step(0.0)
     marks = [each for each in world.record_writer.sent if isinstance(each, Watermark)]
     assert marks == [Watermark(MIN_MS), Watermark(4)]
+
+
+def test_watermark_that_changes_after_a_silence_is_emitted_at_once(world: TimedWorld) -> None:
+    task = world.timed_source(Reader([timed(5)], [], [], [], [timed(9)]))
+    for _ in range(5):
+        task.step(0.0)
+        world.now_s += INTERVAL_S / 2
+    world.now_s += INTERVAL_S * 3 / 4
+    steps(task)
+    assert world.record_writer.sent == [Watermark(MIN_MS), [5], Watermark(4), [9], Watermark(8)]
+
+
+def test_source_says_when_its_next_watermark_is_due(world: TimedWorld) -> None:
+    reader = Reader([timed(5)])
+    task = world.timed_source(reader)
+    steps(task)
+    assert task.due_in_s() == pytest.approx(INTERVAL_S), "the first watermark was emitted just now"
+    world.now_s += INTERVAL_S / 4
+    assert task.due_in_s() == pytest.approx(INTERVAL_S * 3 / 4)
+    world.sink.accepts = False
+    assert task.due_in_s() == math.inf, "it waits for the sink"
+    world.sink.accepts = True
+    world.now_s += INTERVAL_S
+    steps(task)
+    assert task.due_in_s() == math.inf, "the watermark has not changed since"
+
+
+def test_task_says_when_a_timer_is_due_by_the_clock_until_its_output_has_ended(
+    world: TimedWorld,
+) -> None:
+    source = world.timed_source(Reader())
+    task, (channel,) = world.timed_inputs(1)
+    cast("Any", world.chain).due_in_s = lambda: 0.125
+    steps(source)
+    assert (source.due_in_s(), task.due_in_s()) == (0.125, 0.125)
+    offer(channel, EndOfInput())
+    steps(task)
+    assert task.due_in_s() == math.inf
 
 
 def test_checkpoint_stores_the_watermark_of_each_partition(world: TimedWorld) -> None:

@@ -12,6 +12,7 @@ from tests.dataplane.time import test_valve as valve_tests
 from tests.mutants.finders import event_time, event_time_in, once
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.testing import test_with_timestamps as stamped_tests
+from tests.testing.test_barriers_in_flight import judge as in_flight
 from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
@@ -60,32 +61,30 @@ OVERTAKES = (
         "    for batch in batches:\n"
         "        self.watermarks.observe(batch)\n"
         "    if batches:\n"
-        "        self._emit_watermark(self.watermarks)\n"
+        "        self._emit_watermark()\n"
         "    self._pending.extend(batches)\n",
     ),
 )
-LEFT_IN_SENDER = (Edit(SourceTask._inject, "        self._emit_watermark(self.watermarks)\n", ""),)
+LEFT_IN_SENDER = (Edit(SourceTask._inject, "    self._emit_watermark()\n", ""),)
 FLOOR_LOST = (
     Edit(
         _resolve_splits,
-        "splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=old.idle))",
+        "splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=idle))",
         "splits.append(split)",
     ),
 )
 IDLE_LOST = (
     Edit(
         SourceWatermarks.__init__,
-        "self._was_idle = [split.idle for split in splits]",
+        "self._was_idle = [split.idle and idles for split in splits]",
         "self._was_idle = [False for split in splits]",
     ),
 )
 IDLE_AT_ONCE = (
     Edit(
         _restored,
-        "Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms)",
-        "Watermark(\n"
-        "        MIN_MS if split.watermark_ms is None else split.watermark_ms, idle=split.idle\n"
-        "    )",
+        "idle=idles and split.idle and is_read",
+        "idle=split.idle",
     ),
 )
 HELD_WHEN_IDLE = (
@@ -139,11 +138,11 @@ WRONG_ORDER = (
         TimedKeyedOperator._fire_key,
         "timer = min(timers, key=lambda each: cells[each.position].next_ms())",
         "due = [each for each in timers if cells[each.position].next_ms() <= until_ms]\n"
-        "        timer = (due or timers)[0]",
+        "            timer = (due or timers)[0]",
     ),
 )
 PIECE_LOST = (
-    Edit(TimedKeyedOperator._fire_piece, "until_ms, PIECE)", "until_ms, 1 << 62)[:PIECE]"),
+    Edit(TimedKeyedOperator._fire_piece, "self.piece or PIECE)", "1 << 62)[: self.piece or PIECE]"),
 )
 PAST_TIMER_WAITS = (
     Edit(
@@ -313,6 +312,9 @@ MUTANTS = [
     Mutant("the end of time is stored as a watermark", MAX_STORED, event_time, RUNS, 5),
     Mutant("a restore forgets the timers of a key group", TIMERS_LOST, RESCALED, RUNS, 3),
     Mutant("a timer that has fired is stored", FIRED_AGAIN, TIMERS, RUNS, 5),
+    Mutant("a restore forgets the timers of a key group", TIMERS_LOST, in_flight, 6, 2),
+    Mutant("a timer that has fired is stored", FIRED_AGAIN, in_flight, 6, 2),
+    Mutant("only the first piece of a burst fires", PIECE_LOST, in_flight, 6, 2),
     Mutant("a watermark is forwarded before what it makes due", FORWARDED_FIRST, TIMERS, RUNS, 3),
     Mutant("timers fire in the order of declaration", WRONG_ORDER, TIMERS, RUNS, 3),
     Mutant("only the first piece of a burst fires", PIECE_LOST, TIMERS, RUNS, 2),

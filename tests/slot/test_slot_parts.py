@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ from tidegate.ids import SubtaskIndex
 from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
 from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
-from tidegate.slot.main import Slot, log_generated_code
+from tidegate.slot.main import DUE_WAIT_MIN_S, Slot, log_generated_code
 
 
 def test_mailbox_runs_an_action_that_an_action_posted_in_the_next_round() -> None:
@@ -117,6 +118,7 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
         """A source whose partitions are at their ends."""
 
         subtask = None
+        due_in_s = staticmethod(lambda: math.inf)
 
         def reads(self) -> bool:
             return True
@@ -173,6 +175,7 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
         """A source that is silent for twenty seconds."""
 
         subtask = None
+        due_in_s = staticmethod(lambda: math.inf)
 
         def slowest_watermark(self) -> None: ...
 
@@ -197,6 +200,56 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
 
         def flush(self) -> None:
             pass
+
+        def connection_error(self) -> str:
+            return ""
+
+        def lag(self) -> int:
+            return 0
+
+    slot._config, slot._counters = Config(), Counters()
+    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
+    slot._engine = Engine(SystemThreads(), slot._fail)
+    slot._mailbox = slot._engine.mailbox
+    slot._tasks = slot._sources = [Silent()]
+    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
+    slot._waited_s = slot._measured_s = 0.0
+    slot._loop()
+    assert waits[-2:] == [LONGEST_S, wait_s]
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "wait_s"),
+    [(0.03, 0.03), (0.0, DUE_WAIT_MIN_S), (-5.0, DUE_WAIT_MIN_S), (9.0, LONGEST_S)],
+)
+def test_slot_waits_for_records_no_longer_than_until_a_task_has_something_due(
+    due_in_s: float, wait_s: float
+) -> None:
+    slot: Any = Slot.__new__(Slot)
+    waits, now_s = list[float](), 0.0
+
+    class Silent:
+        """A source without records for twenty seconds, until a watermark is nearly due."""
+
+        subtask = None
+
+        def due_in_s(self) -> float:
+            return due_in_s if now_s >= 20 else math.inf
+
+        def slowest_watermark(self) -> None: ...
+
+        def reads(self) -> bool:
+            return True
+
+        def step(self, timeout_s: float) -> bool:
+            nonlocal now_s
+            if timeout_s:
+                waits.append(timeout_s)
+                slot._exit_code = 0 if now_s >= 20 else None
+                now_s += timeout_s
+            return False
+
+        def flush(self) -> None: ...
 
         def connection_error(self) -> str:
             return ""

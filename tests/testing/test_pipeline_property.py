@@ -43,7 +43,11 @@ FAULTS = [
     st.tuples(st.just("crash"), st.none() | parallelisms),
 ]
 SETUPS = st.builds(
-    Setup, parallelism=parallelisms, batch=st.integers(1, 5), seed=st.integers(0, 1000)
+    Setup,
+    parallelism=parallelisms,
+    batch=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+    checkpoint_every=st.sampled_from((0, 1, 4, 15)),
 )
 
 

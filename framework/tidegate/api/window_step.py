@@ -26,9 +26,9 @@ from tidegate.api.state import State, ValueState
 from tidegate.api.stored import state_schema
 from tidegate.api.tables import TableState
 from tidegate.api.triggers import Trigger
-from tidegate.api.windows import Assigner, Session, Sliding, WindowProcess
+from tidegate.api.windows import Assigner, Calendar, Session, Sliding, WindowProcess
 from tidegate.errors import PipelineError
-from tidegate.graph.stream_graph import function_name
+from tidegate.graph.stream_graph import Node, function_name
 
 LATE: Final = "late"
 """The port of the records that come after the last window in which they would be."""
@@ -185,6 +185,11 @@ class WindowStep:
         window = _struct("OpenWindow", [("key", key), *of_window])
         parts = (key, int) if isinstance(self.assigner, Sliding) else (key, int, int)
         return window, window, GenericAlias(tuple, parts)
+
+
+def has_calendar_windows(node: Node) -> bool:
+    """Return whether a step has windows that depend on the tz database."""
+    return isinstance(node.function, WindowStep) and isinstance(node.function.assigner, Calendar)
 
 
 def check_into(into: object, count: int, where: str) -> None:

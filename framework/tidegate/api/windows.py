@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar, cast, overlo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
+import tzdata  # type: ignore[import-untyped]
 
 from tidegate.api.declaration_checks import check_choice
 from tidegate.api.functions import Function, ProcessContext
@@ -223,6 +224,10 @@ class Global(Assigner[object]):
     """One window of all records of a key. It never ends, so it needs `trigger=Repeatedly(...)`."""
 
     kind = "global"
+
+
+TZ_DATABASE: Final[str] = tzdata.IANA_VERSION
+"""The version of the tz database in the `tzdata` package, for example 2026f."""
 
 
 @functools.lru_cache(maxsize=100)

@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +54,7 @@ from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Deploy, Submission
+from tidegate.protocol.reports import add_counts
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
 
@@ -77,6 +78,8 @@ class WaveCompleted:
     """Number of records that a policy skipped."""
     dead_letters: int
     """Number of records that a policy sent to a dead-letter topic."""
+    late: Mapping[str, int]
+    """Number of records that came too late for their windows, by the uid of the step."""
     seconds: float
     offsets_left: int
     hidden_offsets: int
@@ -288,6 +291,7 @@ class Backfill:
                 records_out=sum(report.records_out for report in reports),
                 skipped=sum(report.skipped for report in reports),
                 dead_letters=sum(report.dead_letters for report in reports),
+                late=add_counts(report.late for report in reports),
                 seconds=clock.monotonic() - began_s,
                 offsets_left=sum(
                     offsets_left(split) for part in complete.snapshots for split in part.splits

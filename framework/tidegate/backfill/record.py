@@ -111,14 +111,17 @@ class BackfillRecords:
         before, now = _modules(data, code.path, code.size), _modules(archive.data, "", archive.size)
         return sorted(name for name in before.keys() | now if before.get(name) != now.get(name))
 
-    def finish(self, records_in: int, records_out: int) -> None:
-        """Record that the current backfill has finished. After this, no submission owns the job."""
+    def finish(self, records_in: int, records_out: int, late: Mapping[str, int]) -> None:
+        """Record that the current backfill has finished, with the counts of the command that has
+        finished it. After this, no submission owns the job.
+        """
         self._store.put_result(
             JobReport(
                 job=self._job,
                 state=JobState.FINISHED,
                 records_in=records_in,
                 records_out=records_out,
+                late=dict(late),
             )
         )
 

@@ -230,18 +230,24 @@ def _resolve_splits(
             epoch = -1 if on_other_cluster else old.leader_epoch
             split = _split(offsets, old.offset, end, epoch)
             # What was late stays late: the source continues from the watermark of the partition.
-            splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=old.idle))
+            idle = _is_idle(split, offsets, old.watermark_ms, was_idle=old.idle)
+            splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=idle))
         elif offsets.source in old_sources:
             added.append(offsets)
-            splits.append(_split(offsets, offsets.earliest, offsets.end))
+            splits.append(_new_split(offsets, offsets.earliest))
         else:
-            splits.append(_split(offsets, offsets.start, offsets.end))
+            splits.append(_new_split(offsets, offsets.start))
             _refuse_start_outside(offsets)
     gone = next(iter(known.values()), None)
     if gone is not None:
         topic_ids = {offsets.topic: offsets.topic_id for offsets in partitions}
         raise missing_partition_error(gone, topic_ids.get(gone.topic, ""))
     return splits, tuple(added)
+
+
+def _new_split(offsets: PartitionOffsets, offset: int) -> SourceSplit:
+    split = _split(offsets, offset, offsets.end)
+    return structs.replace(split, idle=_is_idle(split, offsets, None, was_idle=False))
 
 
 def _split(
@@ -257,6 +263,22 @@ def _split(
         topic_id=offsets.topic_id,
         leader_epoch=leader_epoch,
     )
+
+
+def _is_idle(
+    split: SourceSplit, offsets: PartitionOffsets, watermark_ms: int | None, *, was_idle: bool
+) -> bool:
+    """Return whether a partition counts as idle, if its source has `idle_after`.
+
+    A bounded run reads nothing of a partition whose end it has reached. If the partition was idle
+    there, or never had a record, then it stays idle, so that it does not hold back the others. One
+    that has records is not idle, because the others must wait for them: in front of its end, or
+    behind it in an open transaction.
+    """
+    if split.end_offset is None:
+        return was_idle
+    is_read = split.offset >= split.end_offset and not offsets.hidden
+    return is_read and (was_idle or watermark_ms is None)
 
 
 def _refuse_expired(old: SourceSplit, offsets: PartitionOffsets) -> None:

@@ -48,3 +48,7 @@ class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     steps: tuple[StepMetadata, ...] = ()
     sources: tuple[SourceMetadata, ...] = ()
+    tz_database: str = ""
+    """The version of the tz database, if a step has calendar windows. A restore with another
+    version is allowed, and logged.
+    """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import groupby
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan
-from tidegate.cli.display import print_status
+from tidegate.cli.display import late_records, print_status
 
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 UNIT: Final = 1024
@@ -76,11 +77,12 @@ class BackfillText:
             f"{self._job}: the wave was abandoned. To continue, run the same command without --new."
         )
 
-    def end(self, records_in: int, records_out: int) -> None:
+    def end(self, records_in: int, records_out: int, late: Mapping[str, int]) -> None:
         """Report that every source is at its end."""
         print_status(
             f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
-            f" {self._waves} waves. `tidegate run` and `tidegate submit` continue from here."
+            f" {self._waves} waves{_late(late)}. `tidegate run` and `tidegate submit` continue from"
+            " here."
         )
 
     def done_before(self) -> None:
@@ -116,8 +118,9 @@ class BackfillJson(BackfillText):
     def abandoned(self) -> None:
         _print({"event": "abandoned"})
 
-    def end(self, records_in: int, records_out: int) -> None:
-        _print({"event": "end", "records_in": records_in, "records_out": records_out})
+    def end(self, records_in: int, records_out: int, late: Mapping[str, int]) -> None:
+        counts = {"records_in": records_in, "records_out": records_out, "late": dict(late)}
+        _print({"event": "end", **counts})
 
     def done_before(self) -> None:
         _print({"event": "done"})
@@ -125,7 +128,12 @@ class BackfillJson(BackfillText):
 
 def _bad(wave: WaveCompleted) -> str:
     parts = [(wave.skipped, "skipped"), (wave.dead_letters, "dead letters")]
-    return "".join(f", {count:,} {what}" for count, what in parts if count)
+    return "".join(f", {count:,} {what}" for count, what in parts if count) + _late(wave.late)
+
+
+def _late(late: Mapping[str, int]) -> str:
+    """Return how many records came too late for their windows; empty if none."""
+    return f", {late_records(late)} too late for their windows" if late else ""
 
 
 def plan_lines(plan: BackfillPlan) -> list[str]:

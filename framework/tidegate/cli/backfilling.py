@@ -44,6 +44,7 @@ from tidegate.drivers.kafka.jars import cache_folder
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateError
 from tidegate.masking import masked_text
+from tidegate.protocol.reports import add_counts
 from tidegate.storage_location import is_url, locate
 
 IN_PROCESS: Final = "in-process"
@@ -160,8 +161,8 @@ def _run(
     if not finished:
         output.stopped()
         return STOPPED
-    records.finish(total.records_in, total.records_out)
-    output.end(total.records_in, total.records_out)
+    records.finish(total.records_in, total.records_out, total.late)
+    output.end(total.records_in, total.records_out, total.late)
     return DONE
 
 
@@ -223,12 +224,14 @@ class _Total:
 
     def __init__(self, output: BackfillText) -> None:
         self.records_in = self.records_out = self.waves = 0
+        self.late: dict[str, int] = {}
         self._output = output
 
     def add(self, wave: WaveCompleted) -> None:
         self.waves += 1
         self.records_in += wave.records_in
         self.records_out += wave.records_out
+        self.late = add_counts([self.late, wave.late])
         self._output.wave(wave)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -324,7 +324,7 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
             "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
         )
     if report.late:
-        table.add_row("late records", _late_records(report))
+        table.add_row("late records", late_records(report.late))
     if report.waiting_for:
         table.add_row("waiting", Text(_wait(report)))
     for note in report.notes:
@@ -351,9 +351,9 @@ def _bad_records(report: JobReport) -> str:
     return skipped + letters + late
 
 
-def _late_records(report: JobReport) -> str:
+def late_records(late: Mapping[str, int]) -> str:
     """Return how many records came too late for their windows, by the uid of the step."""
-    return ", ".join(f"{count:,} at {uid}" for uid, count in sorted(report.late.items()))
+    return ", ".join(f"{count:,} at {uid}" for uid, count in sorted(late.items()))
 
 
 def _size(size: float) -> str:

@@ -1,4 +1,5 @@
-"""The check that a slot sees the checkpoint storage and the Kafka cluster of its attempt.
+"""The checks that a slot has the checkpoint storage, the Kafka cluster and the tz database of its
+attempt.
 
 A path or a broker's name may lead to another target on another host, for example because a volume
 is not mounted or a hosts file differs. Such a slot would complete checkpoints that no other host
@@ -6,9 +7,13 @@ can restore, or write output to another cluster. Before it restores anything, th
 reads the attempt's claim from its own view of the storage and compares the nonce. It also asks its
 brokers for the id of their cluster.
 
+Two hosts may also have different versions of the `tzdata` package. Then two slots could end one
+calendar window at different times. A restore with another version is allowed, because open windows
+end as they began: the check compares only the hosts of one attempt.
+
 The errors restart the job as the restart strategy says. The operator of the host can correct a
-mount or an address while the job waits, and the error stays in the status until then. A final error
-would end every job on a host that starts before its volumes are mounted.
+mount, an address or a package while the job waits, and the error stays in the status until then. A
+final error would end every job on a host that starts before its volumes are mounted.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.commit.journal.entries import Claim, decode_entry, entry_path
-from tidegate.errors import ClusterMismatchError, StorageMismatchError
+from tidegate.errors import ClusterMismatchError, ExternalError, StorageMismatchError
 from tidegate.ids import JournalNumber
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kafka import TransactionAdmin
@@ -50,6 +55,20 @@ def check_view(deploy: Deploy, view: SlotView) -> None:
             f"Make these addresses lead to {deploy.kafka_cluster} on this host too. The job "
             "restarts until then."
         )
+
+
+def check_tz_database(deploy: Deploy, host: str, version: str) -> None:
+    """Check that `host` has the same version of the tz database as the host of the attempt, if the
+    job has calendar windows. Raise ExternalError if it does not.
+    """
+    if deploy.tz_database in {"", version}:
+        return
+    raise ExternalError(
+        f"Host {host} has version {version} of the tz database, but attempt {deploy.attempt} of "
+        f"job {deploy.job!r} has begun on host {deploy.host} with version {deploy.tz_database}. "
+        "The slots of the job could end a calendar window at different times. Install the same "
+        "version of the tzdata package on all hosts. The job restarts until then."
+    )
 
 
 def _check_storage(deploy: Deploy, view: SlotView) -> None:

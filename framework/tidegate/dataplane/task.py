@@ -18,6 +18,7 @@ reads no records and fires nothing. `step` never blocks, except that a source ma
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ from tidegate.checkpoint.alignment import (
 )
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.pending_snapshot import PendingSnapshot
+from tidegate.dataplane.sources.emission import WatermarkEmission
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task_interfaces import CheckpointResponder, Gate, Reader
@@ -71,6 +73,12 @@ class _Subtask:
 
     def trigger(self, barrier: Barrier) -> None:
         """Inject a barrier (sources only)."""
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the clock gives the subtask something to do; infinity if it does
+        not, or if the outputs cannot take the results now.
+        """
+        return self.chain.due_in_s() if self.chain.writable() else math.inf
 
     def slowest_watermark(self) -> tuple[int, str] | None:
         """Return the least watermark of the steps with their own time, and the name of the step.
@@ -229,15 +237,11 @@ class SourceTask(_Subtask):
         self._started = self._ended = self._final = False
         self._snapshots: dict[CheckpointId, tuple[SourceSplit, ...]] = {}
         self.watermarks = watermarks
-        self._watermark: Watermark | None = None
-        """The watermark that was emitted last."""
+        interval_ms = 0 if watermarks is None else context.config.job.watermark_interval
+        self._emission = WatermarkEmission(watermarks, interval_ms)
         self._tells_time = tells_time or watermarks is not None
         self._has_to_tell = tells_time and watermarks is None and not splits
         """Whether the steps behind do not know yet that the source has no splits."""
-        self._watermark_at_s = 0.0
-        self._watermark_interval_s = (
-            0.0 if watermarks is None else context.config.job.watermark_interval / 1000
-        )
 
     def start(self) -> None:
         """Start to read. At this time every slot is ready, and the transactions that older attempts
@@ -280,6 +284,12 @@ class SourceTask(_Subtask):
         """Return why the source cannot read, as a sentence; empty if it can."""
         return self.reader.connection_error()
 
+    def due_in_s(self) -> float:
+        """Return the seconds until a watermark, a timer or a window is due by the clock."""
+        if not self.reads():
+            return math.inf
+        return min(super().due_in_s(), self._emission.due_s() - self._now())
+
     def trigger(self, barrier: Barrier) -> None:
         """Queue a barrier. The task injects it between two batches, after the records that it
         already read.
@@ -308,8 +318,8 @@ class SourceTask(_Subtask):
                 self.watermarks.observe(batch)
             self._emit(batch)
             return True
-        if self.watermarks is not None and self._now() >= self._watermark_at_s:
-            self._emit_watermark(self.watermarks)
+        if self._now() >= self._emission.due_s():
+            self._emit_watermark()
             if self.chain.firing:
                 return True
         if self._ended or self._input_over:
@@ -376,15 +386,12 @@ class SourceTask(_Subtask):
         if not self._ends_input or self._output_ended:
             return False
         if not self._drains:
-            if self.watermarks is not None:
-                self._emit_watermark(self.watermarks)  # what is due fires before the end
+            self._emit_watermark()  # what is due fires before the end
             self.chain.emit_watermarks()
             if self.chain.firing:
                 return True
-        drained = Watermark(MAX_MS)
-        if self._drains and self._tells_time and self._watermark != drained:
-            self._watermark = drained
-            self.chain.advance(drained)
+        if self._drains and self._tells_time and not self._emission.has_drained:
+            self.chain.advance(self._emission.take_end())
             return True
         self._output_ended = True
         self._end_output()
@@ -398,38 +405,31 @@ class SourceTask(_Subtask):
         prepare.
         """
         if self._barriers[0].final and not self._final and self.chain.writable():
-            if self.watermarks is not None:
-                self._emit_watermark(self.watermarks)
+            self._emit_watermark()
             self.chain.emit_watermarks()
             if self._fire():
                 return
         self._inject(self._barriers.popleft())
 
-    def _emit_watermark(self, watermarks: SourceWatermarks) -> None:
+    def _emit_watermark(self) -> None:
         """Emit the watermark of what was emitted so far, if it has changed. The chain must be able
         to take it: otherwise the splits of a snapshot have it, and it is emitted later.
         """
-        if self.chain.firing or not self.chain.writable() or self._has_drained():
-            return
-        self._watermark_at_s = self._now() + self._watermark_interval_s
-        if watermarks.current() != self._watermark:
-            self._watermark = watermarks.current()
-            self.chain.advance(self._watermark)
-
-    def _has_drained(self) -> bool:
-        return self._watermark is not None and self._watermark.timestamp_ms == MAX_MS
+        takes = not self.chain.firing and self.chain.writable()
+        if takes and self._emission.due_s() != math.inf:
+            self.chain.advance(self._emission.take(self._now()))
 
     def _inject(self, barrier: Barrier) -> None:
         check(not self._pending, "a barrier is injected only after all that was read is emitted")
         splits = self.reader.snapshot()
+        # Every subtask behind an exchange then has the same watermark at this checkpoint.
+        self._emit_watermark()
         if self.watermarks is not None:
-            # Every subtask behind an exchange then has the same watermark at this checkpoint.
-            self._emit_watermark(self.watermarks)
             splits = self.watermarks.in_splits(splits)
         self.chain.emit_watermarks()
         self._snapshots[barrier.checkpoint] = splits
         self._final = barrier.final
-        self.take_snapshot(barrier, splits, drained=self._fires and self._has_drained())
+        self.take_snapshot(barrier, splits, drained=self._fires and self._emission.has_drained)
 
 
 class InputTask(_Subtask):
@@ -532,6 +532,10 @@ class InputTask(_Subtask):
         """
         is_end = self._due is not None and self._due.timestamp_ms == MAX_MS
         return None if is_end and not self._ends else self._due
+
+    def due_in_s(self) -> float:
+        """Return the seconds until a timer or a window is due by the clock."""
+        return math.inf if self._final or self._output_ended else super().due_in_s()
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
         """Stop the alignment of the checkpoint. Its late barriers are ignored."""

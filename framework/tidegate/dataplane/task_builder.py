@@ -22,6 +22,7 @@ from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.rebuild import rebuild
 from tidegate.api.step_state import step_state
+from tidegate.api.windows import TZ_DATABASE
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.config import Config
 from tidegate.dataplane.channels.input_gate import InputGate
@@ -32,7 +33,7 @@ from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
-from tidegate.dataplane.shared_view import SlotView, check_view
+from tidegate.dataplane.shared_view import SlotView, check_tz_database, check_view
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sinks.registry import make_sink_writer
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
@@ -293,7 +294,8 @@ class TaskBuilder(SubtaskBuilder):
     """The builder in a slot, and in a task of a wave: it loads the submitted pipeline.
 
     The constructor raises StorageMismatchError or ClusterMismatchError if this host sees another
-    storage or Kafka cluster than the JobMaster. It does so before it loads anything.
+    storage or Kafka cluster than the JobMaster, and ExternalError if it has another tz database. It
+    does so before it loads anything.
     """
 
     def __init__(self, deploy: Deploy, context: SlotContext) -> None:
@@ -313,6 +315,7 @@ class TaskBuilder(SubtaskBuilder):
             transactions=transactions,
         )
         context.counters.restoring = "the claim and the identity of the storage"
+        check_tz_database(deploy, view.host, TZ_DATABASE)
         check_view(deploy, view)  # check first: the code below may come from this storage
         if deploy.storage:
             blobs.bind(deploy.storage)

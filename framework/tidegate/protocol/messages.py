@@ -116,8 +116,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int
     max_parallelism: int
     settings: dict[str, object]
-    """The effective configuration, as `Config.to_dict` returns it. It contains secrets, so it is
-    never logged."""
+    """The effective configuration (`Config.to_dict`). It has secrets, so it is never logged."""
     fingerprint: str
     """The fingerprint of the client's graph. Every process must build the same graph."""
     code_digest: str
@@ -225,8 +224,7 @@ class JobMasterAccepted(Message, frozen=True, kw_only=True, tag="JobMasterAccept
     """The error of a job that has already failed. The JobMaster then imports no user code and
     starts no slot. It only settles, fences and closes the job."""
     storage: str = ""
-    """The id of the checkpoint storage (see `BlobStore.bind`). It is empty in a message of an older
-    version."""
+    """The id of the checkpoint storage (see `BlobStore.bind`). Empty if the sender is older."""
 
 
 class RequestSlots(LeaderMessage, frozen=True, kw_only=True, tag="RequestSlots"):
@@ -329,8 +327,7 @@ class StartSlot(LeaderMessage, frozen=True, kw_only=True, tag="StartSlot"):
     working_folder: str
     settings: dict[str, object]
     allocation_id: int = 0
-    """A number that grows with every StartSlot of a JobManager. With it, the TaskManager recognizes
-    a StartSlot that arrives late or twice."""
+    """A number that grows with every StartSlot of a JobManager. It shows a late or repeated one."""
 
 
 class StopSlot(LeaderMessage, frozen=True, kw_only=True, tag="StopSlot"):
@@ -550,6 +547,9 @@ class Deploy(SlotCommand, frozen=True, kw_only=True, tag="Deploy"):
     """True if the checkpoint is of a stop with a drain. The sources read nothing."""
     watermarks: dict[str, int] = {}
     """The restored watermarks of the steps with their own time, by uid; equal in all slots."""
+    host: str = ""
+    tz_database: str = ""
+    """The host of the attempt's begin, and its tz database if the job has calendar windows."""
 
 
 class StartSources(SlotCommand, frozen=True, kw_only=True, tag="StartSources"):

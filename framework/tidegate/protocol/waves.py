@@ -71,6 +71,8 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     records_out: int = 0
     skipped: int = 0
     dead_letters: int = 0
+    late: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of records that came too late for their windows, by the uid of the step."""
     seconds: float = 0.0
     """The duration of the run, in seconds."""
     error: ErrorReport | None = None

@@ -369,7 +369,9 @@ class TimedResults:
             if old is not None and old.offset != split.offset and self._has_ended(place):
                 message = f"{topic}-{number} has drained in a checkpoint, and was read further"
                 raise Violation(message)
-            if old is not None and old.idle and old.offset == split.offset and not split.idle:
+            is_read = split.end_offset is None or split.offset >= split.end_offset
+            stays = old is not None and old.idle and old.offset == split.offset and is_read
+            if stays and not split.idle:
                 message = (
                     f"{topic}-{number} is idle in a checkpoint and active in the next one, and no "
                     "record came"

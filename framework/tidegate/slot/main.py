@@ -60,6 +60,9 @@ FLUSH_INTERVAL_S: Final = 0.01
 """The longest time, in seconds, for which a busy slot holds back half-full frames. It keeps records
 moving in a channel that carries few records."""
 
+DUE_WAIT_MIN_S: Final = 0.001
+"""The shortest wait, in seconds, for a watermark or a timer that is due by the clock."""
+
 BUSY_WAIT_SHARE_MAX: Final = 0.5
 MEASURE_INTERVAL_S: Final = 0.05
 """A slot counts as busy if it waited for records for less than `BUSY_WAIT_SHARE_MAX` of the
@@ -189,7 +192,9 @@ class Slot:
             idling.record_turn(now, self._counters.batches, woken=stirred or worked)
             # A snapshot that is being saved posts its next piece, so the loop does not wait.
             if not worked and not self._mailbox.has_posts():
-                self._wait(idling.wait_s(now, has_remote_inputs=self._has_remote_inputs))
+                due_in_s = min((task.due_in_s() for task in self._tasks), default=math.inf)
+                idle_s = idling.wait_s(now, has_remote_inputs=self._has_remote_inputs)
+                self._wait(min(idle_s, max(due_in_s, DUE_WAIT_MIN_S)))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
         if self._failed:

@@ -8,6 +8,10 @@ drivers (`drivers.py`), the exchange (`exchange.py`), and the sinks (`kept_recor
 the seed draws, until none has anything to do. With seed 0 they take turns in the order of the plan,
 those behind before those in front, as in a slot.
 
+A checkpoint may come by itself after some steps of subtasks. Its barriers then pass while records,
+watermarks and pieces of bursts are on their way, as in a slot. Steps do not count meanwhile, so a
+checkpoint leads to no other one.
+
 Each slot builds the pipeline for itself, so subtasks share no function object. This module knows
 neither pushes nor crashes (`run.py`). Invariant: between two calls, nothing is on its way.
 """
@@ -76,6 +80,14 @@ class PipelineAttempt:
         self._engine = Engine(job.drivers.threads, self._fail, self._work)
         self._failure: BaseException | None = None
         self._checkpoints = 0
+        self._barrier: Barrier | None = None
+        """The barrier that is on its way."""
+        self._by_itself = False
+        """Whether that barrier came by itself."""
+        self._completed: Manifest | None = None
+        """The last checkpoint that was asked for."""
+        self._steps_left = self._draw_steps()
+        """The steps of subtasks until a checkpoint comes by itself."""
         self._snapshots: dict[SubtaskId, SubtaskSnapshot] = {}
         self._started = False
         self._first_splits: dict[SubtaskId, tuple[SourceSplit, ...]] = {}
@@ -96,6 +108,7 @@ class PipelineAttempt:
             partial(self._connections.deliver, *pair) for pair in self._connections.pairs()
         ]
         for task in self._tasks:
+            task.chain.set_piece(job.piece)
             task.chain.open()
 
     @property
@@ -131,27 +144,47 @@ class PipelineAttempt:
     def checkpoint(self, *, final: bool = False) -> Manifest:
         """Take a checkpoint of all subtasks, and return it as the storage would hold it."""
         self.start()
+        self._completed = None
+        self._begin_checkpoint(final=final)
+        self.settle()
+        check(self._completed is not None, "a barrier did not reach each subtask")
+        return cast("Manifest", self._completed)
+
+    def _begin_checkpoint(self, *, final: bool = False, by_itself: bool = False) -> None:
         self._checkpoints += 1
-        checkpoint = CheckpointId(self._number, self._checkpoints)
+        self._by_itself = by_itself
+        self._barrier = Barrier(CheckpointId(self._number, self._checkpoints), final=final)
         self._snapshots.clear()
         for source in self._sources():
-            source.trigger(Barrier(checkpoint, final=final))
-        self.settle()
-        check(len(self._snapshots) == len(self._tasks), "a barrier did not reach each subtask")
+            source.trigger(self._barrier)
+
+    def _complete_checkpoint(self, barrier: Barrier) -> None:
+        """Complete the checkpoint if all subtasks have acknowledged it."""
+        if len(self._snapshots) < len(self._tasks):
+            return
+        manifest = self._manifest(barrier)
+        self._barrier, self._steps_left = None, self._draw_steps()
+        for task in self._tasks:
+            task.checkpoint_completed(barrier.checkpoint, committed=(), reusable=())
+        if self._by_itself:
+            self._job.on_checkpoint(manifest)
+        else:
+            self._completed = manifest
+
+    def _manifest(self, barrier: Barrier) -> Manifest:
+        """Return the manifest as a restore reads it from the storage."""
         manifest = Manifest(
             job=JobName(self.graph.name),
-            checkpoint=checkpoint,
+            checkpoint=barrier.checkpoint,
             submission_id="",
             created_ms=self._job.drivers.clock.now_ms(),
-            final=final,
+            final=barrier.final,
             kafka_cluster="",
             fingerprint="",
             plan=self._metadata,
             subtasks=tuple(self._snapshots.values()),
         )
-        for task in self._tasks:
-            task.checkpoint_completed(checkpoint, committed=(), reusable=())
-        path = manifest_path(manifest.job, checkpoint)
+        path = manifest_path(manifest.job, barrier.checkpoint)
         return decode_manifest(encode_manifest(manifest), path)
 
     def set_watermark(self, uid: Uid, of: TopicPartition, watermark: Watermark) -> None:
@@ -175,7 +208,9 @@ class PipelineAttempt:
         """End a partition at `offset`, up to which it is read."""
         task = self._source_of(uid, of)
         splits = tuple(
-            replace(each, end_offset=offset) if each.topic_partition == of else each
+            replace(each, end_offset=offset, idle=each.idle or each.watermark_ms is None)
+            if each.topic_partition == of
+            else each
             for each in self._splits(task)
         )
         self._replace(task, splits, ends_input=False)
@@ -307,6 +342,8 @@ class PipelineAttempt:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+        if self._barrier is not None:
+            self._complete_checkpoint(self._barrier)
         return worked
 
     def _turn_after_flush(self) -> bool:
@@ -315,7 +352,17 @@ class PipelineAttempt:
         return self._turn()
 
     def _step(self, number: int) -> bool:
-        return self._tasks[number].step(0.0)
+        worked = self._tasks[number].step(0.0)
+        if worked and self._job.checkpoint_every and self._barrier is None:
+            self._steps_left -= 1
+            if self._steps_left <= 0:
+                self._begin_checkpoint(by_itself=True)
+        return worked
+
+    def _draw_steps(self) -> int:
+        """Return the steps until the next checkpoint that comes by itself."""
+        every, draw = self._job.checkpoint_every, self._job.draw
+        return every if draw is None or not every else draw.randint(1, 2 * every - 1)
 
     def _post(self, action: Callable[[], None]) -> None:
         self._engine.post(action, None)

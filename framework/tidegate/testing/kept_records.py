@@ -1,13 +1,15 @@
 """The sinks of a pipeline under test: they encode each record as the real sink would, and keep it.
 
 `KeptRecords` is the topic, and outlives a crash. `KeepingSinkWriter` is the writer of one subtask.
-The records of an interval are in one transaction per sink, of which nothing is prepared: the test
-takes checkpoints only while nothing is on its way, so it commits or withdraws all at once.
+The records between two barriers are one transaction of that subtask. Its barrier gives them the id
+of the checkpoint. When the checkpoint is complete, they are committed, and so are those of earlier
+ones. A crash withdraws the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tidegate.api.copying import copy_value
@@ -19,29 +21,50 @@ from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch
 
 
+@dataclass(slots=True)
+class KeptRecord:
+    """A record of a sink."""
+
+    value: Any
+    checkpoint: CheckpointId | None = None
+    """The checkpoint that commits the record. None while its transaction is open."""
+
+
 class KeptRecords:
     """The records of one sink that the test has not read yet, in the order of writing."""
 
     def __init__(self, guarantee: str) -> None:
         self._guarantee = guarantee
-        self.records: list[Any] = []
-        self._committed = 0
-        """The number of records that a checkpoint has committed. They come first."""
+        self._records: list[KeptRecord] = []
+        self._committed: CheckpointId | None = None
+        """The last completed checkpoint."""
+
+    def add(self, value: Any) -> KeptRecord:
+        """Keep a record of an open transaction."""
+        record = KeptRecord(value)
+        self._records.append(record)
+        return record
 
     def take(self) -> list[Any]:
         """Return all records, and forget them."""
-        taken, self.records[:] = list(self.records), []
-        self._committed = 0
-        return taken
+        taken, self._records = self._records, []
+        return [record.value for record in taken]
 
-    def commit(self) -> None:
-        """Note a completed checkpoint: no crash withdraws the records so far."""
-        self._committed = len(self.records)
+    def commit(self, checkpoint: CheckpointId) -> None:
+        """Note a completed checkpoint: no crash withdraws the records in front of its barriers."""
+        self._committed = checkpoint
 
     def withdraw(self) -> None:
-        """Note a crash. The open transaction is aborted, if the sink has one."""
+        """Note a crash. The transactions that no checkpoint has committed are aborted, if the sink
+        has any.
+        """
         if self._guarantee == "exactly_once":
-            del self.records[self._committed :]
+            self._records = [record for record in self._records if self._is_committed(record)]
+
+    def _is_committed(self, record: KeptRecord) -> bool:
+        if record.checkpoint is None or self._committed is None:
+            return False
+        return record.checkpoint <= self._committed
 
 
 class KeepingSinkWriter:
@@ -53,6 +76,8 @@ class KeepingSinkWriter:
     def __init__(self, sink: Sink[Any], kept: KeptRecords, refusals: Refusals) -> None:
         self._kept, self._refusals = kept, refusals
         self._encode = sink.encoder()
+        self._open: list[KeptRecord] = []
+        """The records since the last barrier."""
 
     def open(self) -> None:
         """Do nothing: there is no producer to open."""
@@ -67,7 +92,7 @@ class KeepingSinkWriter:
                     raise
                 self._refusals.refuse(batch, index, reason_of(error))
             else:
-                self._kept.records.append(written)
+                self._open.append(self._kept.add(written))
 
     def _refuses(self, error: Exception) -> bool:
         """Return whether the policy covers an error that tidegate itself raises for a key."""
@@ -83,8 +108,11 @@ class KeepingSinkWriter:
         *,
         final: bool,
     ) -> None:
-        """Prepare nothing: `KeptRecords.commit` commits the records."""
-        del checkpoint, final
+        """End the transaction of this interval: `KeptRecords.commit` commits its records."""
+        del final
+        for record in self._open:
+            record.checkpoint = checkpoint
+        self._open = []
         done(())
 
     def ended(self, ids: Sequence[TransactionalId], checkpoint: CheckpointId | None = None) -> None:

@@ -54,10 +54,23 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int = 0
     """The processing time at which the test begins, in milliseconds since the Unix epoch."""
     batch: int = 1000
-    """The most records that a subtask of a source emits together."""
+    """The most records that a subtask of a source emits together, and the most keys whose timers
+    fire together.
+    """
     seed: int = 0
     """The order in which subtasks have their turns. 0 is the order of the plan; every other number
     draws one.
+    """
+    checkpoint_every: int = 0
+    """After so many steps of subtasks, a checkpoint comes by itself, and `crash` restores the last
+    one. Its barriers pass while records and timers are on their way. A seed draws the number of
+    steps, which is on average the one that is given. 0: only `checkpoint` takes them.
+    """
+    shuffled_replay: bool = False
+    """Whether a crash leads to another order between partitions, which the seed draws. The order
+    within each partition stays. It is as in a job, but records may be late that were not late
+    before: those that are behind the watermark of their own partition, and those of a partition
+    that was idle.
     """
 
 
@@ -86,6 +99,8 @@ class PipelineTest:
             now_ms=setup.now_ms,
             batch=setup.batch,
             seed=setup.seed,
+            checkpoint_every=setup.checkpoint_every,
+            shuffled_replay=setup.shuffled_replay,
         )
 
     def __enter__(self) -> Self:
@@ -239,3 +254,7 @@ def _check_setup(setup: object) -> None:
         )
     if setup.batch < 1:
         raise PipelineError(f"batch={setup.batch}: a batch has at least one record")
+    if setup.checkpoint_every < 0:
+        raise PipelineError(
+            f"checkpoint_every={setup.checkpoint_every}: give a number of steps, or 0 for none"
+        )

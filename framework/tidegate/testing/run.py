@@ -1,17 +1,17 @@
 """A pipeline under test from its start to the end of the test, over crashes and checkpoints.
 
 The run notes everything that the test does to the sources, in order. A checkpoint is a place in
-this list. A crash drops the attempt, builds another one from the checkpoint, and does again what
-came after it. So the partitions are read again as Kafka would give them, and what a step sees does
-not depend on where the crash was. The clock does not go back: a job that starts again has lost time
-too.
+this list, for each partition. A crash drops the attempt, builds another one from the checkpoint,
+and does again what came after it: in the order of the test, or in a drawn one that keeps the order
+of each partition. So the partitions are read again as Kafka would give them. The clock does not go
+back: a job that starts again has lost time too.
 
 The job knows a partition as soon as the test names it. A source with watermarks learns of a
 partition as in a job, by a restart: the watermarks of its subtasks then do not depend on which of
 them reads the partition.
 
-Invariant: each element is processed completely before the next one, so a checkpoint contains
-exactly the elements before it.
+Invariants: an element of a partition is processed completely before the next one of the same
+partition. A checkpoint contains exactly the elements of each partition that its source had read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import secrets
 import shutil
 import tempfile
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -77,7 +79,8 @@ class _Pushed:
 
     source: Uid
     of: TopicPartition
-    count: int
+    end: int
+    """The number of records in the partition, with these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,18 @@ class _Ended:
 _Element = _Named | _Pushed | _Marked | _Ended
 """One thing that the test did to a partition of a source."""
 
+_Place = tuple[Uid, TopicPartition]
+"""A partition of a source."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A completed checkpoint."""
+
+    manifest: Manifest
+    done: Mapping[_Place, int]
+    """The number of elements of each partition that it contains."""
+
 
 class PipelineRun:
     """A job in the calling thread."""
@@ -113,6 +128,8 @@ class PipelineRun:
         now_ms: int,
         batch: int,
         seed: int,
+        checkpoint_every: int = 0,
+        shuffled_replay: bool = False,
     ) -> None:
         self._clock, self._batch = VirtualClock(now_ms), batch
         folder = Path(tempfile.gettempdir(), f"tidegate-test-{secrets.token_hex(8)}")
@@ -129,10 +146,16 @@ class PipelineRun:
             kept={},
             local=folder,
             draw=random.Random(seed) if seed else None,  # noqa: S311 - no secret
+            piece=batch,
+            checkpoint_every=checkpoint_every,
+            on_checkpoint=self._note_checkpoint,
         )
+        self._replay_draw = random.Random(seed) if shuffled_replay else None  # noqa: S311
         self._elements: list[_Element] = []
-        self._checkpoint: tuple[Manifest, int] | None = None
-        """The last checkpoint, and the number of elements that it contains."""
+        self._applied: dict[_Place, list[_Element]] = defaultdict(list)
+        """The elements of each partition that this attempt, or its checkpoint, contains."""
+        self._checkpoint: _Checkpoint | None = None
+        """The last checkpoint."""
         self._stopped = self._drained = self._begun = False
         self._attempts = 0
         self._partitions: dict[Uid, Partitions] = {}
@@ -165,8 +188,9 @@ class PipelineRun:
         """Process records of one partition."""
         self._check_open(source, of)
         self._begin()
-        self._partition(source, of).records += records
-        self._do(_Pushed(source, of, len(records)))
+        partition = self._partition(source, of)
+        partition.records += records
+        self._do(_Pushed(source, of, len(partition.records)))
 
     def next_position(self, source: Uid, of: TopicPartition) -> int:
         """Return the number of records that were pushed into a partition."""
@@ -222,9 +246,7 @@ class PipelineRun:
     def checkpoint(self, *, final: bool = False) -> None:
         """Take a checkpoint, and commit what the sinks have written."""
         self._check_running()
-        self._checkpoint = self._attempt.checkpoint(final=final), len(self._elements)
-        for kept in self.job.kept.values():
-            kept.commit()
+        self._note_checkpoint(self._attempt.checkpoint(final=final))
         self._stopped = final
 
     def drain(self) -> None:
@@ -249,14 +271,14 @@ class PipelineRun:
             parallelism = self._attempt.parallelism
         plan(self.graph, parallelism, self.job.max_parallelism)  # raises before anything is lost
         self._attempt.close()
-        manifest, done = (None, 0) if self._checkpoint is None else self._checkpoint
+        checkpoint = self._checkpoint
+        manifest = None if checkpoint is None else checkpoint.manifest
         for kept in self.job.kept.values():
             kept.withdraw()
         self._forget_partitions(manifest)
         self._stopped = False
         self._attempt = self._new_attempt(parallelism, manifest)
-        for element in self._elements[done:]:
-            self._apply(element)
+        self._replay({} if checkpoint is None else checkpoint.done)
         self._attempt.start()
 
     def close(self) -> None:
@@ -272,19 +294,60 @@ class PipelineRun:
         self._elements.append(element)
         self._apply(element)
 
+    def _replay(self, done: Mapping[_Place, int]) -> None:
+        """Do again what the checkpoint does not contain."""
+        self._applied.clear()
+        left: list[_Element] = []
+        for element in self._elements:
+            place = element.source, element.of
+            if len(self._applied[place]) < done.get(place, 0):
+                self._applied[place].append(element)
+            else:
+                left.append(element)
+        if self._replay_draw is None:
+            for element in left:
+                self._apply(element)
+            return
+        for moves, elements in groupby(left, key=lambda each: isinstance(each, _Pushed | _Marked)):
+            if moves:
+                self._replay_shuffled(list(elements), self._replay_draw)
+            else:
+                for element in elements:
+                    self._apply(element)
+
+    def _replay_shuffled(self, elements: Sequence[_Element], draw: random.Random) -> None:
+        """Do these elements again in a drawn order that keeps that of each partition. Elements of
+        several partitions are on their way at the same time.
+        """
+        queues: dict[_Place, deque[_Element]] = defaultdict(deque)
+        for element in elements:
+            queues[element.source, element.of].append(element)
+        while queues:
+            for place in draw.sample(list(queues), draw.randint(1, len(queues))):
+                self._change(queues[place].popleft())
+                if not queues[place]:
+                    del queues[place]
+            self._attempt.settle()
+
     def _apply(self, element: _Element) -> None:
         """Do what an element says, and process everything that follows from it."""
+        self._change(element)
+        if not isinstance(element, _Named):
+            self._attempt.settle()
+
+    def _change(self, element: _Element) -> None:
+        """Do what an element says to its partition."""
         source, of, attempt = element.source, element.of, self._attempt
         partition = self._partition(source, of)
         if not isinstance(element, _Named):
             attempt.start()
+        self._applied[source, of].append(element)
         match element:
             case _Named():
                 partition.named = True
                 self._add_partition(source, of)
-                return
-            case _Pushed(count=count):
-                partition.end += count
+            case _Pushed(end=end):
+                partition.end = end
             case _Marked(watermark=watermark):
                 attempt.set_watermark(source, of, watermark)
             case _Ended():
@@ -292,7 +355,6 @@ class PipelineRun:
                 attempt.end_split(source, of, partition.end)
                 if self._has_ended(source):
                     attempt.end_source(source)
-        attempt.settle()
 
     def _begin(self) -> None:
         """Give partition 0 to each source that tells time, and of which the test has named no
@@ -341,7 +403,24 @@ class PipelineRun:
                 "follows in it"
             )
 
-    # --- attempts -------------------------------------------------------------------------------
+    # --- checkpoints and attempts -----------------------------------------------------------------
+
+    def _note_checkpoint(self, manifest: Manifest) -> None:
+        """Note a completed checkpoint, and commit what was in front of its barriers."""
+        splits = {(each.source, each.topic_partition): each for each in manifest.splits}
+        done = {}
+        for place, applied in self._applied.items():
+            split = splits.get(place)
+            offset = 0 if split is None else split.offset
+            read = applied[:]
+            while read and (
+                split is None or (isinstance(last := read[-1], _Pushed) and last.end > offset)
+            ):
+                read.pop()
+            done[place] = len(read)
+        self._checkpoint = _Checkpoint(manifest, done)
+        for kept in self.job.kept.values():
+            kept.commit(manifest.checkpoint)
 
     def _new_attempt(self, parallelism: int, manifest: Manifest | None) -> PipelineAttempt:
         self._attempts += 1

@@ -7,13 +7,14 @@ in memory. All fields of every result are checked, because a test has few record
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.sink import Sink
+from tidegate.checkpoint.manifest import Manifest
 from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.keyed import KeyedStateLike
@@ -51,6 +52,14 @@ class TestedJob:
     """The folder of local state. It is made with the first checkpoint of a step."""
     draw: random.Random | None
     """The order of turns. None if they follow the plan."""
+    piece: int
+    """The most keys whose timers fire together."""
+    checkpoint_every: int
+    """The number of steps of subtasks from one checkpoint to the next; 0 if the test takes all of
+    them.
+    """
+    on_checkpoint: Callable[[Manifest], None]
+    """Function that takes a checkpoint which came by itself."""
 
 
 class PipelineSlotBuilder(SubtaskBuilder):

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
+from tidegate import (
+    Calendar,
+    Count,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    Monotonous,
+    Pipeline,
+    Tumbling,
+    build,
+)
 from tidegate.api.sink import Guarantee
-from tidegate.config import CheckpointSettings
+from tidegate.api.windows import TZ_DATABASE, Assigner
+from tidegate.config import CheckpointSettings, Config
 from tidegate.controlplane.jobmaster.job_plan import (
     opens_transactions,
+    state_metadata,
     transactional_ids_per_subtask,
 )
+from tidegate.graph.plan import plan
 
 
 @pytest.mark.parametrize(
@@ -34,6 +47,26 @@ def test_job_opens_transactions_if_one_sink_is_exactly_once(
             self.numbers.to(self.second)
 
     assert opens_transactions(build(Copies)) is opens
+
+
+@pytest.mark.parametrize(
+    ("assigner", "version"), [(Calendar("day", zone="UTC"), TZ_DATABASE), (Tumbling("1 h"), "")]
+)
+def test_metadata_of_calendar_windows_has_the_version_of_the_tz_database(
+    assigner: Assigner[object], version: str
+) -> None:
+    class Counts(Pipeline, name="counts"):
+        numbers = KafkaSource("numbers", value=Json(int), watermarks=Monotonous())
+        counts = KafkaSink("counts", value=Json(int))
+
+        def define(self) -> None:
+            self.numbers.key_by(str).window(assigner).aggregate(
+                Count(), into=lambda _, count: count, uid="count", returns=int
+            ).to(self.counts)
+
+    graph = build(Counts)
+    assert state_metadata(graph, plan(graph, 1, 128), Config()).tz_database == version
+    assert version != "" or TZ_DATABASE
 
 
 @pytest.mark.parametrize("failures", [0, 2, 14, 100])

@@ -14,6 +14,7 @@ from tests.commit.quiet import manifest
 from tests.controlplane.jobmaster.test_effect_runner import Clock, Log
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.restore import RestorePlan
+from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.commit.effects import (
     CreateEntry,
     DeleteObject,
@@ -48,6 +49,8 @@ from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 
+NO_STATE = StateMetadata(parallelism=1, max_parallelism=128)
+
 
 def work(
     posted: queue.SimpleQueue[Any], wanted: Callable[[], bool] = lambda: True
@@ -68,7 +71,13 @@ def work(
         cast("Any", submission),
         Config(),
         cast(
-            "Any", SimpleNamespace(threads=SystemThreads(), entropy=SystemEntropy(), clock=Clock())
+            "Any",
+            SimpleNamespace(
+                threads=SystemThreads(),
+                entropy=SystemEntropy(),
+                clock=Clock(),
+                process=SimpleNamespace(host="control-1"),
+            ),
         ),
         posted.put,
         wanted=wanted,
@@ -349,7 +358,7 @@ def test_recovery_with_a_published_final_checkpoint_does_not_ask_the_sources(
         raise RefusedError("there is no topic orders")
 
     cast("Any", made.journal._drivers).kafka_admin = deleted
-    plan = cast("Any", SimpleNamespace(graph=[], state_metadata=None))
+    plan = cast("Any", SimpleNamespace(graph=[], state_metadata=NO_STATE))
     if final:
         assert made.journal._recover(plan, lambda _: None).finished
     else:
@@ -362,7 +371,7 @@ def test_restored_manifest_of_another_kafka_cluster_is_refused_without_consent(
 ) -> None:
     """Rolling back during the recovery leads to an older manifest than the claim has checked."""
     made = work(queue.SimpleQueue())
-    made.journal._plan = cast("Any", SimpleNamespace(graph=[], state_metadata=None))
+    made.journal._plan = cast("Any", SimpleNamespace(graph=[], state_metadata=NO_STATE))
     cast("Any", made.journal._drivers).kafka_admin = lambda _: Admin()
     journal = made.journal._claim()
     older = msgspec.structs.replace(manifest(journal, 1), kafka_cluster="c0")

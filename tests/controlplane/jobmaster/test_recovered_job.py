@@ -8,7 +8,7 @@ from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.ids import Attempt
 
 
-def test_every_slot_gets_the_watermarks_of_steps_with_their_own_time() -> None:
+def test_every_slot_gets_the_watermarks_of_steps_and_the_tz_database_of_the_attempt() -> None:
     recovered = RecoveredJob(
         attempt=Attempt(1),
         journal_id="j",
@@ -24,6 +24,10 @@ def test_every_slot_gets_the_watermarks_of_steps_with_their_own_time() -> None:
         producer_pool_size=1,
         transactional_ids_per_subtask=1,
         max_message_bytes={},
+        host="control-1",
+        tz_database="2026f",
     )
     for ordinal in range(2):
-        assert recovered.deploy(ordinal, ("a", "b")).watermarks == {"stamp": 7}
+        deploy = recovered.deploy(ordinal, ("a", "b"))
+        assert deploy.watermarks == {"stamp": 7}
+        assert (deploy.host, deploy.tz_database) == ("control-1", "2026f")

@@ -8,6 +8,7 @@ import re
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from tests.drivers.kafka.clocks import SleepingClock
@@ -377,4 +378,24 @@ def test_chosen_end_offset_beyond_the_log_end_is_refused_after_retries() -> None
     world.create(100)
     assert "up to offset 170, but the partition begins at offset 0 and ends at offset 100" in (
         world.refusal(None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "logged"),
+    [("2025b", "2026f", True), ("2026f", "2026f", False), ("", "2026f", False), ("a", "", False)],
+)
+def test_restore_with_another_tz_database_is_allowed_and_logged(
+    before: str, now: str, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    world.create(10)
+    old = world.checkpoint(4)
+    old = msgspec.structs.replace(old, plan=msgspec.structs.replace(PLAN, tz_database=before))
+    plan = msgspec.structs.replace(PLAN, tz_database=now)
+    cast("Any", world.restoring)._plan.state_metadata = plan
+    assert world.offset(old) == 4
+    found = [line for line in caplog.records if "tz database" in line.message]
+    assert [(vars(line)["before"], vars(line)["now"]) for line in found] == (
+        [(before, now)] if logged else []
     )

@@ -165,6 +165,33 @@ def test_partition_that_was_idle_and_has_new_records_holds_back_after_a_restore(
     assert world.marks.current() == Watermark(59)
 
 
+def test_partition_that_is_idle_at_its_end_holds_nothing_back_from_the_start() -> None:
+    at_end = msgspec.structs.replace(split(P1), idle=True, end_offset=0)
+    world = World(Monotonous(idle_after="1 min"), [split(P0), at_end])
+    world.marks.observe(batch(P0, 500))
+    assert world.marks.current() == Watermark(499)
+    world.polls(1.0, got={P0}, at_end=set())
+    stored = world.marks.in_splits(world.splits)
+    assert [(each.watermark_ms, each.idle) for each in stored] == [(499, False), (None, True)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "end"), [(Monotonous(), 0), (Monotonous(idle_after="1 s"), 1)]
+)
+def test_partition_holds_back_without_idle_after_and_while_records_are_in_front_of_its_end(
+    strategy: WatermarkStrategy[str], end: int
+) -> None:
+    other = msgspec.structs.replace(split(P1), idle=True, end_offset=end)
+    world = World(strategy, [split(P0), other])
+    world.marks.observe(batch(P0, 500))
+    assert world.marks.current() == Watermark(MIN_MS)
+
+
+def test_idleness_of_a_checkpoint_does_not_count_in_a_strategy_without_idle_after() -> None:
+    world = World(Monotonous(), [split(P0), msgspec.structs.replace(split(P1), idle=True)])
+    assert [each.idle for each in world.marks.in_splits(world.splits)] == [False, False]
+
+
 def test_partition_that_was_idle_is_not_idle_in_the_poll_that_returns_its_records() -> None:
     stored = [split(P0, 40), msgspec.structs.replace(split(P1, 10), idle=True)]
     world = World(Monotonous(idle_after="1 s"), stored)

@@ -193,6 +193,8 @@ class JobJournal:
             else self._max_message_bytes(),
             read_again=self._read_again(journal),
             storage=self.storage.identity,
+            host=self._drivers.process.host,
+            tz_database="" if self._plan is None else self._plan.state_metadata.tz_database,
         )
 
     @foreign_translated()

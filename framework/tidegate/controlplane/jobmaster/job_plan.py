@@ -20,6 +20,8 @@ from tidegate.api.sink import Sink
 from tidegate.api.step_state import step_state
 from tidegate.api.stored import key_text, state_text
 from tidegate.api.timers import for_keys
+from tidegate.api.window_step import has_calendar_windows
+from tidegate.api.windows import TZ_DATABASE
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.config import CheckpointSettings, Config
 from tidegate.errors import TidegateError, from_foreign
@@ -132,6 +134,7 @@ def state_metadata(graph: StreamGraph, laid_out: PhysicalPlan, config: Config) -
             for node in graph
             if node.kind == "source"
         ),
+        tz_database=TZ_DATABASE if any(map(has_calendar_windows, graph)) else "",
     )
 
 

@@ -40,6 +40,10 @@ class RecoveredJob:
     older checkpoint."""
     storage: str = ""
     """The id of the checkpoint storage. Slots use no other storage."""
+    host: str = ""
+    """The host of the JobMaster, or of the driver of a backfill."""
+    tz_database: str = ""
+    """The version of the tz database on this host, if the job has calendar windows."""
 
     def deploy(self, ordinal: int, peers: tuple[str, ...]) -> Deploy:
         """Return the deployment of one slot."""
@@ -64,4 +68,6 @@ class RecoveredJob:
             storage=self.storage,
             input_over=self.restore_plan.input_over,
             watermarks=dict(self.restore_plan.watermarks),
+            host=self.host,
+            tz_database=self.tz_database,
         )

@@ -129,7 +129,17 @@ class RestoreResolver:
         )
         for added in restore_plan.new_partitions:
             _log.info("new partition", extra={"topic": added.topic, "partition": added.partition})
+        self._log_tz_database(manifest)
         return restore_plan
+
+    def _log_tz_database(self, manifest: Manifest | None) -> None:
+        """Log it if calendar windows are restored with another version of the tz database. Open
+        windows end as they began. New ones begin and end as this version says.
+        """
+        now = self._plan.state_metadata.tz_database
+        before = manifest.plan.tz_database if manifest is not None and now else ""
+        if before not in {"", now}:
+            _log.warning("another version of the tz database", extra={"before": before, "now": now})
 
     def _partitions(
         self, manifest: Manifest | None, admin: KafkaAdmin

@@ -14,6 +14,7 @@ between two batches therefore separates exactly the records before it from those
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from tidegate.dataplane.operators.registry import (
     operator_entry,
 )
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
+from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
@@ -191,10 +193,23 @@ class OperatorChain:
                 operator.fire()
                 return
 
+    def set_piece(self, keys: int) -> None:
+        """Let timers fire in pieces of so many keys."""
+        for operator in self._timed:
+            if isinstance(operator, TimedKeyedOperator):
+                operator.piece = keys
+
     @property
     def next_processing_ms(self) -> int:
         """The time of the slot's clock at which a step has something to do."""
         return min((operator.next_processing_ms for operator in self._timed), default=NEVER)
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the clock gives a step something to do; infinity if it gives it
+        nothing.
+        """
+        due_ms = self.next_processing_ms
+        return math.inf if due_ms == NEVER else (due_ms - self.now_ms()) / 1000
 
     def advance_processing_time(self) -> bool:
         """Emit a piece of what is due by the slot's clock. Return whether anything was due."""

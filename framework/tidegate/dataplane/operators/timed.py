@@ -66,6 +66,8 @@ class TimedKeyedOperator(KeyedOperator):
     """One `KeyedProcess` function with timers, of one subtask."""
 
     has_timers = True
+    piece: int | None = None
+    """Number of keys of a piece; None is `PIECE`. A pipeline test sets it."""
 
     def __init__(
         self,
@@ -184,7 +186,9 @@ class TimedKeyedOperator(KeyedOperator):
         cells = self._cells(row)
         self._fire_key(self._event, key, cells, time.watermark_ms, firings)
         for timer in self._event:
-            timer.index.pop_due(time.watermark_ms, PIECE)  # entries of other keys are stale
+            timer.index.pop_due(
+                time.watermark_ms, self.piece or PIECE
+            )  # entries of other keys are stale
             cells[timer.position].looked_at()
         self._set_in_a_row.clear()
         self._emit_firings(firings)
@@ -194,7 +198,7 @@ class TimedKeyedOperator(KeyedOperator):
     def _fire_piece(self, timers: Sequence[_Timer], until_ms: int) -> None:
         """Look at the keys of one piece, and emit the results."""
         timer = min(timers, key=lambda each: each.index.next_ms, default=None)
-        due = [] if timer is None else timer.index.pop_due(until_ms, PIECE)
+        due = [] if timer is None else timer.index.pop_due(until_ms, self.piece or PIECE)
         if timer is None or not due:
             return
         rows = iter(self.state.rows([key for _, keys in due for key in keys]))

@@ -12,7 +12,8 @@ A partition that was idle at the checkpoint is active after a restore, until it 
 at its end. Records may have come meanwhile, and the others must not run ahead of them.
 
 A partition that is read to the end of its split keeps its watermark and holds back the others. The
-next wave, or the next run, continues behind that end.
+next wave, or the next run, continues behind that end. If a split begins at its end, and is idle
+there (`checkpoint/restore.py` says when), then it is idle from the start.
 
 Invariant: the watermarks of partitions, and whether they are idle, are in the splits of every
 checkpoint. A restored source starts with them, before its first record.
@@ -59,13 +60,14 @@ class SourceWatermarks:
         """Register the partitions, with the watermarks of the checkpoint that is restored."""
         self._strategy = strategy
         self._indexes = {split.topic_partition: n for n, split in enumerate(splits)}
-        restored = [_restored(split) for split in splits]
+        idles = strategy.idle_after_ms is not None
+        restored = [_restored(split, idles=idles) for split in splits]
         self._generated = [
             GeneratedWatermark(strategy, f"Source {uid!r}", counters, each.timestamp_ms)
             for each in restored
         ]
         self._valve = WatermarkValve(restored)
-        self._was_idle = [split.idle for split in splits]
+        self._was_idle = [split.idle and idles for split in splits]
         """Whether each partition was idle at the checkpoint, and was not looked at since."""
         self._quiet_s = [0.0] * len(splits)
         self._polled_s: float | None = None
@@ -152,5 +154,9 @@ class SourceWatermarks:
         return msgspec.structs.replace(split, watermark_ms=stored_ms, idle=idle)
 
 
-def _restored(split: SourceSplit) -> Watermark:
-    return Watermark(MIN_MS if split.watermark_ms is None else split.watermark_ms)
+def _restored(split: SourceSplit, *, idles: bool) -> Watermark:
+    is_read = split.end_offset is not None and split.offset >= split.end_offset
+    return Watermark(
+        MIN_MS if split.watermark_ms is None else split.watermark_ms,
+        idle=idles and split.idle and is_read,
+    )

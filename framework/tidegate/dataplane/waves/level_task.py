@@ -321,6 +321,7 @@ class LevelTask:
             records_out=counters.records_out,
             skipped=counters.skipped,
             dead_letters=counters.dead_letters,
+            late=dict(counters.late),
             seconds=self._host.drivers.clock.monotonic() - self._started_s,
             error=error,
         )
