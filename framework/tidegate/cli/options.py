@@ -15,7 +15,13 @@ import typer
 if TYPE_CHECKING:
     from tidegate.ids import JobName
 
-PipelineArgument = Annotated[str, typer.Argument(help="MODULE:CLASS, from the working folder.")]
+PipelineArgument = Annotated[
+    str,
+    typer.Argument(
+        help="MODULE:CLASS, from the working folder, or FILE.py:CLASS. Leave the class out if "
+        "there is only one."
+    ),
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
