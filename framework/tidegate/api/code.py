@@ -14,7 +14,8 @@ import hashlib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -68,14 +69,24 @@ def is_loading() -> bool:
     return bool(_loading)
 
 
+@contextmanager
+def loading(module: str) -> Iterator[None]:
+    """Mark the time in which the module of a pipeline is imported, for `is_loading`."""
+    _loading.append(module)
+    try:
+        yield
+    finally:
+        _loading.pop()
+
+
 _loading: list[str] = []
 """The modules of pipelines whose import has begun and not ended."""
 
 
 def _imported(wanted: Reference) -> ModuleType:
-    _loading.append(wanted.module)
     try:
-        module = importlib.import_module(wanted.module)
+        with loading(wanted.module):
+            module = importlib.import_module(wanted.module)
     except TidegateError:
         raise
     except Exception as error:
@@ -89,8 +100,6 @@ def _imported(wanted: Reference) -> ModuleType:
             f"importing {wanted.module} failed at {_location(error)}: {type(error).__name__}: "
             f"{error}{_remedy(error)}"
         ) from error
-    finally:
-        _loading.pop()
     origin = getattr(module, "__file__", None)
     if wanted.file is None or (origin is not None and wanted.file.samefile(origin)):
         return module
