@@ -77,11 +77,11 @@ def refused(notebook: Notebook, folder: Folder, run: str) -> None:
     """Check that a run is refused if the file would not be what the session has."""
     for cell, words in (
         ("def wanted(order):\n    return True\nif True:\n    OFFSET = 0", None),
-        ("def wanted(order):\n    return order.amount > OFFSET", "cell 10 sets in a block"),
+        ("def wanted(order):\n    return order.amount > OFFSET", "cell 14 sets in a block"),
         ("OFFSET = [0]", None),
-        ("OFFSET.append(1)", "'OFFSET' of this session is not what cell 14 declares"),
+        ("OFFSET.append(1)", "'OFFSET' of this session is not what cell 17 declares"),
         ("OFFSET = 0", None),
-        ("import no_such_module\ndef wanted(order):\n    return False", "cell 18 declares"),
+        ("import no_such_module\ndef wanted(order):\n    return False", "cell 21 declares"),
     ):
         failed = notebook.execute(cell)
         assert bool(failed.error) == cell.startswith("import no_such")
@@ -99,15 +99,15 @@ def test_interrupt_of_the_kernel_stops_with_a_checkpoint_and_a_second_one_ends_t
     for cell in cells(folder):
         notebook.run(cell)
     run = RUN.format(kafka=folder.bootstrap).replace("bounded=True", "bounded=False")
-    stopped = notebook.execute_and_interrupt(
-        f"result = {run}\nprint(result.ended)", when=lambda text: "running, in 30" in text
+    stopped = notebook.execute(
+        f"result = {run}\nprint(result.ended)", interrupt_when=lambda text: "running, in 30" in text
     )
     assert stopped.error == ""
     assert "Ctrl-C again leaves at once" in stopped.text
     assert stopped.text.splitlines()[-1] == "stopped"
     folder.assert_exact(30)
-    abandoned = notebook.execute_and_interrupt(
-        run, when=lambda text: "running" in text or "stopping with a final" in text
+    abandoned = notebook.execute(
+        run, interrupt_when=lambda text: "running" in text or "stopping with a final" in text
     )
     assert abandoned.error.startswith("KeyboardInterrupt")
     notebook.run(RUN.format(kafka=folder.bootstrap))
