@@ -53,7 +53,7 @@ class CleanSignups(Pipeline, name="clean-signups"):
     rows = KafkaSink("signups", value=Json(Signup), record_key=lambda row: row.email_hash)
 
     def define(self) -> None:
-        cleaned = self.raw.map(clean, on_error="dead_letter", dead_letters="signups-bad")
+        cleaned = self.raw.map(clean, on_error="dead_letter", dead_letter_topic="signups-bad")
         cleaned.to(self.rows)
 
 
