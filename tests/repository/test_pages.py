@@ -56,7 +56,7 @@ def test_the_pipeline_of_the_readme_passes_the_test_of_the_readme(
     assert importlib.import_module("readme_block").ran
 
 
-@pytest.mark.parametrize("name", ["event-time", "testing", "windows"])
+@pytest.mark.parametrize("name", ["event-time", "scripts", "testing", "windows"])
 def test_the_examples_of_a_guide_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
