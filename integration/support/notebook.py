@@ -26,7 +26,7 @@ When = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class CellOutput:
-    """What a cell has printed, and the error that has ended it, as `Name: text`."""
+    """The text that a cell has printed, and the error that has ended it, as `Name: text`."""
 
     text: str
     error: str

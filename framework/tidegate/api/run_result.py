@@ -13,7 +13,7 @@ Ended = Literal["finished", "stopped", "stopped without a checkpoint", "canceled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended, and its counts. The counts are those of this run, not of earlier runs.
+    """The end of a run and its counts. The counts are those of this run, not of earlier runs.
 
     After a restart, a count continues from that of the last attempt, so it includes work that was
     done again. The output in Kafka is exact in any case.

@@ -203,7 +203,7 @@ def _names_in(annotation: ast.expr) -> set[str]:
             try:
                 names |= _names_in(ast.parse(node.value, mode="eval").body)
             except SyntaxError:
-                continue  # a text that is no type, as in Literal["a b"]
+                continue  # a text that names no type, as in Literal["a b"]
     return names
 
 
@@ -249,7 +249,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _imported(file: Path, class_name: str) -> Mapping[str, Any]:
-    """Import the module anew and return its namespace. An earlier run may have imported it."""
+    """Import the module again and return its namespace. An earlier run may have imported it."""
     sys.modules.pop(file.stem, None)
     importlib.invalidate_caches()
     try:

@@ -87,8 +87,7 @@ def run_pipeline(
 def reference_of(pipeline: type[Pipeline], folder: Path) -> str:
     """Return a reference under which any process can import the class.
 
-    PipelineError if there is none, because the class is not at the top level of a module, or
-    because its module has no file.
+    PipelineError if the class is not at the top level of a module, or if its module has no file.
     """
     name = pipeline.__qualname__
     if not name.isidentifier():
