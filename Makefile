@@ -24,6 +24,8 @@ test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environme
 	.venv-spark/bin/pytest integration/spark
 test-spark-oldest: .venv-spark-4.2/installed  ## some of them on the oldest Spark that is supported
 	.venv-spark-4.2/bin/pytest $(addprefix integration/spark/test_,$(oldest_spark))
+test-lowest: .venv-lowest/installed  ## a part of the tests with the lowest version of every dependency
+	.venv-lowest/bin/pytest --quiet --numprocesses 2 --hypothesis-profile check $(lowest_tests)
 bench: .venv/installed  ## side by side with hand-written loops, CPU per record: make bench [QUICK=1]
 	$(bin)/python -m integration.bench $(if $(QUICK),--quick)
 bench-spark: .venv-spark/installed  ## backfills beside bounded runs and PySpark by hand: make bench-spark [QUICK=1]
@@ -58,7 +60,7 @@ lock: .venv/installed  ## resolve again: Python packages for every platform, Kaf
 	echo 'pyspark==4.2.*' | $(compile) --output-file requirements-spark-4.2.lock -
 	$(bin)/python -m tidegate.drivers.kafka.jars
 clean:          ## remove the environment and what tests leave (the caches per user and .tidegate stay)
-	rm -rf .venv .venv-spark $(spark_4_2) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-spark .venv-lowest $(spark_4_2) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 compile = $(bin)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
@@ -120,4 +122,18 @@ $(spark_4_2)/installed: requirements-spark-4.2.lock .venv-spark/installed
 	    sed '1s|.*|#!$(CURDIR)/$(spark_4_2)/bin/python|' $(spark_bin)/$$each >$(spark_4_2)/bin/$$each; \
 	    chmod +x $(spark_4_2)/bin/$$each; done
 	@touch $@
-.PHONY: help demo demo-spark check docs test test-spark test-spark-oldest bench bench-spark soak golden images chaos sim ready lint types unit lock clean
+# The lowest versions that pyproject.toml allows, and the test tools of the lock. The rest of the tools is not needed.
+lowest_tests := tests/api tests/cli tests/dataplane tests/drivers tests/pipelines tests/testing \
+	integration/cli/test_scripts.py --ignore tests/api/test_type_errors.py
+lowest_tools := pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|hatchling|editables
+.venv-lowest/installed: pyproject.toml requirements.lock | .venv/installed
+	@echo "setting up .venv-lowest" >&2
+	@$(bin)/uv venv --quiet --clear --python $(bin)/python .venv-lowest
+	@$(bin)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra broker --extra sim \
+	    --output-file .venv-lowest/lowest.txt pyproject.toml
+	@sed -nE 's/^(($(lowest_tools))==[^ ]+).*/\1/p' requirements.lock >.venv-lowest/tools.txt
+	@$(bin)/uv pip install --quiet --python .venv-lowest/bin/python --only-binary :all: \
+	    --requirement .venv-lowest/lowest.txt --requirement .venv-lowest/tools.txt
+	@$(bin)/uv pip install --quiet --offline --python .venv-lowest/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+.PHONY: help demo demo-spark check docs test test-spark test-spark-oldest test-lowest bench bench-spark soak golden images chaos sim ready lint types unit lock clean

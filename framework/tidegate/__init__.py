@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource
     from tidegate.api.pipeline import Param, Pipeline, build
+    from tidegate.api.run_result import RunResult
     from tidegate.api.state import ListState, MapState, ValueState
     from tidegate.api.streams import KeyedStream, Stream, WindowOutput
     from tidegate.api.timers import (
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
         WindowContext,
         WindowProcess,
     )
-    from tidegate.errors import PipelineError
+    from tidegate.errors import PipelineError, TidegateError
 
 __all__ = [
     "AfterWatermark",
@@ -110,11 +111,13 @@ __all__ = [
     "Punctuated",
     "Raw",
     "Repeatedly",
+    "RunResult",
     "Session",
     "SideOutput",
     "Sliding",
     "Stream",
     "Sum",
+    "TidegateError",
     "TopN",
     "Tumbling",
     "Utf8",
@@ -154,6 +157,7 @@ _HOMES = {
     "api.kafka_sink": ("KafkaSink",),
     "api.kafka_source": ("KafkaSource",),
     "api.pipeline": ("Param", "Pipeline", "build"),
+    "api.run_result": ("RunResult",),
     "api.state": ("ListState", "MapState", "ValueState"),
     "api.streams": ("KeyedStream", "Stream", "WindowOutput"),
     "api.timers": ("EventTimer", "EventTimers", "Fired", "ProcessingTimer", "ProcessingTimers"),
@@ -177,7 +181,7 @@ _HOMES = {
         "WindowContext",
         "WindowProcess",
     ),
-    "errors": ("PipelineError",),
+    "errors": ("PipelineError", "TidegateError"),
 }
 UNSUPPORTED = {
     "AggregatingState": "use ValueState",

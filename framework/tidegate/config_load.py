@@ -53,10 +53,12 @@ def load(
     environment: Mapping[str, str] | None = None,
     class_statement: Mapping[str, Any] | None = None,
     command_line: Mapping[str, Any] | None = None,
+    origin: str = "the command line",
 ) -> Config:
     """Return the effective configuration of a run from `folder`.
 
     `class_statement` and `command_line` map dotted keys to values, as texts or of their own type.
+    `origin` says in errors where the values of `command_line` are from.
     Raise ConfigError for a wrong setting. The error names the key, its origin and, for an unknown
     key, the nearest known one.
     """
@@ -64,7 +66,7 @@ def load(
         _given(class_statement or {}, CLASS_STATEMENT),
         _from_file(folder or Path.cwd()),
         _from_environment(environment or {}),
-        _given(command_line or {}, "the command line"),
+        _given(command_line or {}, origin),
     ]
     values: dict[str, _Value] = {}
     for layer in layers:

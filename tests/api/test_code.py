@@ -6,17 +6,20 @@ Method: small packages in a temporary folder, imported by separate processes, ch
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from tidegate import PipelineError, build
 from tidegate.api import location
-from tidegate.api.code import code_digest, load_pipeline
+from tidegate.api.code import code_digest, load_pipeline, stored_reference
 from tidegate.api.location import show_paths_below
 from tidegate.api.rebuild import rebuild
+from tidegate.api.references import NEEDED
 from tidegate.errors import CodeMismatchError, TidegateError, UserCodeError
 
 GOOD = """
@@ -32,6 +35,18 @@ class Copies(Pipeline, name="copies"):
 
 class Base(Pipeline, name=None):
     pass
+"""
+TWO = """
+from tidegate import Pipeline
+from {package}.good import Copies
+
+class Two(Copies, name="two"):
+    pass
+
+class One(Copies, name="one"):
+    pass
+
+Same = One
 """
 DIGEST = """
 import pathlib, sys
@@ -49,6 +64,8 @@ def package(folder: Path, name: str) -> Path:
     (made / "syntax.py").write_text("a = 1\ndef\n")
     (made / "needs.py").write_text("import nothing_of_that_name\n")
     (made / "empty.py").write_text("")
+    (made / "two.py").write_text(TWO.format(package=name))
+    (made / "__init__.py").write_text("")
     (made / "nameless.py").write_text(
         "from tidegate import Pipeline\nclass Totals(Pipeline):\n    pass\n"
     )
@@ -80,12 +97,24 @@ def test_load_pipeline_finds_the_class_and_puts_its_folder_first_on_sys_path(
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        ("lost.good", "'lost.good' is not MODULE:CLASS"),
-        ("lost.good:", "is not MODULE:CLASS"),
+        ("lost.good:", "'lost.good:' is not MODULE:CLASS or FILE.py:CLASS"),
+        ("lost.good:3", "is not MODULE:CLASS"),
+        (":Copies", "is not MODULE:CLASS"),
+        ("", "is not MODULE:CLASS"),
+        ("lost..good:Copies", "is not MODULE:CLASS"),
+        ("lost.empty", "lost.empty declares no pipeline; add one: class Totals"),
+        ("lost.two", "lost.two has several pipelines: One, Two; name one of them, as in lost.two:"),
+        ("lost/two.py", "lost/two.py has several pipelines: One, Two; name one of them, as in "),
+        ("lost/good.py:Copy", "lost/good.py has no pipeline 'Copy'; it has Copies"),
+        ("lost/none.py", "lost/none.py does not exist"),
+        ("lost/dotted.name.py:Copies", "dotted.name.py cannot be imported, because its name has"),
+        ("kafka.py", "kafka.py would hide the module 'kafka', which a job needs; rename the file"),
+        ("email/mine.py", "would hide the module 'email', which a job needs; rename the package"),
+        ("folder.py", "folder.py is a folder; a pipeline is in a file such as totals.py"),
         ("nowhere.good:Copies", "there is no module 'nowhere' in"),
         ("lost.nowhere:Copies", "there is no module 'lost.nowhere' in"),
-        ("./lost/good.py:Copies", "is not MODULE:CLASS; write, say, lost.good:Copies"),
-        ("lost/good.py", "write, say, pipelines.order_totals:OrderTotals"),
+        ("./lost/good:Copies", "FILE.py:CLASS; write, say, ./lost/good.py:Copies"),
+        ("lost/good", "write, say, pipelines.order_totals:OrderTotals or order_totals.py"),
         ("lost.misspelt:Copies", "unexpected keyword argument 'paralelism'"),
         ("lost.nameless:Copies", 'with its name: class Totals(Pipeline, name="totals")'),
         ("lost.good:Copy", "lost.good has no pipeline 'Copy'; it has Copies"),
@@ -103,7 +132,13 @@ def test_load_pipeline_finds_the_class_and_puts_its_folder_first_on_sys_path(
 def test_reference_that_leads_to_no_pipeline_class_is_refused(
     tmp_path: Path, reference: str, words: str
 ) -> None:
-    package(tmp_path, "lost")
+    made = package(tmp_path, "lost")
+    (made / "dotted.name.py").write_text("")
+    (tmp_path / "kafka.py").write_text("")
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "email").mkdir()
+    for name in ("__init__", "mine"):
+        (tmp_path / "email" / f"{name}.py").write_text("")
     before, loaded = list(sys.path), set(sys.modules)
     try:
         with pytest.raises(PipelineError) as caught:
@@ -113,6 +148,72 @@ def test_reference_that_leads_to_no_pipeline_class_is_refused(
         for name in set(sys.modules) - loaded:
             del sys.modules[name]
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reference", "stored"),
+    [
+        ("named.good", "named.good:Copies"),
+        ("named/good.py", "named.good:Copies"),
+        ("./named/../named/good.py:Copies", "named.good:Copies"),
+        ("named/two.py:Same", "named.two:Same"),
+        ("plain/hourly-totals.py", "hourly-totals:Hourly"),
+        ("named/__init__.py:Copies", "named:Copies"),
+    ],
+)
+def test_file_and_module_lead_to_the_class_and_to_the_reference_that_every_process_uses(
+    tmp_path: Path, reference: str, stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = package(tmp_path, "named")
+    (made / "__init__.py").write_text(
+        "def __getattr__(name):\n    import named.good as g\n    return getattr(g, name)\n"
+    )
+    (tmp_path / "plain").mkdir()
+    hourly = GOOD.format(package="named").replace("Copies", "Hourly")
+    (tmp_path / "plain" / "hourly-totals.py").write_text(hourly)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    loaded = set(sys.modules)
+    try:
+        pipeline = load_pipeline(reference, tmp_path)
+        assert stored_reference(reference, tmp_path, pipeline) == stored
+        root = tmp_path / "plain" if "plain" in reference else tmp_path
+        assert sys.path[0] == str(root)
+        assert load_pipeline(stored, root) is pipeline
+        absolute = reference if "/" not in reference else str(tmp_path / reference)
+        assert load_pipeline(absolute, tmp_path) is pipeline
+    finally:
+        for name in set(sys.modules) - loaded:
+            del sys.modules[name]
+
+
+def test_file_with_the_name_of_a_loaded_module_of_another_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "twin.py").write_text(GOOD.replace("from {package}.helper", "#"))
+    try:
+        load_pipeline("first/twin.py", tmp_path)
+        with pytest.raises(PipelineError, match="this process has another module 'twin', from"):
+            load_pipeline("second/twin.py", tmp_path)
+    finally:
+        sys.modules.pop("twin", None)
+
+
+def test_names_that_no_file_may_have_are_the_modules_of_all_dependencies() -> None:
+    """A dependency that is added later must be added there too."""
+    required = metadata.requires("tidegate") or []
+    names = {
+        re.split(r"[\s;<>=!~\[(]", each)[0].lower() for each in required if "extra" not in each
+    }
+    modules = {
+        module
+        for module, owners in metadata.packages_distributions().items()
+        if names & {owner.lower() for owner in owners} and not module.startswith("_")
+    }
+    assert {"kafka", "msgspec", "rocksdict"} <= modules
+    assert modules - NEEDED == set()
 
 
 def test_code_digest_changes_only_with_the_modules_of_the_package(

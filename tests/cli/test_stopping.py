@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli.local_run import _SecondInterruptError, _Stop
+from tidegate.cli.local_run import SecondInterruptError, _Stop
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
@@ -82,5 +82,5 @@ def test_second_interrupt_leaves_the_run_at_once() -> None:
     cluster = Cluster()
     with cluster.stop_of_run:
         signal.raise_signal(signal.SIGINT)
-        with pytest.raises(_SecondInterruptError):
+        with pytest.raises(SecondInterruptError):
             signal.raise_signal(signal.SIGINT)

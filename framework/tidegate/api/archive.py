@@ -64,17 +64,19 @@ def pack(
     folder: Path,
     *,
     size_max: int,
+    root: Path | None = None,
     data_files: Iterable[str] = (),
     ours: Iterable[Path] = (),
 ) -> CodeArchive:
     """Pack the files of the pipeline; `folder` is the working folder.
 
+    `root` is the folder from which the pipeline is imported, if it is not the working folder.
     `data_files` are paths below the working folder. These files belong to the pipeline wherever
     they are. `ours` are files and folders that tidegate writes itself; they are left out.
     `size_max` is in bytes. PipelineError if the modules are larger than `size_max`, or if there are
     too many files.
     """
-    found = find_files(pipeline, folder, data_files=data_files, ours=ours)
+    found = find_files(pipeline, folder, root=root, data_files=data_files, ours=ours)
     limit_file_count(found)
     limit_size(found, size_max)
     data = io.BytesIO()

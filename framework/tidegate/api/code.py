@@ -1,8 +1,8 @@
 """Import of a pipeline class by its reference, and the digest of its code.
 
-A reference is a text such as `pipelines.order_totals:OrderTotals`. Every process of a job imports
-the class by its reference, with the folder of the job's code first
-on the path. Submissions of older versions have no code archive: for them, each process compares the
+A reference is a text such as `pipelines.order_totals:OrderTotals` (`references.py`). Every process
+of a job imports the class by the stored reference, with the folder of the job's code first on the
+path. Submissions of older versions have no code archive: for them, each process compares the
 digest with the submitted one. A changed helper module matters as much as a changed lambda. So the
 digest covers the files of the pipeline's top-level package as they are on disk, and not only the
 modules that this process has imported.
@@ -14,62 +14,127 @@ import hashlib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from tidegate.api.pipeline import Pipeline
+from tidegate.api.references import Reference, read_reference
 from tidegate.errors import PipelineError, TidegateError
 
 
 def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
-    """Import a pipeline class, with `folder` first on the path.
+    """Import a pipeline class, with its folder first on the path.
 
-    PipelineError, with the remedy, if the reference is malformed, or if the module does not exist
-    or its import fails. PipelineError also if the name is not a pipeline class that can run.
+    The reference names a module below `folder`, or a file (`references.py`). PipelineError, with
+    the remedy, if the reference is malformed, or if the module does not exist or its import fails.
+    PipelineError also if the name is not a pipeline class that can run, or if there is no name and
+    the module does not declare exactly one pipeline.
     """
-    module_name, colon, class_name = reference.partition(":")
-    dotted = all(part.isidentifier() for part in module_name.split("."))
-    if not (colon and dotted and class_name.isidentifier()):
-        raise PipelineError(f"{reference!r} is not MODULE:CLASS; write, say, {_example(reference)}")
-    if str(folder) in sys.path:
-        sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
+    return load(read_reference(reference, folder))
+
+
+def load(wanted: Reference) -> type[Pipeline]:
+    """Import the class of a reference; `load_pipeline` says what is refused."""
+    folder = str(wanted.root)
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    module = _imported(wanted)
+    if not wanted.class_name:
+        return _only_pipeline(wanted, module)
+    found = getattr(module, wanted.class_name, None)
+    if isinstance(found, type) and issubclass(found, Pipeline) and found.pipeline_name is not None:
+        return found
+    names = [each.__name__ for each in _declared(module)]
+    offered = f"it has {', '.join(sorted(names))}" if names else "it has none"
+    raise PipelineError(f"{wanted.shown} has no pipeline {wanted.class_name!r}; {offered}")
+
+
+def stored_reference(reference: str, folder: Path, pipeline: type[Pipeline]) -> str:
+    """Return the reference under which every process of a job finds the class: MODULE:CLASS.
+
+    The code folder of a process has other paths than the user's folder, and the same modules.
+    """
+    wanted = read_reference(reference, folder)
+    return f"{wanted.module}:{wanted.class_name or pipeline.__name__}"
+
+
+def is_loading() -> bool:
+    """Return whether this process imports the module of a pipeline now.
+
+    A module that runs a pipeline when it is imported would run it in every process of the job.
+    """
+    return bool(_loading)
+
+
+@contextmanager
+def loading(module: str) -> Iterator[None]:
+    """Mark the time in which the module of a pipeline is imported, for `is_loading`."""
+    _loading.append(module)
     try:
-        module = importlib.import_module(module_name)
+        yield
+    finally:
+        _loading.pop()
+
+
+_loading: list[str] = []
+"""The modules of pipelines whose import has begun and not ended."""
+
+
+def _imported(wanted: Reference) -> ModuleType:
+    try:
+        with loading(wanted.module):
+            module = importlib.import_module(wanted.module)
     except TidegateError:
         raise
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+        if missing is not None and f"{wanted.module}.".startswith(f"{missing}."):
             raise PipelineError(
-                f"there is no module {missing!r} in {folder} or on the path; run the command in "
-                "the folder that holds your pipelines"
+                f"there is no module {missing!r} in {wanted.root} or on the path; run the command "
+                "in the folder that holds your pipelines, or name the file, as in totals.py"
             ) from None
         raise PipelineError(
-            f"importing {module_name} failed at {_location(error)}: {type(error).__name__}: {error}"
-            f"{_remedy(error)}"
+            f"importing {wanted.module} failed at {_location(error)}: {type(error).__name__}: "
+            f"{error}{_remedy(error)}"
         ) from error
-    found = getattr(module, class_name, None)
-    if isinstance(found, type) and issubclass(found, Pipeline) and found.pipeline_name is not None:
-        return found
-    names = [
-        name
-        for name, value in vars(module).items()
+    origin = getattr(module, "__file__", None)
+    if wanted.file is None or (origin is not None and wanted.file.samefile(origin)):
+        return module
+    raise PipelineError(
+        f"{wanted.file} cannot be imported, because this process has another module "
+        f"{wanted.module!r}, from {origin}; rename the file"
+    )
+
+
+def _only_pipeline(wanted: Reference, module: ModuleType) -> type[Pipeline]:
+    found = _declared(module)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise PipelineError(
+            f"{wanted.shown} declares no pipeline; add one: class Totals(Pipeline, name='totals')"
+        )
+    names = sorted(each.__name__ for each in found)
+    raise PipelineError(
+        f"{wanted.shown} has several pipelines: {', '.join(names)}; name one of them, as in "
+        f"{wanted.shown}:{names[0]}"
+    )
+
+
+def _declared(module: ModuleType) -> list[type[Pipeline]]:
+    """Return the pipelines that can run and that the module declares itself, each once."""
+    found = {
+        value: None
+        for value in vars(module).values()
         if isinstance(value, type)
         and issubclass(value, Pipeline)
         and value.pipeline_name is not None
-        and value.__module__ == module_name
-    ]
-    offered = f"it has {', '.join(sorted(names))}" if names else "it has none"
-    raise PipelineError(f"{module_name} has no pipeline {class_name!r}; {offered}")
-
-
-def _example(reference: str) -> str:
-    """Return a valid reference as an example; the intended one if the user named a file."""
-    path, _, class_name = reference.partition(":")
-    if "/" not in path or not class_name.isidentifier():
-        return "pipelines.order_totals:OrderTotals"
-    return f"{path.removesuffix('.py').strip('./').replace('/', '.')}:{class_name}"
+        and value.__module__ == module.__name__
+    }
+    return list(found)
 
 
 def _remedy(error: Exception) -> str:

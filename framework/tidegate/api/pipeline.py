@@ -8,6 +8,7 @@ that needs the graph. Neither does I/O, except that schema files are read.
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ import msgspec
 from tidegate.api.connector import Connector
 from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
+from tidegate.api.run_result import RunResult
 from tidegate.api.times import Duration, to_ms
 from tidegate.errors import PipelineError, TidegateError
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
@@ -71,7 +73,25 @@ class Param(Generic[V]):
     def __get__(self, instance: object | None, owner: type) -> Self | V:
         if instance is None:
             return self
-        raise PipelineError(f"parameter {self.name!r} has no value; pipelines are made by build()")
+        raise PipelineError(
+            f"parameter {self.name!r} of {type(instance).__name__} has no value; give it one: "
+            f"{type(instance).__name__}({self.name}=...)"
+        )
+
+    def to_text(self, value: object) -> str:
+        """Return the text of a value, as `--set` takes it. `parse` makes the same value of it.
+
+        PipelineError if the value is not allowed, or if no text gives it.
+        """
+        given = self.parse(value)
+        plain = value if isinstance(value, str) else msgspec.to_builtins(given)
+        text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+        if self.parse(text) != given:
+            raise PipelineError(
+                f"parameter {self.name!r}: {self._shown(value)} cannot be given to the processes "
+                "of a job, which get parameters as text. Use a number, a text, a date or an enum."
+            )
+        return text
 
     def parse(self, raw: object) -> V:
         """Return the value of the type, from text or from such a value.
@@ -133,6 +153,7 @@ class Pipeline:
     connectors: ClassVar[dict[str, Connector]] = {}
     params: ClassVar[dict[str, Param[Any]]] = {}
     graph: StreamGraph
+    _given: Mapping[str, object]
 
     def __init_subclass__(
         cls,
@@ -171,7 +192,14 @@ class Pipeline:
         if name is not None and cls.define is Pipeline.define:
             raise PipelineError(f"{cls.__name__} has no define(); it says how records flow")
 
-    def __init__(self, params: Mapping[str, object]) -> None:
+    def __init__(self, params: Mapping[str, object] | None = None, /, **values: object) -> None:
+        """Give parameters their values, as a mapping or as keywords: `OrderTotals(minimum=5)`.
+
+        PipelineError for an unknown parameter or a wrong value. A missing one is refused when the
+        graph is built, because a run may find it in the environment.
+        """
+        self._given = {**(params or {}), **values}
+        params = self._given
         if self.pipeline_name is None:
             raise PipelineError(f"{type(self).__name__} is a base (name=None) and cannot be run")
         unknown = params.keys() - self.params.keys()
@@ -184,12 +212,8 @@ class Pipeline:
         self.graph = StreamGraph(self.pipeline_name)
         for key, param in self.params.items():
             raw = params.get(key, param.default)
-            if raw is MISSING:
-                raise PipelineError(
-                    f"parameter {key!r} of {type(self).__name__} is required: --set {key}=...; "
-                    f"{param.help}"
-                )
-            self.__dict__[key] = param.parse(raw)
+            if raw is not MISSING:
+                self.__dict__[key] = param.parse(raw)
 
     def define(self) -> None:
         """Declare the graph.
@@ -199,6 +223,78 @@ class Pipeline:
         """
         raise NotImplementedError
 
+    def run(
+        self,
+        *,
+        kafka: str | None = None,
+        bounded: bool = False,
+        drain: bool = True,
+        parallelism: int | None = None,
+        name: str | None = None,
+        checkpoint_interval: Duration | None = None,
+        settings: Mapping[str, object] | None = None,
+        restore: str = "latest",
+        accept_data_loss: bool = False,
+        take_over: bool = False,
+        restore_to_other_cluster: bool = False,
+        quiet: bool = False,
+    ) -> RunResult:
+        """Run the pipeline on this machine until it ends, as `tidegate run` does.
+
+        The job continues from its last checkpoint, if it has one. Ctrl-C (in a notebook: interrupt
+        the kernel) stops it with a final checkpoint, and a second Ctrl-C raises KeyboardInterrupt
+        at once; the next run recovers. In a script, call this below `if __name__ == "__main__":`,
+        because every process of the job imports the script.
+
+        Args:
+            kafka: Brokers, `HOST:PORT,...`; else `kafka.bootstrap_servers` of the settings.
+            bounded: Read up to the present end offsets, then stop.
+            drain: At the end of a bounded run, fire all timers and windows.
+            parallelism: Subtasks of each step.
+            name: The job's name, instead of that of the class.
+            checkpoint_interval: Time between checkpoints, `"1 s"` or a timedelta.
+            settings: Other settings by their dotted key, as in `tidegate.toml`.
+            restore: `latest`, `none` (start without state), or the id of a checkpoint.
+            accept_data_loss: Continue after a loss of output that the job has reported.
+            take_over: Use a job name that another checkpoint storage has used.
+            restore_to_other_cluster: Restore on a mirror of the Kafka cluster.
+            quiet: Print nothing about the progress.
+
+        Returns:
+            How the run ended, and its counts.
+
+        Raises:
+            TidegateError: PipelineError, ConfigError or RefusedError if nothing was started;
+                otherwise the error that has ended the job.
+            KeyboardInterrupt: At the second Ctrl-C.
+        """
+        # The runner is above this package, which must not import it. It is named by text, as the
+        # main functions of the processes are.
+        runner = importlib.import_module("tidegate.cli.script_run")
+        result: RunResult = runner.run_pipeline(
+            type(self),
+            {key: self.params[key].to_text(value) for key, value in self._given.items()},
+            {
+                "kafka.bootstrap_servers": kafka,
+                "job.parallelism": parallelism,
+                "job.name": name,
+                "checkpoint.interval": (
+                    None
+                    if checkpoint_interval is None
+                    else f"{to_ms(checkpoint_interval, 'checkpoint_interval')} ms"
+                ),
+                **(settings or {}),
+            },
+            quiet=quiet,
+            bounded=bounded,
+            drain=drain,
+            restore=restore,
+            accept_data_loss=accept_data_loss,
+            take_over=take_over,
+            restore_to_other_cluster=restore_to_other_cluster,
+        )
+        return result
+
 
 def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) -> StreamGraph:
     """Build and check the graph of a pipeline. A submit and every worker do this first.
@@ -207,6 +303,12 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     exception that the user's `define` raises.
     """
     instance = pipeline(params or {})
+    for key, param in pipeline.params.items():
+        if key not in instance.__dict__:
+            raise PipelineError(
+                f"parameter {key!r} of {pipeline.__name__} is required: --set {key}=...; "
+                f"{param.help}"
+            )
     try:
         instance.define()
     except TidegateError:

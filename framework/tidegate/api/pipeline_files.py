@@ -216,22 +216,29 @@ def _holds_modules(folder: os.DirEntry[str], depth: int) -> bool:
 
 
 def find_files(
-    pipeline: type[Pipeline], folder: Path, *, data_files: Iterable[str], ours: Iterable[Path]
+    pipeline: type[Pipeline],
+    folder: Path,
+    *,
+    root: Path | None = None,
+    data_files: Iterable[str],
+    ours: Iterable[Path],
 ) -> FoundFiles:
     """Find the files of a pipeline, without limits; the arguments are as in `archive.pack`."""
+    imported_from = folder if root is None else root
     found = FoundFiles(ours=frozenset(Path(os.path.realpath(path)) for path in ours))
     top = pipeline.__module__.partition(".")[0]
     package: Sequence[str] = getattr(sys.modules[top], "__path__", ())
-    for prefix, root in _roots(top, package, folder):
-        if root.is_file():
-            found.add(prefix, root)
+    for prefix, path in _roots(top, package, imported_from):
+        if path.is_file():
+            found.add(prefix, path)
         else:
-            found.walk(prefix, root, within=Path(os.path.realpath(root)))
-    if any(Path(root).parent == folder for root in package):
-        found.add_beside(folder)
+            found.walk(prefix, path, within=Path(os.path.realpath(path)))
+    if any(Path(path).parent == imported_from for path in package):
+        found.add_beside(imported_from)
     for name in map(os.path.normpath, data_files):
-        if (folder / name).is_file() and not name.startswith(("/", "..")):
-            found.add(name, folder / name)
+        places = [each for each in (imported_from, folder) if (each / name).is_file()]
+        if places and not name.startswith(("/", "..")):
+            found.add(name, places[0] / name)
             found.named.add(name)
     return found
 

@@ -56,6 +56,10 @@ class Display:
     ) -> None:
         """Do nothing: the base display changes nothing that must be restored."""
 
+    def left_out(self, archive: CodeArchive) -> None:
+        """Report which files are not stored with the job."""
+        print_left_out(self.job, archive)
+
     def show(self, report: JobReport) -> None:
         """Show the present state of the job. The base display shows nothing."""
 
@@ -207,6 +211,25 @@ class LiveDisplay(Display):
             return
         self._live.update(_table(report, self.rates(report), self.config), refresh=True)
         self._before = report
+
+
+class QuietDisplay(Display):
+    """A display that prints nothing, for callers that use only the result of the run."""
+
+    def left_out(self, archive: CodeArchive) -> None:
+        """Print nothing."""
+
+    def stopping(self) -> None:
+        """Print nothing."""
+
+    def interrupted(self) -> None:
+        """Print nothing."""
+
+    def jobmanager_restarted(self, status: int) -> None:
+        """Print nothing."""
+
+    def end(self, report: JobReport) -> None:
+        """Print nothing."""
 
 
 def open_display(submission: Submission, config: Config, *, as_json: bool) -> Display:

@@ -5,16 +5,18 @@ It is separate from `run.py`, so that help does not import what this module need
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidegate.bootstrap import local_cluster
-from tidegate.cli.display import Display, open_display, print_left_out, print_status
+from tidegate.cli.display import Display, open_display, print_status
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import RunLock
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
     from tidegate.drivers.process.prestart import Prestarted
     from tidegate.ids import JobName
+    from tidegate.protocol.messages import Submission
     from tidegate.protocol.reports import JobReport
 
 DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -67,19 +70,45 @@ def execute(
 
     `jobmanager` is a prestarted process, or None. The caller discards it.
     """
+    open_ = functools.partial(open_display, as_json=as_json)
+    try:
+        report, display = run_to_end(
+            reference, folder, command_line, options, open_=open_, jobmanager=jobmanager
+        )
+    except SecondInterruptError:
+        return INTERRUPTED
+    return _exit_code(report, display, bounded=options.bounded)
+
+
+def run_to_end(
+    reference: str,
+    folder: Path,
+    command_line: dict[str, Any],
+    options: RunOptions,
+    *,
+    open_: Callable[[Submission, Config], Display],
+    jobmanager: Prestarted | None,
+    origin: str = "the command line",
+) -> tuple[JobReport, Display]:
+    """Run the job to its end and return its last report, and the display that has shown it.
+
+    `open_` makes the display. `origin` says in errors where the settings are from. Raise
+    SecondInterruptError after a second Ctrl-C, and a TidegateError if the job cannot be started.
+    """
     pipeline = load_for_submit(reference, folder)
     config = load(
         folder=folder,
         environment=dict(os.environ),
         class_statement=class_settings(pipeline),
         command_line=command_line,
+        origin=origin,
     )
     config = with_enough_slots(config, command_line)
     submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     with RunLock(folder, config.checkpoint.dir, submission.job):
         check_environment(graph, config, folder, SystemDrivers())
-        print_left_out(submission.job, archive)
-        display = open_display(submission, config, as_json=as_json)
+        display = open_(submission, config)
+        display.left_out(archive)
         cluster = local_cluster(
             config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
         )
@@ -91,12 +120,12 @@ def execute(
                 client.submit(submission, archive.data)
                 report = client.wait(submission.job, on_report=stop.reported)
                 display.end(report)
-        except _SecondInterruptError:
+        except SecondInterruptError:
             display.interrupted()
-            return INTERRUPTED
+            raise
         finally:
             cluster.close()
-    return _exit_code(report, display, bounded=submission.bounded)
+    return report, display
 
 
 def _exit_code(report: JobReport, display: Display, *, bounded: bool) -> int:
@@ -150,7 +179,7 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
     return config.model_copy(update={"taskmanager": slots_each})
 
 
-class _SecondInterruptError(Exception):
+class SecondInterruptError(Exception):
     """The second Ctrl-C."""
 
 
@@ -158,7 +187,8 @@ class _Stop:
     """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint; a second one exits.
 
     The stop is sent between two reports, not by the signal handler, which may interrupt any code.
-    It is sent again to each new JobManager, because a JobManager keeps it in memory only.
+    It is sent again to each new JobManager, because a JobManager keeps it in memory only. Python
+    gives signals to the main thread only, so a run in another thread has no Ctrl-C.
     """
 
     def __init__(
@@ -172,8 +202,9 @@ class _Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            self._before[name] = signal.signal(name, self._interrupted)
+        if threading.current_thread() is threading.main_thread():
+            for name in (signal.SIGINT, signal.SIGTERM):
+                self._before[name] = signal.signal(name, self._interrupted)
         return self
 
     def __exit__(
@@ -203,6 +234,6 @@ class _Stop:
 
     def _interrupted(self, _signal: int, _frame: object) -> None:
         if self._stop_requested:
-            raise _SecondInterruptError
+            raise SecondInterruptError
         self._stop_requested = True
         self._display.stopping()

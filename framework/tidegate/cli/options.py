@@ -15,7 +15,13 @@ import typer
 if TYPE_CHECKING:
     from tidegate.ids import JobName
 
-PipelineArgument = Annotated[str, typer.Argument(help="MODULE:CLASS, from the working folder.")]
+PipelineArgument = Annotated[
+    str,
+    typer.Argument(
+        help="MODULE:CLASS, from the working folder, or FILE.py:CLASS. Leave the class out if "
+        "there is only one."
+    ),
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -131,10 +137,11 @@ def parameters(given: list[str] | None, example: str) -> dict[str, str]:
     They come from `TIDEGATE_PARAMS__NAME` in the environment and from `--set`, which takes
     precedence.
     """
-    return {**_parameters_of_environment(), **parse_pairs(given, "--set", example)}
+    return {**environment_parameters(), **parse_pairs(given, "--set", example)}
 
 
-def _parameters_of_environment() -> dict[str, str]:
+def environment_parameters() -> dict[str, str]:
+    """Return the parameters that `TIDEGATE_PARAMS__NAME` in the environment gives, by name."""
     from tidegate.config_load import PARAMETERS
 
     return {

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.api.archive import CodeArchive, pack
-from tidegate.api.code import load_pipeline
+from tidegate.api.code import load_pipeline, stored_reference
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES, check_topic
 from tidegate.api.formats import Avro
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import Pipeline, build
+from tidegate.api.references import read_reference
 from tidegate.api.sink import Sink
 from tidegate.commit.timeouts import check_against_broker
 from tidegate.commit.transactional_ids import job_prefix
@@ -91,13 +92,14 @@ def make_submission(
     archive = pack(
         pipeline,
         folder,
+        root=read_reference(reference, folder).root,
         size_max=config.job.max_code_size,
         data_files=_schema_files(graph),
         ours=[folder / each for each in ours if not is_url(each)],
     )
     submission = Submission(
         job=job_name(graph, config),
-        reference=reference,
+        reference=stored_reference(reference, folder, pipeline),
         working_folder=str(folder),
         params=dict(options.params),
         parallelism=config.job.parallelism,
