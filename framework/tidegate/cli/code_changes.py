@@ -32,7 +32,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between the checkpoint and the code."""
 
     kind: str
-    """What has changed: a source, sink, step, state, timer, key, windows or a parallelism."""
+    """The kind of thing: a source, sink, step, state, timer, key, windows or a parallelism."""
     name: str
     change: What
     was: str = ""

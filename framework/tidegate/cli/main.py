@@ -17,6 +17,7 @@ import typer
 from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.backfill import backfill
 from tidegate.cli.check import check
+from tidegate.cli.dev import dev
 from tidegate.cli.diff import diff
 from tidegate.cli.new import new
 from tidegate.cli.run import run
@@ -50,6 +51,7 @@ app.command()(cluster.cancel)
 app.command()(cluster.jobmanager)
 app.command()(cluster.taskmanager)
 app.command()(new)
+app.command()(dev)
 app.command()(check)
 app.command()(diff)
 app.command()(checkpoints)
