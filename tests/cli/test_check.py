@@ -12,7 +12,7 @@ from tests.repository.prose import ROOT
 from tidegate.cli.broker_checks import is_keyless, sink_topic_problems, source_topic_problems
 from tidegate.cli.main import app
 from tidegate.config import Config
-from tidegate.drivers.kafka.topic_admin import TopicSettings
+from tidegate.drivers.kafka.topic_settings import TopicSettings
 from tidegate.graph.stream_graph import Edge, StreamGraph
 
 GOLDEN = ROOT / "tests" / "golden" / "messages" / "check-plan.txt"

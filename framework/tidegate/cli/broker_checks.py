@@ -23,7 +23,7 @@ from tidegate.controlplane.client.preflight import (
     is_transactional,
     job_name,
 )
-from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin, TopicSettings
+from tidegate.drivers.kafka.topic_settings import TopicSettings, TopicSettingsAdmin
 from tidegate.errors import ExternalError, RefusedError
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import JobName
@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 def broker_problems(graph: StreamGraph, config: Config, drivers: Drivers) -> Iterator[Problem]:
     """Yield all problems that the brokers know of. If they do not answer, that is the last one."""
     kafka = config.kafka.client_settings()
-    admin = KafkaTopicAdmin(kafka)
+    admin = TopicSettingsAdmin(kafka)
     job = job_name(graph, config)
     try:
         admin.cluster_id()
@@ -67,7 +67,13 @@ def broker_problems(graph: StreamGraph, config: Config, drivers: Drivers) -> Ite
 
 
 def _topic_problems(
-    node: Node, topic: str, job: JobName, config: Config, admin: KafkaTopicAdmin, *, keyless: bool
+    node: Node,
+    topic: str,
+    job: JobName,
+    config: Config,
+    admin: TopicSettingsAdmin,
+    *,
+    keyless: bool,
 ) -> Iterator[Problem]:
     about = f"{node.kind} {node.id}"
     try:
@@ -75,6 +81,8 @@ def _topic_problems(
     except RefusedError as error:
         yield Problem(about=about, text=str(error))
         return
+    if node.kind == "source":
+        yield from _group_problems(about, consumer_group(job, node.id), config, admin)
     settings = admin.topic_settings(topic)
     if settings is None:
         text = (
@@ -82,19 +90,23 @@ def _topic_problems(
             "(DESCRIBE_CONFIGS on the topic)."
         )
         yield Problem(level="warning", about=about, text=text)
-        return
-    if node.kind == "source":
+    elif node.kind == "source":
         yield from source_topic_problems(about, topic, settings, config)
-        group = consumer_group(job, node.id)
-        if config.kafka.properties and not admin.may_commit(group):
-            text = (
-                f"The principal may not commit offsets to consumer group {group!r}. The job runs "
-                "without these commits, but monitoring of the lag does not see its position. Grant "
-                "READ on the group."
-            )
-            yield Problem(level="warning", about=about, text=text)
     else:
         yield from sink_topic_problems(about, topic, settings, keyless=keyless)
+
+
+def _group_problems(
+    about: str, group: str, config: Config, admin: TopicSettingsAdmin
+) -> Iterator[Problem]:
+    # Without properties all clients are anonymous and have no rights to check.
+    if config.kafka.properties and not admin.may_commit(group):
+        text = (
+            f"The principal may not commit offsets to consumer group {group!r}. The job runs "
+            "without these commits, but monitoring of the lag does not see its position. Grant "
+            "READ on the group."
+        )
+        yield Problem(level="warning", about=about, text=text)
 
 
 def source_topic_problems(
@@ -177,7 +189,7 @@ def _transaction_problems(
     job: JobName,
     config: Config,
     kafka: dict[str, Any],
-    admin: KafkaTopicAdmin,
+    admin: TopicSettingsAdmin,
     drivers: Drivers,
 ) -> Iterator[Problem]:
     limit_ms = admin.transaction_max_timeout_ms()

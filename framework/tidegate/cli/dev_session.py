@@ -26,10 +26,11 @@ from typing import Any, Final, TypeVar
 
 from tidegate.cli.dev_broker import DevBroker
 from tidegate.cli.dev_processes import RECORDS, Answer, DevChild, ask
+from tidegate.cli.diff import REFUSED
 from tidegate.cli.record_viewer import end_positions
 from tidegate.config_load import load
 from tidegate.drivers.file_watch import wait_for_save
-from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
+from tidegate.drivers.kafka.topic_settings import TopicSettingsAdmin
 from tidegate.errors import ExternalError, UserError
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class DevSession:
         topics = self._checked_topics(checked)
         if topics is None:
             return
-        drop_state = drop_state or (compared.code == 2 and self._options.drop_state)  # noqa: PLR2004
+        drop_state = drop_state or (compared.code == REFUSED and self._options.drop_state)
         if compared.code and not drop_state:
             self._explain(compared)
             return
@@ -168,10 +169,10 @@ class DevSession:
         else:
             say("The job is not started. Save a file to try again.")
 
-    def _ask_kafka(self, question: Callable[[KafkaTopicAdmin], T]) -> T | None:
+    def _ask_kafka(self, question: Callable[[TopicSettingsAdmin], T]) -> T | None:
         """Return the answer of the brokers. Print the error and return None if it fails."""
         try:
-            admin = KafkaTopicAdmin(self._client_settings())
+            admin = TopicSettingsAdmin(self._client_settings())
             try:
                 return question(admin)
             finally:

@@ -39,7 +39,7 @@ class TopicSettings:
     unclean_leader_election: bool
 
 
-class KafkaTopicAdmin(KafkaClusterAdmin):
+class TopicSettingsAdmin(KafkaClusterAdmin):
     """An admin client that also reads settings of topics, and creates topics."""
 
     def topic_settings(self, topic: str) -> TopicSettings | None:
