@@ -70,6 +70,15 @@ def test_problems_of_code_and_of_configuration_are_in_one_list(folder: Path) -> 
     assert "did you mean checkpoint.interval?" in configuration
 
 
+def test_pipeline_is_built_even_if_the_configuration_is_wrong(folder: Path) -> None:
+    complete = BROKEN.replace("    def define(\n", "    def define(self) -> None: ...\n")
+    (folder / "without_sink.py").write_text(complete)
+    done = CliRunner().invoke(app, ["check", "without_sink:Totals", "-c", "a.b=1", "--json"])
+    found = json.loads(done.stdout)
+    assert [each["about"] for each in found["problems"]] == ["configuration", "pipeline Totals"]
+    assert "writes to no sink" in found["problems"][1]["text"]
+
+
 def test_command_writes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
     done = CliRunner().invoke(app, ["check", "pipelines.order_totals:OrderTotals"])

@@ -81,7 +81,7 @@ def test_parallelism_may_change_and_max_parallelism_may_not() -> None:
 
 
 def test_every_reason_of_a_refusal_is_found_and_not_only_the_first() -> None:
-    old = with_steps(step({"total": LONG, "count": LONG}), step({}, uid=Uid("other")))
+    old = with_steps(step({}, uid=Uid("other")), step({"total": LONG, "count": LONG}))
     new = plan(
         steps=(step({"sum": LONG}),),
         sources=(SourceMetadata(uid=Uid("orders"), topic="other-orders"),),
@@ -90,7 +90,7 @@ def test_every_reason_of_a_refusal_is_found_and_not_only_the_first() -> None:
     found = [str(each) for each in refusals(manifest, new, schemas=RULES)]
     assert len(found) == 4
     for text, said in zip(
-        found, ("state 'count'", "state 'total'", "step 'other'", "other-orders"), strict=True
+        found, ("step 'other'", "state 'count'", "state 'total'", "other-orders"), strict=True
     ):
         assert said in text
 
