@@ -127,6 +127,23 @@ def everything_in(folder: Folder) -> str:
     return "\n".join(path.read_text(errors="replace") for path in files)
 
 
+def test_check_lists_every_missing_right_at_once(secured: Secured, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, secured.plain)
+    write_settings(folder, secured)
+    words = ("check", "job:Totals", "--brokers")
+    refused = folder.command(*words, environment=secret(PASSWORD))
+    assert refused.code == 2
+    assert_golden("check-rights-missing", folder.normalised(refused.out.rstrip()))
+
+    topic, ids = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
+    secured.grant(topic, folder.topics["orders"], AclOperation.READ, LITERAL)
+    secured.grant(topic, folder.topics["totals"], AclOperation.WRITE, LITERAL)
+    secured.grant(ids, f"tidegate.{folder.job}.", AclOperation.WRITE, PREFIXED)
+    accepted = folder.command(*words, environment=secret(PASSWORD))
+    assert accepted.code == 0
+    assert_golden("check-rights-for-settings-missing", folder.normalised(accepted.out.rstrip()))
+
+
 def test_run_names_each_missing_acl_until_the_job_has_all_it_needs(
     secured: Secured, tmp_path: Path
 ) -> None:

@@ -187,6 +187,22 @@ class Folder:
         ) as run:
             return run.wait()
 
+    def command(self, *words: str, environment: Mapping[str, str] | None = None) -> Outcome:
+        """Run another command of tidegate in the folder to its end, and return its outcome."""
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("tidegate")), *words],
+            cwd=self.path,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_S_MAX,
+        )
+        took_s = time.monotonic() - began_s
+        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr, took_s=took_s)
+
     @contextmanager
     def started(
         self,

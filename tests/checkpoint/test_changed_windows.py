@@ -27,7 +27,7 @@ from tidegate import (
     build,
 )
 from tidegate.api.evolution import same_key_type, state_conflict
-from tidegate.checkpoint.state_changes import SchemaRules, refuse_changed_steps
+from tidegate.checkpoint.state_changes import SchemaRules, step_refusals
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.job_plan import state_metadata
@@ -92,7 +92,9 @@ def refuse(old: StateMetadata, new: StateMetadata) -> None:
         )
         for one in manifest.subtasks
     ]
-    refuse_changed_steps(msgspec.structs.replace(manifest, subtasks=tuple(subtasks)), new, RULES)
+    changed = msgspec.structs.replace(manifest, subtasks=tuple(subtasks))
+    for refusal in step_refusals(changed, new, RULES):
+        raise refusal
 
 
 MAY_CHANGE: dict[str, Callable[[], StateMetadata]] = {

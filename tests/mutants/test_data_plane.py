@@ -22,7 +22,7 @@ from tests.mutants.finders import (
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_channels import traffic
 from tidegate.checkpoint.restore import assign_splits
-from tidegate.checkpoint.state_changes import _refuse_unknown_states
+from tidegate.checkpoint.state_changes import _unknown_state_refusals
 from tidegate.dataplane.sinks.delivery import TransactionalDelivery
 from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
@@ -48,7 +48,7 @@ def rows_of_a_dropped_state(step: Step, _parallelism: int) -> None:
 
 UNDECLARED_IGNORED = (
     Edit(
-        _refuse_unknown_states,
+        _unknown_state_refusals,
         "    for name in match.unknown:\n",
         "    for name in ():\n",
     ),

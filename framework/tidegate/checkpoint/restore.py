@@ -16,7 +16,7 @@ The module keeps invariant 7: no key and no split is lost or doubled at any pair
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -24,7 +24,7 @@ from msgspec import structs
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.source_changes import find_log_change, missing_partition_error
-from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, refuse_changed_steps
+from tidegate.checkpoint.state_changes import ANY_SCHEMA, SchemaRules, step_refusals
 from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
@@ -77,8 +77,8 @@ def restore(
     read. CorruptCheckpointError if the state of a step does not cover all key groups once.
     """
     if manifest is not None:
-        _refuse_drained(manifest, submission_id)
-        _refuse_changes(manifest, plan, schemas)
+        for refusal in refusals(manifest, plan, submission_id=submission_id, schemas=schemas):
+            raise refusal
     resolved, added = _resolve_splits(
         manifest, partitions, submission_id, on_other_cluster=on_other_cluster
     )
@@ -94,6 +94,20 @@ def restore(
         input_over=manifest is not None and manifest.input_over,
         watermarks=_step_watermarks(manifest),
     )
+
+
+def refusals(
+    manifest: Manifest,
+    plan: StateMetadata,
+    *,
+    submission_id: str = "",
+    schemas: SchemaRules = ANY_SCHEMA,
+) -> Iterator[RefusedError]:
+    """Yield each reason why the code cannot continue from a checkpoint. Topics are not compared."""
+    yield from _drain_refusals(manifest, submission_id)
+    yield from _parallelism_refusals(manifest, plan)
+    yield from step_refusals(manifest, plan, schemas)
+    yield from _source_refusals(manifest, plan)
 
 
 def assign_splits(
@@ -333,7 +347,7 @@ def _refuse_start_outside(offsets: PartitionOffsets) -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def _refuse_drained(manifest: Manifest, submission_id: str) -> None:
+def _drain_refusals(manifest: Manifest, submission_id: str) -> Iterator[RefusedError]:
     """Refuse a checkpoint of another run whose input has ended. More input would lead to second
     results of timers and windows that have fired before their time.
     """
@@ -345,10 +359,10 @@ def _refuse_drained(manifest: Manifest, submission_id: str) -> None:
             "end, use --restore with an earlier checkpoint (tidegate checkpoints shows them). A "
             "bounded run that another run shall continue needs --no-drain"
         )
-        raise RefusedError(message)
+        yield RefusedError(message)
 
 
-def _refuse_changes(manifest: Manifest, plan: StateMetadata, schemas: SchemaRules) -> None:
+def _parallelism_refusals(manifest: Manifest, plan: StateMetadata) -> Iterator[RefusedError]:
     old = manifest.plan
     if old.steps and plan.max_parallelism != old.max_parallelism:
         message = (
@@ -356,12 +370,10 @@ def _refuse_changes(manifest: Manifest, plan: StateMetadata, schemas: SchemaRule
             f"taken with {old.max_parallelism}: it is the number of key groups and fixed for the "
             f"life of the state. Set job.max_parallelism to {old.max_parallelism}"
         )
-        raise RefusedError(message)
-    refuse_changed_steps(manifest, plan, schemas)
-    _refuse_changed_sources(manifest, plan)
+        yield RefusedError(message)
 
 
-def _refuse_changed_sources(manifest: Manifest, plan: StateMetadata) -> None:
+def _source_refusals(manifest: Manifest, plan: StateMetadata) -> Iterator[RefusedError]:
     new_topics = {source.uid: source.topic for source in plan.sources}
     for source in manifest.plan.sources:
         topic = new_topics.get(source.uid)
@@ -372,14 +384,14 @@ def _refuse_changed_sources(manifest: Manifest, plan: StateMetadata) -> None:
                 "attribute was renamed, name it so again; to forget all positions, start with "
                 "--restore none"
             )
-            raise RefusedError(message)
-        if topic != source.topic:
+            yield RefusedError(message)
+        elif topic != source.topic:
             message = (
                 f"source {source.uid!r} reads topic {topic!r}, but the checkpoint has its position "
                 f"in topic {source.topic!r}. Give the source of the new topic another attribute "
                 "name, or start with --restore none"
             )
-            raise RefusedError(message)
+            yield RefusedError(message)
 
 
 def _list(names: Mapping[Uid, object]) -> str:

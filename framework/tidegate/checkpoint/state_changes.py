@@ -4,11 +4,13 @@ The module is pure; `restore.py` calls it before anything is deployed. A checkpo
 under which its values may still be stored, also schemas of older versions of the code. A value is
 written under the present schema only when its key occurs again. So the code must be able to read
 all of these schemas.
+
+Each check yields its refusals. A restore raises the first one, and `tidegate diff` shows all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tidegate.checkpoint.manifest import Manifest
@@ -46,9 +48,11 @@ class SchemaRules:
 ANY_SCHEMA = SchemaRules()
 
 
-def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaRules) -> None:
-    """Refuse a plan whose steps cannot read the state of the checkpoint. RefusedError names the
-    step and the state, with the remedy.
+def step_refusals(
+    manifest: Manifest, plan: StateMetadata, rules: SchemaRules
+) -> Iterator[RefusedError]:
+    """Yield the refusals of a plan whose steps cannot read the state of the checkpoint. Each one
+    names the step and the state, with the remedy.
     """
     new_steps = {step.uid: step for step in plan.steps}
     for step in manifest.plan.steps:
@@ -59,15 +63,16 @@ def refuse_changed_steps(manifest: Manifest, plan: StateMetadata, rules: SchemaR
                 f"was renamed, give it uid={step.uid!r} again; to drop all state, start with "
                 "--restore none"
             )
-            raise RefusedError(message)
+            yield RefusedError(message)
+            continue
         stored = stored_schemas(manifest, step.uid)
         new = new_steps[step.uid]
-        _refuse_changed_windows(step, new)
-        _refuse_changed_keys(step, new, stored, rules)
+        yield from _window_refusals(step, new)
+        yield from _key_refusals(step, new, stored, rules)
         names = {*step.states, *stored} - {KEY_TYPE}
         match = match_step(names, new)
-        _refuse_unknown_states(manifest, new, match)
-        _refuse_changed_states(new, match, stored, rules)
+        yield from _unknown_state_refusals(manifest, new, match)
+        yield from _schema_refusals(new, match, stored, rules)
 
 
 def match_step(names: Collection[str], new: StepMetadata) -> StateMatch:
@@ -90,7 +95,7 @@ def stored_schemas(manifest: Manifest, uid: Uid) -> dict[str, list[str]]:
     return found
 
 
-def _refuse_changed_windows(old: StepMetadata, new: StepMetadata) -> None:
+def _window_refusals(old: StepMetadata, new: StepMetadata) -> Iterator[RefusedError]:
     """Refuse windows of another kind, or with panes of other sizes: open windows could not end."""
     if old.fixed == new.fixed:
         return
@@ -100,7 +105,8 @@ def _refuse_changed_windows(old: StepMetadata, new: StepMetadata) -> None:
             f"step {old.uid!r} has windows in the {having} and none in the {without}. Restore the "
             "step, or give the new one another uid"
         )
-        raise RefusedError(message)
+        yield RefusedError(message)
+        return
     changed = [
         f"{name} was {old.fixed.get(name, 'not set')} and is {new.fixed.get(name, 'not set')}"
         for name in sorted({*old.fixed, *new.fixed})
@@ -112,19 +118,20 @@ def _refuse_changed_windows(old: StepMetadata, new: StepMetadata) -> None:
         "without its state. Allowed lateness, triggers, into, the size of tumbling windows and the "
         "gap of sessions may change"
     )
-    raise RefusedError(message)
+    yield RefusedError(message)
 
 
-def _refuse_changed_keys(
+def _key_refusals(
     old: StepMetadata, new: StepMetadata, stored: Mapping[str, Iterable[str]], rules: SchemaRules
-) -> None:
+) -> Iterator[RefusedError]:
     if old.key_type != new.key_type:
         message = (
             f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
             f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
             "give the step another uid and start without its state"
         )
-        raise RefusedError(message)
+        yield RefusedError(message)
+        return
     for schema in stored.get(KEY_TYPE, ()):
         if not rules.same_keys(schema, new.key_schema):
             message = (
@@ -132,10 +139,12 @@ def _refuse_changed_keys(
                 f"changed since the checkpoint, so equal keys have other bytes. It was {schema} "
                 f"and is {new.key_schema}. Restore the type, or give the step another uid"
             )
-            raise RefusedError(message)
+            yield RefusedError(message)
 
 
-def _refuse_unknown_states(manifest: Manifest, new: StepMetadata, match: StateMatch) -> None:
+def _unknown_state_refusals(
+    manifest: Manifest, new: StepMetadata, match: StateMatch
+) -> Iterator[RefusedError]:
     """Refuse state that the code does not declare. Otherwise the state would be lost silently, and
     a state that replaces it would begin empty.
     """
@@ -146,7 +155,7 @@ def _refuse_unknown_states(manifest: Manifest, new: StepMetadata, match: StateMa
             f"checkpoint {manifest.checkpoint} holds both names. To keep the values of {name!r}, "
             f"remove renamed_from and add dropped_states = ({former!r},) to the function class"
         )
-        raise RefusedError(message)
+        yield RefusedError(message)
     for name in match.unknown:
         message = (
             f"step {new.uid!r}: checkpoint {manifest.checkpoint} holds state {name!r}, and the "
@@ -154,12 +163,12 @@ def _refuse_unknown_states(manifest: Manifest, new: StepMetadata, match: StateMa
             f"state was renamed, add renamed_from={name!r} to its declaration. To delete its "
             f"values, add dropped_states = ({name!r},) to the function class. Nothing was changed"
         )
-        raise RefusedError(message)
+        yield RefusedError(message)
 
 
-def _refuse_changed_states(
+def _schema_refusals(
     new: StepMetadata, match: StateMatch, stored: Mapping[str, Iterable[str]], rules: SchemaRules
-) -> None:
+) -> Iterator[RefusedError]:
     for state, name in match.restored.items():
         declared = new.states[state]
         for schema in stored.get(name, ()):
@@ -170,7 +179,7 @@ def _refuse_changed_states(
                     f"all be read as its present type: {conflict}. Undo the change, give a new "
                     "field a default, or give the new type another state name"
                 )
-                raise RefusedError(message)
+                yield RefusedError(message)
 
 
 def _list(names: Iterable[str]) -> str:

@@ -16,6 +16,10 @@ import typer
 
 from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.backfill import backfill
+from tidegate.cli.check import check
+from tidegate.cli.dev import dev
+from tidegate.cli.diff import diff
+from tidegate.cli.new import new
 from tidegate.cli.run import run
 from tidegate.cli.show import checkpoints, config
 from tidegate.cli.sim import sim
@@ -46,6 +50,10 @@ app.command()(cluster.stop)
 app.command()(cluster.cancel)
 app.command()(cluster.jobmanager)
 app.command()(cluster.taskmanager)
+app.command()(new)
+app.command()(dev)
+app.command()(check)
+app.command()(diff)
 app.command()(checkpoints)
 app.command()(config)
 app.command()(sim)

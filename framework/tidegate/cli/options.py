@@ -88,6 +88,10 @@ JobManagerAt = Annotated[
     str | None,
     typer.Option("--jobmanager", help="HOST:PORT; else jobmanager.host and jobmanager.port."),
 ]
+CheckBrokers = Annotated[
+    bool,
+    typer.Option("--brokers", help="Check the brokers of kafka.bootstrap_servers too."),
+]
 Insecure = Annotated[
     bool,
     typer.Option(

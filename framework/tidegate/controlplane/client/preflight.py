@@ -158,7 +158,7 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
     try:
         admin.cluster_id()
         for node in kafka_nodes(graph):
-            _check_topic(node, topic_of(config, node), admin)
+            check_topic_access(node, topic_of(config, node), admin)
         limit_ms = admin.transaction_max_timeout_ms()
     finally:
         admin.close()
@@ -166,8 +166,8 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
         check_against_broker(config.checkpoint, limit_ms)
     # Without properties all clients are anonymous and have no rights to check. Skipping the check
     # saves a third of a second for the import of another client.
-    if config.kafka.properties and any(_is_transactional(node) for node in graph):
-        _check_transactional_ids(job_name(graph, config), config, kafka, drivers)
+    if config.kafka.properties and any(is_transactional(node) for node in graph):
+        check_transactional_ids(job_name(graph, config), config, kafka, drivers)
 
 
 def _check_folder(setting: str, folder: Path) -> None:
@@ -186,7 +186,7 @@ def _check_folder(setting: str, folder: Path) -> None:
         ) from error
 
 
-def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
+def check_topic_access(node: Node, topic: str, admin: KafkaAdmin) -> None:
     """Check that the topic exists and that the job may read or write it."""
     right = "READ" if node.kind == "source" else "WRITE"
     section = "sources" if node.kind == "source" else "sinks"
@@ -212,7 +212,7 @@ def _check_topic(node: Node, topic: str, admin: KafkaAdmin) -> None:
         )
 
 
-def _is_transactional(node: Node) -> bool:
+def is_transactional(node: Node) -> bool:
     """Return whether a node is a sink that writes Kafka's transactions."""
     sink = node.declaration
     return (
@@ -222,7 +222,7 @@ def _is_transactional(node: Node) -> bool:
     )
 
 
-def _check_transactional_ids(
+def check_transactional_ids(
     job: JobName, config: Config, kafka: Mapping[str, str], drivers: Drivers
 ) -> None:
     """Check that the job may use its transactional ids.

@@ -1,0 +1,89 @@
+"""`tidegate dev`: the loop of development, with a broker, topics, restarts on save, and records.
+
+This module parses and joins the parts: `dev_broker` has the brokers, `dev_session` decides,
+`dev_processes` has the children, and `record_viewer` shows the records.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.cli import options as o
+
+EXAMPLE = "Example: tidegate dev pipelines.order_totals:OrderTotals -p 2"
+INTERVAL = "1 s"
+
+
+def dev(
+    pipeline: Annotated[
+        str | None,
+        typer.Argument(
+            help="MODULE:CLASS, from the working folder; else the only pipeline below it.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: o.Parameters = None,
+    config: o.Settings = None,
+    kafka: o.Brokers = None,
+    parallelism: o.Parallelism = None,
+    checkpoint_interval: o.CheckpointInterval = None,
+    partitions: Annotated[int, typer.Option(help="Partitions of topics that it creates.")] = 4,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="Keep topics and checkpoints of its own broker for the next time."
+        ),
+    ] = False,
+    drop_state: Annotated[
+        bool,
+        typer.Option(
+            "--drop-state", help="Start without state if the checkpoint no longer fits the code."
+        ),
+    ] = False,
+) -> None:
+    """Run a pipeline while you write it: with a broker and topics, and again after each save.
+
+    If the settings name no broker, it uses that of `tidegate kafka up`, or starts one of its own.
+    It creates missing topics and shows some of the records in and out. When a file is saved, the
+    job continues from its last checkpoint with the new code. Code with an error is shown, and the
+    old job continues. Ctrl-C stops the job, and removes the broker that was started here with its
+    data. If no setting says otherwise, it takes a checkpoint every second.
+
+    Example: tidegate dev pipelines.order_totals:OrderTotals -p 2
+    """
+    given = {
+        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.given_settings(
+            kafka__bootstrap_servers=kafka,
+            job__parallelism=parallelism,
+            checkpoint__interval=checkpoint_interval,
+        ),
+    }
+    params = o.parse_pairs(settings, "--set", EXAMPLE)
+    from tidegate.cli.dev_broker import dev_broker
+    from tidegate.cli.dev_session import DevOptions, DevSession, say
+    from tidegate.cli.find_pipeline import find_pipeline
+    from tidegate.config_load import load
+
+    folder = Path.cwd()
+    reference = pipeline or find_pipeline(folder)
+    effective = load(folder=folder, environment=dict(os.environ), command_line=given)
+    if "interval" not in effective.checkpoint.model_fields_set:
+        given["checkpoint.interval"] = INTERVAL
+    words = [word for name, value in params.items() for word in ("--set", f"{name}={value}")]
+    words += [word for key, value in given.items() for word in ("-c", f"{key}={value}")]
+    with dev_broker(folder, effective, say, keep=keep) as broker:
+        say(f"{reference} on Kafka at {broker.bootstrap} ({broker.origin})")
+        options = DevOptions(
+            reference=reference,
+            words=words,
+            settings={**given, "params": settings or []},
+            partitions=partitions,
+            drop_state=drop_state,
+        )
+        DevSession(folder, options, broker).run()
+    say("stopped")

@@ -1,0 +1,167 @@
+"""Shows the records of a pipeline's topics as they are written, for `tidegate dev`.
+
+A few records of each topic are shown in each second, and the others are counted. The viewer reads
+with `read_committed`, so it shows the output when other readers see it. It joins no consumer group
+and commits nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tidegate.api.formats import Avro, Format
+from tidegate.api.kafka_connector import KafkaConnector
+from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.pipeline import build
+from tidegate.cli import options as o
+from tidegate.config_load import load
+from tidegate.controlplane.client.preflight import class_settings, load_for_submit
+from tidegate.drivers.system import SystemDrivers
+from tidegate.ports.drivers import KafkaAdmin
+from tidegate.ports.kafka import RawRecord
+from tidegate.stream_elements import TopicPartition
+
+SHOWN_PER_SECOND: Final = 5
+"""The number of records of a topic that are shown in a second."""
+WIDTH: Final = 160
+"""The number of characters of a record that are shown."""
+POLL_RECORDS: Final = 1_000
+POLL_S: Final = 0.2
+
+
+class ViewedTopic(NamedTuple):
+    """A topic of the pipeline, and the functions that make its records readable."""
+
+    direction: str
+    """in or out."""
+    key: Callable[[bytes], str]
+    value: Callable[[bytes], str]
+
+
+class Sampler:
+    """Decides which records are shown: a few of each topic in each second."""
+
+    def __init__(self) -> None:
+        self._shown: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
+        self._second = 0
+
+    def take(self, topic: str, now_s: float) -> bool:
+        """Return whether to show one more record of a topic."""
+        if int(now_s) != self._second:
+            self._second = int(now_s)
+            self._shown.clear()
+        if self._shown[topic] < SHOWN_PER_SECOND:
+            self._shown[topic] += 1
+            return True
+        self._left_out[topic] += 1
+        return False
+
+    def left_out(self, now_s: float) -> dict[str, int]:
+        """Return how many records of each topic were not shown, once in each second."""
+        if int(now_s) == self._second or not self._left_out:
+            return {}
+        found = dict(self._left_out)
+        self._left_out.clear()
+        return found
+
+
+def show_records(reference: str, settings: str, positions: str) -> None:
+    """Print the records after these positions, until this process is interrupted.
+
+    `settings` are those of the command line, as a JSON object of dotted keys, with --set as
+    `params`. `positions` is the JSON of `end_positions`.
+    """
+    given: dict[str, Any] = json.loads(settings)
+    params = o.parameters(given.pop("params"), "")
+    folder = Path.cwd()
+    pipeline = load_for_submit(reference, folder)
+    config = load(
+        folder=folder,
+        environment=dict(os.environ),
+        class_statement=class_settings(pipeline),
+        command_line=given,
+    )
+    topics = {
+        topic_of(config, node): _viewed(node.kind, node.declaration)
+        for node in kafka_nodes(build(pipeline, params))
+    }
+    kafka = config.kafka.client_settings()
+    reader = SystemDrivers().partition_reader(kafka, "tidegate.dev", with_end_of_partition=False)
+    sampler = Sampler()
+    try:
+        reader.assign({TopicPartition(name, part): at for name, part, at in json.loads(positions)})
+        print(f"showing records of {', '.join(sorted(topics))}", flush=True)
+        while True:
+            batches = reader.poll(POLL_RECORDS, POLL_S)
+            now_s = time.monotonic()
+            for topic, count in sampler.left_out(now_s).items():
+                print(f"{topics[topic].direction:<3} {topic}: {count:,} more records", flush=True)
+            for batch in batches:
+                topic = batch.topic_partition.topic
+                for record in batch.messages:
+                    if sampler.take(topic, now_s):
+                        print(record_line(topic, topics[topic], record), flush=True)
+    except KeyboardInterrupt:
+        return
+    finally:
+        reader.close()
+
+
+def record_line(topic: str, viewed: ViewedTopic, record: RawRecord) -> str:
+    """Return a record as one line: in or out, the topic, the key and the value."""
+    key, value = record.key(), record.value()
+    shown_key = "" if key is None else f"{viewed.key(key)} "
+    shown = "(no value)" if value is None else viewed.value(value)
+    line = f"{viewed.direction:<3} {topic}: {shown_key}{shown}"
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+def record_text(form: Format[Any] | None) -> Callable[[bytes], str]:
+    """Return a function that makes the bytes of a key or a value readable. Avro is decoded. Text,
+    also JSON, is shown as it is. Other bytes are shown as Python writes them.
+    """
+
+    def plain(data: bytes) -> str:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            return repr(data)
+        return text if text.isprintable() else repr(data)
+
+    if not isinstance(form, Avro):
+        return plain
+    decode = form.decoder()
+
+    def decoded(data: bytes) -> str:
+        try:
+            return repr(decode(data))
+        except Exception as error:  # noqa: BLE001  # a record that a producer has made in any way
+            return f"{data!r} ({type(error).__name__}: it is not of the declared type)"
+
+    return decoded
+
+
+def _viewed(kind: str, declaration: object) -> ViewedTopic:
+    formats = declaration if isinstance(declaration, KafkaConnector) else None
+    return ViewedTopic(
+        direction="in" if kind == "source" else "out",
+        key=record_text(getattr(formats, "key", None)),
+        value=record_text(getattr(formats, "value", None)),
+    )
+
+
+def end_positions(admin: KafkaAdmin, topics: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return the present ends of topics: the topic, the partition and the next offset of each."""
+    partitions = [
+        TopicPartition(topic, partition)
+        for topic in topics
+        for partition in range(admin.partitions(topic))
+    ]
+    return [(*each, offset) for each, offset in admin.latest(partitions).items()]
