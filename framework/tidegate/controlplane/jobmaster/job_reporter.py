@@ -17,8 +17,8 @@ from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import SlotMetrics
 from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, add_counts
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.stream_elements import MIN_MS
 
 HISTORY_LENGTH: Final = 20
@@ -69,6 +69,10 @@ class JobReporter:
             f"again: {offsets}."
         )
         self._notes = (note,)
+
+    def add_note(self, note: str) -> None:
+        """Add a fact that the operator must know."""
+        self._notes = (*self._notes, note)
 
     def attempt_ended(self, live: LiveAttempt) -> None:
         """Keep the counts of an attempt that has ended, and the reason for its end."""
@@ -154,6 +158,7 @@ class JobReporter:
             error=error if failed or machine.restarts else None,
             failed_attempts=tuple(self._history),
             notes=self._notes,
+            hanging_calls=() if live is None else live.hanging_calls(),
             reported_ms=self._clock.now_ms(),
             storage_trouble=storage_trouble,
             stopped=machine.stopped,
