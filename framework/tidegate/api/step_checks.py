@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeGuard, get_args, is_typeddict
 
+from tidegate.api.callable_checks import check_methods
 from tidegate.api.declaration_checks import ErrorOptions
-from tidegate.api.functions import Function
+from tidegate.api.functions import Function, Process
 from tidegate.api.location import user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.timers import has_timers
@@ -39,14 +40,26 @@ def check_function(
         given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
         raise PipelineError(
             f"{location}: process() takes an object of a class derived from {base.__name__} here, "
-            f"not {given}"
+            f"not {given}{_instead(function, base)}"
         )
+    check_methods(function, location)
     for node in graph:
         if node.function is function:
             raise PipelineError(
                 f"{location}: this {type(function).__name__} object belongs to the step "
                 f"{node.id!r} at {node.location}; make one for each step"
             )
+
+
+def _instead(given: object, base: type[Function]) -> str:
+    """Return the remedy for an object that is not of the class that a step takes."""
+    if isinstance(given, type) and issubclass(given, base):
+        return f". Write {given.__name__}()."
+    if isinstance(given, Function) and base is Process:
+        return ". State belongs to a key: call key_by(...) before process(...)."
+    if isinstance(given, Process):
+        return ". A function without state comes before key_by(...), or derives from KeyedProcess."
+    return ""
 
 
 def check_sink_type(declared: object, of: object, target: str) -> None:
