@@ -94,7 +94,7 @@ def check_methods(function: Function, location: str) -> None:
     """Refuse async methods of a function object, and states that its class does not declare."""
     of = type(function)
     for name in ("process", "process_left", "process_right", "on_timer", "open", "close"):
-        refuse_async(f"{of.__name__}.{name}", getattr(function, name, None), location)
+        refuse_async("process()", getattr(function, name, None), location)
     for name, value in getattr(function, "__dict__", {}).items():
         if isinstance(value, State):
             raise PipelineError(
@@ -147,8 +147,9 @@ def _assigned(method: FunctionType) -> Iterator[tuple[str, int]]:
         return
     this = next(iter(method.__code__.co_varnames), "self")
     for node in ast.walk(tree):
-        stores = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        if stores and isinstance(node.value, ast.Name) and node.value.id == this:
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id == this:
             yield node.attr, node.lineno + method.__code__.co_firstlineno - 1
 
 

@@ -218,16 +218,17 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 key = record_key(record)
                 if wrong := fault(key, self.key.value_type):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}, of which "
-                        f"{wrong}"
+                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
+                        f"{key!r}, of which {wrong}"
                     )
                 encode_key(key)
             elif record_key is not None:
                 key = record_key(record)
                 if not isinstance(key, str | bytes):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}; a key is "
-                        "text or bytes, or has its format in key="
+                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
+                        f"{key!r}. A key is text or bytes, or has its format in key=, as in "
+                        "key=Json(int)."
                     )
 
         return whole if self.full_record else plain

@@ -5,6 +5,7 @@ Each raises PipelineError with the user's file and line.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, TypeGuard, get_args, is_typeddict
 
@@ -37,7 +38,7 @@ def check_function(
     Two steps cannot share an object, because its state cells are attributes of the object.
     """
     if not isinstance(function, base):
-        given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        given = _named(function)
         raise PipelineError(
             f"{location}: process() takes an object of a class derived from {base.__name__} here, "
             f"not {given}{_instead(function, base)}"
@@ -49,6 +50,15 @@ def check_function(
                 f"{location}: this {type(function).__name__} object belongs to the step "
                 f"{node.id!r} at {node.location}; make one for each step"
             )
+
+
+def _named(given: object) -> str:
+    """Return a name of an object for a message, without its address."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if isinstance(given, Function):
+        return f"a {type(given).__name__}"
+    return f"the function {given.__qualname__}" if inspect.isfunction(given) else repr(given)
 
 
 def _instead(given: object, base: type[Function]) -> str:

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from tidegate.checkpoint.pending import CompletedCheckpoint
+from tidegate.config import RestartSettings
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.delays import Delay
 from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.restarts import final_message
 from tidegate.errors import TidegateError
 from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
@@ -28,7 +32,10 @@ HISTORY_LENGTH: Final = 20
 class JobReporter:
     """A collector of the content of `JobReport`."""
 
-    def __init__(self, job: JobName, pid: int, clock: Clock) -> None:
+    def __init__(
+        self, job: JobName, pid: int, clock: Clock, restarts: RestartSettings | None = None
+    ) -> None:
+        self._restarts = restarts or RestartSettings()
         self._job, self._pid, self._clock = job, pid, clock
         self._history: deque[AttemptReport] = deque(maxlen=HISTORY_LENGTH)
         self._last_error: ErrorReport | None = None
@@ -131,6 +138,9 @@ class JobReporter:
         error = self._last_error
         if error is None and machine.error is not None:
             error = ErrorReport.of(machine.error)
+        if failed and error is not None:
+            final = final_message(error.message, self._restarts)
+            error = msgspec.structs.replace(error, message=final)
         return JobReport(
             job=self._job,
             state=machine.state,

@@ -153,7 +153,7 @@ class JobMaster:
         self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
-        self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock)
+        self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock, config.restart)
         self._delays = DelayMonitor()
         stop_grace_s = config.job.stop_grace_period / 1000
         self._slot_shutdown = SlotShutdown(loop, drivers.clock, stop_grace_s)
