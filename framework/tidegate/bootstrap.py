@@ -462,7 +462,8 @@ def _fork_server(
         importlib.import_module(name)
     drivers = SystemDrivers(cluster_spec.endpoint)
     run = _named(cluster_spec.role_mains.get("slot", SLOT_MAIN))
-    from tidegate.drivers.process.fork_server import run_fork_server
+    from tidegate.drivers.process.current import OsProcess
+    from tidegate.drivers.process.fork_server import STACKS_FD, run_fork_server
     from tidegate.protocol.messages import StartSlot
 
     task_manager = TaskManagerId(arguments["task_manager"])
@@ -475,6 +476,7 @@ def _fork_server(
         level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
+        drivers.process = OsProcess(STACKS_FD)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
         # A garbage collection writes to each object that it visits, so the slot would no longer
         # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).

@@ -156,6 +156,8 @@ class JobSettings(Section):
     max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
     watermark_interval: PositiveMs = 200
     """The time between two watermarks of a source. A watermark also precedes each barrier."""
+    stop_grace_period: DurationMs = 15_000
+    """The time that calls of user code have to return after a stop or a cancel."""
 
 
 class CheckpointSettings(Section):

@@ -69,6 +69,16 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
     "source-topic-missing": with_config(sources__orders__topic="absent"),
     "sink-topic-missing": with_config(sinks__totals__topic="absent"),
     "dead-letter-topic-missing": with_edit("value=Json(Order))", LETTERS),
+    "topics-missing": with_config(sources__orders__topic="absent", sinks__totals__topic="gone"),
+    "broker-name-unknown": lambda folder: folder.run(
+        "--kafka", "no-such-host.invalid:9092", kafka=False
+    ),
+    "sasl-at-a-plain-text-listener": with_config(
+        kafka__properties__security__protocol="SASL_PLAINTEXT",
+        kafka__properties__sasl__mechanism="PLAIN",
+        kafka__properties__sasl__username="me",
+        kafka__properties__sasl__password="hush-hush",
+    ),
     "transaction-timeout-above-the-brokers": with_config(checkpoint__tolerated_outage="20min"),
     "unknown-setting-on-the-command-line": with_config(checkpoint__intervall="1s"),
     "unknown-setting-in-the-environment": lambda folder: folder.run(

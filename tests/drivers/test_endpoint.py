@@ -49,8 +49,12 @@ def test_server_takes_the_requested_port_and_refuses_a_port_in_use() -> None:
     drivers = SystemDrivers()
     with socket.create_server(("127.0.0.1", 0)) as held:
         port: int = held.getsockname()[1]
-        with pytest.raises(RpcError, match=f"Cannot listen on 127.0.0.1:{port}"):
+        with pytest.raises(RpcError, match=f"Cannot listen on 127.0.0.1:{port}: another process"):
             drivers.rpc.serve(lambda _: Acknowledge(), port)
+        # gRPC itself would listen on [::1] alone, and clients would reach the other process.
+        by_name = SystemDrivers(Endpoint(host="localhost"))
+        with pytest.raises(RpcError, match=f"Cannot listen on localhost:{port}: another process"):
+            by_name.rpc.serve(lambda _: Acknowledge(), port)
     server = drivers.rpc.serve(lambda _: Acknowledge(), port)
     assert server.address == f"127.0.0.1:{port}"
     server.close()

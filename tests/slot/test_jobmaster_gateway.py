@@ -32,10 +32,10 @@ from tidegate.protocol.messages import (
     CheckpointCompleted,
     CloseTasks,
     SlotCommand,
-    SlotMetrics,
     StartSlot,
     TriggerCheckpoint,
 )
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.slot.jobmaster_gateway import JobMasterGateway
 from tidegate.slot.main import Slot
@@ -342,6 +342,7 @@ def test_slot_does_no_more_work_after_close_tasks() -> None:
     slot, story = slot_of(allocation_id=1), list[str]()
     clock = SimpleNamespace(monotonic=lambda: 0.0)
     slot._drivers = cast("Any", SimpleNamespace(clock=clock))
+    slot._calls = cast("Any", SimpleNamespace(turn_s=0.0))
 
     def step(_timeout_s: float) -> bool:
         story.append("step")

@@ -42,6 +42,8 @@ from tidegate.slot import main as slot_main
 from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
 from tidegate.slot.main import DUE_WAIT_MIN_S, Slot, log_generated_code
 
+UNWATCHED = SimpleNamespace(turn_s=0.0, long_call=lambda: None)
+
 
 def test_mailbox_runs_an_action_that_an_action_posted_in_the_next_round() -> None:
     mailbox, story = Mailbox(SystemThreads()), []
@@ -139,6 +141,7 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
             return 0
 
     slot: Any = Slot.__new__(Slot)
+    slot._calls = UNWATCHED
     slot._config, slot._drivers = Config(), SimpleNamespace(clock=SystemClock())
     slot._counters = Counters()
     slot._engine = Engine(SystemThreads(), slot._fail)
@@ -169,6 +172,7 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
 ) -> None:
     """Each wait is what a barrier, or a record from another slot, comes later."""
     slot: Any = Slot.__new__(Slot)
+    slot._calls = UNWATCHED
     waits, now_s, has_come = list[float](), 0.0, False
 
     class Silent:
@@ -270,6 +274,7 @@ def test_slot_waits_for_records_no_longer_than_until_a_task_has_something_due(
 
 def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> None:
     slot: Any = Slot.__new__(Slot)
+    slot._calls = UNWATCHED
     now_s, reading = 100.0, True
 
     class Waiting:
@@ -349,7 +354,7 @@ def test_deployed_slot_collects_garbage_rarely_and_not_objects_loaded_by_open(
     sent: list[tuple[object, bool]] = []
     chain = SimpleNamespace(fused=(), open=lambda: loaded.append([object()]))
     assembly = SimpleNamespace(
-        plan=None, graph=None, tasks=lambda _channels: [SimpleNamespace(chain=chain)]
+        plan=None, graph=(), tasks=lambda _channels: [SimpleNamespace(chain=chain)]
     )
     monkeypatch.setattr(slot_main, "TaskBuilder", lambda *_: assembly)
     monkeypatch.setattr(slot_main, "SlotContext", lambda **_: None)
@@ -359,6 +364,7 @@ def test_deployed_slot_collects_garbage_rarely_and_not_objects_loaded_by_open(
         _tasks=[],
         _config=Config(),
         _drivers=SimpleNamespace(process=OsProcess()),
+        _describe_code=lambda _: None,
         _required_exchange=lambda: None,
         _counters=None,
         _make_local_state_dir=lambda _journal: LocalStateDir(tmp_path, 1, "0-1"),

@@ -10,8 +10,10 @@ modules that this process has imported.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -138,10 +140,30 @@ def _declared(module: ModuleType) -> list[type[Pipeline]]:
 
 
 def _remedy(error: Exception) -> str:
-    """Return the remedy for a pipeline class without `name`, which Python itself reports."""
-    if not (isinstance(error, TypeError) and str(error).endswith("argument: 'name'")):
+    """Return the remedy for a mistake in a declaration that Python itself reports."""
+    if not isinstance(error, TypeError):
         return ""
-    return '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
+    said = str(error)
+    for end, remedy in _REMEDIES.items():
+        if said.endswith(end):
+            return remedy
+    unknown = re.search(r"__init_subclass__\(\) got an unexpected keyword argument '(\w+)'", said)
+    if unknown is None:
+        return ""
+    near = difflib.get_close_matches(unknown[1], _CLASS_KEYWORDS, n=1)
+    hint = f"Did you mean {near[0]}=? " if near else ""
+    return f". {hint}A pipeline class takes {', '.join(f'{each}=' for each in _CLASS_KEYWORDS)}"
+
+
+_CLASS_KEYWORDS = ("name", "parallelism", "max_parallelism", "checkpoint_interval")
+_REMEDIES = {
+    "argument: 'name'": (
+        '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
+    ),
+    "argument: 'value'": ". A topic needs the format of its values, as in value=Json(Order)",
+    "argument: 'of'": ". Give it the type, as in ValueState(int, default=0)",
+}
+"""The remedy by the end of Python's message."""
 
 
 def code_digest(pipeline: type[Pipeline]) -> str:

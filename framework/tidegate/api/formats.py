@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 import msgspec
 from typing_extensions import TypeForm
 
-from tidegate.api.location import refuse_unsupported
+from tidegate.api.location import at_user_location, refuse_unsupported
 from tidegate.api.record_fields import fields_of, is_model, type_name
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import PipelineError
@@ -46,7 +46,8 @@ class Format(Generic[T]):
             raise PipelineError(f'validate={validate!r} is unknown. Give "sample" or "all".')
         self.value_type = of
         self.validate = validate
-        self.schema: AvroSchema = type_info(of).avro
+        with at_user_location():
+            self.schema: AvroSchema = type_info(of).avro
 
     def describe(self) -> dict[str, object]:
         """Return the format's name and schema, for the graph's fingerprint.

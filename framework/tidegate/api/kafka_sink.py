@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
+from tidegate.api.callable_checks import check_callable, check_format
 from tidegate.api.declaration_checks import (
     ErrorOptions,
     OnError,
@@ -143,6 +144,11 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 f"{where}: record_key={record_key!r} must be a function of the value, as in "
                 "record_key=lambda total: total.customer"
             )
+        if record_key is not None:
+            check_callable("record_key=", record_key, where)
+        check_format(where, "value", value, Format)
+        if key is not None:
+            check_format(where, "key", key, Format)
         self.value, self.key, self.record_key = value, key, record_key
         self.full_record = False
         self.guarantee: Guarantee = options.get("guarantee", "exactly_once")
@@ -168,6 +174,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         """Declare a sink for records with key, headers, timestamp, or no value (a tombstone)."""
         whole: Format[Any] = value
         sink: KafkaSink[ProducerRecord[K, V]] = KafkaSink(topic, value=whole, **options)
+        check_format(f"{sink.location}: sink for topic {topic!r}", "key", key, Format)
         sink.key, sink.full_record = key, True
         return sink
 
@@ -211,16 +218,17 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 key = record_key(record)
                 if wrong := fault(key, self.key.value_type):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}, of which "
-                        f"{wrong}"
+                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
+                        f"{key!r}, of which {wrong}"
                     )
                 encode_key(key)
             elif record_key is not None:
                 key = record_key(record)
                 if not isinstance(key, str | bytes):
                     raise PipelineError(
-                        f"sink {self.name!r} ({self.location}): record_key gave {key!r}; a key is "
-                        "text or bytes, or has its format in key="
+                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
+                        f"{key!r}. A key is text or bytes, or has its format in key=, as in "
+                        "key=Json(int)."
                     )
 
         return whole if self.full_record else plain

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
+from tidegate.api.callable_checks import check_format
 from tidegate.api.declaration_checks import (
     OnError,
     check_choice,
@@ -84,6 +85,7 @@ class KafkaSource(KafkaConnector, Source[T]):
         super().__init__(topic, options.get("properties"))
         where = f"{self.location}: source of topic {topic!r}"
         refuse_unknown(where, options, SourceOptions.__optional_keys__)
+        check_format(where, "value", value, Format)
         self.value = value
         self.key: Format[Any] | None = None
         self.full_record = False
@@ -149,6 +151,8 @@ class KafkaSource(KafkaConnector, Source[T]):
         record. With `tombstones=True`, a record without a value has the value None.
         """
         source: KafkaSource[Any] = KafkaSource(topic, value=value, **options)
+        if key is not None:
+            check_format(f"{source.location}: source of topic {topic!r}", "key", key, Format)
         source.key, source.full_record, source.tombstones = key, True, tombstones
         return source
 

@@ -6,15 +6,22 @@ of tidegate's own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Never
 
 from tidegate.errors import PipelineError
 
-FRAMEWORK_PATHS = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen", functools.__file__)
+FRAMEWORK_PATHS = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    "<frozen",
+    functools.__file__,
+    contextlib.__file__,
+)
 """Prefixes of the files whose frames are not the user's: tidegate's files, and the interpreter's
 files whose frames are between them.
 """
@@ -44,6 +51,15 @@ def user_location() -> str:
         if file.startswith(above):
             return f"{file[len(above) :]}:{frame.f_lineno}"
     return f"{Path(file).name}:{frame.f_lineno}"
+
+
+@contextlib.contextmanager
+def at_user_location() -> Iterator[None]:
+    """Put file and line of the user's code in front of a PipelineError of the `with` block."""
+    try:
+        yield
+    except PipelineError as error:
+        raise PipelineError(f"{user_location()}: {error}") from error.__cause__
 
 
 def refuse_unsupported(what: str, instead: str) -> Never:

@@ -336,16 +336,41 @@ def _raised_at(error: Exception) -> str:
 
 
 def _remedy(error: Exception) -> str:
-    """Return the remedy for a missing `uid`.
-
-    Python itself reports this mistake, without saying what to do.
-    """
+    """Return the remedy for mistakes that Python itself reports, without saying what to do."""
+    if isinstance(error, AttributeError):
+        return _remedy_of_attribute(error)
+    if isinstance(error, TypeError) and ".define() missing" in str(error):
+        return (
+            ". define() takes only self. Declare parameters as class attributes, as in "
+            "limit = Param(int, default=10)"
+        )
     if not (isinstance(error, TypeError) and str(error).endswith("argument: 'uid'")):
         return ""
     return (
         ". A step with state needs a name of its own, as in process(..., uid='running-total'): "
         "it names the state in checkpoints, so choose it once and keep it"
     )
+
+
+def _remedy_of_attribute(error: AttributeError) -> str:
+    """Return the remedy for a method that a stream or a source does not have."""
+    name = getattr(error, "name", None) or ""
+    given: object = getattr(error, "obj", None)
+    if isinstance(given, Connector):
+        return (
+            f". Declare a source or a sink as a class attribute of the pipeline. In define(), "
+            f"self.NAME.{name}(...) then reads it"
+        )
+    if not type(given).__module__.startswith(__package__ or ""):
+        return ""
+    known = [each for each in dir(given) if not each.startswith("_")]
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f". Did you mean {near[0]!r}?"
+    return ". A step of this name comes before key_by(...)" if name in _BEFORE_KEY_BY else ""
+
+
+_BEFORE_KEY_BY = frozenset({"map", "filter", "flat_map", "to", "union", "key_by"})
 
 
 def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None) -> None:

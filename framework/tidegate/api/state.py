@@ -33,7 +33,7 @@ from typing import (
 from typing_extensions import TypeForm
 
 from tidegate.api.keys import key_encoder, key_normaliser
-from tidegate.api.location import refuse_unsupported
+from tidegate.api.location import at_user_location, refuse_unsupported, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.types import TypeInfo, type_info
 from tidegate.errors import PipelineError
@@ -87,6 +87,26 @@ class ValueCell(Cell, Generic[V]):
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
         self.value = self.saved = new()
+
+    def __getattr__(self, name: str) -> Never:
+        """Refuse a use of the cell as if it were the value. Python calls this for unknown names."""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if not name.startswith("_"):
+            message = (
+                f"a state has no attribute {name!r}. Write .value behind the name of the state, as "
+                f"in self.total.value.{name}"
+            )
+        raise AttributeError(message)
+
+    def _is_no_value(self, *_: object) -> Never:
+        """Refuse an operator on the cell."""
+        raise TypeError(
+            "a state is not its value. Write .value behind the name of the state, as in "
+            "self.total.value + 1"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _is_no_value
+    __lt__ = __le__ = __gt__ = __ge__ = __len__ = __iter__ = __getitem__ = _is_no_value
 
     def clear(self) -> None:
         """Reset the value to the default of a new key."""
@@ -282,7 +302,8 @@ class State:
                 f"renamed_from={renamed_from!r} is not the name of an attribute. Give the name "
                 "that the state had before."
             )
-        self.types: tuple[TypeInfo, ...] = tuple(type_info(of) for of in types)
+        with at_user_location():
+            self.types: tuple[TypeInfo, ...] = tuple(type_info(of) for of in types)
         self.renamed_from = renamed_from
         """Name of the state in checkpoints of older code; empty if the name is the same."""
 
@@ -348,11 +369,12 @@ class ValueState(State, Generic[V]):
         super().__init__(of, renamed_from=renamed_from, ttl=ttl)
         if (default is MISSING) == (factory is MISSING):
             raise PipelineError(
-                f"ValueState({type_name(of)}) needs default= or factory=, and only one: what does "
-                "a key see that was never seen?"
+                f"{user_location()}: ValueState({type_name(of)}) needs default= or factory=, and "
+                "only one: the value of a key that has no state yet."
             )
         if default is not MISSING:
-            _check_default(of, default, mutable=not self.types[0].immutable)
+            with at_user_location():
+                _check_default(of, default, mutable=not self.types[0].immutable)
         self.new_value: Callable[[], V] = factory if factory is not MISSING else lambda: default
         """Function that makes the value of a key that has no state yet."""
 
@@ -408,7 +430,9 @@ class MapState(State, Generic[A, V]):
     ) -> None:
         super().__init__(key, value, renamed_from=renamed_from, ttl=ttl)
         if self.types[0].why_not_key:
-            raise PipelineError(f"MapState({type_name(key)}, ...): {self.types[0].why_not_key}")
+            raise PipelineError(
+                f"{user_location()}: MapState({type_name(key)}, ...): {self.types[0].why_not_key}"
+            )
         self._key_bytes: Callable[[A], bytes] = key_encoder(self.types[0].python)
         self._cells = with_normalised_keys(MapCell, self.types[0].python)
 

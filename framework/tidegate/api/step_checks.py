@@ -5,11 +5,13 @@ Each raises PipelineError with the user's file and line.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any, TypeGuard, get_args, is_typeddict
 
+from tidegate.api.callable_checks import check_methods
 from tidegate.api.declaration_checks import ErrorOptions
-from tidegate.api.functions import Function
+from tidegate.api.functions import Function, Process
 from tidegate.api.location import user_location
 from tidegate.api.record_fields import type_name
 from tidegate.api.timers import has_timers
@@ -36,17 +38,38 @@ def check_function(
     Two steps cannot share an object, because its state cells are attributes of the object.
     """
     if not isinstance(function, base):
-        given = f"the class {function.__name__}" if isinstance(function, type) else repr(function)
+        given = _named(function)
         raise PipelineError(
             f"{location}: process() takes an object of a class derived from {base.__name__} here, "
-            f"not {given}"
+            f"not {given}{_instead(function, base)}"
         )
+    check_methods(function, location)
     for node in graph:
         if node.function is function:
             raise PipelineError(
                 f"{location}: this {type(function).__name__} object belongs to the step "
                 f"{node.id!r} at {node.location}; make one for each step"
             )
+
+
+def _named(given: object) -> str:
+    """Return a name of an object for a message, without its address."""
+    if isinstance(given, type):
+        return f"the class {given.__name__}"
+    if isinstance(given, Function):
+        return f"a {type(given).__name__}"
+    return f"the function {given.__qualname__}" if inspect.isfunction(given) else repr(given)
+
+
+def _instead(given: object, base: type[Function]) -> str:
+    """Return the remedy for an object that is not of the class that a step takes."""
+    if isinstance(given, type) and issubclass(given, base):
+        return f". Write {given.__name__}()."
+    if isinstance(given, Function) and base is Process:
+        return ". State belongs to a key: call key_by(...) before process(...)."
+    if isinstance(given, Process):
+        return ". A function without state comes before key_by(...), or derives from KeyedProcess."
+    return ""
 
 
 def check_sink_type(declared: object, of: object, target: str) -> None:

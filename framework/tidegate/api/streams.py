@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, Never, TypeVar, Unpack
 
+from tidegate.api.callable_checks import EXAMPLES, check_callable
 from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_options
 from tidegate.api.functions import CoProcess, Function, KeyedProcess, Process, SideOutput
 from tidegate.api.kafka_sink import connect_step_dead_letters
@@ -145,6 +146,7 @@ class Stream(Generic[T]):
         policy of the previous step (`on_bad_record` of a source) covers records that cannot be
         encoded or sent, and an exception of the key function ends the attempt.
         """
+        check_callable("key_by", key, user_location())
         error_policy(f"{user_location()}: key_by", user_location(), options)
         of = result_type(key, self.record_type, returns)
         return KeyedStream(self.graph, self.edges, self.record_type, key, of, options)
@@ -235,6 +237,8 @@ class Stream(Generic[T]):
 
     def _step(self, kind: str, function: object, of: object, options: ErrorOptions) -> Stream[Any]:
         location = user_location()
+        if kind in EXAMPLES:
+            check_callable(kind, function, location)
         on_error = error_policy(f"{location}: {kind}", location, options)
         node = self.graph.add(
             kind,

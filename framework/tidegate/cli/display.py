@@ -24,6 +24,7 @@ from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.slot_metrics import HangingCall
 
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""
@@ -122,6 +123,8 @@ class LineDisplay(Display):
         super().__init__(submission, config)
         self._errors_shown: list[ErrorReport] = []
         """Failures that a line has already named."""
+        self._hanging: tuple[HangingCall, ...] = ()
+        """Calls whose stacks were printed."""
 
     def show(self, report: JobReport) -> None:
         self._print_notes(report)
@@ -130,6 +133,7 @@ class LineDisplay(Display):
             before is not None
             and before.state == report.state
             and before.storage_trouble == report.storage_trouble
+            and before.hanging_calls == report.hanging_calls
             and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
         ):
             return
@@ -140,6 +144,9 @@ class LineDisplay(Display):
             why = f", last failure: {error.message}"
             self._errors_shown.append(error)
         print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")
+        for call in report.hanging_calls if report.hanging_calls != self._hanging else ():
+            print_status(f"{self.job}: stack of step {call.step!r}:\n{call.stack}")
+        self._hanging = report.hanging_calls
         self._before = report
 
     def end(self, report: JobReport) -> None:
@@ -302,6 +309,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"{report.restarts} restarts")
     if report.waiting_for:
         parts.append(_wait(report))
+    parts.extend(call.describe(report.reported_ms) for call in report.hanging_calls)
     if bad := _bad_records(report):
         parts.append(bad.removeprefix(", "))
     return ", ".join(parts) + (f". {report.storage_trouble}" if report.storage_trouble else "")
@@ -350,6 +358,9 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
         table.add_row("late records", late_records(report.late))
     if report.waiting_for:
         table.add_row("waiting", Text(_wait(report)))
+    for call in report.hanging_calls:
+        told = f"{call.describe(report.reported_ms)}\n{call.stack}"
+        table.add_row("not returned", Text(told, style="red"))
     for note in report.notes:
         table.add_row("note", Text(note))
     if report.error is not None:

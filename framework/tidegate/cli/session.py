@@ -202,6 +202,8 @@ def _print(report: JobReport, *, as_json: bool) -> None:
         print(json.dumps(report_json(report)))
         return
     print(f"{report.job}: {describe(report, None)}")
+    for call in report.hanging_calls:
+        print(f"stack of step {call.step!r}:\n{call.stack}")
     for note in report.notes:
         print(note)
     if report.error is not None:

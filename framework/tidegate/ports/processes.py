@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 ExitStatus = int
 """An exit code, or the negative number of the signal that ended the process, as in subprocess."""
@@ -26,6 +26,52 @@ costs the host almost nothing, and other processes may free resources at any tim
 """
 
 
+class StackFrame(NamedTuple):
+    """One call of a stack."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+    """The line of the file, without indentation. Empty if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongCall:
+    """A call in the watched thread that has not returned for a long time."""
+
+    since_ms: int
+    """The wall-clock time in ms at which the call was first seen."""
+    frames: tuple[StackFrame, ...]
+    """The stack of the thread, with the oldest call first."""
+
+
+class CallWatch(Protocol):
+    """A watch over the thread that has started it, whose loop calls user code."""
+
+    turn_s: float
+    """The monotonic time of the last turn of the loop. The loop sets it in every turn. This is the
+    only cost of the watch to the loop.
+    """
+
+    @property
+    def thread(self) -> int:
+        """The identifier of the watched thread."""
+        ...
+
+    def describe(self, code: bytes) -> None:
+        """Tell the parent process where user code is, as one line of text. The parent uses it if
+        no thread of this process can run.
+        """
+        ...
+
+    def long_call(self) -> LongCall | None:
+        """Return the present call if it has not returned for a long time. Any thread may call
+        this.
+        """
+        ...
+
+
 class CurrentProcess(Protocol):
     """The process that runs this code."""
 
@@ -39,6 +85,12 @@ class CurrentProcess(Protocol):
 
     def exit(self, status: ExitStatus) -> NoReturn:
         """End at once, whatever other threads do. Close and clean up nothing."""
+        ...
+
+    def watch_calls(self, stalled_after_s: float) -> CallWatch:
+        """Watch the thread that calls this. If no thread of the process can run for
+        `stalled_after_s`, the parent process gets the stacks.
+        """
         ...
 
     def freeze_gc(self) -> None:
@@ -81,6 +133,18 @@ class SlotEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStacksDumped:
+    """No thread of a slot process can run. The C library has written the stacks of all threads."""
+
+    index: int
+    pid: int
+    code: str
+    """The text that the slot gave to `CallWatch.describe`. Empty if it gave none."""
+    dump: str
+    """The stacks in the form of faulthandler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerReady:
     """The fork server has imported everything. Forks that were requested earlier happen now."""
 
@@ -104,7 +168,9 @@ class SlotNotForked:
     reason: str
 
 
-ForkServerEvent = ForkServerReady | SlotForked | SlotNotForked | SlotEnded | ForkServerEnded
+ForkServerEvent = (
+    ForkServerReady | SlotForked | SlotNotForked | SlotStacksDumped | SlotEnded | ForkServerEnded
+)
 
 
 class ForkServer(Protocol):

@@ -8,6 +8,7 @@ the messages. `reports.py` has the messages with the report of a job. The proces
     TaskManager -> JobManager   RegisterTaskManager, TaskManagerHeartbeat, SlotExited
     JobManager  -> TaskManager  StartSlot, StopSlot
     JobManager  -> JobMaster    StopJob, SlotLost, SlotsReleased
+    TaskManager -> JobMaster    SlotStalled
     slot        -> JobMaster    RegisterSlot, TasksReady, AcknowledgeCheckpoint, DeclineCheckpoint,
                                 SubtaskInputEnded, TaskFailed, SlotHeartbeat
     JobMaster   -> slot         Deploy, StartSources, DrainSources, TriggerCheckpoint,
@@ -39,6 +40,7 @@ from tidegate.ids import (
     Uid,
 )
 from tidegate.protocol.errors import ErrorReport
+from tidegate.protocol.slot_metrics import HangingCall, SlotMetrics
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit, SubtaskSnapshot
 
 
@@ -407,32 +409,6 @@ class TasksReady(AttemptMessage, frozen=True, kw_only=True, tag="TasksReady"):
     ordinal: int
 
 
-class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of a slot. The counts start at 0 when the slot starts."""
-
-    records_in: int = 0
-    records_out: int = 0
-    skipped: int = 0
-    dead_letters: int = 0
-    lag: int | None = None
-    """The number of records that the slot's sources have not read. It is None if it is unknown."""
-    watermark_ms: int | None = None
-    """The least watermark of its sources and steps, in ms. None without any, or if all are idle."""
-    watermark_held_by: str = ""
-    """The source and the partition, or the step and the subtask, that hold the watermark back."""
-    backward_watermarks: int = 0
-    """The number of watermarks that were behind the one before, and were ignored."""
-    late: dict[str, int] = msgspec.field(default_factory=dict)  # as in JobReport
-    busy: bool = msgspec.field(default=False, name="saturated")
-    """True if the slot has lately waited for records for less than half of the time."""
-    source_error: str = ""
-    """The reason why sources of the slot cannot read. It is empty if they can."""
-    restoring: str = ""
-    """The storage call that the deployment waits for. It is empty if it does not wait."""
-    restored_bytes: int = 0
-    """The number of bytes that such calls have brought. The present call is included."""
-
-
 class AcknowledgeCheckpoint(AttemptMessage, frozen=True, kw_only=True, tag="AcknowledgeCheckpoint"):
     """The message of a slot that one subtask's part of a checkpoint is complete and durable.
 
@@ -488,6 +464,18 @@ class SlotHeartbeat(AttemptMessage, frozen=True, kw_only=True, tag="SlotHeartbea
 
     ordinal: int
     metrics: SlotMetrics
+
+
+class SlotStalled(AttemptMessage, frozen=True, kw_only=True, tag="SlotStalled"):
+    """The message of a TaskManager to a JobMaster that no thread of a slot can run.
+
+    A call of user code holds Python's global lock, so the slot cannot report the call itself. The
+    TaskManager sends the message once for each such call, and does not repeat it.
+    """
+
+    ordinal: int
+    allocation_id: int
+    call: HangingCall
 
 
 # --- JobMaster to slot --------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tidegate.ids import JobName, SlotId
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import LeaderMessage, Message
+from tidegate.protocol.slot_metrics import HangingCall
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +131,8 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     replies to GetJob."""
     notes: tuple[str, ...] = ()
     """Facts about this run that the operator must know, in sentences."""
+    hanging_calls: tuple[HangingCall, ...] = ()
+    """The calls of user code that have not returned for ten seconds or longer."""
     epoch: int = 0
     """The leader epoch of the JobManager that replies to GetJob. The JobManager adds it. A new
     JobManager knows only what is in the storage, so a client must repeat a stop."""

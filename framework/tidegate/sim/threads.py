@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tidegate.ports.clock import Clock
 from tidegate.ports.entropy import Entropy
-from tidegate.ports.processes import CurrentProcess
+from tidegate.ports.processes import CallWatch, CurrentProcess, LongCall
 from tidegate.ports.threads import Condition, Event, Lock, Queue, Threads, WorkerPool
 from tidegate.sim.scheduler import Scheduler, SimProcess, SimThread, Unwound
 
@@ -277,6 +277,19 @@ class SimEntropy:
         return self._rng.random()
 
 
+class _NoCallWatch:
+    """A `ports.processes.CallWatch` that never sees a long call."""
+
+    turn_s = 0.0
+    thread = 0
+
+    def describe(self, code: bytes) -> None:
+        """Do nothing: a simulated slot has no parent process that reads this."""
+
+    def long_call(self) -> LongCall | None:
+        return None
+
+
 class SimCurrentProcess:
     """The `ports.processes.CurrentProcess` of one process."""
 
@@ -294,6 +307,10 @@ class SimCurrentProcess:
     def exit(self, status: int) -> NoReturn:
         self._process.exit(status)
         raise Unwound
+
+    def watch_calls(self, stalled_after_s: float) -> CallWatch:  # noqa: ARG002 - as in the port
+        """Watch nothing: user code of the simulator returns."""
+        return _NoCallWatch()
 
     def freeze_gc(self) -> None:
         """Do nothing: all simulated processes share the garbage collector of the test's process."""

@@ -17,7 +17,8 @@ from tidegate.ids import Attempt, JobName
 from tidegate.ports.clock import Clock
 from tidegate.ports.rpc import RpcClient
 from tidegate.ports.threads import Queue, Threads
-from tidegate.protocol.messages import Message, Refused, SlotHeartbeat, SlotMetrics
+from tidegate.protocol.messages import Message, Refused, SlotHeartbeat
+from tidegate.protocol.slot_metrics import SlotMetrics
 
 _RETRY_PAUSE_S = 0.05
 """The pause between two tries of a message, in seconds. The restart of a JobMaster takes about

@@ -17,6 +17,8 @@ import math
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from tidegate.config import Config
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
@@ -28,6 +30,8 @@ from tidegate.errors import ExchangeError, StorageError, TidegateError
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
+from tidegate.ports.processes import CallWatch
+from tidegate.protocol.code_places import CodePlace, WatchedCode
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.messages import (
     Acknowledge,
@@ -42,7 +46,6 @@ from tidegate.protocol.messages import (
     Refused,
     RegisterSlot,
     SlotCommand,
-    SlotMetrics,
     StartSlot,
     StartSources,
     SubtaskInputEnded,
@@ -50,10 +53,12 @@ from tidegate.protocol.messages import (
     TasksReady,
     TriggerCheckpoint,
 )
+from tidegate.protocol.slot_metrics import HangingCall, SlotMetrics
 from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 from tidegate.slot.idle_wait import IdleWait
 from tidegate.slot.jobmaster_gateway import JobMasterGateway
+from tidegate.slot.user_code import places_of
 from tidegate.stream_elements import Barrier
 
 FLUSH_INTERVAL_S: Final = 0.01
@@ -81,6 +86,9 @@ LOST_PEER_GRACE_S: Final = 2.0
 or failed first. The report of that failure reaches the JobMaster sooner and explains more. This
 slot's report counts only if no other report has ended the attempt by then."""
 
+STALLED_AFTER_S: Final = 6.0
+"""The time in seconds after which a slot in which no thread can run is reported."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +102,10 @@ def run_slot(
 
 class Slot:
     """The part of one attempt of a job that runs in this process."""
+
+    _calls: CallWatch
+    _code: WatchedCode | None = None
+    """The places of user code. None before the deployment."""
 
     def __init__(
         self, start: StartSlot, drivers: Drivers, slot: SlotId, task_manager_pid: int
@@ -136,6 +148,7 @@ class Slot:
         """Register, then loop until the attempt ends."""
         server = self._drivers.rpc.serve(self._handle)
         start = self._start
+        self._calls = self._drivers.process.watch_calls(_stalled_after_s(self._config))
         exchange = self._exchange = self._drivers.exchange(
             job=start.job, attempt=start.attempt, ordinal=start.ordinal
         )
@@ -170,6 +183,7 @@ class Slot:
     def _loop(self) -> None:
         clock = self._drivers.clock
         idling = IdleWait(self._config.checkpoint.interval / 1000, clock.monotonic())
+        self._calls.turn_s = clock.monotonic()
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
             stirred = self._mailbox.has_posts()
@@ -181,7 +195,7 @@ class Slot:
             worked = False
             for task in self._tasks:
                 worked |= self._step(task, 0.0)
-            now = clock.monotonic()
+            self._calls.turn_s = now = clock.monotonic()
             if not worked or now >= flush_at:
                 for task in self._tasks:
                     self._engine.run_guarded(task.flush, task.subtask)
@@ -299,11 +313,31 @@ class Slot:
         )
         self._sources = [task for task in self._tasks if isinstance(task, SourceTask)]
         self._has_remote_inputs = len(deploy.peers) > 1 and len(self._sources) < len(self._tasks)
+        self._describe_code(
+            places_of(self._tasks, task_builder.graph, task_builder.plan, deploy.ordinal)
+        )
         for task in self._tasks:
             log_generated_code(task)
             task.chain.open()
         self._drivers.process.freeze_gc()  # after the user's modules and their data are loaded
         self._send(TasksReady(job=deploy.job, attempt=deploy.attempt, ordinal=deploy.ordinal))
+
+    def _describe_code(self, places: tuple[CodePlace, ...]) -> None:
+        self._code = WatchedCode(
+            ordinal=self._start.ordinal,
+            thread=self._calls.thread,
+            places=places,
+            stalled_after_ms=round(_stalled_after_s(self._config) * 1000),
+        )
+        self._calls.describe(msgspec.json.encode(self._code))
+
+    def _hanging(self) -> HangingCall | None:
+        """Return the call of user code that has not returned. Any thread may call this."""
+        code = self._code
+        call = None if code is None else self._calls.long_call()
+        if code is None or call is None:
+            return None
+        return code.hanging_call(call.frames, call.since_ms)
 
     def _make_local_state_dir(self, journal_id: str) -> LocalStateDir:
         """Make and return the folder for the slot's local state. The folder is empty."""
@@ -431,6 +465,7 @@ class Slot:
             source_error=self._source_error,
             restoring=counters.restoring,
             restored_bytes=counters.restored(),
+            hanging=self._hanging(),
         )
 
     def _update_lag(self) -> None:
@@ -451,6 +486,14 @@ class Slot:
             message = "the slot was deployed before it listened"
             raise TidegateError(message)
         return self._exchange
+
+
+def _stalled_after_s(config: Config) -> float:
+    """Return the time after which a slot in which no thread can run is reported.
+
+    The report must arrive before the slot counts as lost, so that the error can name the call.
+    """
+    return min(STALLED_AFTER_S, config.cluster.heartbeat_timeout / 1000 / 2)
 
 
 def log_generated_code(task: Task) -> None:

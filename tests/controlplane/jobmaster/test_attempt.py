@@ -29,8 +29,8 @@ from tidegate.protocol.messages import (
     CloseTasks,
     Message,
     RegisterSlot,
-    SlotMetrics,
 )
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 FIRST = RegisterSlot(

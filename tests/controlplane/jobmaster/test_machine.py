@@ -36,6 +36,7 @@ from tidegate.controlplane.jobmaster.events import (
     SlotRequestTimedOut,
     StartAttempt,
     StopEnd,
+    StopGraceElapsed,
     StopRequested,
     TakeFinalCheckpoint,
 )
@@ -360,6 +361,13 @@ def test_stop_end_is_reported_only_if_the_input_has_not_ended() -> None:
         assert job.stops_early == (ended < 2)
         close = Close(outcome=JobState.FINISHED, stopped=stopped)
         assert job.handle(FinalCheckpointCommitted(attempt=ONE)) == [close]
+
+
+def test_stop_whose_grace_period_ends_closes_without_a_final_checkpoint() -> None:
+    job = running()
+    assert job.handle(StopGraceElapsed(attempt=ONE)) == []  # no stop was requested
+    job.handle(StopRequested(final_checkpoint=True))
+    assert job.handle(StopGraceElapsed(attempt=ONE)) == [STOPPED_WITHOUT]
 
 
 def test_stop_reports_the_final_checkpoint_that_an_earlier_jobmaster_published() -> None:

@@ -13,11 +13,12 @@ import pytest
 
 from tests.controlplane.jobmaster.shell import JOB, SUBTASKS, Shell
 from tidegate.checkpoint.coordinator_events import Published
+from tidegate.config import Config
 from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster import service
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.events import Close
-from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_TIMEOUT_S, RELEASE_S
+from tidegate.controlplane.jobmaster.slot_shutdown import RELEASE_S
 from tidegate.errors import (
     DataLossError,
     FencedError,
@@ -32,9 +33,9 @@ from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
     ReleaseSlots,
-    SlotMetrics,
     TasksReady,
 )
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 
 
@@ -130,9 +131,10 @@ def test_slot_that_does_not_exit_is_released_after_the_close_timeout() -> None:
     shell.claims(1)
     shell.registers(1, 0, allocation_id=1)
     shell.master._close(Close(outcome=JobState.FINISHED))
-    shell.run_until(CLOSE_TIMEOUT_S - 0.1)
+    grace_s = Config().job.stop_grace_period / 1000
+    shell.run_until(grace_s - 0.1)
     assert not isinstance(shell.sent[-1], ReleaseSlots)
-    shell.run_until(CLOSE_TIMEOUT_S + 0.1)
+    shell.run_until(grace_s + 0.1)
     assert isinstance(shell.sent[-1], ReleaseSlots)
 
 

@@ -14,7 +14,8 @@ from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.drivers.threads import SystemThreads
 from tidegate.ids import Attempt
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import SlotHeartbeat, SlotMetrics
+from tidegate.protocol.messages import SlotHeartbeat
+from tidegate.protocol.slot_metrics import SlotMetrics
 
 
 class Clock:

@@ -1,14 +1,19 @@
 """The TaskManager's machine: forks, kills, reports, and when it ends itself."""
 
+import dataclasses
+
+import msgspec
 import pytest
 
 from tidegate.controlplane.taskmanager import machine as t
 from tidegate.ids import Attempt, JobName, LeaderEpoch, TaskManagerId
+from tidegate.protocol.code_places import CodePlace, WatchedCode
 from tidegate.protocol.messages import (
     Acknowledge,
     Message,
     Refused,
     SlotExited,
+    SlotStalled,
     StartSlot,
     StopSlot,
     TaskManagerHeartbeat,
@@ -220,3 +225,21 @@ def test_stop_is_acknowledged_if_the_fork_was_refused(machine: t.TaskManagerMach
     assert machine.handle(refusal, 0) == [t.Reply(request_id=2, message=Acknowledge())]
     machine.validate()
     run(machine, 2, 100)
+
+
+def test_stalled_slot_is_reported_to_its_jobmaster(machine: t.TaskManagerMachine) -> None:
+    run(machine, 1, pid=11)
+    place = CodePlace("/job.py", 1, 9, "match", "running", "running#0")
+    code = WatchedCode(ordinal=0, thread=1, places=(place,), stalled_after_ms=6_000)
+    event = t.SlotProcessStalled(
+        index=0,
+        pid=11,
+        code=msgspec.json.encode(code).decode(),
+        dump='Thread 0x1 (most recent call first):\n  File "/job.py", line 3 in match\n',
+        seen_ms=10_000,
+    )
+    (told,) = machine.handle(event, 0)
+    assert isinstance(told, t.SendToJobMaster)
+    assert isinstance(told.message, SlotStalled)
+    assert (told.message.call.step, told.message.call.since_ms) == ("running", 4_000)
+    assert machine.handle(dataclasses.replace(event, pid=12), 0) == []  # an earlier process

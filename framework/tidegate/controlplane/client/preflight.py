@@ -157,8 +157,7 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
     admin = drivers.kafka_admin(kafka)
     try:
         admin.cluster_id()
-        for node in kafka_nodes(graph):
-            check_topic_access(node, topic_of(config, node), admin)
+        _check_topics(graph, config, admin)
         limit_ms = admin.transaction_max_timeout_ms()
     finally:
         admin.close()
@@ -184,6 +183,22 @@ def _check_folder(setting: str, folder: Path) -> None:
             f"The folder {folder} ({setting}) cannot be written: {error.strerror}. Make room "
             f"there, or set {setting} to another folder."
         ) from error
+
+
+def _check_topics(graph: StreamGraph, config: Config, admin: KafkaAdmin) -> None:
+    """Check all topics, and report all that cannot be used in one error."""
+    refused: list[RefusedError] = []
+    for node in kafka_nodes(graph):
+        try:
+            check_topic_access(node, topic_of(config, node), admin)
+        except RefusedError as error:
+            refused.append(error)
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        raise RefusedError(
+            "\n".join([f"{len(refused)} topics cannot be used.", *map(str, refused)])
+        )
 
 
 def check_topic_access(node: Node, topic: str, admin: KafkaAdmin) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from tidegate.checkpoint.backlog import Backlog
 from tidegate.checkpoint.coordinator import CheckpointCoordinator
 from tidegate.checkpoint.coordinator_events import (
@@ -47,11 +49,12 @@ from tidegate.protocol.messages import (
     DrainSources,
     RegisterSlot,
     SlotCommand,
-    SlotMetrics,
+    SlotStalled,
     StartSources,
     TriggerCheckpoint,
 )
 from tidegate.protocol.reports import SlotReport, add_counts
+from tidegate.protocol.slot_metrics import HangingCall, SlotMetrics
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.protocol.versions import difference
 
@@ -165,6 +168,29 @@ class LiveAttempt:
         if behind is not before:
             _log.info("backlog", extra={"behind": behind, "waiting": waiting})
             self.dispatch(BacklogChanged(behind=behind, now_s=self._now()))
+
+    def stalled(self, message: SlotStalled) -> None:
+        """Handle the news that no thread of a slot can run. The next heartbeat of the slot, if one
+        comes, says that this is over.
+        """
+        slot = self.slots.get(message.ordinal)
+        if slot is not None and slot.registered.allocation_id == message.allocation_id:
+            slot.metrics = msgspec.structs.replace(slot.metrics, hanging=message.call)
+
+    def hanging_calls(self) -> tuple[HangingCall, ...]:
+        """Return the calls of user code that have not returned, by the ordinal of their slots."""
+        each = (slot.metrics.hanging for _, slot in sorted(self.slots.items()))
+        return tuple(call for call in each if call is not None)
+
+    def registered_slots(self) -> list[SlotId]:
+        """Return all slots that have registered."""
+        return [slot.registered.slot for slot in self.slots.values()]
+
+    def responding(self) -> list[SlotId]:
+        """Return the slots that no call of user code holds up."""
+        return [
+            slot.registered.slot for slot in self.slots.values() if slot.metrics.hanging is None
+        ]
 
     def _watch_deployment(self, slot: RegisteredSlot, metrics: SlotMetrics) -> None:
         """Fail the attempt if the slot restores and has made no progress for `checkpoint.timeout`.

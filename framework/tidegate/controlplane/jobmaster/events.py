@@ -134,6 +134,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopGraceElapsed(AttemptEvent):
+    """`job.stop_grace_period` has passed since the stop, and a call of user code has not returned.
+    The final checkpoint cannot become complete.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpointCommitted(AttemptEvent):
     """The final checkpoint is published and its transactions are committed."""
 
@@ -165,6 +172,7 @@ Event = (
     | AttemptFailed
     | SlotInputEnded
     | StopRequested
+    | StopGraceElapsed
     | FinalCheckpointCommitted
     | JobClosed
     | CloseFailed

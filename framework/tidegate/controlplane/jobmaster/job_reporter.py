@@ -8,17 +8,21 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from tidegate.checkpoint.pending import CompletedCheckpoint
+from tidegate.config import RestartSettings
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.delays import Delay
 from tidegate.controlplane.jobmaster.machine import JobMachine
+from tidegate.controlplane.jobmaster.restarts import final_message
 from tidegate.errors import TidegateError
 from tidegate.ids import JobName
 from tidegate.ports.clock import Clock
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import SlotMetrics
 from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, add_counts
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.stream_elements import MIN_MS
 
 HISTORY_LENGTH: Final = 20
@@ -28,7 +32,10 @@ HISTORY_LENGTH: Final = 20
 class JobReporter:
     """A collector of the content of `JobReport`."""
 
-    def __init__(self, job: JobName, pid: int, clock: Clock) -> None:
+    def __init__(
+        self, job: JobName, pid: int, clock: Clock, restarts: RestartSettings | None = None
+    ) -> None:
+        self._restarts = restarts or RestartSettings()
         self._job, self._pid, self._clock = job, pid, clock
         self._history: deque[AttemptReport] = deque(maxlen=HISTORY_LENGTH)
         self._last_error: ErrorReport | None = None
@@ -69,6 +76,10 @@ class JobReporter:
             f"again: {offsets}."
         )
         self._notes = (note,)
+
+    def add_note(self, note: str) -> None:
+        """Add a fact that the operator must know."""
+        self._notes = (*self._notes, note)
 
     def attempt_ended(self, live: LiveAttempt) -> None:
         """Keep the counts of an attempt that has ended, and the reason for its end."""
@@ -127,6 +138,9 @@ class JobReporter:
         error = self._last_error
         if error is None and machine.error is not None:
             error = ErrorReport.of(machine.error)
+        if failed and error is not None:
+            final = final_message(error.message, self._restarts)
+            error = msgspec.structs.replace(error, message=final)
         return JobReport(
             job=self._job,
             state=machine.state,
@@ -154,6 +168,7 @@ class JobReporter:
             error=error if failed or machine.restarts else None,
             failed_attempts=tuple(self._history),
             notes=self._notes,
+            hanging_calls=() if live is None else live.hanging_calls(),
             reported_ms=self._clock.now_ms(),
             storage_trouble=storage_trouble,
             stopped=machine.stopped,

@@ -55,6 +55,7 @@ from tidegate.controlplane.jobmaster.events import (
     SlotRequestTimedOut,
     StartAttempt,
     StopEnd,
+    StopGraceElapsed,
     StopRequested,
     TakeFinalCheckpoint,
 )
@@ -141,6 +142,11 @@ class JobMachine:
         return self._stop is not None and self._ended != self._subtasks
 
     @property
+    def stop_requested(self) -> bool:
+        """Whether a user has asked to stop the job."""
+        return self._stop is not None
+
+    @property
     def slots_missing(self) -> int:
         """The number of slots of the live attempt that have not registered."""
         return self._slots_needed - len(self._slots)
@@ -186,6 +192,8 @@ class JobMachine:
                 return self._input_ended(event)
             case StopRequested():
                 return self._stop_requested(event)
+            case StopGraceElapsed():
+                return self._stop_grace_elapsed()
             case FinalCheckpointCommitted():
                 # A cancel that came during the commit is still carried out.
                 if self.state is JobState.CLOSING:
@@ -316,6 +324,10 @@ class JobMachine:
         if event.final_checkpoint and self.state is JobState.STOPPING:
             return []
         return self._stopped_without_checkpoint(event)
+
+    def _stop_grace_elapsed(self) -> list[Instruction]:
+        stops = self._stop is not None and self.state in {JobState.RUNNING, JobState.STOPPING}
+        return self._finish(StopEnd.WITHOUT_CHECKPOINT) if stops else []
 
     def _stopped_without_checkpoint(self, stop: StopRequested) -> list[Instruction]:
         if not stop.final_checkpoint:

@@ -18,6 +18,7 @@ killed. Such a job waits only for a small part of the time that it ran.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -50,6 +51,28 @@ def restart_strategy(settings: RestartSettings, random: Callable[[], float]) -> 
             return FailureRate(settings)
         case "none":
             return NoRestart()
+
+
+def final_message(message: str, settings: RestartSettings) -> str:
+    """Return the message of the error that fails a job, without the promise of a restart."""
+    match settings.strategy:
+        case "none":
+            why = 'restart.strategy is "none"'
+        case "failure_rate":
+            why = (
+                f"{settings.max_failures_per_interval} failures within "
+                f"{settings.failure_rate_interval / 1000:g} s is the limit of restart.strategy "
+                '"failure_rate"'
+            )
+        case _:
+            why = f"restart.attempts is {settings.attempts}"
+    return _PROMISE.sub(f". The job fails, because {why}.", message)
+
+
+_PROMISE: Final = re.compile(
+    r"[;.] [Tt]he job restarts from its last checkpoint as the restart strategy says\.$"
+)
+"""The end of the message of an error after which a job may restart."""
 
 
 class ExponentialDelay:

@@ -27,6 +27,7 @@ from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
+from tidegate.controlplane.jobmaster.hanging_calls import StopGrace, named_cause, stop_note
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
 from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
@@ -57,6 +58,7 @@ from tidegate.protocol.messages import (
     SlotHeartbeat,
     SlotLost,
     SlotsReleased,
+    SlotStalled,
     StopJob,
     Submission,
     SubtaskInputEnded,
@@ -151,9 +153,11 @@ class JobMaster:
         self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
-        self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock)
+        self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock, config.restart)
         self._delays = DelayMonitor()
-        self._slot_shutdown = SlotShutdown(loop, drivers.clock)
+        stop_grace_s = config.job.stop_grace_period / 1000
+        self._slot_shutdown = SlotShutdown(loop, drivers.clock, stop_grace_s)
+        self._stop_grace = StopGrace(stop_grace_s)
         self._exiting = False
         self._slot_requests = SlotRequests(
             submission, manager, drivers.clock, address, config.cluster.slot_request_timeout / 1000
@@ -191,6 +195,8 @@ class JobMaster:
                     self.decide(e.SlotReady(attempt=live.attempt, ordinal=message.ordinal))
                 case SlotHeartbeat():
                     live.heartbeat(message.ordinal, message.metrics)
+                case SlotStalled():
+                    live.stalled(message)
                 case AcknowledgeCheckpoint():
                     live.heartbeat(message.ordinal, message.metrics)
                     live.acknowledged(message)
@@ -351,8 +357,13 @@ class JobMaster:
             return
         live.mark_lost(event.slot, event.allocation_id)
         error = ExternalError(f"Slot {event.slot} was lost: {event.reason}.")
-        self._reporter.set_last_error(ErrorReport.of(error))
-        self.decide(event)
+        calls = live.hanging_calls() if event.silent else ()
+        cause, report = named_cause(error, calls, self._drivers.clock.now_ms(), silent=True)
+        self._reporter.set_last_error(report)
+        if cause is error:
+            self.decide(event)
+        else:
+            self.decide(e.AttemptFailed(attempt=event.attempt, error=cause))
 
     def _deploy(self) -> None:
         live, recovered = self._required_live(), self._recovered
@@ -403,7 +414,9 @@ class JobMaster:
         self._delays.failed(self._drivers.clock.monotonic(), str(error))
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
-        self._reporter.set_last_error(ErrorReport.of(error))
+        calls = () if self._live is None else self._live.hanging_calls()
+        error, report = named_cause(error, calls, self._drivers.clock.now_ms())
+        self._reporter.set_last_error(report)
         self.decide(e.AttemptFailed(attempt=attempt, error=error))
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -490,6 +503,10 @@ class JobMaster:
             for registered in live.silent(self._config.cluster.heartbeat_timeout / 1000):
                 reason = "no heartbeat for cluster.heartbeat_timeout"
                 self._slot_silent(live.attempt, registered, reason)
+            if self._stop_grace.is_over(self._drivers.clock.monotonic(), self._machine, live):
+                now_ms = self._drivers.clock.now_ms()
+                self._reporter.add_note(stop_note(live.hanging_calls(), now_ms))
+                self.decide(e.StopGraceElapsed(attempt=live.attempt))
         report = self._report_now()
         if self._reporter.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
@@ -534,7 +551,8 @@ class JobMaster:
         """Wait until the slots have left, then close the journal."""
         slots: list[SlotId] = []
         if self._live is not None:
-            slots = [slot.registered.slot for slot in self._live.slots.values()]
+            kills = how.stopped == e.StopEnd.WITHOUT_CHECKPOINT
+            slots = self._live.responding() if kills else self._live.registered_slots()
             self._live.close_tasks()
 
         def done(error: TidegateError | None) -> None:

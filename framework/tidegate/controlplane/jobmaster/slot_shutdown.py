@@ -17,9 +17,6 @@ from tidegate.controlplane.loop import EventLoop
 from tidegate.ids import Attempt, SlotId
 from tidegate.ports.clock import Clock
 
-CLOSE_TIMEOUT_S: Final = 3.0
-"""The time in seconds that slots have to close the user's functions at the end of a job."""
-
 RELEASE_S: Final = 10.0
 """The longest wait, in seconds, for the message that no slot is left. After this time their ids are
 fenced in any case."""
@@ -32,8 +29,9 @@ _log = logging.getLogger(__name__)
 class SlotShutdown:
     """The wait for the slots at the end of a job, and the slots that are known to be gone."""
 
-    def __init__(self, loop: EventLoop[Any], clock: Clock) -> None:
-        self._loop, self._clock = loop, clock
+    def __init__(self, loop: EventLoop[Any], clock: Clock, close_timeout_s: float) -> None:
+        """Create it. Slots get `close_timeout_s` to close the user's functions."""
+        self._loop, self._clock, self._close_timeout_s = loop, clock, close_timeout_s
         self._closing_functions: set[SlotId] = set()
         self._released: Attempt | None = None
         self.waits_for = ""
@@ -56,8 +54,8 @@ class SlotShutdown:
         self, slots: Iterable[SlotId], release: Callable[[], None], then: Callable[[], None]
     ) -> None:
         """Wait until `slots` have left, then call `then`. Call `release` before, when their
-        processes should end: after they have closed the user's functions, or after
-        `CLOSE_TIMEOUT_S`.
+        processes should end: after they have closed the user's functions, or after the
+        timeout for that.
         """
         self._closing_functions = set(slots)
 
@@ -79,7 +77,8 @@ class SlotShutdown:
 
         self.waits_for = what = "The slots close their functions"
         self._loop.call_later(
-            0.0, lambda: self._wait(what, self._have_closed, CLOSE_TIMEOUT_S, functions_closed)
+            0.0,
+            lambda: self._wait(what, self._have_closed, self._close_timeout_s, functions_closed),
         )
 
     def _have_closed(self) -> bool:

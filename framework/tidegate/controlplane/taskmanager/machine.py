@@ -21,14 +21,18 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tidegate.errors import check
 from tidegate.ids import LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import ExitStatus
+from tidegate.protocol.code_places import WatchedCode, dumped_frames
 from tidegate.protocol.messages import (
     Acknowledge,
     Message,
     Refused,
     SlotExited,
+    SlotStalled,
     StartSlot,
     StopSlot,
     TaskManagerHeartbeat,
@@ -98,6 +102,18 @@ class SlotProcessExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlotProcessStalled:
+    """No thread of the slot's process can run. `code` and `dump` say where it stands."""
+
+    index: int
+    pid: int
+    code: str
+    dump: str
+    seen_ms: int
+    """The wall-clock time in ms at which this was noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkServerExited:
     """The fork server ended."""
 
@@ -129,6 +145,7 @@ Event = (
     | Forked
     | NotForked
     | SlotProcessExited
+    | SlotProcessStalled
     | ForkServerExited
     | Replied
     | RequestFailed
@@ -170,13 +187,21 @@ class SendToJobManager:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SendToJobMaster:
+    """Send a message to a JobMaster once. Nothing follows."""
+
+    address: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExitProcess:
     """End this TaskManager process."""
 
     reason: str
 
 
-Instruction = Reply | ForkSlot | KillSlot | SendToJobManager | ExitProcess
+Instruction = Reply | ForkSlot | KillSlot | SendToJobManager | SendToJobMaster | ExitProcess
 
 
 @dataclass(slots=True)
@@ -235,6 +260,8 @@ class TaskManagerMachine:
                 return self._not_forked(self._slots[index], reason)
             case SlotProcessExited(index=index, pid=pid, status=status):
                 return self._slot_process_exited(index, pid, status)
+            case SlotProcessStalled():
+                return self._slot_process_stalled(event)
             case ForkServerExited(status=status):
                 return self._end(f"the fork server exited with status {status}")
             case Replied(message=message, reply=reply):
@@ -366,6 +393,21 @@ class TaskManagerMachine:
             allocation_id=start.allocation_id,
         )
         return [*replies, SendToJobManager(message=exited)]
+
+    def _slot_process_stalled(self, event: SlotProcessStalled) -> list[Instruction]:
+        slot = self._slots[event.index]
+        if slot.start is None or slot.pid != event.pid or not event.code:
+            return []  # it has ended meanwhile, or it was not deployed yet
+        code = msgspec.json.decode(event.code, type=WatchedCode)
+        frames = dumped_frames(event.dump, code.thread)
+        stalled = SlotStalled(
+            job=slot.start.job,
+            attempt=slot.start.attempt,
+            ordinal=slot.start.ordinal,
+            allocation_id=slot.start.allocation_id,
+            call=code.stalled_call(frames, event.seen_ms - code.stalled_after_ms),
+        )
+        return [SendToJobMaster(address=slot.start.jobmaster_address, message=stalled)]
 
     def _replied(self, message: Message, reply: Message, now_ms: int) -> list[Instruction]:
         if isinstance(message, TaskManagerHeartbeat):

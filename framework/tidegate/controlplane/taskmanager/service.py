@@ -29,8 +29,9 @@ from tidegate.ports.processes import (
     SlotEnded,
     SlotForked,
     SlotNotForked,
+    SlotStacksDumped,
 )
-from tidegate.ports.rpc import RpcClient, RpcServer
+from tidegate.ports.rpc import Rpc, RpcClient, RpcServer
 from tidegate.protocol.messages import Message, RegisterTaskManager, TaskManagerAccepted
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
@@ -56,7 +57,14 @@ class _ForkServerIsReady:
     pid: int
 
 
-_Event = m.Event | PendingRequest | _SendDue | _ForkServerIsReady
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """A message to a JobMaster was sent, or it failed with `error`."""
+
+    error: str = ""
+
+
+_Event = m.Event | PendingRequest | SlotStacksDumped | _Told | _SendDue | _ForkServerIsReady
 
 
 def run_taskmanager(
@@ -188,10 +196,23 @@ class _Service:
 
     def handle(self, event: _Event) -> None:
         match event:
+            case SlotStacksDumped():
+                stalled = m.SlotProcessStalled(
+                    index=event.index,
+                    pid=event.pid,
+                    code=event.code,
+                    dump=event.dump,
+                    seen_ms=self.drivers.clock.now_ms(),
+                )
+                _log.warning("no thread of slot process %d can run:\n%s", event.pid, event.dump)
+                self._decide(stalled)
             case PendingRequest():
                 request_id = next(self._numbers)
                 self._pending_requests[request_id] = event
                 self._decide(m.JobManagerRequest(request_id=request_id, message=event.message))
+            case _Told(error=error):
+                if error:
+                    _log.warning("a JobMaster did not get the stacks of a stalled slot: %s", error)
             case _SendDue(message=message):
                 self._send(message)
             case _ForkServerIsReady(pid=pid):
@@ -220,9 +241,19 @@ class _Service:
                 self._send(message)
             case m.SendToJobManager(message=message, after_ms=after_ms):
                 self.loop.call_later(after_ms / 1000, _SendDue(message=message))
+            case m.SendToJobMaster(address=address, message=message):
+                self._send_to_jobmaster(address, message)
             case m.ExitProcess(reason=reason):
                 _log.error("this TaskManager ends: %s", reason)
                 self.loop.stop()
+
+    def _send_to_jobmaster(self, address: str, message: Message) -> None:
+        rpc = self.drivers.rpc
+        self.loop.submit(
+            lambda: _send_once(rpc, address, message, self.answer_s),
+            lambda _: _Told(),
+            lambda error: _Told(error=str(error)),
+        )
 
     def _send(self, message: Message) -> None:
         def failed(error: TidegateError) -> _Event:
@@ -236,6 +267,14 @@ class _Service:
         )
 
 
+def _send_once(rpc: Rpc, address: str, message: Message, timeout_s: float) -> None:
+    client = rpc.connect(address)
+    try:
+        client.call(message, timeout_s)
+    finally:
+        client.close()
+
+
 def _from_fork_server(event: ForkServerEvent) -> _Event:
     match event:
         case ForkServerReady(pid=pid):
@@ -244,6 +283,8 @@ def _from_fork_server(event: ForkServerEvent) -> _Event:
             return m.Forked(index=index, pid=pid)
         case SlotNotForked(index=index, reason=reason):
             return m.NotForked(index=index, reason=reason)
+        case SlotStacksDumped():
+            return event
         case SlotEnded(index=index, pid=pid, status=status):
             return m.SlotProcessExited(index=index, pid=pid, status=status)
         case ForkServerEnded(status=status):

@@ -47,14 +47,18 @@ class FusedSteps(ForwardsTime):
         self._refusals = tuple(refusals) or tuple(Refusals(node.id) for node in nodes)
         self._tolerant = any(refusal.tolerant for refusal in self._refusals)
         self.source, self._line_of_first = _loop_source(self._nodes)
-        self._file = f"<fused {' '.join(node.id for node in self._nodes)}>"
+        self.file = f"<fused {' '.join(node.id for node in self._nodes)}>"
         # With these lines, the traceback of a failing step shows the generated line.
         lines = self.source.splitlines(keepends=True)
-        linecache.cache[self._file] = (len(self.source), None, lines, self._file)
+        linecache.cache[self.file] = (len(self.source), None, lines, self.file)
         scope: dict[str, Any] = {f"f{i}": node.function for i, node in enumerate(self._nodes)}
         scope |= {f"g{i}": results_guard(node.record_type) for i, node in enumerate(self._nodes)}
-        exec(compile(self.source, self._file, "exec"), scope)  # noqa: S102 - our own text
+        exec(compile(self.source, self.file, "exec"), scope)  # noqa: S102 - our own text
         self._run: Callable[..., None] = scope["run"]
+
+    def steps_by_line(self) -> dict[int, Node]:
+        """Return the step that each line of the loop runs."""
+        return {line: self._nodes[step] for line, step in self._line_of_first.items()}
 
     def open(self) -> None:
         """Do nothing: a plain function has no `open`."""
@@ -127,10 +131,10 @@ class FusedSteps(ForwardsTime):
     def _failing_step(self, error: Exception) -> int:
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self._file:
+            if trace.tb_frame.f_code.co_filename == self.file:
                 return self._line_of_first[trace.tb_lineno]
             trace = trace.tb_next
-        message = f"{self._file} raised outside its loop"
+        message = f"{self.file} raised outside its loop"
         raise InternalError(message) from error
 
 

@@ -72,7 +72,8 @@ class BatchEncoder:
         """Create the encoder. `bytes_max` limits the size of a record; it is checked only if
         `refusals` has a policy for such records.
         """
-        self._sink, self._uid, self._bytes_max = sink, uid, bytes_max
+        self._sink, self._bytes_max = sink, bytes_max
+        self._named = f"Sink {uid!r} for {sink.target} ({sink.location})"
         self._refusals = Refusals(uid) if refusals is None else refusals
         self._with_event_time = sink.timestamps == "event_time"
         self._encode_value = _encoder(sink.value)
@@ -151,7 +152,7 @@ class BatchEncoder:
         for index, time_ms in enumerate(times_ms):
             if time_ms <= 0:
                 raise UserCodeError(
-                    f"Sink {self._uid!r} ({self._sink.location}) cannot write the event time "
+                    f"{self._named} cannot write the event time "
                     f"{time_ms} ms as timestamp: Kafka stores no time at or before 1970-01-01 "
                     f"00:00 UTC. The record came from {origin_of(batch, index)}. Filter such "
                     "records out, or remove timestamps='event_time'; the job restarts from its "
@@ -187,7 +188,7 @@ class BatchEncoder:
         if check is None or index is None:
             return
         raise UserCodeError(
-            f"Sink {self._uid!r} ({self._sink.location}) got a {what} that is "
+            f"{self._named} got a {what} that is "
             f"{article(type(values[index]).__name__)}, and its format takes "
             f"{declared_name(check.type)}. It came from {origin_of(batch, index)}. Correct the "
             "step or the record_key that made it, or declare its type in the format; the job "
@@ -206,7 +207,7 @@ class BatchEncoder:
         except Exception as error:
             value = batch.values[len(done)]
             raise UserCodeError(
-                f"Sink {self._uid!r} ({self._sink.location}) could not {what} a value of type "
+                f"{self._named} could not {what} a value of type "
                 f"{type(value).__name__}: {type(error).__name__}: {error}. It came from "
                 f"{origin_of(batch, len(done))}. Correct the step that "
                 "made the value, or the sink's format or record_key; the job restarts from its "

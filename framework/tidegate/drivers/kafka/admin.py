@@ -32,6 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 )
 
 from tidegate.drivers.kafka.asking import AdminClients, Question, explained
+from tidegate.drivers.kafka.reachability import names_unknown, protocol_of, why_unreachable
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import (
     KafkaError,
@@ -51,6 +52,10 @@ ANSWER_TIMEOUT_S: Final = 9.0
 """The maximum time for one question, in seconds. An unreachable broker is reported within ten
 seconds. A busy broker with 100 partitions to make once needed 8.
 """
+UNKNOWN_NAME_S: Final = 2.0
+"""The time in seconds after which an unknown name of a broker is an error. A name server may be
+slow, or may not know a new container yet."""
+
 METADATA_TRY_S: Final = 1.0
 """The time without an answer, in seconds, after which the client checks whether the broker has
 refused its credentials.
@@ -99,6 +104,10 @@ _DENIED: Final = frozenset(
         Code.SASL_AUTHENTICATION_FAILED,
     }
 )
+_NO_SASL: Final = "Request not valid in current SASL state"
+"""The answer of a broker to a SASL handshake at a listener without SASL."""
+
+_NO_MECHANISM: Final = "Unsupported SASL mechanism"
 _UNKNOWN_PRINCIPAL: Final = frozenset({Code._AUTHENTICATION, Code.SASL_AUTHENTICATION_FAILED})
 
 
@@ -120,7 +129,7 @@ class KafkaClusterAdmin:
     """An admin client of one cluster. It connects at the first question."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        self._servers = bootstrap_servers(settings)
+        self._servers, self._protocol = bootstrap_servers(settings), protocol_of(settings)
         self._denials = _Denials()
         # A bound method of this object would make a reference cycle with the client (`asking.py`).
         ours: dict[str, object] = {"error_cb": self._denials.note, "logger": CLIENT_LOG}
@@ -295,7 +304,8 @@ class KafkaClusterAdmin:
         return answers[topic]
 
     def _metadata(self) -> Any:
-        end_s = time.monotonic() + ANSWER_TIMEOUT_S
+        began_s = time.monotonic()
+        end_s = began_s + ANSWER_TIMEOUT_S
         while True:
             left_s = end_s - time.monotonic()
             try:
@@ -307,7 +317,10 @@ class KafkaClusterAdmin:
                 # `poll` runs the callback for refused credentials.
                 self._clients.current.poll(0)
                 permanent = self._denials.newest is not None or cause.code() not in _UNREACHABLE
-                if permanent or time.monotonic() >= end_s:
+                now_s = time.monotonic()
+                if now_s - began_s >= UNKNOWN_NAME_S and names_unknown(self._servers):
+                    raise self._unreachable("describe the cluster") from None
+                if permanent or now_s >= end_s:
                     raise self._translated("describe the cluster", cause) from None
 
     def _offsets(
@@ -391,6 +404,17 @@ class KafkaClusterAdmin:
             self._denials.newest if code in _UNREACHABLE else cause if code in _DENIED else None
         )
         if denied is not None:
+            if denied.code() in _UNKNOWN_PRINCIPAL and _NO_SASL in denied.str():
+                return NotAllowedError(
+                    f"Kafka at {self._servers} has no SASL at this listener, and kafka.properties "
+                    f"has security.protocol = {self._protocol}. Use the address of a listener with "
+                    "SASL, or remove security.protocol and sasl.* from kafka.properties."
+                )
+            if denied.code() in _UNKNOWN_PRINCIPAL and _NO_MECHANISM in denied.str():
+                return NotAllowedError(
+                    f"Kafka at {self._servers} does not support the sasl.mechanism of "
+                    f"kafka.properties. It supports {_reason(denied)}. Correct it."
+                )
             if denied.code() in _UNKNOWN_PRINCIPAL:
                 return NotAllowedError(
                     f"Kafka at {self._servers} refused the credentials of kafka.properties "
@@ -416,10 +440,8 @@ class KafkaClusterAdmin:
 
     def _unreachable(self, what: str) -> KafkaUnavailableError:
         return KafkaUnavailableError(
-            f"No Kafka broker of {self._servers} answered within {ANSWER_TIMEOUT_S:.0f} s (asked "
-            f"to {what}). Check that the brokers run, that kafka.bootstrap_servers names them, "
-            "that they advertise addresses that this machine can reach, and that security.protocol "
-            "in kafka.properties is theirs."
+            f"No Kafka broker of {self._servers} (kafka.bootstrap_servers) answered when asked to "
+            f"{what}. {why_unreachable(self._servers, self._protocol)}"
         )
 
 

@@ -6,14 +6,18 @@ import os
 import socket
 from typing import TYPE_CHECKING, NoReturn
 
+from tidegate.drivers.process.call_watch import OsCallWatch
 from tidegate.drivers.process.gc_tuning import tune_gc
-from tidegate.ports.processes import CurrentProcess, ExitStatus
+from tidegate.ports.processes import CallWatch, CurrentProcess, ExitStatus
 
 
 class OsProcess:
     """An implementation of `ports.processes.CurrentProcess`. It is also correct in a fork of the
-    process that made it.
+    process that made it. `stacks` is the file descriptor for the stacks of a stalled process.
     """
+
+    def __init__(self, stacks: int = 2) -> None:
+        self._stacks = stacks
 
     @property
     def pid(self) -> int:
@@ -25,6 +29,9 @@ class OsProcess:
 
     def exit(self, status: ExitStatus) -> NoReturn:
         os._exit(status)
+
+    def watch_calls(self, stalled_after_s: float) -> CallWatch:
+        return OsCallWatch(self._stacks, stalled_after_s)
 
     def freeze_gc(self) -> None:
         tune_gc()

@@ -62,8 +62,19 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     status: int
 
 
+class StacksDumped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The notice that no thread of a slot can run, with the stacks of its threads. `code` is the
+    slot's description of its user code.
+    """
+
+    index: int
+    pid: int
+    code: str
+    dump: str
+
+
 Command = Fork | Kill
-Notice = Ready | Forked | NotForked | Exited
+Notice = Ready | Forked | NotForked | StacksDumped | Exited
 
 _encoder = msgspec.json.Encoder()
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)

@@ -3,7 +3,8 @@ forks the slots.
 
 Forking is safe only from a process with one thread and without clients, so the fork server has no
 other work. It waits for commands of its TaskManager and for the end of its children, reaps the
-children and reports their exit status. A slot starts as a copy of the fork server. That takes a few
+children and reports their exit status. It also passes on the stacks of a slot in which no thread
+can run (`stack_pipes.py`). A slot starts as a copy of the fork server. That takes a few
 milliseconds instead of a quarter of a second of imports, and most of the memory is shared. The fork
 server never imports a user's module, because one job must not see the modules of another.
 
@@ -29,6 +30,7 @@ from typing import NoReturn
 
 from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.parent_watch import exit_with_parent
+from tidegate.drivers.process.stack_pipes import StackPipes
 from tidegate.errors import check
 from tidegate.private_files import FILE_MODE, make_private_folder
 from tidegate.protocol.messages import StartSlot
@@ -38,7 +40,8 @@ SlotMain = Callable[[StartSlot], int]
 the parent pipe is watched and the log is redirected.
 """
 
-_FIRST_FD_OF_OTHERS = 3
+STACKS_FD = 3
+"""The file descriptor of a slot for the stacks of its threads. It leads to the fork server."""
 _CRASHED = 70
 """The exit status of a slot whose main function raised an exception (EX_SOFTWARE)."""
 
@@ -62,6 +65,7 @@ class _ForkServer:
         self._slot_log = slot_log
         self._children: dict[int, int] = {}
         """The slot index by pid, for children that are not reaped."""
+        self._stacks = StackPipes()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -83,7 +87,18 @@ class _ForkServer:
 
     def _serve(self) -> bool:
         """Wait for one event and handle it. Return False if the TaskManager is gone."""
-        readable, _, _ = select.select([self._commands, self._woken], [], [])
+        stacks = self._stacks.descriptors()
+        awaited: list[socket.socket | int] = [self._commands, self._woken, *stacks]
+        readable, _, _ = select.select(awaited, [], [], self._stacks.wait_s())
+        for read_end in stacks:
+            if read_end in readable:
+                self._stacks.read(read_end)
+        for dump in self._stacks.complete():
+            self._send_notice(
+                fork_protocol.StacksDumped(
+                    index=dump.index, pid=dump.pid, code=dump.code, dump=dump.text
+                )
+            )
         if self._woken in readable:
             with contextlib.suppress(BlockingIOError):
                 self._woken.recv(4096)
@@ -101,12 +116,21 @@ class _ForkServer:
 
     def _fork(self, start: StartSlot) -> None:
         try:
+            read_end, write_end = os.pipe()
+        except OSError as error:  # no file is free: the other slots must continue
+            self._send_notice(fork_protocol.NotForked(index=start.index, reason=str(error)))
+            return
+        try:
             pid = os.fork()
         except OSError as error:  # no memory or no process id: the other slots must continue
+            os.close(read_end)
+            os.close(write_end)
             self._send_notice(fork_protocol.NotForked(index=start.index, reason=str(error)))
             return
         if pid == 0:
-            self._become_slot(start)
+            self._become_slot(start, write_end)
+        os.close(write_end)
+        self._stacks.add(read_end, start.index, pid)
         self._children[pid] = start.index
         self._send_notice(fork_protocol.Forked(index=start.index, pid=pid))
 
@@ -116,6 +140,7 @@ class _ForkServer:
             if pid == 0:
                 return
             index = self._children.pop(pid)
+            self._stacks.remove(pid)
             self._send_notice(
                 fork_protocol.Exited(index=index, pid=pid, status=os.waitstatus_to_exitcode(status))
             )
@@ -124,7 +149,7 @@ class _ForkServer:
         with contextlib.suppress(ConnectionError):  # no TaskManager: the next read detects that
             fork_protocol.send(self._commands, notice)
 
-    def _become_slot(self, start: StartSlot) -> NoReturn:
+    def _become_slot(self, start: StartSlot, stacks: int) -> NoReturn:
         """Turn this fork into a slot process and run the slot; never return. The slot gets a
         session, a log and a parent pipe of its own, and drops the fork server's files and signal
         handlers.
@@ -136,7 +161,8 @@ class _ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for ours in (self._commands, self._woken, self._waker):
                 ours.detach()
-            os.closerange(_FIRST_FD_OF_OTHERS, os.sysconf("SC_OPEN_MAX"))
+            os.dup2(stacks, STACKS_FD, inheritable=False)
+            os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
             _redirect_output(self._slot_log(start))
             exit_with_parent()
             random.seed()

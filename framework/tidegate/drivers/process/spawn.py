@@ -31,6 +31,7 @@ from tidegate.ports.processes import (
     SlotEnded,
     SlotForked,
     SlotNotForked,
+    SlotStacksDumped,
 )
 from tidegate.private_files import make_private_folder, private_opener
 
@@ -235,6 +236,8 @@ class OsForkServer:
                     self._listener(SlotForked(index=index, pid=pid))
                 case fork_protocol.NotForked(index=index, reason=reason):
                     self._listener(SlotNotForked(index=index, reason=reason))
+                case fork_protocol.StacksDumped(index=index, pid=pid, code=code, dump=dump):
+                    self._listener(SlotStacksDumped(index=index, pid=pid, code=code, dump=dump))
                 case fork_protocol.Exited(index=index, pid=pid, status=status):
                     self._listener(SlotEnded(index=index, pid=pid, status=status))
         self._child.watch(lambda status: self._listener(ForkServerEnded(status=status)))

@@ -15,7 +15,9 @@ process wakes gRPC's thread pool dozens of times, even in an idle cluster.
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +90,34 @@ _SERVER_OPTIONS: Final[Options] = [
 ]
 
 
+def _refuse_taken_port(host: str, port: int) -> None:
+    """Raise RpcError if another process listens on the port at one of the addresses of `host`.
+
+    gRPC listens on the other addresses and reports no error. Clients would then reach the other
+    process, because `localhost` has an address of IPv4 and one of IPv6.
+    """
+    if port == 0:
+        return
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return  # gRPC reports an unknown name
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family is socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise RpcError(
+                        f"Cannot listen on {bracketed(host)}:{port}: another process listens "
+                        f"there (address {address[0]}). Stop that process, or choose another port "
+                        "with jobmanager.port or taskmanager.port."
+                    ) from error
+
+
 class GrpcRpc:
     """An implementation of `ports.rpc.Rpc` with gRPC. Its servers listen as `endpoint` says."""
 
@@ -135,6 +165,7 @@ class GrpcServer:
 
     def _listen_on_tcp(self, endpoint: Endpoint, wanted: int) -> str:
         bound = f"{bracketed(endpoint.bind_address)}:{wanted}"
+        _refuse_taken_port(endpoint.bind_address, wanted)
         try:
             port = self._server.add_insecure_port(bound)
         except RuntimeError as error:
