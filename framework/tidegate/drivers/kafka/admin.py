@@ -252,7 +252,7 @@ class KafkaClusterAdmin:
             found = self._answers(
                 brokers,
                 lambda broker: f"read {MAX_TIMEOUT_NAME} of broker {broker}",
-                _configs_of(ConfigResource.Type.BROKER),
+                configs_of(ConfigResource.Type.BROKER),
                 enough=True,  # the metadata may still list a broker that has just died
             )
         except NotAllowedError:
@@ -264,7 +264,7 @@ class KafkaClusterAdmin:
 
         Reading it needs DESCRIBE_CONFIGS on the topic, a right that no job needs otherwise.
         """
-        question = Question(self._clients, _configs_of(ConfigResource.Type.TOPIC), _is_retriable)
+        question = Question(self._clients, configs_of(ConfigResource.Type.TOPIC), _is_retriable)
         question.answer(topics, ANSWER_TIMEOUT_S)
         for topic in topics:
             if topic not in question.found:
@@ -439,7 +439,7 @@ def _is_denial(code: int, reason: int) -> bool:
     return code == Code._NOENT and reason in _DENIED
 
 
-def _configs_of(
+def configs_of(
     kind: Any,
 ) -> Callable[[AdminClient, list[str], float], dict[str, Future[Any]]]:
     """Return a function that asks for the configuration of topics or brokers."""
