@@ -21,6 +21,7 @@ import random
 import select
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -155,6 +156,8 @@ class _ForkServer:
             trace = "".join(traceback.format_exception(error))
             os.write(2, f"the slot failed: {trace}".encode(errors="backslashreplace"))
         finally:
+            with contextlib.suppress(OSError, ValueError):  # user code may have printed half a line
+                sys.stdout.flush()
             os._exit(status)
 
 
