@@ -10,6 +10,8 @@ tests/api/test_public_names.py freezes the list of names.
 import importlib
 from typing import TYPE_CHECKING
 
+__version__: str
+
 if TYPE_CHECKING:
     from tidegate.api.aggregates import (
         Aggregate,
@@ -202,6 +204,10 @@ UNSUPPORTED = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            from tidegate.protocol.versions import TIDEGATE
+
+            return TIDEGATE
         for home, names in _HOMES.items():
             if name in names:
                 value = getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -472,6 +472,9 @@ def _fork_server(
     def slot_log(start: StartSlot) -> Path:
         return logs / start.job / f"slot-{task_manager}-{start.index}.log"
 
+    def slot_output(start: StartSlot) -> Path:
+        return logs / start.job / f"subtask-{start.ordinal}.out"
+
     def slot_main(start: StartSlot) -> int:
         level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
@@ -485,7 +488,7 @@ def _fork_server(
         return status
 
     commands = socket.socket(fileno=arguments["fds"][0])
-    return run_fork_server(commands, slot_main, slot_log)
+    return run_fork_server(commands, slot_main, slot_log, slot_output)
 
 
 def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:

@@ -54,6 +54,13 @@ def _to_bytes(value: object) -> int:
     return int(match[1]) * _SIZE_BYTES[match[2]]
 
 
+def with_unit(value: int, units: tuple[str, ...]) -> str:
+    """Return a number of milliseconds or bytes with the largest of `units` that divides it."""
+    factors = {**_DURATION_MS, **_SIZE_BYTES}
+    unit = max((each for each in units if value % factors[each] == 0), key=factors.__getitem__)
+    return f"{value // factors[unit]} {unit}" if value else f"0 {units[0]}"
+
+
 RENAMED: Final = {
     "kafka.bootstrap": "kafka.bootstrap_servers",
     "checkpoint.storage": "checkpoint.dir",

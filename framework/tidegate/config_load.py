@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from tidegate.config import NO_VALUE, RENAMED, Config, Units, foreign_code
+from tidegate.config import NO_VALUE, RENAMED, Config, Units, foreign_code, with_unit
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, is_secret, masked_text, remember
 
@@ -34,6 +34,7 @@ PARAMETERS = "TIDEGATE_PARAMS__"
 """The prefix of variables that are parameters of a pipeline, not settings."""
 
 CLASS_STATEMENT = "the class statement"
+COMMAND_LINE = "the command line"
 
 _ROOT_USER = 0
 """The id of the superuser, who can change every file anyway."""
@@ -53,7 +54,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     class_statement: Mapping[str, Any] | None = None,
     command_line: Mapping[str, Any] | None = None,
-    origin: str = "the command line",
+    origin: str = COMMAND_LINE,
 ) -> Config:
     """Return the effective configuration of a run from `folder`.
 
@@ -62,6 +63,43 @@ def load(
     Raise ConfigError for a wrong setting. The error names the key, its origin and, for an unknown
     key, the nearest known one.
     """
+    values = _layers(folder, environment, class_statement, command_line, origin)
+    remember({key: value for key, (value, _) in values.items()})
+    return _validated(values)
+
+
+def load_with_origins(
+    *,
+    environment: Mapping[str, str] | None = None,
+    command_line: Mapping[str, Any] | None = None,
+) -> tuple[Config, dict[str, str]]:
+    """Return the configuration as `load` does, and where each key that is not a default comes
+    from.
+    """
+    values = _layers(None, environment, None, command_line, COMMAND_LINE)
+    remember({key: value for key, (value, _) in values.items()})
+    return _validated(values), {key: origin for key, (_, origin) in values.items()}
+
+
+def written(key: str, value: object) -> object:
+    """Return a value of `Config.to_dict` as a user writes it: a duration and a size with the
+    largest unit that gives a whole number, and the text that stands for None.
+    """
+    if value is None:
+        return no_value(key)
+    units = dict(_measured(Config, "")).get(key)
+    if units is None or not isinstance(value, int):
+        return value
+    return with_unit(value, units)
+
+
+def _layers(
+    folder: Path | None,
+    environment: Mapping[str, str] | None,
+    class_statement: Mapping[str, Any] | None,
+    command_line: Mapping[str, Any] | None,
+    origin: str,
+) -> dict[str, _Value]:
     layers = [
         _given(class_statement or {}, CLASS_STATEMENT),
         _from_file(folder or Path.cwd()),
@@ -71,8 +109,7 @@ def load(
     values: dict[str, _Value] = {}
     for layer in layers:
         values.update(layer)
-    remember({key: value for key, (value, _) in values.items()})
-    return _validated(values)
+    return values
 
 
 def find_file(folder: Path) -> Path | None:

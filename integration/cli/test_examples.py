@@ -24,7 +24,7 @@ PAYMENTS = [
     {"card": "a", "cents": 90_000, "at_ms": 30_000},
 ]
 VIEWS = [{"page": "/", "load_ms": n, "at_ms": n * 1_000} for n in range(120)]
-SIGNUPS = [
+SIGNUPS: list[dict[str, object]] = [
     {"email": "ann@example.org", "country": "de", "at": "2026-01-31T12:00:00Z"},
     {"email": "no address", "country": "de", "at": "2026-01-31T12:00:00Z"},
     {"nothing": "of that"},

@@ -210,7 +210,8 @@ def test_slots_inherit_no_thread_connection_or_file_of_the_fork_server(running: 
         assert process.environ()["MALLOC_ARENA_MAX"] == "64"
         # It has only its own gRPC: no socket of the fork server, and nothing of other slots.
         kept = {Path(file.path).name for file in process.open_files()}
-        assert kept <= {f"slot-{slot.slot.task_manager}-{slot.slot.index}.log"}
+        log = f"slot-{slot.slot.task_manager}-{slot.slot.index}.log"
+        assert kept <= {log, f"subtask-{slot.ordinal}.out"}
         inherited = [
             connection
             for connection in process.net_connections(kind="unix")

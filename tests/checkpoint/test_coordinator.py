@@ -67,10 +67,11 @@ def test_checkpoint_with_all_acknowledgements_is_published_with_all_transactions
     coordinator.handle(CheckpointTick(now_s=110))
     assert coordinator.missing == {A, B}
     assert coordinator.handle(ack(1, B, txn(1), txn(2))) == []
-    assert coordinator.handle(ack(1, A)) == [
+    assert coordinator.handle(ack(1, A, now_s=113)) == [
         PublishCheckpoint(
             checkpoint=cid(1),
             final=False,
+            duration_ms=3_000,
             snapshots=(part(B, txn(1), txn(2)), part(A)),
             transactions=(txn(1), txn(2)),
         )

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.display import JsonLines, LineDisplay, LiveDisplay, _table, describe
+from tidegate.cli.display import (
+    JsonLines,
+    LineDisplay,
+    LiveDisplay,
+    _table,
+    describe,
+    duration_text,
+)
 from tidegate.config import Config
 from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
-from tidegate.protocol.reports import AttemptReport, JobReport, ProcessExit
+from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, ProcessExit
 
 SUBMISSION = Submission(
     job=JobName("totals"),
@@ -190,3 +198,47 @@ def test_note_is_printed_at_the_end_of_the_live_display(capsys: pytest.CaptureFi
     )
     LiveDisplay(SUBMISSION, Config()).end(report)
     assert "totals: Offsets are read again." in capsys.readouterr().err
+
+
+def test_terminal_shows_a_summary_that_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = LiveDisplay(SUBMISSION, Config())
+    shown._began_s = time.monotonic() - 125
+    last = CheckpointReport(id="3-17", completed_ms=0, duration_ms=58, size=2048, transactions=1)
+    report = JobReport(
+        job=JobName("totals"),
+        state=JobState.FINISHED,
+        stopped="final checkpoint",
+        records_in=250_000,
+        records_out=1_000,
+        checkpoints_completed=12,
+        checkpoints_failed=1,
+        restarts=2,
+        skipped=3,
+        last_checkpoint=last,
+    )
+    with shown:
+        shown.show(report)
+        shown.end(report)
+    lines = capsys.readouterr().err.splitlines()
+    expected = [
+        "totals: stopped with a final checkpoint (the next run continues from it)",
+        "  records      250,000 in, 1,000 out",
+        "  duration     2 min 5 s (2,000 records/s)",
+        "  checkpoints  12, 1 failed, the last one 3-17 of 2.0 KiB",
+        "  restarts     2",
+        "  bad records  3 bad records skipped",
+    ]
+    shown_rate = lines[-4].partition(" (")[0]
+    assert [*lines[-6:-4], shown_rate, *lines[-3:]] == [
+        *expected[:2],
+        "  duration     2 min 5 s",
+        *expected[3:],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(850, "850 ms"), (12_340, "12.3 s"), (245_000, "4 min 5 s"), (7_380_000, "2 h 3 min")],
+)
+def test_duration_is_shown_with_two_units_at_most(ms: int, text: str) -> None:
+    assert duration_text(ms) == text

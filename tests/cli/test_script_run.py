@@ -17,8 +17,8 @@ import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Param, Pipeline, PipelineError, build
 from tidegate.cli import script_run
-from tidegate.cli.local_run import SecondInterruptError
 from tidegate.cli.script_run import reference_of
+from tidegate.cli.stopping import SecondInterruptError
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.errors import ConfigError, ExternalError, UserCodeError
 from tidegate.ids import JobName

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli.local_run import SecondInterruptError, _Stop
+from tidegate.cli.stopping import RunStop, SecondInterruptError, StopRequest
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
@@ -27,19 +27,20 @@ class Cluster:
         self.restarts = 0
         self.told = 0
         self.error: TidegateError | None = None
-        self.stop_of_run = _Stop(
-            cast("Client", self), JOB, cast("Display", self), lambda: self.restarts
-        )
+        self.asked: list[tuple[bool, bool]] = []
+        self.stop_of_run = RunStop(JOB, cast("Display", self))
+        self.stop_of_run.attach(cast("Client", self), lambda: self.restarts)
 
-    def stop(self, job: JobName) -> None:
+    def stop(self, job: JobName, *, final_checkpoint: bool, drain: bool) -> None:
         if self.error is not None:
             raise self.error
+        self.asked.append((final_checkpoint, drain))
         self.told += 1
 
     def show(self, report: JobReport) -> None:
         pass
 
-    def stopping(self) -> None:
+    def stopping(self, *, final_checkpoint: bool = True) -> None:
         pass
 
     def report(self, state: str = "RUNNING") -> int:
@@ -81,6 +82,25 @@ def test_a_stop_of_a_job_that_has_just_ended_is_no_error() -> None:
 def test_second_interrupt_leaves_the_run_at_once() -> None:
     cluster = Cluster()
     with cluster.stop_of_run:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(SecondInterruptError):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_request_of_another_terminal_is_sent_as_it_was_made() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        cluster.stop_of_run.request(StopRequest(final_checkpoint=True, drain=True))
+        assert cluster.report() == 1
+        cluster.stop_of_run.request(StopRequest(final_checkpoint=False))
+        assert [cluster.report(), cluster.report()] == [2, 2]
+    assert cluster.asked == [(True, True), (False, False)]
+
+
+def test_first_ctrl_c_after_a_request_of_another_terminal_does_not_leave_at_once() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        cluster.stop_of_run.request(StopRequest())
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(SecondInterruptError):
             signal.raise_signal(signal.SIGINT)

@@ -48,7 +48,7 @@ def fit_file(of: object, file: str) -> AvroSchema:
 
     PipelineError if the file does not exist or holds no schema, or if the type does not fit it.
     """
-    path = _find(file)
+    path = find_schema_file(file)
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
         whole: AvroSchema = fastavro.schema.expand_schema(schema)
@@ -59,7 +59,7 @@ def fit_file(of: object, file: str) -> AvroSchema:
     return _Fit(file).fit(of, whole, type_name(of))
 
 
-def _find(file: str) -> Path:
+def find_schema_file(file: str) -> Path:
     """Find the file on the module search path (`sys.path`), and then in the working folder.
 
     The first folder on the path holds the job's code. At a submit, this is the working folder. In

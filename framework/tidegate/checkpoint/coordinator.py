@@ -385,6 +385,7 @@ class CheckpointCoordinator:
             PublishCheckpoint(
                 checkpoint=pending.id,
                 final=pending.final,
+                duration_ms=round((event.now_s - pending.started_s) * 1000),
                 snapshots=self._snapshots(pending),
                 transactions=union(
                     [

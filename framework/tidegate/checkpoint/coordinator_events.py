@@ -151,6 +151,8 @@ class PublishCheckpoint:
     """All transactions that are prepared and not known to be committed, each once. They are ordered
     by subtask, and those of one subtask have the order of its acknowledgement.
     """
+    duration_ms: int = 0
+    """The time from the trigger to the last acknowledgement, for display; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

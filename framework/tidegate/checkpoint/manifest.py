@@ -38,6 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: tuple[SubtaskSnapshot, ...]
     graph: dict[str, object] = msgspec.field(default_factory=dict)
     """The graph as `StreamGraph.describe` returns it, for people."""
+    duration_ms: int = 0
+    """The time from the trigger to the last acknowledgement, for people; 0 if it is not known."""
 
     @property
     def splits(self) -> tuple[SourceSplit, ...]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -36,6 +38,9 @@ LEFT_OUT_SHOWN: Final = 10
 """Number of files and folders that are listed by name if they are not stored with the code."""
 
 
+OWN_FOLDER: Final = ".tidegate"
+
+
 class Display:
     """The base of all displays. It prints interrupts, JobManager restarts and the job's end."""
 
@@ -43,6 +48,9 @@ class Display:
         self.job, self.config = submission.job, config
         self._before: JobReport | None = None
         self._noted: tuple[str, ...] = ()
+        self._began_s = time.monotonic()
+        self.is_json = False
+        """Whether standard output belongs to JSON lines."""
         self.jobmanager_pid: Callable[[], int] = lambda: 0
         """Function that returns the pid of the present JobManager. `local_run` replaces it."""
 
@@ -64,9 +72,10 @@ class Display:
     def show(self, report: JobReport) -> None:
         """Show the present state of the job. The base display shows nothing."""
 
-    def stopping(self) -> None:
-        """Report the first Ctrl-C."""
-        print_status(f"{self.job}: stopping with a final checkpoint (Ctrl-C again leaves at once)")
+    def stopping(self, *, final_checkpoint: bool = True) -> None:
+        """Report the first Ctrl-C, or a stop from another terminal."""
+        how = "with" if final_checkpoint else "without"
+        print_status(f"{self.job}: stopping {how} a final checkpoint (Ctrl-C again leaves at once)")
 
     def interrupted(self) -> None:
         """Report the second Ctrl-C."""
@@ -81,9 +90,17 @@ class Display:
         self._print_notes(report)
         print_status(
             f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
-            f"{report.records_out:,} out, {report.checkpoints_completed} checkpoints, "
+            f"{report.records_out:,} out in {self._duration()}, "
+            f"{report.checkpoints_completed} checkpoints, "
             f"{report.restarts} restarts{_bad_records(report)}"
         )
+        self._print_hidden_offsets(report)
+
+    def _duration(self) -> str:
+        """Return the time since the display was made, just before the cluster starts."""
+        return duration_text(int((time.monotonic() - self._began_s) * 1000))
+
+    def _print_hidden_offsets(self, report: JobReport) -> None:
         if report.hidden_offsets:
             print_status(
                 f"{self.job}: {report.hidden_offsets:,} offsets lie behind transactions that were "
@@ -165,12 +182,16 @@ class LineDisplay(Display):
 class JsonLines(Display):
     """A display that prints each report as one JSON object on stdout."""
 
+    def __init__(self, submission: Submission, config: Config) -> None:
+        super().__init__(submission, config)
+        self.is_json = True
+
     def show(self, report: JobReport) -> None:
         if self._before is None or self._before.reported_ms != report.reported_ms:
             self._print("report", report)
             self._before = report
 
-    def stopping(self) -> None:
+    def stopping(self, *, final_checkpoint: bool = True) -> None:
         """Print nothing: scripts see the change of state in a report."""
 
     def jobmanager_restarted(self, status: int) -> None:
@@ -219,6 +240,28 @@ class LiveDisplay(Display):
         self._live.update(_table(report, self.rates(report), self.config), refresh=True)
         self._before = report
 
+    def end(self, report: JobReport) -> None:
+        """Remove the table, and print a summary that stays."""
+        self._live.stop()
+        self._print_notes(report)
+        print_status("\n".join([f"{self.job}: {ended(report)}", *self._summary(report)]))
+        self._print_hidden_offsets(report)
+
+    def _summary(self, report: JobReport) -> list[str]:
+        seconds = time.monotonic() - self._began_s
+        last = report.last_checkpoint
+        newest = "" if last is None else f", the last one {last.id} of {size_text(last.size)}"
+        failed = f", {report.checkpoints_failed} failed" if report.checkpoints_failed else ""
+        rows = {
+            "records": f"{report.records_in:,} in, {report.records_out:,} out",
+            "duration": f"{self._duration()} ({report.records_in / seconds:,.0f} records/s)",
+            "checkpoints": f"{report.checkpoints_completed}{failed}{newest}",
+            "restarts": str(report.restarts),
+        }
+        if bad := _bad_records(report):
+            rows["bad records"] = bad.removeprefix(", ")
+        return [f"  {name:<12} {value}" for name, value in rows.items()]
+
 
 class QuietDisplay(Display):
     """A display that prints nothing, for callers that use only the result of the run."""
@@ -226,7 +269,7 @@ class QuietDisplay(Display):
     def left_out(self, archive: CodeArchive) -> None:
         """Print nothing."""
 
-    def stopping(self) -> None:
+    def stopping(self, *, final_checkpoint: bool = True) -> None:
         """Print nothing."""
 
     def interrupted(self) -> None:
@@ -278,9 +321,13 @@ def ended(report: JobReport) -> str:
 def print_left_out(job: str, archive: CodeArchive) -> None:
     """Print which files are not stored with the job.
 
-    Python's caches are not listed, because Python creates them itself.
+    Python's caches and tidegate's own folder are not listed, because the user has not made them.
     """
-    names = [str(each) for each in archive.left_out if each.reason != CACHE]
+    names = [
+        str(each)
+        for each in archive.left_out
+        if each.reason != CACHE and Path(each.path).name != OWN_FOLDER
+    ]
     if names:
         more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
         shown = ", ".join(names[:LEFT_OUT_SHOWN])
@@ -304,7 +351,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         parts.append(f"watermark {_watermark(report)}")
     if report.last_checkpoint is not None:
         last = report.last_checkpoint
-        parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {_size(last.size)}")
+        parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {size_text(last.size)}")
     if report.restarts:
         parts.append(f"{report.restarts} restarts")
     if report.waiting_for:
@@ -339,7 +386,9 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     if report.watermark_held_by:
         table.add_row("watermark", _watermark(report))
     last = report.last_checkpoint
-    told = "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {_size(last.size)}"
+    told = (
+        "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {size_text(last.size)}"
+    )
     checkpoint = config.checkpoint
     every_ms = (
         checkpoint.interval_during_backlog if report.processing_backlog else checkpoint.interval
@@ -390,7 +439,21 @@ def late_records(late: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} at {uid}" for uid, count in sorted(late.items()))
 
 
-def _size(size: float) -> str:
+def duration_text(ms: int) -> str:
+    """Return a duration for people: "850 ms", "12.3 s", "4 min 5 s" or "2 h 3 min"."""
+    seconds = ms // 1000
+    if ms < 1000:  # noqa: PLR2004  # a second
+        return f"{ms} ms"
+    if seconds < 60:  # noqa: PLR2004  # a minute
+        return f"{ms / 1000:.1f} s"
+    minutes, seconds = divmod(seconds, 60)
+    if minutes < 60:  # noqa: PLR2004  # an hour
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:  # noqa: PLR2004 - a KiB
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

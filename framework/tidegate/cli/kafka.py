@@ -1,6 +1,7 @@
-"""`tidegate kafka`: a real broker on this machine, for trials and development.
+"""`tidegate kafka`: a real broker on this machine, for trials and development, and topics by hand.
 
-The module parses, calls `drivers.kafka.embedded` and prints. The broker does not depend on the
+`topics`, `produce` and `read` have modules of their own. This module has the broker: it parses,
+calls `drivers.kafka.embedded` and prints. The broker does not depend on the
 command or the terminal: it runs until `tidegate kafka down`. Its data is below the working folder,
 in `.tidegate/kafka/<version>`, so two projects have two brokers.
 """
@@ -15,6 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli import topics
+from tidegate.cli.produce import produce
+from tidegate.cli.read import read
+
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -23,10 +28,13 @@ DEFAULT_VERSION = "4.3.0"
 OPEN_TO_ALL = "Every user of this host can read and write its topics: it has no authentication."
 
 app = typer.Typer(
-    help="A real Kafka broker on this machine, without Docker or an installed Java.",
+    help="A Kafka broker on this machine, without Docker or an installed Java; and topics by hand.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.add_typer(topics.app, name="topics")
+app.command()(produce)
+app.command()(read)
 
 
 @app.command()

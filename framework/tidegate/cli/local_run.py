@@ -5,18 +5,26 @@ It is separate from `run.py`, so that help does not import what this module need
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
-import signal
-import threading
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.bootstrap import local_cluster
+from tidegate.cli.create_topics import create_missing_topics, partitions_of, print_created
 from tidegate.cli.display import Display, open_display, print_status
+from tidegate.cli.local_runs import RunSocket
+from tidegate.cli.stopping import (
+    RunInterruptedError,
+    RunStop,
+    SecondInterruptError,
+    StoppedBeforeStartError,
+)
+from tidegate.cli.user_output import UserOutput
 from tidegate.config import SLOTS_MAX, Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import RunLock
@@ -36,16 +44,14 @@ from tidegate.errors import (
     NotAllowedError,
     PipelineError,
     RefusedError,
-    RpcError,
     TidegateError,
 )
 from tidegate.protocol.errors import KINDS
-from tidegate.protocol.job_state import ENDED, JobState
+from tidegate.protocol.job_state import JobState
 
 if TYPE_CHECKING:
-    from tidegate.controlplane.client.client import Client
+    from tidegate.api.archive import CodeArchive
     from tidegate.drivers.process.prestart import Prestarted
-    from tidegate.ids import JobName
     from tidegate.protocol.messages import Submission
     from tidegate.protocol.reports import JobReport
 
@@ -65,17 +71,28 @@ def execute(
     *,
     as_json: bool,
     jobmanager: Prestarted | None = None,
+    create_topics: str | None = None,
 ) -> int:
     """Run the job to its end and return the exit code.
 
-    `jobmanager` is a prestarted process, or None. The caller discards it.
+    `jobmanager` is a prestarted process, or None. The caller discards it. `create_topics` is the
+    text of `--create-topics`.
     """
     open_ = functools.partial(open_display, as_json=as_json)
+    # What user code prints while it is imported must not stand between JSON lines.
+    importing = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     try:
         report, display = run_to_end(
-            reference, folder, command_line, options, open_=open_, jobmanager=jobmanager
+            reference,
+            folder,
+            command_line,
+            options,
+            open_=open_,
+            jobmanager=jobmanager,
+            importing=importing,
+            create_topics=create_topics,
         )
-    except SecondInterruptError:
+    except RunInterruptedError:
         return INTERRUPTED
     return _exit_code(report, display, bounded=options.bounded)
 
@@ -89,43 +106,75 @@ def run_to_end(
     open_: Callable[[Submission, Config], Display],
     jobmanager: Prestarted | None,
     origin: str = "the command line",
+    importing: contextlib.AbstractContextManager[Any] | None = None,
+    create_topics: str | None = None,
 ) -> tuple[JobReport, Display]:
     """Run the job to its end and return its last report, and the display that has shown it.
 
-    `open_` makes the display. `origin` says in errors where the settings are from. Raise
-    SecondInterruptError after a second Ctrl-C, and a TidegateError if the job cannot be started.
+    `open_` makes the display. `origin` says in errors where the settings are from. The pipeline is
+    imported inside `importing`. Raise RunInterruptedError if the run was told to end at once, and
+    a TidegateError if the job cannot be started.
     """
-    pipeline = load_for_submit(reference, folder)
-    config = load(
-        folder=folder,
-        environment=dict(os.environ),
-        class_statement=class_settings(pipeline),
-        command_line=command_line,
-        origin=origin,
-    )
-    config = with_enough_slots(config, command_line)
-    submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
+    with importing or contextlib.nullcontext():
+        pipeline = load_for_submit(reference, folder)
+        config = load(
+            folder=folder,
+            environment=dict(os.environ),
+            class_statement=class_settings(pipeline),
+            command_line=command_line,
+            origin=origin,
+        )
+        config = with_enough_slots(config, command_line)
+        submission, graph, archive = make_submission(reference, folder, pipeline, config, options)
     with RunLock(folder, config.checkpoint.dir, submission.job):
+        partitions = partitions_of(create_topics, config.job.parallelism)
+        if partitions is not None:
+            print_created(create_missing_topics(graph, config, partitions), partitions)
         check_environment(graph, config, folder, SystemDrivers())
         display = open_(submission, config)
         display.left_out(archive)
-        cluster = local_cluster(
-            config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
-        )
-        display.jobmanager_pid = lambda: cluster.pid
-        client = cluster.client()
-        stop = _Stop(client, submission.job, display, lambda: cluster.restarts)
         try:
-            with display, stop:
-                client.submit(submission, archive.data)
-                report = client.wait(submission.job, on_report=stop.reported)
-                display.end(report)
+            return _run(submission, archive, config, folder, display, jobmanager), display
         except SecondInterruptError:
             display.interrupted()
             raise
-        finally:
-            cluster.close()
-    return report, display
+
+
+def _run(
+    submission: Submission,
+    archive: CodeArchive,
+    config: Config,
+    folder: Path,
+    display: Display,
+    jobmanager: Prestarted | None,
+) -> JobReport:
+    """Run the job on a cluster of its own and return its last report."""
+    job = submission.job
+    stop = RunStop(job, display)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(stop)
+        visible = cleanup.enter_context(RunSocket(folder, job, stop))
+        if visible.problem:
+            print_status(f"{job}: other terminals cannot find this run: {visible.problem}")
+        cluster = local_cluster(
+            config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
+        )
+        cleanup.callback(cluster.close)
+        display.jobmanager_pid = lambda: cluster.pid
+        client = cluster.client()
+        stop.attach(client, lambda: cluster.restarts)
+        if stop.is_requested:
+            print_status(f"{job}: stopped before the job was started")
+            raise StoppedBeforeStartError
+        cleanup.enter_context(display)
+        output = cleanup.enter_context(
+            UserOutput(folder / config.logs.dir / job, as_json=display.is_json)
+        )
+        client.submit(submission, archive.data)
+        report = client.wait(job, on_report=stop.reported)
+        output.drain()
+        display.end(report)
+    return report
 
 
 def _exit_code(report: JobReport, display: Display, *, bounded: bool) -> int:
@@ -177,63 +226,3 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
         )
     slots_each = config.taskmanager.model_copy(update={"slots": each})
     return config.model_copy(update={"taskmanager": slots_each})
-
-
-class SecondInterruptError(Exception):
-    """The second Ctrl-C."""
-
-
-class _Stop:
-    """The first Ctrl-C (or SIGTERM) stops the job with a final checkpoint; a second one exits.
-
-    The stop is sent between two reports, not by the signal handler, which may interrupt any code.
-    It is sent again to each new JobManager, because a JobManager keeps it in memory only. Python
-    gives signals to the main thread only, so a run in another thread has no Ctrl-C.
-    """
-
-    def __init__(
-        self, client: Client, job: JobName, display: Display, restarts: Callable[[], int]
-    ) -> None:
-        self._client, self._job, self._display = client, job, display
-        self._restarts = restarts
-        self._stop_requested = False
-        self._restarts_at_stop: int | None = None
-        """Number of JobManager restarts when the stop was last delivered; None if it never was."""
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for name in (signal.SIGINT, signal.SIGTERM):
-                self._before[name] = signal.signal(name, self._interrupted)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for name, handler in self._before.items():
-            signal.signal(name, handler)
-
-    def reported(self, report: JobReport) -> None:
-        """Show a report. Send a requested stop to a JobManager that does not have it yet."""
-        self._display.show(report)
-        restarts = self._restarts()
-        if not self._stop_requested or self._restarts_at_stop == restarts or report.state in ENDED:
-            return
-        try:
-            self._client.stop(self._job)
-            self._restarts_at_stop = restarts
-        except RefusedError:
-            self._restarts_at_stop = (
-                restarts  # the job has ended meanwhile, and the next report says so
-            )
-        except RpcError as error:
-            print_status(f"{self._job}: the stop could not be delivered yet: {error}")
-
-    def _interrupted(self, _signal: int, _frame: object) -> None:
-        if self._stop_requested:
-            raise SecondInterruptError
-        self._stop_requested = True
-        self._display.stopping()

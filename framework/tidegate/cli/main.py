@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from tidegate.cli import cluster, kafka, txn
 from tidegate.cli.backfill import backfill
 from tidegate.cli.check import check
+from tidegate.cli.checkpoints import checkpoints
+from tidegate.cli.completion import PROGRAM, completion, enable_completion
+from tidegate.cli.create_topics import RunCommand
 from tidegate.cli.dev import dev
 from tidegate.cli.diff import diff
+from tidegate.cli.graph import graph
 from tidegate.cli.new import new
 from tidegate.cli.run import run
-from tidegate.cli.show import checkpoints, config
+from tidegate.cli.show import config
 from tidegate.cli.sim import sim
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
@@ -41,7 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(kafka.app, name="kafka")
 app.add_typer(txn.app, name="txn")
-app.command()(run)
+app.command(cls=RunCommand)(run)
 app.command()(backfill)
 app.command()(cluster.submit)
 app.command("list")(cluster.list_)
@@ -56,11 +60,29 @@ app.command()(check)
 app.command()(diff)
 app.command()(checkpoints)
 app.command()(config)
+app.command()(graph)
+app.command()(completion)
 app.command()(sim)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from tidegate.protocol.versions import TIDEGATE
+
+        print(f"tidegate {TIDEGATE}")
+        raise typer.Exit
+
+
 @app.callback()
-def tidegate() -> None:
+def tidegate(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Kafka-native, exactly-once stream pipelines in Python.
 
     Example: tidegate kafka up
@@ -73,7 +95,8 @@ def main(arguments: list[str] | None = None) -> None:
     This is the entry point of the console script. `arguments` defaults to those of this process.
     """
     try:
-        app(arguments, standalone_mode=True)
+        enable_completion()
+        app(arguments, standalone_mode=True, prog_name=PROGRAM)
     except TidegateError as error:
         if error.domain is Domain.INTERNAL:
             _print_traceback(error)

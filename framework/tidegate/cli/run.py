@@ -15,6 +15,8 @@ from typing import Annotated
 import typer
 
 from tidegate.cli import options as o
+from tidegate.cli.create_topics import CreateTopics, partitions_of
+from tidegate.cli.interrupt import ExitOnInterrupt
 from tidegate.drivers.process.prestart import prestarted
 
 EXAMPLE = "Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4"
@@ -36,6 +38,7 @@ def run(
     accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,
     restore_to_other_cluster: o.RestoreToOtherCluster = False,
+    create_topics: CreateTopics = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per report, and one at the end.")
     ] = False,
@@ -60,9 +63,13 @@ def run(
         ),
     }
     params = o.parameters(settings, EXAMPLE)
+    partitions_of(create_topics, 1)  # refuses a text that is not a number
     # The JobManager imports its modules in parallel with this process. It gets its first work
     # after all checks.
-    with prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager:
+    with (
+        ExitOnInterrupt(),
+        prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager,
+    ):
         from tidegate.cli.local_run import execute
         from tidegate.controlplane.client.preflight import RunOptions
 
@@ -76,6 +83,12 @@ def run(
             restore_to_other_cluster=restore_to_other_cluster,
         )
         code = execute(
-            pipeline, Path.cwd(), command_line, options, as_json=as_json, jobmanager=jobmanager
+            pipeline,
+            Path.cwd(),
+            command_line,
+            options,
+            as_json=as_json,
+            jobmanager=jobmanager,
+            create_topics=create_topics,
         )
     raise typer.Exit(code)

@@ -24,8 +24,9 @@ from tidegate.api.references import read_reference
 from tidegate.api.run_result import Ended, RunResult
 from tidegate.cli.cells import write_cells
 from tidegate.cli.display import Display, QuietDisplay, open_display
-from tidegate.cli.local_run import SecondInterruptError, run_to_end
+from tidegate.cli.local_run import run_to_end
 from tidegate.cli.options import environment_parameters
+from tidegate.cli.stopping import RunInterruptedError
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.process.prestart import prestarted
@@ -75,7 +76,7 @@ def run_pipeline(
                 jobmanager=jobmanager,
                 origin="the call of run()",
             )
-    except SecondInterruptError:
+    except RunInterruptedError:
         raise KeyboardInterrupt from None
     except TidegateError as error:
         raise _without_secrets(error) from error.__cause__

@@ -18,6 +18,7 @@ import msgspec
 
 from tidegate.cli.display import describe, print_left_out, print_status, report_json
 from tidegate.cli.local_run import finished_code
+from tidegate.cli.local_runs import LocalRun, find_local_runs, stop_local_run
 from tidegate.cli.options import job_name
 from tidegate.config import Config
 from tidegate.config_load import load
@@ -33,7 +34,7 @@ from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
 from tidegate.protocol.job_state import ENDED, JobState
-from tidegate.protocol.reports import JobReport
+from tidegate.protocol.reports import JobList, JobReport
 
 FAILED = 1
 ENDS_AS = {True: JobState.FINISHED, False: JobState.CANCELED}
@@ -99,18 +100,24 @@ def submit_job(
 
 
 def list_jobs(at: str | None, *, as_json: bool) -> None:
-    """Print the jobs and the TaskManagers of a cluster."""
-    with _client(configuration(with_jobmanager({}, at))) as client:
-        found = client.list()
+    """Print the local runs of this folder, and the jobs and TaskManagers of a session cluster.
+
+    With local runs, and without an address, a session cluster need not exist.
+    """
+    runs = local_runs(at)
+    try:
+        with _client(configuration(with_jobmanager({}, at))) as client:
+            found = client.list()
+    except RpcError:
+        if not runs:
+            raise
+        found = None
     if as_json:
-        managers = [
-            {"id": id_, "pid": pid, "slots": slots} for id_, pid, slots in found.task_managers
-        ]
-        print(
-            json.dumps(
-                {"jobs": [report_json(job) for job in found.jobs], "task_managers": managers}
-            )
-        )
+        print(json.dumps(_list_json(runs, found)))
+        return
+    for run in runs:
+        print(f"{run.job}: {_run_text(run)}")
+    if found is None:
         return
     for job in found.jobs:
         print(f"{job.job}: {describe(job, None)}")
@@ -123,9 +130,17 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
 
 
 def show_job(job: str, at: str | None, *, as_json: bool) -> None:
-    """Print the report of a job."""
+    """Print the report of a job: of a local run of this folder, or of a session cluster."""
+    name = job_name(job)
+    for run in (each for each in local_runs(at) if each.job == name):
+        if as_json:
+            print(json.dumps(_run_json(run)))
+        else:
+            print(f"{run.job}: {_run_text(run)}")
+            _print_details(run.report)
+        return
     with _client(configuration(with_jobmanager({}, at))) as client:
-        report = client.report(job_name(job))
+        report = client.report(name)
     _print(report, as_json=as_json)
 
 
@@ -138,6 +153,11 @@ def end_job(
     Raise RpcError if no JobManager answers.
     """
     name = job_name(job)
+    for run in (each for each in local_runs(at) if each.job == name):
+        report = stop_local_run(run, final_checkpoint=final_checkpoint, drain=drain)
+        _print(report, as_json=as_json)
+        ended_so = report.state is ENDS_AS[final_checkpoint]
+        return finished_code(report, bounded=False) if ended_so else FAILED
     config = configuration(with_jobmanager({}, at))
     with _client(config) as client:
         _wait_until_up(client, config)
@@ -155,6 +175,30 @@ def end_job(
     if report.state is not ENDS_AS[final_checkpoint]:
         return FAILED
     return finished_code(report, bounded=False)
+
+
+def local_runs(at: str | None) -> list[LocalRun]:
+    """Return the local runs of this folder; none if the user has named a JobManager."""
+    return find_local_runs(Path.cwd()) if at is None else []
+
+
+def _run_text(run: LocalRun) -> str:
+    state = "starting" if run.report is None else describe(run.report, None)
+    return f"{state} (local run, process {run.pid})"
+
+
+def _run_json(run: LocalRun) -> dict[str, Any]:
+    report = {"job": run.job} if run.report is None else report_json(run.report)
+    return {**report, "local_run_pid": run.pid}
+
+
+def _list_json(runs: list[LocalRun], found: JobList | None) -> dict[str, Any]:
+    jobs = [] if found is None else [report_json(job) for job in found.jobs]
+    managers = () if found is None else found.task_managers
+    return {
+        "jobs": [*map(_run_json, runs), *jobs],
+        "task_managers": [{"id": id_, "pid": pid, "slots": slots} for id_, pid, slots in managers],
+    }
 
 
 @contextmanager
@@ -202,6 +246,12 @@ def _print(report: JobReport, *, as_json: bool) -> None:
         print(json.dumps(report_json(report)))
         return
     print(f"{report.job}: {describe(report, None)}")
+    _print_details(report)
+
+
+def _print_details(report: JobReport | None) -> None:
+    if report is None:
+        return
     for call in report.hanging_calls:
         print(f"stack of step {call.step!r}:\n{call.stack}")
     for note in report.notes:

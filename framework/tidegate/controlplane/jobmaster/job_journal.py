@@ -451,6 +451,7 @@ class JobJournal:
             plan=plan.state_metadata,
             subtasks=complete.snapshots,
             graph=plan.graph.describe(),
+            duration_ms=complete.duration_ms,
         )
 
     def _runner(self) -> EffectRunner:

@@ -45,7 +45,6 @@ SETTINGS: Final[dict[str, object]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
-    "isolation.level": "read_committed",
     "max.poll.interval.ms": 86_400_000,
     # A source that pauses (backpressure, a slow sink) must not count as a dead group member.
 }
@@ -70,6 +69,8 @@ whether the leaders answer. Also the pause between two such checks. The client d
 it is connected again.
 """
 UNKNOWN_EPOCH: Final = -1
+READ_COMMITTED: Final = "read_committed"
+READ_UNCOMMITTED: Final = "read_uncommitted"
 
 _ABSENT: Final = frozenset(
     {Code.UNKNOWN_TOPIC_OR_PART, Code._UNKNOWN_TOPIC, Code._UNKNOWN_PARTITION}
@@ -83,7 +84,12 @@ class KafkaPartitionReader:
     """
 
     def __init__(
-        self, settings: Mapping[str, str], group: str, *, with_end_of_partition: bool = False
+        self,
+        settings: Mapping[str, str],
+        group: str,
+        *,
+        with_end_of_partition: bool = False,
+        isolation_level: str = READ_COMMITTED,
     ) -> None:
         self._servers = bootstrap_servers(settings)
         self._positions: dict[TopicPartition, int] = {}
@@ -101,6 +107,7 @@ class KafkaPartitionReader:
             {**DEFAULTS, **settings},
             {
                 **SETTINGS,
+                "isolation.level": isolation_level,
                 "group.id": group,
                 "enable.partition.eof": with_end_of_partition,
                 "error_cb": self._on_error,

@@ -22,6 +22,7 @@ import random
 import select
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -47,10 +48,17 @@ _CRASHED = 70
 
 
 def run_fork_server(
-    commands: socket.socket, slot_main: SlotMain, slot_log: Callable[[StartSlot], Path]
+    commands: socket.socket,
+    slot_main: SlotMain,
+    slot_log: Callable[[StartSlot], Path],
+    slot_output: Callable[[StartSlot], Path],
 ) -> int:
-    """Fork slots on command until the TaskManager is gone. Return the exit status."""
-    return _ForkServer(commands, slot_main, slot_log).run()
+    """Fork slots on command until the TaskManager is gone. Return the exit status.
+
+    `slot_log` is the file of a slot's standard error, and `slot_output` that of its standard
+    output, which has only what user code prints.
+    """
+    return _ForkServer(commands, slot_main, slot_log, slot_output).run()
 
 
 class _ForkServer:
@@ -59,10 +67,11 @@ class _ForkServer:
         commands: socket.socket,
         slot_main: SlotMain,
         slot_log: Callable[[StartSlot], Path],
+        slot_output: Callable[[StartSlot], Path],
     ) -> None:
         self._commands = commands
         self._slot_main = slot_main
-        self._slot_log = slot_log
+        self._slot_log, self._slot_output = slot_log, slot_output
         self._children: dict[int, int] = {}
         """The slot index by pid, for children that are not reaped."""
         self._stacks = StackPipes()
@@ -163,7 +172,7 @@ class _ForkServer:
                 ours.detach()
             os.dup2(stacks, STACKS_FD, inheritable=False)
             os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
-            _redirect_output(self._slot_log(start))
+            _redirect_output(self._slot_output(start), self._slot_log(start))
             exit_with_parent()
             random.seed()
             status = self._slot_main(start)
@@ -173,6 +182,8 @@ class _ForkServer:
             trace = "".join(traceback.format_exception(error))
             os.write(2, f"the slot failed: {trace}".encode(errors="backslashreplace"))
         finally:
+            with contextlib.suppress(OSError, ValueError):  # user code may have printed half a line
+                sys.stdout.flush()
             os._exit(status)
 
 
@@ -182,9 +193,9 @@ def _threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _redirect_output(path: Path) -> None:
-    make_private_folder(path.parent)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+def _redirect_output(output: Path, log: Path) -> None:
+    for descriptor, path in ((1, output), (2, log)):
+        make_private_folder(path.parent)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+        os.dup2(file, descriptor)
+        os.close(file)

@@ -1,0 +1,153 @@
+"""A pipeline's graph as a drawing, and the drawing as text, JSON or Mermaid.
+
+A drawing has only names: it is what all pictures of a graph show. `graph_svg` draws the same boxes
+and arrows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tidegate.api.kafka_names import kafka_nodes, topic_of
+from tidegate.api.record_fields import type_name
+from tidegate.config import Config
+from tidegate.graph.stream_graph import (
+    MAIN,
+    UNKNOWN,
+    Edge,
+    Node,
+    StreamGraph,
+    function_name,
+)
+
+
+class Box(NamedTuple):
+    """A step. `detail` is its topic or the name of its function."""
+
+    id: str
+    kind: str
+    detail: str
+    records: str
+    """The type of its results; empty if it is not declared."""
+    location: str
+
+
+class Arrow(NamedTuple):
+    """The way of records from one step to another, by the positions of the boxes."""
+
+    source: int
+    target: int
+    label: str
+    dead_letters: bool
+
+
+class Drawing(NamedTuple):
+    """A graph as people see it."""
+
+    name: str
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+
+
+def drawing(graph: StreamGraph, config: Config) -> Drawing:
+    """Return the drawing of a graph, with the topics that the configuration gives."""
+    topics = {node.id: topic_of(config, node) for node in kafka_nodes(graph)}
+    nodes = list(graph)
+    place = {node.id: number for number, node in enumerate(nodes)}
+    arrows = tuple(
+        Arrow(place[edge.node], place[node.id], _label(edge), graph.carries_dead_letters(edge))
+        for node in nodes
+        for edge in node.inputs
+    )
+    return Drawing(graph.name, tuple(_box(node, topics) for node in nodes), arrows)
+
+
+def plain_text(picture: Drawing) -> str:
+    """Return a line per step, and a line per input below it."""
+    lines = [f"{picture.name}: {len(picture.boxes)} steps"]
+    kinds, ids = (
+        max(len(value) for value in column)
+        for column in zip(*((box.kind, box.id) for box in picture.boxes), strict=True)
+    )
+    for number, box in enumerate(picture.boxes):
+        records = f"  -> {box.records}" if box.records else ""
+        line = f"  {box.kind:<{kinds}}  {box.id:<{ids}}  {box.detail}{records}  {box.location}"
+        lines.append(line.rstrip())
+        for arrow in picture.arrows:
+            if arrow.target == number:
+                label = f", {arrow.label}" if arrow.label else ""
+                lines.append(f"  {'':<{kinds}}    from {picture.boxes[arrow.source].id}{label}")
+    return "\n".join(lines)
+
+
+def drawing_json(picture: Drawing) -> dict[str, Any]:
+    """Return the drawing as JSON. Arrows name the ids of steps."""
+    return {
+        "name": picture.name,
+        "steps": [box._asdict() for box in picture.boxes],
+        "edges": [
+            {
+                "from": picture.boxes[arrow.source].id,
+                "to": picture.boxes[arrow.target].id,
+                "label": arrow.label,
+                "dead_letters": arrow.dead_letters,
+            }
+            for arrow in picture.arrows
+        ],
+    }
+
+
+def mermaid_text(picture: Drawing) -> str:
+    """Return a Mermaid flowchart. Sources and sinks are rounded, and dead letters are dotted."""
+    lines = ["flowchart TD"]
+    for number, box in enumerate(picture.boxes):
+        label = "<br/>".join(_mermaid(text) for text in (box.id, describe_box(box)) if text)
+        ends = ("([", "])") if box.kind in {"source", "sink"} else ("[", "]")
+        lines.append(f'    n{number}{ends[0]}"{label}"{ends[1]}')
+    for arrow in picture.arrows:
+        line = "-.->" if arrow.dead_letters else "-->"
+        label = f'|"{_mermaid(arrow.label)}"|' if arrow.label else ""
+        lines.append(f"    n{arrow.source} {line}{label} n{arrow.target}")
+    return "\n".join(lines)
+
+
+def describe_box(box: Box) -> str:
+    """Return the second line of a box: the kind of the step, and its topic or function."""
+    kind = box.kind.replace("_", " ")
+    return f"{kind} {box.detail}" if box.detail else kind
+
+
+def _box(node: Node, topics: dict[str, str]) -> Box:
+    if node.id in topics:
+        detail = f"topic {topics[node.id]}"
+    else:
+        detail = short_name(node.function if node.declaration is None else node.declaration)
+    records = "" if node.record_type is UNKNOWN else type_name(node.record_type)
+    file, colon, line = node.location.rpartition(":")
+    location = f"{Path(file).name}{colon}{line}" if colon else node.location
+    return Box(node.id, node.kind, detail, records if node.kind != "sink" else "", location)
+
+
+def _label(edge: Edge) -> str:
+    parts = []
+    if edge.partitioning == "key":
+        name = short_name(edge.key)
+        parts.append("by key" if name in {"", "lambda"} else f"by key {name}")
+    if edge.port != MAIN:
+        parts.append(edge.port.strip("-").replace("_", " ").replace("-", " "))
+    if edge.side:
+        parts.append("right input")
+    return ", ".join(parts)
+
+
+def short_name(function: object) -> str:
+    """Return the name of a function or class without its module and the functions around it."""
+    name = (function_name(function) or "").rpartition(":")[2].rpartition("<locals>.")[2]
+    return name.replace("<lambda>", "lambda").rpartition(".")[2]
+
+
+def _mermaid(text: str) -> str:
+    for character, entity in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;")):
+        text = text.replace(character, entity)
+    return text

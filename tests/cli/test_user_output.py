@@ -1,0 +1,61 @@
+"""What user code prints: whole lines, each with its subtask, and each once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tidegate.cli.user_output import UserOutput
+
+
+def append(folder: Path, subtask: int, text: str) -> None:
+    with (folder / f"subtask-{subtask}.out").open("a") as file:
+        file.write(text)
+
+
+def test_lines_of_this_run_are_printed_with_their_subtask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(tmp_path, 0, "of an earlier run\n")
+    with UserOutput(tmp_path, as_json=False) as output:
+        append(tmp_path, 0, "one\ntwo")
+        append(tmp_path, 12, "other\n")
+        output.drain()
+        append(tmp_path, 0, "last\n")
+    shown = capsys.readouterr()
+    assert shown.out == "[subtask 0] one\n[subtask 12] other\n[subtask 0] two\n[subtask 0] last\n"
+    assert shown.err == ""
+
+
+def test_line_that_is_written_in_parts_is_printed_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with UserOutput(tmp_path, as_json=False) as output:
+        append(tmp_path, 1, "one ")
+        output._copy()
+        append(tmp_path, 1, "line\n")
+        output._copy()
+    assert capsys.readouterr().out == "[subtask 1] one line\n"
+
+
+def test_text_of_a_json_run_goes_to_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with UserOutput(tmp_path, as_json=True):
+        append(tmp_path, 0, "one\n")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "[subtask 0] one\n")
+
+
+def test_lines_are_printed_while_the_run_lasts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with UserOutput(tmp_path, as_json=False):
+        append(tmp_path, 0, "now\n")
+        shown, end_s = "", time.monotonic() + 10
+        while not shown and time.monotonic() < end_s:
+            time.sleep(0.02)
+            shown = capsys.readouterr().out
+        assert shown == "[subtask 0] now\n"
