@@ -7,6 +7,7 @@ import pytest
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tidegate.dataplane.windows import accumulator_source
+from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.by_key import AlignedByKey
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
@@ -27,9 +28,16 @@ def has_kind(plan: Plan, kind: str, *, by_window: bool | None = None) -> bool:
 
 
 def has_lateness(plan: Plan) -> bool:
-    """Whether a plan has windows that take late records."""
-    windows = None if plan.event_time is None else plan.event_time.windows
-    return windows is not None and windows.lateness_ms > 0
+    """Whether windows of a plan stay in state for long after their end, and a restore has some."""
+    event_time = plan.event_time
+    if event_time is None or event_time.windows is None or event_time.idle_after_ms is not None:
+        return False
+    return event_time.windows.lateness_ms >= 1_000 and len(plan.job_runs) > 1
+
+
+def drains(plan: Plan) -> bool:
+    """Whether the last job run of a plan fires all windows."""
+    return plan.event_time is not None and plan.event_time.drains
 
 
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
@@ -37,7 +45,11 @@ SLIDINGS = event_time_in("with sliding windows", lambda plan: has_kind(plan, SLI
 TUMBLINGS = event_time_in(
     "with tumbling windows in rows of keys", lambda plan: has_kind(plan, TUMBLING, by_window=False)
 )
-LATENESS = event_time_in("with allowed lateness", has_lateness)
+LATENESS = event_time_in("with a long lateness and several job runs", has_lateness)
+OWN_ROWS = event_time_in(
+    "that drain, with windows in rows of their own",
+    lambda plan: drains(plan) and has_kind(plan, TUMBLING, by_window=True),
+)
 
 JUDGED_FIRST = (
     Edit(
@@ -50,6 +62,7 @@ COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "p
 ROW_STAYS = (
     Edit(accumulator_source._functions, '"            cell.clear()",', '"            pass",'),
 )
+OWN_ROW_STAYS = (Edit(AlignedWindows.fire_due, "self.clear(row)", "pass"),)
 FIRED_END_LOST = (
     Edit(
         SlidingWindows.restore,
@@ -85,11 +98,12 @@ MUTANTS = [
     Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
     Mutant("a window that has fired stays in state", ROW_STAYS, TUMBLINGS, RUNS, 2),
+    Mutant("a window that is removed stays in its own row", OWN_ROW_STAYS, OWN_ROWS, RUNS, 2),
     Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
     Mutant("a late record is in its window too", COUNTED_TWICE, TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
-    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 1),
+    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 2),
 ]
 
 
