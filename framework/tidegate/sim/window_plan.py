@@ -41,15 +41,16 @@ WITHIN_LATENESS: Final = 0.3
 
 def with_more_windows(plan: Plan, rng: random.Random) -> Plan:
     """Return the plan with other windows and other event times, if it has windows."""
-    if plan.event_time is None or plan.event_time.windows is None:
+    event_time = plan.event_time
+    if event_time is None or event_time.windows is None:
         return plan
-    windows = plan.event_time.windows
+    windows = event_time.windows
     if rng.random() < CHANGED:
         windows = _changed(windows, rng, backfills=plan.waves is not None)
     if windows.kind != GLOBAL and rng.random() < LONG_LATENESS:
         windows = replace(windows, lateness_ms=rng.choice(LATENESSES_MS))
         plan = _with_stop(plan, rng)
-    event_time = replace(plan.event_time, windows=windows)
+    event_time = replace(event_time, windows=windows)
     inputs = plan.inputs
     if windows.lateness_ms and windows.kind in (TUMBLING, SLIDING):
         inputs = _within_lateness(inputs, event_time, windows, rng)

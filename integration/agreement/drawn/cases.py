@@ -28,9 +28,7 @@ def case_of(draw: Draw, folder: Path, *, size: int) -> Case:
         has_header = source.strategy.time == HEADER
         made = list(_records(source.name, partitions[source.name], has_header=has_header))
         inputs[source.name] = Dataset(partial(iter, made), size=len(made))
-    return Case(
-        f"drawn-{draw.seed}", load(draw, folder), inputs, text=text_of(draw), rescales=(2, 3)
-    )
+    return Case(f"drawn-{draw.seed}", load(draw, folder), inputs, text=text_of(draw))
 
 
 def _records(
