@@ -36,6 +36,10 @@ KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("sl
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
 at a barrier.
 """
+KILLS_WITHOUT_OUTPUT: Final = (Trap("slot.uploaded", nth=4), Trap("jobmaster.published"))
+"""The kills of a drawn pipeline. It may write nothing before it drains, because a silent partition
+holds the watermark.
+"""
 PACE_MIN: Final = 250
 """The least number of records that a source subtask reads per second in a live run. It is low, so
 that the run has several checkpoints to interrupt.
@@ -109,10 +113,11 @@ class Prepared:
         job = self._job()
         ends = self.ends()
         pace = max(PACE_MIN, sum(ends.values()) // (parallelism * READING_S))
+        kills = KILLS_WITHOUT_OUTPUT if self.case.text else KILLS
         with job.started(
-            traps=KILLS, pace=pace, config={"state.backend": backend}, parallelism=parallelism
+            traps=kills, pace=pace, config={"state.backend": backend}, parallelism=parallelism
         ) as run:
-            run.until(lambda: run.plan.pid(len(KILLS) - 1), "killed", LIVE_S_MAX)
+            run.until(lambda: run.plan.pid(len(kills) - 1), "killed", LIVE_S_MAX)
             run.until(lambda: self._has_read(job, ends), "at the ends", LIVE_S_MAX)
             run.process.send_signal(signal.SIGINT)
             code = run.wait()
