@@ -111,6 +111,8 @@ class Case:
     """
     timestamps: frozenset[str] = frozenset()
     """Sinks whose records have the timestamps that user code gave them."""
+    text: str = ""
+    """The module of a drawn pipeline, whose class is `Drawn`. Each run of it ends with a drain."""
 
 
 def decoded(message: Message) -> dict[str, Any]:

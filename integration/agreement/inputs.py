@@ -53,6 +53,9 @@ class Record(NamedTuple):
     route: str
     key: bytes
     value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    timestamp_ms: int = 0
+    """Kafka's timestamp. 0 is the time of writing."""
 
     @property
     def partition(self) -> int:
@@ -158,7 +161,7 @@ def shop_orders() -> Iterator[Record]:
     for order_id, placed_at_ms, _ in islice(_shop(), SHOP_ORDERS):
         order = {"order_id": order_id, "cents": 5, "placed_at_ms": placed_at_ms}
         yield Record(order_id, order_id.encode(), json.dumps(order).encode())
-    for route in _one_of_each_partition("last-order"):
+    for route in route_of_each_partition("last-order"):
         order = {"order_id": route, "cents": 5, "placed_at_ms": SHOP_END_MS}
         yield Record(route, route.encode(), json.dumps(order).encode())
 
@@ -171,7 +174,7 @@ def shop_payments() -> Iterator[Record]:
     for paid_at_ms, order_id in sorted(paid)[:SHOP_PAYMENTS]:
         payment = {"order_id": order_id, "paid_at_ms": paid_at_ms}
         yield Record(order_id, order_id.encode(), json.dumps(payment).encode())
-    for route in _one_of_each_partition("last-payment"):
+    for route in route_of_each_partition("last-payment"):
         payment = {"order_id": route, "paid_at_ms": SHOP_END_MS}
         yield Record(route, route.encode(), json.dumps(payment).encode())
 
@@ -223,7 +226,7 @@ def sales(*, beyond_bound: bool = False) -> Records:
                 sold_at_ms -= rng.choice([60_000, 1_800_000, 6_000_000, 14_400_000])
             yield _sale(f"sale-{number}", rng, sold_at_ms)
         for begin_ms in (TRADE_END_MS, LAST_HOUR_MS):
-            for route in _one_of_each_partition(f"sale-at-{begin_ms}"):
+            for route in route_of_each_partition(f"sale-at-{begin_ms}"):
                 yield _sale(route, rng, begin_ms)
             for number in range(EVENING):
                 yield _sale(f"sale-{begin_ms + number}", rng, begin_ms + rng.randrange(9_000))
@@ -247,7 +250,7 @@ def page_clicks() -> Iterator[Record]:
     rng = random.Random("page clicks")
     for number in range(CLICKS):
         yield _page_click(f"click-{number}", rng, _in_bursts(TRADE_BEGIN_MS, number))
-    for route in _one_of_each_partition("click-at-end"):
+    for route in route_of_each_partition("click-at-end"):
         yield _page_click(route, rng, TRADE_END_MS)
     for number in range(OPEN_CLICKS):
         yield _page_click(f"open-{number}", rng, _in_bursts(TRADE_END_MS + 5_000, number))
@@ -266,7 +269,7 @@ def _page_click(route: str, rng: random.Random, until_ms: int) -> Record:
     return Record(route, user.encode(), json.dumps(click).encode())
 
 
-def _one_of_each_partition(prefix: str) -> list[str]:
+def route_of_each_partition(prefix: str) -> list[str]:
     """Return a route into each partition."""
     routes = (f"{prefix}-{number}" for number in count())
     found: dict[int, str] = {}
@@ -331,7 +334,14 @@ def _write(bootstrap: str, topic: str, records: Sequence[Record]) -> None:
 
 def _produce(producer: Producer, topic: str, records: Sequence[Record]) -> None:
     for record in records:
-        producer.produce(topic, record.value, record.key, record.partition)
+        producer.produce(
+            topic,
+            record.value,
+            record.key,
+            record.partition,
+            timestamp=record.timestamp_ms,
+            headers=list(record.headers),
+        )
         producer.poll(0)
     assert producer.flush(TIMEOUT_S) == 0
 

@@ -55,6 +55,8 @@ class Outcome:
     positions: dict[tuple[str, str, int], int]
     """The next offset of each source, topic and partition."""
     lossy: bool = False
+    drained: dict[str, list[Message]] = field(default_factory=dict)
+    """Records by sink after the job has drained, if its case is a drawn pipeline."""
 
 
 @dataclass(slots=True)
@@ -86,12 +88,9 @@ def take_outcome(
 ) -> Outcome:
     """Return the outcome of the job of `graph`. `topics` are by sink."""
     manifest = manifests(storage / graph.name)[-1]
-    with ThreadPoolExecutor() as pool:
-        read = pool.map(partial(read_all, bootstrap), topics.values())
-        messages = dict(zip(topics, read, strict=True))
     return Outcome(
         how=how,
-        messages=messages,
+        messages=read_sinks(bootstrap, topics),
         state={
             node.id: state_of(manifest, storage, Uid(node.id))
             for node in graph
@@ -102,6 +101,13 @@ def take_outcome(
         },
         lossy=lossy,
     )
+
+
+def read_sinks(bootstrap: str, topics: Mapping[str, str]) -> dict[str, list[Message]]:
+    """Return the records of each sink."""
+    with ThreadPoolExecutor() as pool:
+        read = pool.map(partial(read_all, bootstrap), topics.values())
+        return dict(zip(topics, read, strict=True))
 
 
 def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
@@ -135,7 +141,7 @@ def differences(case: Case, graph: StreamGraph, outcome: Outcome, reference: Out
     differ.add("positions", outcome.positions, reference.positions)
     for uid, expected in reference.state.items():
         if uid not in case.state_interleaves:
-            _compare_state(differ, uid, outcome.state[uid], expected)
+            compare_state(differ, uid, outcome.state[uid], expected)
     for sink in reference.messages:
         _compare_sink(differ, case, graph, sink, outcome, reference)
     return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
@@ -153,7 +159,8 @@ def imbalance(case: Case, outcome: Outcome, inputs: Messages) -> list[str]:
     return [f"{outcome.how}, {each}" for each in differ.found]
 
 
-def _compare_state(differ: Differences, uid: str, state: State, expected: State) -> None:
+def compare_state(differ: Differences, uid: str, state: State, expected: State) -> None:
+    """Note the differences between the states of a step after two runs."""
     differ.add(f"keys of the state of {uid}", sorted(state), sorted(expected))
     for key in sorted(state.keys() & expected.keys()):
         differ.add(f"state of {uid}, key {key!r}", state[key], expected[key])

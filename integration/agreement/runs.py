@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 
 from integration.agreement.cases import Case
 from integration.agreement.inputs import PARTITIONS, Log, write_topic
-from integration.agreement.outcome import Outcome, manifests, take_outcome
+from integration.agreement.outcome import Outcome, manifests, read_sinks, take_outcome
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job
 from integration.support.backfills import BackfillJob
@@ -36,6 +36,10 @@ KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("sl
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
 at a barrier.
 """
+KILLS_WITHOUT_OUTPUT: Final = (Trap("slot.uploaded", nth=4), Trap("jobmaster.published"))
+"""The kills of a drawn pipeline. It may write nothing before it drains, because a silent partition
+holds the watermark.
+"""
 PACE_MIN: Final = 250
 """The least number of records that a source subtask reads per second in a live run. It is low, so
 that the run has several checkpoints to interrupt.
@@ -43,6 +47,8 @@ that the run has several checkpoints to interrupt.
 READING_S: Final = 4
 """Approximate duration of a live run in seconds, if its input is large."""
 LIVE_S_MAX: Final = 90.0
+DRAINING: Final = 3
+"""Parallelism of the run that drains a drawn pipeline. It differs from that of most runs."""
 NO_DRAIN: Final = "--no-drain"
 """A bounded run leaves open what a live run and a backfill leave open."""
 
@@ -97,7 +103,7 @@ class Prepared:
         if backend not in self.references:
             job = self._job()
             job.run(NO_DRAIN, config={"state.backend": backend}, parallelism=parallelism)
-            self.references[backend] = self._outcome(f"a bounded run ({backend})", job)
+            self.references[backend] = self._outcome(f"a bounded run ({backend})", job, backend)
         return self.references[backend]
 
     def live(self, backend: str = "rocksdb", parallelism: int = 2) -> Outcome:
@@ -107,15 +113,16 @@ class Prepared:
         job = self._job()
         ends = self.ends()
         pace = max(PACE_MIN, sum(ends.values()) // (parallelism * READING_S))
+        kills = KILLS_WITHOUT_OUTPUT if self.case.text else KILLS
         with job.started(
-            traps=KILLS, pace=pace, config={"state.backend": backend}, parallelism=parallelism
+            traps=kills, pace=pace, config={"state.backend": backend}, parallelism=parallelism
         ) as run:
-            run.until(lambda: run.plan.pid(len(KILLS) - 1), "killed", LIVE_S_MAX)
+            run.until(lambda: run.plan.pid(len(kills) - 1), "killed", LIVE_S_MAX)
             run.until(lambda: self._has_read(job, ends), "at the ends", LIVE_S_MAX)
             run.process.send_signal(signal.SIGINT)
             code = run.wait()
             assert code == 0, run.story()
-        return self._outcome(f"a live run ({backend})", job, lossy=True)
+        return self._outcome(f"a live run ({backend})", job, backend, lossy=True)
 
     def rescaled(self, backend: str, parallelisms: tuple[int, int]) -> Outcome:
         """Run `tidegate run` with the first parallelism, stop it in the middle, and continue with a
@@ -133,7 +140,8 @@ class Prepared:
             assert code == 0, run.story()
         assert not self._has_read(job, ends), "the run was stopped too late"
         job.run(NO_DRAIN, config=config, parallelism=after)
-        return self._outcome(f"a run rescaled from {before} to {after} ({backend})", job)
+        how = f"a run rescaled from {before} to {after} ({backend})"
+        return self._outcome(how, job, backend)
 
     def backfill(
         self,
@@ -146,7 +154,8 @@ class Prepared:
         """Run a backfill from the beginning, and return its outcome and its waves."""
         name, folder, sinks = self._place()
         module = name.replace("-", "_")
-        self._write_module(folder / f"{module}.py", name)
+        for file in (module, "job"):  # a folder is imported once, and a command runs `job`
+            self._write_module(folder / f"{file}.py", name)
         settings = {
             "kafka.bootstrap_servers": self.bootstrap,
             "state.backend": backend,
@@ -155,8 +164,11 @@ class Prepared:
         job = BackfillJob(f"{module}:Job", folder, settings)
         waves = job.backfill(parallelism=parallelism, wave_offsets=wave_offsets, executor=executor)
         how = f"a backfill ({backend}, {parallelism} subtasks, {wave_offsets} offsets a wave)"
-        storage = folder / "checkpoints"
-        return take_outcome(how, self.graph(name), storage, self.bootstrap, sinks), waves
+        outcome = take_outcome(how, self.graph(name), folder / "checkpoints", self.bootstrap, sinks)
+        places = {"checkpoint.dir": "checkpoints", "state.local_dir": "state", "logs.dir": "logs"}
+        config = {key: str(folder / path) for key, path in places.items()}
+        drained = self._drained(self._case_job(name, folder, sinks), backend, config)
+        return replace(outcome, drained=drained), waves
 
     def ends(self) -> dict[tuple[str, str, int], int]:
         """Return the end offset of each partition of each source."""
@@ -195,6 +207,9 @@ class Prepared:
     def _job(self) -> CaseJob:
         name, folder, sinks = self._place()
         self._write_module(folder / "job.py", name)
+        return self._case_job(name, folder, sinks)
+
+    def _case_job(self, name: str, folder: Path, sinks: Mapping[str, str]) -> CaseJob:
         return CaseJob(
             self.bootstrap,
             folder,
@@ -219,8 +234,9 @@ class Prepared:
 
     def _write_module(self, path: Path, name: str) -> None:
         pipeline = self.case.pipeline
+        module = self.case.text or f"from {pipeline.__module__} import {pipeline.__name__}\n"
         path.write_text(
-            f"from {pipeline.__module__} import {pipeline.__name__}\n\n\n"
+            f"{module}\n\n"
             f'class Job({pipeline.__name__}, name="{name}"):\n'
             '    """A job with a name of its own."""\n'
         )
@@ -231,7 +247,18 @@ class Prepared:
             **{f"sinks.{sink}.topic": topic for sink, topic in sinks.items()},
         }
 
-    def _outcome(self, how: str, job: CaseJob, *, lossy: bool = False) -> Outcome:
+    def _outcome(self, how: str, job: CaseJob, backend: str, *, lossy: bool = False) -> Outcome:
         storage = job.folder / ".tidegate" / "checkpoints"
         sinks = {sink: job.topics[sink] for sink in job.sinks}
-        return take_outcome(how, self.graph(job.name), storage, self.bootstrap, sinks, lossy=lossy)
+        graph = self.graph(job.name)
+        outcome = take_outcome(how, graph, storage, self.bootstrap, sinks, lossy=lossy)
+        return replace(outcome, drained=self._drained(job, backend, {}))
+
+    def _drained(
+        self, job: CaseJob, backend: str, config: Mapping[str, str]
+    ) -> dict[str, list[Message]]:
+        """Drain a drawn pipeline by one more run, and return the records of its sinks."""
+        if not self.case.text:
+            return {}
+        job.run(config={"state.backend": backend, **config}, parallelism=DRAINING)
+        return read_sinks(self.bootstrap, {sink: job.topics[sink] for sink in job.sinks})

@@ -16,6 +16,7 @@ from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_
 from tidegate.dataplane.state import window_tables
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.dataplane.windows import accumulator_source
+from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
@@ -36,9 +37,16 @@ def has_kind(plan: Plan, kind: str, *, by_window: bool | None = None) -> bool:
 
 
 def has_lateness(plan: Plan) -> bool:
-    """Whether a plan has windows that take late records."""
-    windows = None if plan.event_time is None else plan.event_time.windows
-    return windows is not None and windows.lateness_ms > 0
+    """Whether windows of a plan stay in state for long after their end, and a restore has some."""
+    event_time = plan.event_time
+    if event_time is None or event_time.windows is None or event_time.idle_after_ms is not None:
+        return False
+    return event_time.windows.lateness_ms >= 1_000 and len(plan.job_runs) > 1
+
+
+def drains(plan: Plan) -> bool:
+    """Whether the last job run of a plan fires all windows."""
+    return plan.event_time is not None and plan.event_time.drains
 
 
 def tables(test: Callable[[Step], object]) -> Detector:
@@ -67,7 +75,11 @@ LATE_TUMBLINGS = event_time_in(
     "with tumbling windows in tables and allowed lateness",
     lambda plan: has_kind(plan, TUMBLING, by_window=False) and has_lateness(plan),
 )
-LATENESS = event_time_in("with allowed lateness", has_lateness)
+LATENESS = event_time_in("with a long lateness and several job runs", has_lateness)
+OWN_ROWS = event_time_in(
+    "that drain, with windows in rows of their own",
+    lambda plan: drains(plan) and has_kind(plan, TUMBLING, by_window=True),
+)
 
 JUDGED_FIRST = (
     Edit(
@@ -82,6 +94,7 @@ CHUNKS_STAY = (Edit(WindowTables.drop, "self._dropped += table.chunks", "pass"),
 OLD_CHUNKS_STAY = (Edit(WindowTables.begin_snapshot, "self._deletes += table.chunks", "pass"),)
 FIRED_STORED = (Edit(Table.live_windows, "self.fired_count, None", "0, None"),)
 NOT_COPIED = (Edit(WindowTables.touch, "copies[key] = copy_value(windows[key])", "pass"),)
+OWN_ROW_STAYS = (Edit(AlignedWindows.fire_due, "self.clear(row)", "pass"),)
 FIRED_END_LOST = (
     Edit(
         SlidingWindows.restore,
@@ -145,11 +158,12 @@ MUTANTS = [
         1,
         1,
     ),
+    Mutant("a window that is removed stays in its own row", OWN_ROW_STAYS, OWN_ROWS, RUNS, 2),
     Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
     Mutant("a late record is in its window too", COUNTED_TWICE, LATE_TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
-    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 1),
+    Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 2),
 ]
 
 

@@ -271,6 +271,7 @@ def patch_event_time(shape: Shape, event_time: EventTime | None) -> Iterator[Non
                 stack.enter_context(patch.object(window_pipelines, "SETTINGS", event_time.windows))
             for name, size in event_time.limits.items():
                 stack.enter_context(patch(name, size))
-            if event_time.alarms:
+            windows = event_time.windows
+            if event_time.alarms or (windows is not None and windows.processing):
                 stack.enter_context(patch("tidegate.sim.threads.SKEW_MS_MAX", SKEW_MS_MAX))
         yield

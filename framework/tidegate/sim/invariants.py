@@ -41,6 +41,7 @@ from tidegate.sim.kafka.log import PartitionLog
 from tidegate.sim.oracle import Oracle
 from tidegate.sim.result_groups import Violation
 from tidegate.sim.scheduler import Scheduler, SimProcess
+from tidegate.sim.stored_windows import stored_windows
 from tidegate.stream_elements import TopicPartition
 
 STALL_S: Final = 45.0
@@ -513,6 +514,16 @@ class ProtocolChecker:
             self.record_violation(
                 f"the job is {state.lower()}, and its journal ends with {describe_entry(last)}"
             )
+
+    def check_no_window_is_stored(self) -> None:
+        """Check that the last checkpoint of a job that has drained stores no window."""
+        entries = self.journal.entries
+        published = [entries[number] for number in sorted(entries)]
+        last = next((one for one in reversed(published) if isinstance(one, Publication)), None)
+        if last is None:
+            return
+        for uid, count in stored_windows(self._manifest(last), self._blobs.objects).items():
+            self.record_violation(f"the job has drained, and step {uid} stores {count} windows")
 
     def check_nothing_open(self) -> None:
         """Check that at the end of a job no transaction is open and all losses were stated."""

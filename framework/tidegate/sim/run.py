@@ -59,6 +59,7 @@ from tidegate.sim.scheduler import Scheduler, SimProcess
 from tidegate.sim.session_cluster import SessionCluster
 from tidegate.sim.swaps import Swaps
 from tidegate.sim.trace import Trace, TraceEvent
+from tidegate.sim.window_plan import with_more_windows
 from tidegate.stream_elements import TopicPartition
 
 QUIET_S: Final = 400.0
@@ -141,6 +142,7 @@ def plan_of(seed: int, *, backfills: bool = False, event_time: bool = False) -> 
         plan = with_backfills(plan, random.Random(f"{seed}/backfills"))  # noqa: S311 - as above
     if event_time:
         plan = with_event_time(plan, random.Random(f"{seed}/event time"))  # noqa: S311 - as above
+        plan = with_more_windows(plan, random.Random(f"{seed}/windows"))  # noqa: S311 - as above
     return plan
 
 
@@ -257,6 +259,8 @@ class Run:
             )
         except Violation as violation:
             self._checker.record_violation(str(violation))
+        if self._drains(self.plan.job_runs[-1]):
+            self._checker.check_no_window_is_stored()
         self._checker.check_nothing_open()
 
     def _end_faults(self) -> None:

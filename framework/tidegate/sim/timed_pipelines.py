@@ -58,10 +58,26 @@ class WindowSettings:
     """Whether wider windows follow."""
     late: int
     """After how many late records a window fires."""
+    early_ms: int = 0
+    """The period of the firings before its end, in place of a number of records."""
+    late_ms: int = 0
+    """The period of the firings for late records, in place of a number of records."""
+    processing: bool = False
+    """Whether the periods are of processing time."""
+    repeats: bool = False
+    """Whether the trigger is `Repeatedly`: the early firings do not end with the window."""
+    accumulates: bool = True
+    """Whether a firing has the records of those before it."""
+    together: bool = False
+    """Whether the windows are of all records (`window_all`)."""
 
     def __str__(self) -> str:
         step = f" every {self.every_ms}" if self.every_ms != self.size_ms else ""
         triggers = f" early {self.early}" * bool(self.early) + f" late {self.late}"
+        triggers += f" early {self.early_ms} ms" * bool(self.early_ms)
+        triggers += f" late {self.late_ms} ms" * bool(self.late_ms)
+        triggers += " in processing time" * self.processing + " repeatedly" * self.repeats
+        triggers += " not accumulating" * (not self.accumulates) + " of all keys" * self.together
         return (
             f"{self.kind} {self.size_ms} ms{step} lateness {self.lateness_ms} ms"
             f"{' process' * self.process}{' collect' * self.collects}{triggers}"

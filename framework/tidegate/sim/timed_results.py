@@ -27,7 +27,8 @@ A step with windows has these rules for each key, in every interleaving (`window
 9. The firings of a window have the numbers 0, 1, 2, … A merged session continues with
    the sum of those of its parts. Each firing has all records of the one before it, and a new one.
 10. Firings on time come in the order of the ends of their windows. A window does not fire after the
-   step's watermark is known to have removed it.
+   step's watermark is known to have removed it. With `accumulate=False` a firing has no record of
+   those before it.
 11. A record is in windows or late, and late once. It is late only if a watermark can have removed
    its last window before it came: for its own partition this follows from the records before it.
    With `idle_after`, one partition must make that watermark possible. A record is in all of its
@@ -35,7 +36,9 @@ A step with windows has these rules for each key, in every interleaving (`window
 12. A record that touches a session that must be open is in it, and not late.
 13. A firing on time is not late for a second step with windows.
 14. At the end, each record is late, or in all of its windows that the last watermark has closed and
-   had not removed before. Sessions that touch were not open at the same time.
+   had not removed before. Sessions that touch were not open at the same time. A global window has
+   fired for each number of records that its trigger names.
+15. After a drain, the last checkpoint stores no window (`stored_windows.py`).
 
 No order holds between firings and late records, because they come through two channels.
 
@@ -62,7 +65,7 @@ from tidegate.sim.result_groups import Violation
 from tidegate.sim.timed_model import KeyModel, RelayModel, Sources, timer_text
 from tidegate.sim.timed_pipelines import Entry, EventTime, TimedEvent
 from tidegate.sim.window_model import Item, WindowModel
-from tidegate.sim.window_pipelines import LATE
+from tidegate.sim.window_pipelines import LATE, TOGETHER
 from tidegate.stream_elements import MAX_MS, MIN_MS, TopicPartition
 
 Model = KeyModel | RelayModel | WindowModel
@@ -138,7 +141,8 @@ class TimedResults:
         """Add an event that was committed to a partition of a source."""
         if isinstance(event, TimedEvent):
             self._sources.add(topic_partition, event, offset)
-            self._keys.add(event.key)
+            together = self._windows is not None and self._windows.together
+            self._keys.add(TOGETHER if together else event.key)
             self._missing = None
 
     def judge(self, entry: Entry, where: str) -> int:
@@ -238,7 +242,8 @@ class TimedResults:
             return {
                 name: Item(name, event.at_ms, event.amount)
                 for name, (place, event) in self._sources.events.items()
-                if event.key == key and (ended_at is None or offsets[name] < ended_at.get(place, 0))
+                if key in (event.key, TOGETHER)
+                and (ended_at is None or offsets[name] < ended_at.get(place, 0))
             }
         found: dict[str, Item] = {}
         for each in self._known():

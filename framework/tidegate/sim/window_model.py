@@ -11,13 +11,26 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.api.watermarks import TIME_MAX_MS
 from tidegate.sim.result_groups import Violation
 from tidegate.sim.timed_model import Sources
 from tidegate.sim.timed_pipelines import Entry, WindowSettings
-from tidegate.sim.window_pipelines import LATE, SESSION, SLIDING, TUMBLING, WIDER, firing_name
+from tidegate.sim.window_pipelines import (
+    GLOBAL,
+    LATE,
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    WIDER,
+    firing_name,
+)
 from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER
 
 ON_TIME: Final = "on_time"
+ANY_NUMBER: Final = 1 << 60
+"""The number of new records that a firing after a period may have."""
+FOREVER: Final = (-TIME_MAX_MS, TIME_MAX_MS + 1)
+"""The global window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,15 @@ class WindowModel:
         self.every_ms = settings.every_ms if self.kind == SLIDING else self.size_ms
         self.lateness_ms = settings.lateness_ms
         own = stage == 1 and self.kind != SLIDING
-        self.early, self.late_count = (settings.early, settings.late) if own else (0, 1)
+        early = ANY_NUMBER if settings.early_ms else settings.early
+        late = ANY_NUMBER if settings.late_ms else settings.late
+        if settings.repeats:
+            late = early
+        self.early, self.late_count = (early, late) if own else (0, 1)
+        self.by_period = own and bool(settings.early_ms)
+        self.repeats = own and settings.repeats
+        self.accumulates = settings.accumulates or not own
+        self.together = settings.together
         self.count = 0
         self.watermark_ms = self.window_watermark_ms = MIN_MS
         self.known_ms = MIN_MS
@@ -101,7 +122,12 @@ class WindowModel:
         found = self._before(entry)
         self.windows = [each for each in self.windows if not any(each is one for one in found)]
         self.windows.append(
-            Firings(entry.start_ms, entry.end_ms, entry.number + 1, frozenset(entry.names))
+            Firings(
+                entry.start_ms,
+                entry.end_ms,
+                entry.number + 1,
+                frozenset(entry.names).union(*(each.names for each in found)),
+            )
         )
         name = firing_name(entry)
         self.firings[name] = Item(name, entry.end_ms - 1, entry.amount)
@@ -167,6 +193,8 @@ class WindowModel:
             apart = max((b - a for a, b in itertools.pairwise(times)), default=0)
             right = start_ms == times[0] and end_ms == times[-1] + self.size_ms
             right = right and apart <= self.size_ms
+        elif self.kind == GLOBAL:
+            right = (start_ms, end_ms) == FOREVER
         else:
             right = end_ms - start_ms == self.size_ms and not start_ms % self.every_ms
             right = right and start_ms <= times[0] and times[-1] < end_ms
@@ -174,7 +202,9 @@ class WindowModel:
             self._refuse(f"is of {start_ms} to {end_ms}, and has records of {times}")
 
     def _check_new(self, entry: Entry, known: frozenset[str], new: Sequence[Item]) -> None:
-        if not known <= set(entry.names):
+        if not self.accumulates and not known.isdisjoint(entry.names):
+            self._refuse(f"has {sorted(known & set(entry.names))} of a firing before it")
+        if self.accumulates and not known <= set(entry.names):
             self._refuse(f"lacks {sorted(known - set(entry.names))} of a firing before it")
         if not new:
             self._refuse("has no new record")
@@ -200,7 +230,10 @@ class WindowModel:
         if gone_ms < self.known_ms or (gone_ms == self.known_ms and self.late_count == 1):
             self._refuse(f"fires, and the watermark was {self.known_ms} before")
         seen_ms = entry.window_watermark_ms
-        if seen_ms is not None and (seen_ms >= end_ms - 1) is (entry.firing == "early"):
+        early = entry.firing == "early"
+        if early and self.by_period:  # its time may come under a watermark that ends the window too
+            return
+        if seen_ms is not None and (seen_ms >= end_ms - 1) is early:
             self._refuse(f"is {entry.firing} under the watermark {seen_ms}")
 
     def _check_joined(self, late: Item, items: Iterable[Item], sources: Sources) -> None:
@@ -240,11 +273,15 @@ class WindowModel:
         watermark.
         """
         ends = self._due_ends([each for each in items if each.name not in self.late])
-        return [
+        lacking = [
             item
             for item, end_ms in ends
             if item.name not in self.items and self._due_ms(end_ms) <= last_ms
         ]
+        if self.kind == GLOBAL and not lacking:  # it fires by the number of its records alone
+            waiting = [item for item, _ in ends if item.name not in self.items]
+            return waiting[: len(waiting) // self.early * self.early]
+        return lacking
 
     def complete(self, items: Mapping[str, Item], last_ms: int, sources: Sources) -> None:
         """Check the log when all records were read and the watermark was `last_ms`."""
@@ -307,6 +344,9 @@ class WindowModel:
         if self.kind == SESSION:
             yield item.at_ms + self.size_ms
             return
+        if self.kind == GLOBAL:
+            yield FOREVER[1]
+            return
         first = ((item.at_ms - self.size_ms) // self.every_ms + 1) * self.every_ms
         for start_ms in range(first, item.at_ms + 1, self.every_ms):
             yield start_ms + self.size_ms
@@ -333,12 +373,13 @@ class WindowModel:
 
     def _due_ms(self, end_ms: int) -> int:
         """Return the watermark at which a window has given all of its results."""
-        return self._gone_ms(end_ms) if self.late_count > 1 else end_ms - 1
+        by_itself = self.late_count == 1 and not self.repeats
+        return end_ms - 1 if by_itself else self._gone_ms(end_ms)
 
     def _item(self, name: str, sources: Sources) -> Item:
         if self.stage == 1:
             found = sources.events.get(name)
-            if found is None or found[1].key != self.key:
+            if found is None or not (self.together or found[1].key == self.key):
                 message = f"has {name}, which is not a record of the key"
                 raise Violation(message)
             event = found[1]

@@ -22,14 +22,24 @@ from tidegate.api.functions import Context, KeyedProcess
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.state import ValueState
-from tidegate.api.streams import KeyedStream, Stream
-from tidegate.api.triggers import AfterWatermark, EveryCount
-from tidegate.api.windows import Session, Sliding, Tumbling, Window, WindowContext, WindowProcess
+from tidegate.api.streams import Stream
+from tidegate.api.triggers import AfterWatermark, Every, EveryCount, Repeat, Repeatedly, TimeDomain
+from tidegate.api.windows import (
+    Global,
+    Session,
+    Sliding,
+    Tumbling,
+    Window,
+    WindowContext,
+    WindowProcess,
+)
 from tidegate.sim import pipelines
 from tidegate.sim.pipelines import IN_A, IN_B, OUT_A, Event, Shape
 from tidegate.sim.timed_pipelines import Entry, TimedEvent, WindowSettings, timed_source
 
-TUMBLING, SLIDING, SESSION = "tumbling", "sliding", "session"
+TUMBLING, SLIDING, SESSION, GLOBAL = "tumbling", "sliding", "session", "global"
+TOGETHER: Final = "*"
+"""The key of the entries of windows of all records."""
 WINDOW, LATE = "window", "late"
 """The kinds of entries."""
 NAMES_MAX: Final = 1_000_000
@@ -83,14 +93,15 @@ def _time_and_name(record: TimedEvent | Entry) -> tuple[int, str]:
 
 
 def _fired(
-    window: Window[str], records: Sequence[Any], total: int, amount: int, stage: int
+    window: Window[Any], records: Sequence[Any], total: int, amount: int, stage: int
 ) -> Entry:
     names = tuple(each if isinstance(each, str) else _time_and_name(each)[1] for each in records)
+    key = TOGETHER if window.key is None else window.key
     return Entry(
         "",
-        window.key,
+        key,
         amount,
-        window.key,
+        key,
         total=total,
         kind=WINDOW,
         stage=stage,
@@ -102,13 +113,13 @@ def _fired(
     )
 
 
-class Collected(WindowProcess[str, TimedEvent, Entry]):
+class Collected(WindowProcess[Any, TimedEvent, Entry]):
     """A window function that writes what the aggregates write, and the watermark that it sees."""
 
     def open(self) -> None:
         pipelines.connect()
 
-    def process(self, records: Sequence[TimedEvent], ctx: WindowContext[str]) -> Iterable[Entry]:
+    def process(self, records: Sequence[TimedEvent], ctx: WindowContext[Any]) -> Iterable[Entry]:
         pipelines.work()
         amount = sum(each.amount for each in records)
         entry = _fired(ctx.window, records, len(records), amount, 1)
@@ -145,7 +156,8 @@ class Pass(KeyedProcess[str, TimedEvent, TimedEvent]):
 
 def _late(event: TimedEvent) -> Entry:
     pipelines.work()
-    return Entry("", event.key, event.amount, event.key, kind=LATE, stage=1, names=(event.name,))
+    key = TOGETHER if SETTINGS.together else event.key
+    return Entry("", key, event.amount, key, kind=LATE, stage=1, names=(event.name,))
 
 
 def _late_firing(entry: Entry) -> Entry:
@@ -159,11 +171,21 @@ def _records() -> Any:
 
 
 def _trigger() -> Any:
-    early = EveryCount(SETTINGS.early) if SETTINGS.early else None
-    return AfterWatermark(early=early, late=EveryCount(SETTINGS.late))
+    early = _repeat(SETTINGS.early, SETTINGS.early_ms)
+    late = _repeat(SETTINGS.late, SETTINGS.late_ms)
+    if SETTINGS.repeats and early is not None:
+        return Repeatedly(early, accumulate=SETTINGS.accumulates)
+    return AfterWatermark(early=early, late=late, accumulate=SETTINGS.accumulates)
 
 
-def windowed(by_key: KeyedStream[str, TimedEvent]) -> Stream[Entry]:
+def _repeat(records: int, period_ms: int) -> Repeat | None:
+    time: TimeDomain = "processing" if SETTINGS.processing else "event"
+    if period_ms:
+        return Every(f"{period_ms} ms", time=time)
+    return EveryCount(records) if records else None
+
+
+def windowed(events: Stream[TimedEvent]) -> Stream[Entry]:
     """Return the numbered entries of the windows of the run."""
     settings = SETTINGS
     size = f"{settings.size_ms} ms"
@@ -172,7 +194,10 @@ def windowed(by_key: KeyedStream[str, TimedEvent]) -> Stream[Entry]:
         assigner = Session(size)
     elif settings.kind == SLIDING:
         assigner = Sliding(size, f"{settings.every_ms} ms")
-    windows = by_key.window(
+    elif settings.kind == GLOBAL:
+        assigner = Global()
+    by_key = events.key_by(lambda event: event.key)
+    windows: Any = (events.window_all if settings.together else by_key.window)(
         assigner,
         allowed_lateness=f"{settings.lateness_ms} ms",
         trigger=None if settings.kind == SLIDING else _trigger(),
@@ -189,7 +214,10 @@ def windowed(by_key: KeyedStream[str, TimedEvent]) -> Stream[Entry]:
             returns=Entry,
         )
     entries = results.union(results.late.map(_late))
-    return entries.key_by(lambda entry: entry.key).process(Number(), uid="number")
+    numbered: Stream[Entry] = entries.key_by(lambda entry: entry.key).process(
+        Number(), uid="number"
+    )
+    return numbered
 
 
 class Windowed(Pipeline, name="windowed"):
@@ -199,7 +227,7 @@ class Windowed(Pipeline, name="windowed"):
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
-        windowed(self.events.key_by(lambda event: event.key)).to(self.entries)
+        windowed(self.events).to(self.entries)
 
 
 class WindowedUnion(Pipeline, name="windowed-union"):
@@ -211,7 +239,7 @@ class WindowedUnion(Pipeline, name="windowed-union"):
 
     def define(self) -> None:
         united = self.left.union(self.right)
-        windowed(united.key_by(lambda event: event.key)).to(self.entries)
+        windowed(united).to(self.entries)
 
 
 class WindowedBehind(Pipeline, name="windowed-behind"):
@@ -224,7 +252,7 @@ class WindowedBehind(Pipeline, name="windowed-behind"):
         passed = self.events.key_by(lambda event: event.key[:1], returns=str).process(
             Pass(), uid="pass"
         )
-        windowed(passed.key_by(lambda event: event.key)).to(self.entries)
+        windowed(passed).to(self.entries)
 
 
 class WindowedTwice(Pipeline, name="windowed-twice"):
@@ -234,7 +262,7 @@ class WindowedTwice(Pipeline, name="windowed-twice"):
     entries = KafkaSink(OUT_A, value=Json(Entry), record_key=lambda entry: entry.key)
 
     def define(self) -> None:
-        first = windowed(self.events.key_by(lambda event: event.key))
+        first = windowed(self.events)
         first.to(self.entries)
         firings = first.filter(lambda entry: entry.kind == WINDOW)
         wider = firings.key_by(lambda entry: entry.key[:1], returns=str).window(
