@@ -36,7 +36,7 @@ KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("sl
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
 at a barrier.
 """
-KILLS_WITHOUT_OUTPUT: Final = (Trap("slot.uploaded", nth=4), Trap("jobmaster.published"))
+KILLS_WITHOUT_OUTPUT: Final = (Trap("slot.uploaded", nth=4), Trap("jobmaster.manifest", nth=3))
 """The kills of a drawn pipeline. It may write nothing before it drains, because a silent partition
 holds the watermark.
 """

@@ -17,7 +17,7 @@ from tidegate.sim.plan import Input, Plan
 from tidegate.sim.run import plan_of, run_seed
 from tidegate.sim.seed_runner import Summary, Verdict, simulate
 from tidegate.sim.timed_pipelines import ALARMS, SIDES, TIMED_SHAPES, EventTime, TimedEvent
-from tidegate.sim.window_pipelines import SESSION, SLIDING, TUMBLING, WINDOW_SHAPES
+from tidegate.sim.window_pipelines import GLOBAL, SESSION, SLIDING, TUMBLING, WINDOW_SHAPES
 
 SAMPLE = range(12)
 SEEDS = range(500)
@@ -166,13 +166,45 @@ def test_half_of_the_plans_have_windows_of_each_kind_with_and_without_lateness()
     windows = [event_time_of(plan).windows for plan in PLANS]
     known = [each for each in windows if each is not None]
     assert 60 < len(known) < 140
-    kinds = Counter((each.kind, each.process, bool(each.lateness_ms)) for each in known)
+    of_ends = [each for each in known if each.kind != GLOBAL]
+    kinds = Counter((each.kind, each.process, bool(each.lateness_ms)) for each in of_ends)
     assert len(kinds) == 12, "each kind of windows as aggregates and as a function"
-    assert {each.kind for each in known} == {TUMBLING, SLIDING, SESSION}
+    assert {each.kind for each in known} == {TUMBLING, SLIDING, SESSION, GLOBAL}
     assert any(each.early for each in known)
     assert any(each.late > 1 for each in known)
     for plan, each in zip(PLANS, windows, strict=True):
         assert (each is not None) == (plan.shape in WINDOW_SHAPES)
+
+
+def test_some_windows_fire_by_periods_repeatedly_without_accumulation_and_together() -> None:
+    windows = [event_time_of(plan).windows for plan in PLANS]
+    known = [each for each in windows if each is not None]
+    assert any(each.early_ms and not each.processing for each in known)
+    assert any(each.late_ms and each.processing for each in known)
+    assert any(each.repeats and each.kind != GLOBAL for each in known)
+    assert any(not each.accumulates for each in known)
+    assert any(each.together for each in known)
+    for each in known:
+        assert each.accumulates or each.kind != SESSION
+        assert each.kind != GLOBAL or (each.repeats and not each.lateness_ms)
+        assert not (each.together and each.twice)
+
+
+def test_plans_with_backfills_have_no_firings_by_processing_time() -> None:
+    for seed in range(60):
+        windows = event_time_of(plan_of(seed, backfills=True, event_time=True)).windows
+        assert windows is None or not windows.processing
+
+
+def test_windows_draw_from_a_stream_of_their_own() -> None:
+    for seed in range(60):
+        before = with_event_time(plan_of(seed), Random(f"{seed}/event time"))
+        after = PLANS[seed]
+        if event_time_of(before).windows is None:
+            assert after == before
+        else:
+            assert after.shape == before.shape
+            assert [each.at_s for each in after.inputs] == [each.at_s for each in before.inputs]
 
 
 def test_a_seed_is_replayed_exactly_in_any_process() -> None:
