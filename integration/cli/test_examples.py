@@ -18,12 +18,14 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 TIDEGATE = Path(sys.executable).with_name("tidegate")
 MINUTE = 60_000
 
-PAYMENTS = [
+PAYMENTS: list[dict[str, object]] = [
     {"card": "a", "cents": 1, "at_ms": 0},
     {"card": "b", "cents": 70_000, "at_ms": 10},
     {"card": "a", "cents": 90_000, "at_ms": 30_000},
 ]
-VIEWS = [{"page": "/", "load_ms": n, "at_ms": n * 1_000} for n in range(120)]
+VIEWS: list[dict[str, object]] = [
+    {"page": "/", "load_ms": n, "at_ms": n * 1_000} for n in range(120)
+]
 SIGNUPS: list[dict[str, object]] = [
     {"email": "ann@example.org", "country": "de", "at": "2026-01-31T12:00:00Z"},
     {"email": "no address", "country": "de", "at": "2026-01-31T12:00:00Z"},
@@ -60,7 +62,7 @@ def values(bootstrap: str, name: str) -> list[dict[str, object]]:
 def test_event_driven_application_alerts_on_the_second_payment(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    topic(kafka.bootstrap, "card-payments", [*PAYMENTS])
+    topic(kafka.bootstrap, "card-payments", PAYMENTS)
     topic(kafka.bootstrap, "card-alerts")
     run(tmp_path, kafka.bootstrap, TIDEGATE, "run", ROOT / "pipelines/card_alerts.py", "--bounded")
     assert values(kafka.bootstrap, "card-alerts") == [
@@ -71,7 +73,7 @@ def test_event_driven_application_alerts_on_the_second_payment(
 def test_analytics_script_writes_the_minutes_that_are_over_and_prints_its_counts(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    topic(kafka.bootstrap, "page-views", [*VIEWS])
+    topic(kafka.bootstrap, "page-views", VIEWS)
     topic(kafka.bootstrap, "page-report")
     printed = run(tmp_path, kafka.bootstrap, sys.executable, ROOT / "pipelines/page_report.py")
     assert printed == "120 views, 1 rows, finished\n"  # the second minute is not over
@@ -83,7 +85,7 @@ def test_analytics_script_writes_the_minutes_that_are_over_and_prints_its_counts
 def test_data_pipeline_keeps_each_signup_as_a_row_or_with_the_reason(
     kafka: Kafka, tmp_path: Path
 ) -> None:
-    topic(kafka.bootstrap, "signups-raw", [*SIGNUPS])
+    topic(kafka.bootstrap, "signups-raw", SIGNUPS)
     topic(kafka.bootstrap, "signups")
     topic(kafka.bootstrap, "signups-bad")
     run(

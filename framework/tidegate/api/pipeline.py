@@ -268,8 +268,7 @@ class Pipeline:
                 otherwise the error that has ended the job.
             KeyboardInterrupt: At the second Ctrl-C.
         """
-        # The runner is above this package, which must not import it. It is named by text, as the
-        # main functions of the processes are.
+        # The runner is above this package, so it is named by text, as the mains of processes are.
         runner = importlib.import_module("tidegate.cli.script_run")
         result: RunResult = runner.run_pipeline(
             type(self),
