@@ -240,12 +240,20 @@ class DevSession:
 
     def _watch_files(self) -> None:
         while not self._over.is_set():
-            saved = wait_for_save(self._folder, self._over)
+            try:
+                saved = wait_for_save(self._folder, self._over)
+            except FileNotFoundError:
+                continue  # a folder was removed between the listing and the watch
+            except OSError as error:  # for example, the system's limit of watches is reached
+                say(f"Saved files are not seen: {error}. Type r and Enter to restart the job.")
+                return
             if saved:
                 names = sorted(str(path.relative_to(self._folder)) for path in saved)
                 self._events.put(("saved", ", ".join(names)))
 
     def _read_commands(self) -> None:
+        if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+            return  # the shell would stop a background process that reads from the terminal
         for line in sys.stdin:
             self._events.put(("typed", line.strip().lower()))
 
