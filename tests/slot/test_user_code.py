@@ -6,13 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
 
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline
 from tidegate.api.pipeline import build
+from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.drivers.process import call_watch
 from tidegate.drivers.process.call_watch import OsCallWatch
 from tidegate.drivers.process.stack_pipes import QUIET_S, StackPipes
@@ -20,6 +20,7 @@ from tidegate.graph.plan import plan
 from tidegate.ports.processes import LongCall, StackFrame
 from tidegate.protocol.code_places import CodePlace, WatchedCode, dumped_frames
 from tidegate.slot.user_code import places_of
+from tidegate.stream_elements import RecordBatch, TopicPartition
 
 MATCH = CodePlace("/job.py", 4, 6, "match", "map-1", "orders#0")
 LOOP = CodePlace("<fused map-1 map-2>", 9, 9, "", "map-2", "orders#0")
@@ -137,22 +138,27 @@ def test_call_that_does_not_return_is_reported_with_its_stack() -> None:
     assert call.frames[-1].source
 
 
+def short(order: dict[str, str]) -> dict[str, str]:
+    time.sleep(0.01)
+    return order
+
+
+class Mapped(Pipeline, name="mapped"):
+    orders = KafkaSource("orders", value=Json(dict[str, str]))
+    out = KafkaSink("out", value=Json(dict[str, str]))
+
+    def define(self) -> None:
+        self.orders.map(short).to(self.out)
+
+
 @pytest.mark.usefixtures("quick")
-def test_long_batch_of_short_calls_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop of the batch is tidegate's. Each call of the user has a frame of its own."""
-    done = threading.Event()
-    loop = "def run():\n    while not done.is_set(): short()\n"
-    scope: dict[str, Any] = {"short": lambda: time.sleep(0.01), "done": done}
-    exec(compile(loop, "<fused map-1>", "exec"), scope)
-    # In a slot, no user code is around the loop.
-    stack = call_watch._stack
-    monkeypatch.setattr(call_watch, "_stack", lambda frame: _from_the_loop(stack(frame)))
-    assert watched(scope["run"], done) is None
-
-
-def _from_the_loop(stack: list[FrameType]) -> list[FrameType]:
-    names = [frame.f_code.co_filename for frame in stack]
-    return stack[names.index("<fused map-1>") :] if "<fused map-1>" in names else stack
+def test_long_batch_of_short_calls_is_not_reported() -> None:
+    """Each call of the user's function has a frame of its own."""
+    values: list[Any] = [{}] * 150
+    batch = RecordBatch(values, list(range(150)), TopicPartition("orders", 0), None)
+    node = build(Mapped, {}).nodes["map-1"]
+    steps = FusedSteps("mapped", [node], lambda _: None)
+    assert watched(lambda: steps.process(batch), threading.Event()) is None
 
 
 def test_pipe_gives_each_dump_once_with_the_description_of_the_code() -> None:

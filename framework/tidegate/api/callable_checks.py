@@ -139,7 +139,7 @@ _CHANGES: Final = {
 def _assigned(method: FunctionType) -> Iterator[tuple[str, int]]:
     """Return the attributes of `self` to which a method assigns, with their lines.
 
-    Without the source text, there are none.
+    Without the source text, the result is empty.
     """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
