@@ -11,20 +11,23 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
+import msgspec
 from confluent_kafka import Message
 
 from integration.agreement.cases import Case, Messages
 from integration.support.brokers import read_all
 from tidegate.api.kafka_records import STEP
 from tidegate.api.kafka_sink import KafkaSink
+from tidegate.api.window_step import WINDOW_TABLES
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
+from tidegate.dataplane.state.layout import name_part
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.snapshots import restore
 from tidegate.drivers.system import SystemDrivers
@@ -110,8 +113,29 @@ def read_sinks(bootstrap: str, topics: Mapping[str, str]) -> dict[str, list[Mess
         return dict(zip(topics, read, strict=True))
 
 
+_TABLES: Final = name_part(WINDOW_TABLES)
+_NUMBER_BYTES: Final = 8
+
+
+def _in_windows(pairs: Iterable[tuple[bytes, bytes]]) -> State:
+    """Return the pairs of a store, with one pair for each window in place of chunks of windows.
+
+    A chunk depends on the times of checkpoints. It is a byte and a list of windows, each of which
+    begins with its key. Its store key ends with its number, and the chunk with the highest counts.
+    """
+    found: State = {}
+    for store_key, data in pairs:
+        if store_key[2:].startswith(_TABLES):
+            for window in msgspec.msgpack.decode(data[1:]):
+                place = store_key[:-_NUMBER_BYTES] + msgspec.msgpack.encode(window[0])
+                found[place] = msgspec.msgpack.encode(window)
+        else:
+            found[store_key] = data
+    return found
+
+
 def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
-    """Return all pairs of a step's state."""
+    """Return all pairs of a step's state, with one pair for each window."""
     drivers = SystemDrivers()
     keyed = [keyed for part in manifest.subtasks for keyed in part.keyed if keyed.uid == uid]
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +151,7 @@ def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
             open_store=drivers.kv_store,
         )
         try:
-            return dict(restored.store.scan(b"", b"\xff\xff"))
+            return _in_windows(restored.store.scan(b"", b"\xff\xff"))
         finally:
             restored.store.close()
 

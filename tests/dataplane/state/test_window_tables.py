@@ -232,7 +232,7 @@ STEPS = st.one_of(
 
 
 class Snapshots:
-    """Snapshots of all subtasks that are taken while the windows go on to change."""
+    """Snapshots of all subtasks that are taken while the windows continue to change."""
 
     def __init__(self, step: Step) -> None:
         self._step = step
