@@ -5,11 +5,16 @@ but for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 from zlib import crc32
 
+import msgspec
 import pytest
 
+from integration.bench import loop, pipelines
+from integration.bench.data import Click, records
 from integration.bench.workloads import WORKLOADS, Workload, check_output
+from tidegate.testing import PipelineTest, Setup
 
 COUNT = 150_000
 """Enough for users to come again, and for windows to end."""
@@ -119,3 +124,21 @@ def test_order_of_two_keys_is_checked_only_if_the_workload_promises_it(
             check_output(WORKLOADS[name], messages, FEW)
     else:
         check_output(WORKLOADS[name], messages, FEW)
+
+
+@pytest.mark.parametrize("name", ["tumbling", "sessions"])
+def test_loop_and_pipeline_of_windows_give_the_output_that_is_expected(name: str) -> None:
+    workload, step = WORKLOADS[name], loop.WORKLOADS[name]()
+    sent = [Message(key, value, crc32(key) % 4) for key, value in records(FEW)]
+    columns = [step(sent[:1_000]), step(sent[1_000:]), cast("Any", step).finish()]
+    found = [(k, v) for values, keys in columns for k, v in zip(keys, values, strict=True)]
+    check_output(workload, [Message(k, v, 0) for k, v in found if k and v], FEW)
+    pipeline = getattr(pipelines, workload.pipeline)
+    sink = getattr(pipeline, workload.sink)
+    with PipelineTest(pipeline, Setup(parallelism=2)) as test:
+        decode = msgspec.json.Decoder(Click).decode
+        test.source(pipeline.clicks).push(*(decode(message.of_value) for message in sent))
+        test.drain()
+        results = test.sink(sink).read()
+    encode = msgspec.json.encode
+    check_output(workload, [Message(each.user.encode(), encode(each), 0) for each in results], FEW)
