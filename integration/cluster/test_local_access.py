@@ -54,6 +54,11 @@ def listening_ports(pid: int) -> list[str]:
     ]
 
 
+def own_runs(folder: Path) -> Path:
+    """Return the folder of the socket by which other terminals find a run. It stays."""
+    return folder / ".tidegate" / "runs"
+
+
 def sockets(pid: int) -> set[Path]:
     """Return the Unix sockets of a run whose paths exist. Slots remove theirs when all slots are
     connected.
@@ -77,9 +82,11 @@ def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
         assert listening_ports(run.process.pid) == []
         found = sockets(run.process.pid)
         folders = {path.parent for path in found}
-        assert len(found) >= 4, found  # JobManager, JobMaster, TaskManager and slots
+        assert len(found) >= 5, found  # the run, JobManager, JobMaster, TaskManager and slots
+        own = own_runs(tmp_path)
+        assert own in folders
         for folder in folders:
-            assert folder.name.startswith("tidegate-")
+            assert folder == own or folder.name.startswith("tidegate-")
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             assert folder.stat().st_uid == os.getuid()
         if os.getuid() == 0:  # only root can act as another user
@@ -99,11 +106,12 @@ def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, tmp_pat
     job.write(200, seed=1)
     with job.started() as run:
         run.until(job.is_settled, "settled")
-        folders = {path.parent for path in sockets(run.process.pid)}
-        assert folders
+        found = sockets(run.process.pid)
+        assert found
         run.process.terminate()
         run.wait(60)
-    assert not [folder for folder in folders if folder.exists()]
+    assert not [path for path in found if path.exists()]
+    assert [path.parent for path in found if path.parent.exists()] == [own_runs(tmp_path)]
 
 
 @pytest.mark.parametrize(
