@@ -469,7 +469,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "parameter read too early": (
         lambda: SetsUpItself({}),
-        "parameter 'limit' has no value; pipelines are made by build()",
+        "parameter 'limit' of SetsUpItself has no value; give it one: SetsUpItself(limit=...)",
     ),
     "event time that is no function": (
         source(event_time="placed_at_ms"),

@@ -171,7 +171,7 @@ def timers(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def changed(case: Case, sink: str, change: Callable[[list[Any]], list[Any]]) -> list[str]:
-    """What the judge says about outputs of which one sink was changed."""
+    """Return the faults that the judge finds if the outputs of one sink are changed."""
     drawn, partitions, outputs = case
     name = f"{drawn.steps[0].uid}_{sink}"
     return problems(drawn, partitions, {**outputs, name: change(list(outputs[name]))})

@@ -30,10 +30,10 @@ NEEDED: Final = frozenset(
     {
         *("annotated_types", "confluent_kafka", "fastavro", "grpc", "kafka", "mmh3", "msgspec"),
         *("obstore", "pydantic", "pydantic_core", "rich", "rocksdict", "tidegate", "typer"),
-        *("typing_extensions", "typing_inspection", "tzdata"),
+        *("typing_extensions", "typing_inspection", "tzdata", "watchfiles"),
     }
 )
-"""Top-level modules that the processes of a job import in addition to Python's own. The folder of
+"""Top-level modules that tidegate imports in addition to Python's own. The folder of
 the user's code comes first on the path, so a file of such a name would hide the module."""
 
 

@@ -112,7 +112,7 @@ def run_to_end(
     """Run the job to its end and return its last report, and the display that has shown it.
 
     `open_` makes the display. `origin` says in errors where the settings are from. The pipeline is
-    imported inside `importing`. Raise RunInterruptedError if the run was told to end at once, and
+    imported inside `importing`. Raise RunInterruptedError if the run ends at once, and
     a TidegateError if the job cannot be started.
     """
     with importing or contextlib.nullcontext():

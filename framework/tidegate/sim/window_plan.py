@@ -98,7 +98,7 @@ def _changed(windows: WindowSettings, rng: random.Random, *, backfills: bool) ->
         late_ms=late_ms,
         processing=not backfills and bool(early_ms or late_ms) and rng.random() < 0.3,
         repeats=repeats,
-        # The pieces of two sessions that touch cannot be told apart.
+        # The pieces of two sessions that touch cannot be distinguished.
         accumulates=kind == SESSION or rng.random() >= APART,
         together=together,
     )

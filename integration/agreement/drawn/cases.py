@@ -21,7 +21,7 @@ from integration.agreement.outcome import Outcome
 
 
 def case_of(draw: Draw, folder: Path, *, size: int) -> Case:
-    """Return the case of a draw. `size` is about the number of records of each source."""
+    """Return the case of a draw. `size` is the approximate number of records of each source."""
     partitions = records_of(draw, size)
     inputs = {}
     for source in draw.sources:

@@ -56,7 +56,7 @@ class Found:
     rows: list[Row]
     names: set[str]
     wrong: list[str] = field(default_factory=list)
-    """What is wrong with a result, compared with those before it."""
+    """The faults of results, compared with those before them."""
 
 
 def problems(draw: Draw, partitions: Partitions, outputs: Outputs) -> list[str]:

@@ -90,7 +90,7 @@ def gap_of(event: Event) -> str:
 
 
 def gap_ms_of(event: Event) -> int:
-    """Return the same in milliseconds. It is no multiple of ten, as event times are."""
+    """Return the same in milliseconds. It is not a multiple of ten, in contrast to event times."""
     return 1_005 + 1_000 * (event.amount % 3)
 
 
