@@ -128,9 +128,9 @@ MUST_NOT: dict[str, tuple[Callable[[], StateMetadata], str]] = {
         lambda: windows(lambda: Tumbling("1 h"), amount, Count, Count),
         "cannot all be read as its present type",
     ),
-    "rows": (
+    "records kept": (
         lambda: windows(lambda: Tumbling("1 h"), amount, lambda: Collect(at_most=3)),
-        "rows was by key and is by window",
+        "cannot all be read as its present type",
     ),
 }
 
@@ -145,6 +145,11 @@ def test_change_that_open_windows_cannot_follow_is_refused(what: str) -> None:
     new, words = MUST_NOT[what]
     with pytest.raises(RefusedError, match=words):
         refuse(windows(), new())
+
+
+def test_aggregate_that_keeps_records_may_be_removed() -> None:
+    old = windows(lambda: Tumbling("1 h"), amount, lambda: Collect(at_most=3))
+    refuse(old, windows(lambda: Tumbling("1 h"), amount))
 
 
 def test_gap_may_change_and_size_and_step_of_sliding_windows_may_not() -> None:

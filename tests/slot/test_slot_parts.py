@@ -230,6 +230,7 @@ def test_slot_waits_for_records_no_longer_than_until_a_task_has_something_due(
     due_in_s: float, wait_s: float
 ) -> None:
     slot: Any = Slot.__new__(Slot)
+    slot._calls = UNWATCHED
     waits, now_s = list[float](), 0.0
 
     class Silent:

@@ -119,7 +119,8 @@ class WindowStep:
             isinstance(each, Records | Collect | TopN) for each in aggregates
         )
         """Whether windows lie in tables, as far as memory allows. Those that keep records do not:
-        they are large, and a checkpoint stores the changed windows as a whole.
+        they are large, and a checkpoint stores the changed windows as a whole. Their steps declare
+        tables too, so that an aggregate that keeps records can be removed.
         """
         self.window_class, self.row_class, self.state_key_type = self._classes()
         of_row: Any = self.row_class | None
@@ -132,7 +133,7 @@ class WindowStep:
         self.row_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
         """The states of a row of a window."""
         self.declared_states: Mapping[str, State] = dict(self.row_states)
-        if self.in_tables:
+        if not isinstance(assigner, Session | Sliding):  # also without tables: see `in_tables`
             table = TableState(WINDOW_TABLES, self.row_class, key_type)
             self.declared_states = {**self.row_states, WINDOW_TABLES: table}
         self.dropped_states = () if function is None else type(function).dropped_states

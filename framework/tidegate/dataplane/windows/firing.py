@@ -82,7 +82,7 @@ class Firing:
         copied = any(not info.immutable for state in states for info in state.types)
         self._context = _Context(self, self._side, copied=copied)
         self._copied = copied and not immutable(node.record_type)
-        self._names = tuple(step.declared_states)[1:]
+        self._names = tuple(step.row_states)[1:]
         self._guard = results_guard(node.record_type)
 
     @property
