@@ -69,22 +69,16 @@ def create_missing_topics(graph: StreamGraph, config: Config, partitions: int) -
     """
     from tidegate.api.kafka_names import kafka_nodes, topic_of
     from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
-    from tidegate.errors import ExternalError, RefusedError, TopicAbsentError
+    from tidegate.errors import ExternalError, RefusedError
 
-    created = []
     admin = KafkaTopicAdmin(config.kafka.client_settings())
     try:
-        for topic in dict.fromkeys(topic_of(config, node) for node in kafka_nodes(graph)):
-            try:
-                admin.partitions(topic)
-            except TopicAbsentError:
-                admin.create(topic, partitions=partitions)
-                created.append(topic)
+        topics = (topic_of(config, node) for node in kafka_nodes(graph))
+        return admin.create_missing(topics, partitions)
     except ExternalError as error:
         raise RefusedError(str(error)) from error
     finally:
         admin.close()
-    return created
 
 
 def print_created(topics: list[str], partitions: int) -> None:

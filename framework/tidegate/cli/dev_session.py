@@ -30,7 +30,7 @@ from tidegate.cli.diff import REFUSED
 from tidegate.cli.record_viewer import end_positions
 from tidegate.config_load import load
 from tidegate.drivers.file_watch import wait_for_save
-from tidegate.drivers.kafka.topic_settings import TopicSettingsAdmin
+from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
 from tidegate.errors import ExternalError, UserError
 
 T = TypeVar("T")
@@ -169,10 +169,10 @@ class DevSession:
         else:
             say("The job is not started. Save a file to try again.")
 
-    def _ask_kafka(self, question: Callable[[TopicSettingsAdmin], T]) -> T | None:
+    def _ask_kafka(self, question: Callable[[KafkaTopicAdmin], T]) -> T | None:
         """Return the answer of the brokers. Print the error and return None if it fails."""
         try:
-            admin = TopicSettingsAdmin(self._client_settings())
+            admin = KafkaTopicAdmin(self._client_settings())
             try:
                 return question(admin)
             finally:
@@ -184,7 +184,7 @@ class DevSession:
     def _create(self, topics: list[str]) -> bool:
         """Create the missing topics. Return False, and print the error, if that fails."""
         partitions = self._options.partitions
-        made = self._ask_kafka(lambda admin: admin.create_missing_topics(topics, partitions))
+        made = self._ask_kafka(lambda admin: admin.create_missing(topics, partitions))
         if made is None:
             self._say_what_continues()
         elif made:

@@ -1,8 +1,8 @@
 """Topics by hand: create, list, describe and delete them, with confluent-kafka's admin client.
 
-The command line uses this module (`tidegate kafka topics`, `tidegate run --create-topics`). A job
-never creates or deletes a topic. The class adds these requests to those of `KafkaClusterAdmin`, and
-it has the same errors, which name the brokers, the topic and the remedy.
+The command line uses this module: `tidegate kafka topics`, `tidegate dev`, and `tidegate run` with
+`--create-topics`. A job never creates or deletes a topic. The class adds these requests to those of
+`KafkaClusterAdmin`, and it has the same errors, which name the brokers, the topic and the remedy.
 
 Invariant: a request that changes topics is sent once. A repetition after a lost answer would find
 the first one's result, and report it as the mistake of the user.
@@ -11,7 +11,7 @@ the first one's result, and report it as the mistake of the user.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswerError
 from typing import Any, Final, NamedTuple
@@ -108,6 +108,17 @@ class KafkaTopicAdmin(KafkaClusterAdmin):
             lambda client: client.create_topics([new], request_timeout=ANSWER_TIMEOUT_S),
         )
         return self._wait_until_visible(topic)
+
+    def create_missing(self, topics: Iterable[str], partitions: int) -> list[str]:
+        """Create the topics that do not exist, and return their names."""
+        created = []
+        for topic in dict.fromkeys(topics):
+            try:
+                self.partitions(topic)
+            except TopicAbsentError:
+                self.create(topic, partitions=partitions)
+                created.append(topic)
+        return created
 
     def delete(self, topic: str) -> None:
         """Delete a topic and its records. Return when a description no longer finds it.

@@ -1,23 +1,17 @@
-"""Topics as a development tool sees them: their settings, and the creation of missing ones.
+"""The settings of topics, and the rights on consumer groups, for `tidegate check`.
 
-A running job needs neither, so they are not in the port `KafkaAdmin`. `tidegate check` reads the
-settings of topics and the rights on consumer groups. `tidegate dev` creates the topics of a
-pipeline. Each question is answered, or fails within about ten seconds, as in `admin.py`.
+A running job needs neither, so they are not in the port `KafkaAdmin`. Each question is answered, or
+fails within about ten seconds, as in `admin.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka import KafkaError as Code
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by assignment
-    AdminClient,
     ConfigResource,
 )
-from confluent_kafka.cimpl import NewTopic
 
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin, configs_of
 from tidegate.errors import NotAllowedError
@@ -40,7 +34,7 @@ class TopicSettings:
 
 
 class TopicSettingsAdmin(KafkaClusterAdmin):
-    """An admin client that also reads settings of topics, and creates topics."""
+    """An admin client that also reads settings of topics and rights on consumer groups."""
 
     def topic_settings(self, topic: str) -> TopicSettings | None:
         """Return the settings of a topic, or None if the principal may not read them.
@@ -82,36 +76,3 @@ class TopicSettingsAdmin(KafkaClusterAdmin):
             return False
         allowed = described.authorized_operations
         return allowed is None or READ in {each.name for each in allowed}
-
-    def create_missing_topics(self, topics: Collection[str], partitions: int) -> list[str]:
-        """Create the topics that do not exist, each with this number of partitions and with the
-        broker's default number of replicas. Return the names of those that were created.
-        """
-        wanted = sorted(set(topics))
-        known = self._metadata().topics
-        missing = [topic for topic in wanted if topic not in known]
-        if not missing:
-            return []
-
-        def create(client: AdminClient, names: list[str], left_s: float) -> dict[str, Future[Any]]:
-            new = [NewTopic(name, num_partitions=partitions) for name in names]
-            created: dict[str, Future[Any]] = client.create_topics(new, operation_timeout=left_s)
-            return {name: _unless_exists(future) for name, future in created.items()}
-
-        self._answers(missing, lambda topic: f"create topic {topic}", create)
-        return missing
-
-
-def _unless_exists(created: Future[Any]) -> Future[Any]:
-    """Return a future that also succeeds if another client has created the topic meanwhile."""
-    found: Future[Any] = Future()
-
-    def settle(future: Future[Any]) -> None:
-        error = future.exception()
-        if error is None or error.args[0].code() == Code.TOPIC_ALREADY_EXISTS:
-            found.set_result(None)
-        else:
-            found.set_exception(error)
-
-    created.add_done_callback(settle)
-    return found
