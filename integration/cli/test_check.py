@@ -63,4 +63,4 @@ def test_brokers_that_do_not_answer_are_exit_code_1_and_the_plan_is_shown(
     done = folder.command("check", "job:Totals", "--kafka", "127.0.0.1:1")
     assert done.code == 1
     assert "vertex orders" in done.out
-    assert "No Kafka broker of 127.0.0.1:1 answered" in done.out
+    assert "127.0.0.1:1 refuses connections" in done.out
