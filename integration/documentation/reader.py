@@ -54,6 +54,8 @@ class Reader:
 
     def follow(self, page: Path) -> int:
         """Do what a page says, and return the number of blocks that ran."""
+        if self._state.exists():  # a page begins in the folder, whatever the last one has entered
+            self.type(f"cd '{self.folder}'")
         done = 0
         for block in blocks_of(page.relative_to(ROOT), page.read_text(encoding="utf-8")):
             if "stop" in block.directives:
@@ -115,9 +117,10 @@ class Reader:
             time.sleep(POLL_S)
 
     def _shell(self, code: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-        """Start a shell with the environment that the last one has left, and keep its own."""
+        """Start a shell with the environment and folder of the last one, and keep its own."""
         before = f". {self._state}" if self._state.exists() else ":"
-        after = "" if log else f"\nexport -p >{self._state}"
+        keep = f"{{ export -p; printf 'cd %q\\n' \"$PWD\"; }} >{self._state}"
+        after = "" if log else f"\n{keep}"
         script = f"set -eu\n{before}\n{code}{after}\n"
         with log.open("wb") if log else nullcontext(subprocess.PIPE) as output:
             return subprocess.Popen(

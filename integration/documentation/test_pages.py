@@ -57,7 +57,10 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         ) as reader,
     ):
         reader.save_files(DOCS / "quickstart.md")
-        reader.type("python shop.py create orders order-totals\npython shop.py write 20000\n")
+        reader.type(
+            "tidegate kafka topics create orders order-totals -p 4\n"
+            "python shop.py orders 20000 | tidegate kafka produce orders --key-separator :\n"
+        )
         reader.type("tidegate run totals:OrderTotals -p 2 --bounded\n")
         yield reader
 
