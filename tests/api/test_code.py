@@ -113,6 +113,7 @@ def test_load_pipeline_finds_the_class_and_puts_its_folder_first_on_sys_path(
         ("folder.py", "folder.py is a folder; a pipeline is in a file such as totals.py"),
         ("nowhere.good:Copies", "there is no module 'nowhere' in"),
         ("lost.nowhere:Copies", "there is no module 'lost.nowhere' in"),
+        ("lost.good.Copies", "separate them by a colon, as in lost.good:Copies"),
         ("./lost/good:Copies", "FILE.py:CLASS; write, say, ./lost/good.py:Copies"),
         ("lost/good", "write, say, pipelines.order_totals:OrderTotals or order_totals.py"),
         ("lost.misspelt:Copies", "unexpected keyword argument 'paralelism'"),

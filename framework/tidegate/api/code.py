@@ -94,6 +94,12 @@ def _imported(wanted: Reference) -> ModuleType:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{wanted.module}.".startswith(f"{missing}."):
+            parent, _, name = missing.rpartition(".")
+            if hasattr(sys.modules.get(parent), name):
+                raise PipelineError(
+                    f"{missing!r} is not a module: {name} is declared in the module {parent!r}; "
+                    f"separate them by a colon, as in {parent}:{name}"
+                ) from None
             raise PipelineError(
                 f"there is no module {missing!r} in {wanted.root} or on the path; run the command "
                 "in the folder that holds your pipelines, or name the file, as in totals.py"
