@@ -41,7 +41,7 @@ golden: .venv/installed  ## a new generation of golden storages, after a change 
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
 	$(bin)/python -m integration.support.engine
 docs: .venv/installed  ## the documentation site, into site/: strict, with every link checked
-	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict --config-file integration/website/mkdocs.yml
 ready: .venv/installed  ## set up, start the broker, one record through it, stop it
 	$(bin)/python -m integration.support.ready
 

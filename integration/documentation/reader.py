@@ -1,8 +1,8 @@
 """Follows a page as a reader does: saves its files, and types its commands in one folder.
 
-`website/blocks.py` has the meaning of the comments above a block. Each block is one shell. The
-environment and the folder of one shell are those of the next. Commands in the background stand for
-a second terminal: they get SIGINT at `stop`, as from Ctrl-C, and at the end of the page.
+`integration/website/blocks.py` has the meaning of the comments above a block. Each block is one
+shell. The environment and the folder of one shell are those of the next. Commands in the background
+stand for a second terminal: they get SIGINT at `stop`, as from Ctrl-C, and at the end of the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from integration.support.running import ROOT
-from website.blocks import SHELL, Block, blocks_of
+from integration.website.blocks import SHELL, Block, blocks_of
 
 COMMAND_S_MAX = 120.0
 BACKGROUND_S_MAX = 90.0

@@ -14,9 +14,9 @@ import pytest
 
 from integration.documentation.reader import PageError, Reader
 from integration.support.running import ROOT
+from integration.website.blocks import SHELL, blocks_of
+from integration.website.links import OUTSIDE
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from website.blocks import SHELL, blocks_of
-from website.links import OUTSIDE
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from website.blocks import SHELL, Block, blocks_of, indented_blocks
-from website.commands import all_commands
+from integration.website.blocks import SHELL, Block, blocks_of, indented_blocks
+from integration.website.commands import all_commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")])

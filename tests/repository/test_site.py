@@ -14,12 +14,12 @@ import pytest
 
 import tidegate
 import tidegate.testing
-from website.commands import all_commands, commands_text
-from website.diagrams import ASSETS, DRAWINGS
-from website.hooks import fetched
-from website.links import OUTSIDE, repository_path, site_links
-from website.recording import draw, recorded
-from website.settings import settings_text
+from integration.website.commands import all_commands, commands_text
+from integration.website.diagrams import ASSETS, DRAWINGS
+from integration.website.hooks import fetched
+from integration.website.links import OUTSIDE, repository_path, site_links
+from integration.website.recording import draw, recorded
+from integration.website.settings import settings_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,14 +28,14 @@ ROOT = Path(__file__).parents[2]
 def test_a_diagram_is_what_its_script_draws(name: str) -> None:
     drawn = DRAWINGS[name]().text()
     assert (ASSETS / f"{name}.svg").read_text(encoding="utf-8") == drawn, (
-        "python -m website.diagrams"
+        "python -m integration.website.diagrams"
     )
 
 
 def test_the_recording_of_the_demo_is_drawn_from_its_lines() -> None:
     drawn = draw(recorded())
     assert (ASSETS / "demo.svg").read_text(encoding="utf-8") == drawn, (
-        "python -m website.recording --draw"
+        "python -m integration.website.recording --draw"
     )
     assert drawn.count(" killed (") == 4
     assert "exact: 1,000,000 orders" in drawn

@@ -76,7 +76,7 @@ def walked(text: str) -> tuple[ast.AST, ...]:
 def text_files() -> list[Path]:
     hidden = {"__pycache__", "node_modules", "storages"}  # the last are of tests/golden
     tops = ["framework", "pipelines", "tests", "integration", "schemas", "docker", "docs"]
-    tops += ["website", ".ci"]
+    tops += [".ci"]
     found = [path for path in ROOT.iterdir() if path.is_file() and path.name[0] != "."]
     for top in tops:
         found += [

@@ -21,7 +21,6 @@ READ = [
     "tests",
     "docs",
     "docker",
-    "website",
     "README.md",
     "ARCHITECTURE.md",
     "CHANGELOG.md",

@@ -1,4 +1,6 @@
-"""Draws the diagrams of the documentation: `python -m website.diagrams` writes docs/assets/.
+"""Draws the diagrams of the documentation into docs/assets/.
+
+    python -m integration.website.diagrams
 
 tests/repository/test_site.py compares the files with what this module draws.
 """
@@ -8,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from integration.website.svg import Drawing
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex
-from website.svg import Drawing
 
-ASSETS = Path(__file__).parents[1] / "docs" / "assets"
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 
 
 def record() -> Drawing:

@@ -1,4 +1,6 @@
-"""Records a run of `make demo`, and draws it as a terminal: `python -m website.recording`.
+"""Records a run of `make demo`, and draws it as a terminal.
+
+    python -m integration.website.recording
 
 The lines of the run, each with its time in seconds, go into docs/assets/demo.json. The drawing,
 docs/assets/demo.svg, is made from this file alone. `--draw` only draws it again. The drawing leaves
@@ -17,8 +19,8 @@ import time
 from html import escape
 from pathlib import Path
 
-ASSETS = Path(__file__).parents[1] / "docs" / "assets"
-ROOT = Path(__file__).parents[1]
+ASSETS = Path(__file__).parents[2] / "docs" / "assets"
+ROOT = Path(__file__).parents[2]
 COLUMNS, LINE_PX, CHARACTER_PX, MARGIN_PX = 104, 20, 8.1, 18
 SPEED = 10.0
 STEP_S = 0.12
@@ -40,7 +42,9 @@ Line = tuple[float, str]
 
 def main(arguments: list[str] | None = None) -> int:
     """Record unless told not to, then draw. The exit code is that of the demo."""
-    parser = argparse.ArgumentParser(prog="python -m website.recording", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m integration.website.recording", description=__doc__
+    )
     parser.add_argument("--draw", action="store_true", help="Only draw the last recording again.")
     code = 0
     if not parser.parse_args(arguments).draw:
@@ -56,7 +60,7 @@ def record() -> tuple[int, list[Line]]:
     """Run the demo, and return its exit code and its lines with their times."""
     begun, lines = time.monotonic(), list[Line]()
     with subprocess.Popen(
-        ["make", "--no-print-directory", "demo"],  # noqa: S607  # the make of this machine
+        ["make", "--no-print-directory", "demo"],  # the make of this machine
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

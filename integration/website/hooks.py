@@ -17,11 +17,11 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from website.commands import commands_text
-from website.links import OUTSIDE, repository_path, site_links
-from website.settings import settings_text
+from integration.website.commands import commands_text
+from integration.website.links import OUTSIDE, repository_path, site_links
+from integration.website.settings import settings_text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GENERATED = {"commands": commands_text, "settings": settings_text}
 DIRECTIVE = re.compile(
     r"^ *<!-- (?:not run|background|stop|exit code|output)\b.*-->\n", re.MULTILINE
