@@ -2,7 +2,7 @@
 
     python -m integration.website.diagrams
 
-tests/repository/test_site.py compares the files with what this module draws.
+tests/harness/test_site.py compares the files with what this module draws.
 """
 
 from __future__ import annotations
