@@ -161,6 +161,43 @@ def test_long_batch_of_short_calls_is_not_reported() -> None:
     assert watched(lambda: steps.process(batch), threading.Event()) is None
 
 
+class Slept(Pipeline, name="slept"):
+    seconds = KafkaSource("seconds", value=Json(float))
+    out = KafkaSink("out", value=Json(None))
+
+    def define(self) -> None:
+        self.seconds.map(time.sleep, returns=type(None)).to(self.out)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("seconds", "reported"), [([0.01] * 150, False), ([1.5], True)])
+def test_call_of_a_function_written_in_c_is_reported_if_it_is_long(
+    seconds: list[float], reported: bool
+) -> None:
+    offsets = list(range(len(seconds)))
+    batch = RecordBatch(list(seconds), offsets, TopicPartition("seconds", 0), None)
+    node = build(Slept, {}).nodes["map-1"]
+    steps = FusedSteps("slept", [node], lambda _: None)
+    call = watched(lambda: steps.process(batch), threading.Event())
+    assert (call is not None) is reported
+
+
+def test_dump_before_the_description_keeps_it_from_no_later_dump() -> None:
+    """The import of user code held up all threads."""
+    pipes = StackPipes()
+    read_end, write_end = os.pipe()
+    pipes.add(read_end, index=1, pid=7)
+    found = []
+    for text in (b"Timeout 1!\n", b'{"ordinal":1}\n', b"Timeout 2!\n"):
+        os.write(write_end, text)
+        pipes.read(read_end)
+        time.sleep(QUIET_S * 1.1)
+        found += [(dump.code, dump.text) for dump in pipes.complete()]
+    assert found == [("", "Timeout 1!\n"), ('{"ordinal":1}', "Timeout 2!\n")]
+    os.close(write_end)
+    pipes.read(read_end)
+
+
 def test_pipe_gives_each_dump_once_with_the_description_of_the_code() -> None:
     pipes = StackPipes()
     read_end, write_end = os.pipe()
