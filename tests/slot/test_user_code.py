@@ -138,6 +138,19 @@ def test_call_that_does_not_return_is_reported_with_its_stack() -> None:
     assert call.frames[-1].source
 
 
+@pytest.mark.usefixtures("quick")
+def test_watch_goes_on_if_the_system_refuses_the_thread_of_an_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        message = "unable to start watchdog thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("faulthandler.dump_traceback_later", refuse)
+    done = threading.Event()
+    assert watched(lambda: done.wait(10), done) is not None
+
+
 def short(order: dict[str, str]) -> dict[str, str]:
     time.sleep(0.01)
     return order

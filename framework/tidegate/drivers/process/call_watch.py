@@ -16,6 +16,7 @@ process that the operating system has stopped (SIGSTOP), because none of its thr
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import linecache
 import math
@@ -66,8 +67,9 @@ class OsCallWatch:
 
     def _watch(self) -> None:
         while True:
-            # Each call replaces the alarm before it.
-            faulthandler.dump_traceback_later(self._stalled_after_s, file=self._output)
+            # Each call replaces the alarm before it. The system may refuse its thread.
+            with contextlib.suppress(RuntimeError):
+                faulthandler.dump_traceback_later(self._stalled_after_s, file=self._output)
             time.sleep(SAMPLE_INTERVAL_S)
             self._sample(time.monotonic())
 
