@@ -98,7 +98,7 @@ class UserOutput:
             f"[subtask {subtask}] {line.decode(errors='backslashreplace')}\n" for line in lines
         )
         stream = self._file or (sys.stderr if self._stderr else sys.stdout)
-        encoding = stream.encoding or "utf-8"  # of a text in memory there is none
+        encoding = stream.encoding or "utf-8"  # a text in memory has no encoding
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()

@@ -205,8 +205,8 @@ class WindowTables:
             self._all_changed(table)
 
     def keep(self, table: Table, keys: Iterable[Any]) -> None:
-        """Copy the windows of these keys that are not stored yet, because somebody may change what
-        is in them.
+        """Copy the windows of these keys that are not stored yet, because a step may change what is
+        in them.
         """
         unsaved = self._unsaved.get(table)
         if unsaved is not None:

@@ -4,7 +4,7 @@ A thread samples the stack of the watched thread once a second, but only if a tu
 for long. The same call in two samples has not returned. It is the same if the frame of the user's
 function is the same object, so a long batch of short calls is not taken for a call that hangs. If
 no Python frame of the user exists, because the function is written in C, the whole stack must be
-the same, and so must the variables of its last frame: a loop over records changes them.
+the same. The variables of its last frame must be the same too: a loop over records changes them.
 
 Code in C that does not release Python's global lock stops this thread too. So the thread also sets
 an alarm of faulthandler, again and again. If it cannot, a thread in C writes the stacks of all
