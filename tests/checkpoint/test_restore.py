@@ -503,6 +503,27 @@ def test_partition_of_a_bounded_run_is_idle_if_its_end_is_read_and_it_was_idle_o
     assert [s.idle for part in found.splits for s in part if s.partition == 2] == [idle]
 
 
+def test_open_transaction_behind_the_end_of_a_run_wakes_no_idle_partition_at_a_restart() -> None:
+    old = checkpoint(plan(), idle=True)
+    ended = msgspec.structs.replace(
+        old,
+        submission_id="s1",
+        subtasks=tuple(
+            msgspec.structs.replace(
+                part,
+                splits=tuple(
+                    msgspec.structs.replace(each, end_offset=each.offset) for each in part.splits
+                ),
+            )
+            for part in old.subtasks
+        ),
+    )
+    offsets = [dataclasses.replace(each, end=500, hidden=3) for each in now()]
+    for submission, idle in (("s1", True), ("s2", False)):
+        found = restore(ended, plan(), offsets, submission_id=submission)
+        assert {split.idle for part in found.splits for split in part} == {idle}
+
+
 def test_empty_partition_of_a_bounded_run_is_idle_from_the_first_start() -> None:
     for end, idle in ((5, True), (6, False)):
         found = restore(None, plan(), now(end=end))

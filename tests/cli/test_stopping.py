@@ -104,3 +104,12 @@ def test_first_ctrl_c_after_a_request_of_another_terminal_does_not_leave_at_once
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(SecondInterruptError):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_signal_makes_no_other_stop_of_a_cancel_from_another_terminal() -> None:
+    cluster = Cluster()
+    with cluster.stop_of_run:
+        cluster.stop_of_run.request(StopRequest(final_checkpoint=False))
+        signal.raise_signal(signal.SIGTERM)
+        cluster.report()
+    assert cluster.asked == [(False, False)]

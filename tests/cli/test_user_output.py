@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tidegate.cli.user_output import UserOutput
 
 
 def append(folder: Path, subtask: int, text: str) -> None:
-    with (folder / f"subtask-{subtask}.out").open("a") as file:
+    with (folder / f"subtask-{subtask}.out").open("a", encoding="utf-8") as file:
         file.write(text)
 
 
@@ -38,6 +39,16 @@ def test_line_that_is_written_in_parts_is_printed_whole(
         append(tmp_path, 1, "line\n")
         output._copy()
     assert capsys.readouterr().out == "[subtask 1] one line\n"
+
+
+def test_text_that_the_terminal_cannot_show_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    with UserOutput(tmp_path, as_json=False):
+        append(tmp_path, 0, "caf\u00e9\n")
+    assert shown.getvalue() == b"[subtask 0] caf\\xe9\n"
 
 
 def test_text_of_a_json_run_goes_to_standard_error(

@@ -93,7 +93,7 @@ ROW_STAYS = (Edit(accumulator_source._functions, '"        cell.clear()",', '"  
 CHUNKS_STAY = (Edit(WindowTables.drop, "self._dropped += table.chunks", "pass"),)
 OLD_CHUNKS_STAY = (Edit(WindowTables.begin_snapshot, "self._deletes += table.chunks", "pass"),)
 FIRED_STORED = (Edit(Table.live_windows, "self.fired_count, None", "0, None"),)
-NOT_COPIED = (Edit(WindowTables.touch, "copies[key] = copy_value(windows[key])", "pass"),)
+NOT_COPIED = (Edit(WindowTables.keep, "copies[key] = copy_value(windows[key])", "pass"),)
 OWN_ROW_STAYS = (Edit(AlignedWindows.fire_due, "self.clear(row)", "pass"),)
 FIRED_END_LOST = (
     Edit(

@@ -138,6 +138,19 @@ def test_call_that_does_not_return_is_reported_with_its_stack() -> None:
     assert call.frames[-1].source
 
 
+@pytest.mark.usefixtures("quick")
+def test_watch_goes_on_if_the_system_refuses_the_thread_of_an_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        message = "unable to start watchdog thread"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr("faulthandler.dump_traceback_later", refuse)
+    done = threading.Event()
+    assert watched(lambda: done.wait(10), done) is not None
+
+
 def short(order: dict[str, str]) -> dict[str, str]:
     time.sleep(0.01)
     return order
@@ -159,6 +172,43 @@ def test_long_batch_of_short_calls_is_not_reported() -> None:
     node = build(Mapped, {}).nodes["map-1"]
     steps = FusedSteps("mapped", [node], lambda _: None)
     assert watched(lambda: steps.process(batch), threading.Event()) is None
+
+
+class Slept(Pipeline, name="slept"):
+    seconds = KafkaSource("seconds", value=Json(float))
+    out = KafkaSink("out", value=Json(None))
+
+    def define(self) -> None:
+        self.seconds.map(time.sleep, returns=type(None)).to(self.out)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("seconds", "reported"), [([0.01] * 150, False), ([1.5], True)])
+def test_call_of_a_function_written_in_c_is_reported_if_it_is_long(
+    seconds: list[float], reported: bool
+) -> None:
+    offsets = list(range(len(seconds)))
+    batch = RecordBatch(list(seconds), offsets, TopicPartition("seconds", 0), None)
+    node = build(Slept, {}).nodes["map-1"]
+    steps = FusedSteps("slept", [node], lambda _: None)
+    call = watched(lambda: steps.process(batch), threading.Event())
+    assert (call is not None) is reported
+
+
+def test_dump_before_the_description_keeps_it_from_no_later_dump() -> None:
+    """The import of user code held up all threads."""
+    pipes = StackPipes()
+    read_end, write_end = os.pipe()
+    pipes.add(read_end, index=1, pid=7)
+    found = []
+    for text in (b"Timeout 1!\n", b'{"ordinal":1}\n', b"Timeout 2!\n"):
+        os.write(write_end, text)
+        pipes.read(read_end)
+        time.sleep(QUIET_S * 1.1)
+        found += [(dump.code, dump.text) for dump in pipes.complete()]
+    assert found == [("", "Timeout 1!\n"), ('{"ordinal":1}', "Timeout 2!\n")]
+    os.close(write_end)
+    pipes.read(read_end)
 
 
 def test_pipe_gives_each_dump_once_with_the_description_of_the_code() -> None:

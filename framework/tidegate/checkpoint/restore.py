@@ -244,7 +244,9 @@ def _resolve_splits(
             epoch = -1 if on_other_cluster else old.leader_epoch
             split = _split(offsets, old.offset, end, epoch)
             # What was late stays late: the source continues from the watermark of the partition.
-            idle = _is_idle(split, offsets, old.watermark_ms, was_idle=old.idle)
+            # What is in an open transaction behind the end of the same run came after its start.
+            hidden = 0 if same_run and old.idle else offsets.hidden
+            idle = _is_idle(split, hidden, old.watermark_ms, was_idle=old.idle)
             splits.append(structs.replace(split, watermark_ms=old.watermark_ms, idle=idle))
         elif offsets.source in old_sources:
             added.append(offsets)
@@ -261,7 +263,7 @@ def _resolve_splits(
 
 def _new_split(offsets: PartitionOffsets, offset: int) -> SourceSplit:
     split = _split(offsets, offset, offsets.end)
-    return structs.replace(split, idle=_is_idle(split, offsets, None, was_idle=False))
+    return structs.replace(split, idle=_is_idle(split, offsets.hidden, None, was_idle=False))
 
 
 def _split(
@@ -279,19 +281,17 @@ def _split(
     )
 
 
-def _is_idle(
-    split: SourceSplit, offsets: PartitionOffsets, watermark_ms: int | None, *, was_idle: bool
-) -> bool:
+def _is_idle(split: SourceSplit, hidden: int, watermark_ms: int | None, *, was_idle: bool) -> bool:
     """Return whether a partition counts as idle, if its source has `idle_after`.
 
     A bounded run reads nothing of a partition whose end it has reached. If the partition was idle
     there, or never had a record, then it stays idle, so that it does not hold back the others. One
     that has records is not idle, because the others must wait for them: in front of its end, or
-    behind it in an open transaction.
+    `hidden` ones behind it in an open transaction.
     """
     if split.end_offset is None:
         return was_idle
-    is_read = split.offset >= split.end_offset and not offsets.hidden
+    is_read = split.offset >= split.end_offset and not hidden
     return is_read and (was_idle or watermark_ms is None)
 
 

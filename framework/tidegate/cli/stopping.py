@@ -112,4 +112,4 @@ class RunStop:
         if self._interrupted:
             raise SecondInterruptError
         self._interrupted = True
-        self.request(StopRequest())
+        self.request(self._request or StopRequest())  # a cancel stays one

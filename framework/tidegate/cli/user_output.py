@@ -98,10 +98,11 @@ class UserOutput:
             f"[subtask {subtask}] {line.decode(errors='backslashreplace')}\n" for line in lines
         )
         stream = self._file or (sys.stderr if self._stderr else sys.stdout)
+        encoding = stream.encoding or "utf-8"  # a text in memory has no encoding
         try:
-            stream.write(text)
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             self._ended.set()  # the reader of the output has ended; the job continues
 
     def _files(self) -> list[Path]:

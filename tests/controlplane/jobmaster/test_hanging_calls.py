@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tidegate.checkpoint.coordinator import Phase
 from tidegate.controlplane.jobmaster.hanging_calls import StopGrace, named_cause
 from tidegate.errors import CheckpointError, ExternalError, UserCodeError
 from tidegate.protocol.slot_metrics import HangingCall
@@ -16,8 +17,13 @@ STOPS: Any = SimpleNamespace(stop_requested=True)
 RUNS: Any = SimpleNamespace(stop_requested=False)
 
 
-def live(*calls: HangingCall, pending: int | None = 1, missing: int = 1) -> Any:
-    coordinator = SimpleNamespace(pending=pending, missing=range(missing))
+def live(
+    *calls: HangingCall,
+    pending: int | None = 1,
+    missing: int = 1,
+    phase: Phase = Phase.PENDING,
+) -> Any:
+    coordinator = SimpleNamespace(pending=pending, missing=range(missing), phase=phase)
     return SimpleNamespace(hanging_calls=lambda: calls, coordinator=coordinator)
 
 
@@ -34,6 +40,9 @@ def test_stop_waits_longer_if_no_call_hangs_or_the_final_checkpoint_is_complete(
     assert not grace.is_over(1.0, STOPS, live())
     assert not grace.is_over(1.0, STOPS, live(CALL, missing=0))
     assert grace.is_over(1.0, STOPS, live(CALL, pending=None, missing=0))
+    # The heartbeat of a call that has returned comes later than the publication.
+    published = live(CALL, pending=None, missing=0, phase=Phase.FINISHED)
+    assert not grace.is_over(1.0, STOPS, published)
 
 
 def test_error_of_a_failed_checkpoint_names_the_call_and_has_its_stack() -> None:

@@ -17,7 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.state.job import MAX_PARALLELISM, Step, declare
-from tidegate import ValueState
+from tests.dataplane.windows.subtasks import PARTITION, Checkpoint, Subtasks
+from tidegate import (
+    BoundedOutOfOrderness,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    Last,
+    Pipeline,
+    Tumbling,
+    ValueState,
+    build,
+)
 from tidegate.api.keys import key_encoder
 from tidegate.api.tables import TableState
 from tidegate.dataplane.state import window_tables
@@ -27,6 +38,7 @@ from tidegate.errors import CorruptCheckpointError, StateValueError
 from tidegate.graph.key_groups import key_group, subtask_of
 from tidegate.ports.kv import StoreCheckpoint
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot
+from tidegate.stream_elements import RecordBatch
 
 SPANS = [(0, 10), (10, 20), (-20, -10)]
 KEYS = [f"k{number}" for number in range(12)]
@@ -122,6 +134,48 @@ def test_snapshot_has_the_windows_as_they_were_at_the_barrier(step: Step) -> Non
         add(tables, (0, 10), {key: 5, f"new-{key}": 1})
         state.save_next()
     assert restored(step, finish(step, state)) == {(0, 10): dict.fromkeys(KEYS, 1)}
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_change_of_a_result_that_shares_its_window_changes_no_snapshot(tmp_path: Path) -> None:
+    """A step behind owns the results of a last firing, while the snapshot is still stored."""
+
+    class Newest(msgspec.Struct):
+        key: str
+        numbers: list[int]
+
+    class Newests(Pipeline, name="newests"):
+        clicks = KafkaSource(
+            "clicks",
+            value=Json(Newest),
+            event_time=lambda _: 1,
+            watermarks=BoundedOutOfOrderness("0 s"),
+        )
+        results = KafkaSink("results", value=Json(Newest))
+
+        def define(self) -> None:
+            windows = self.clicks.key_by(lambda click: click.key).window(Tumbling("10 ms"))
+            newest: Any = Last(lambda click: click, returns=Newest)
+            windows.aggregate(newest, uid="w", into=lambda _, result: result).to(self.results)
+
+    results: list[Newest] = []
+    windows = Subtasks(tmp_path, build(Newests).nodes["w"], cache_entries=100)
+    (operator,) = windows.operators
+    operator.results._emit = lambda batch: results.extend(batch.values)
+    records: list[Any] = [Newest(key, [1]) for key in KEYS]
+    operator.process(RecordBatch(records, range(len(KEYS)), PARTITION, None, [1] * len(KEYS)))
+    state = windows._step.subtasks[0]
+    state.begin_snapshot()
+    state.save_next()
+    windows.advance(9)
+    for result in results:
+        result.numbers.append(2)
+    snapshots = finish(windows._step, state)
+    results.clear()
+    windows.start(1, Checkpoint(snapshots, 9, [], []))
+    windows.operators[0].results._emit = lambda batch: results.extend(batch.values)
+    windows.fire_all()
+    assert [result.numbers for result in results] == [[1]] * len(KEYS)
 
 
 @pytest.mark.usefixtures("one_at_a_time")

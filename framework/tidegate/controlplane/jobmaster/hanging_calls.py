@@ -9,6 +9,7 @@ the call, because its own error is only a consequence.
 
 from __future__ import annotations
 
+from tidegate.checkpoint.coordinator import Phase
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.errors import CheckpointError, TidegateError, UserCodeError
@@ -29,7 +30,7 @@ class StopGrace:
 
         Call this often, because the grace period begins at the first call after the stop.
         """
-        if not machine.stop_requested:
+        if not machine.stop_requested or live.coordinator.phase is Phase.FINISHED:
             return False
         if self._began_s is None:
             self._began_s = now_s

@@ -10,9 +10,9 @@ next checkpoint stores all of its windows again, and deletes the older chunks.
 
 A barrier only takes the lists of keys that have changed. `save_some` stores them between batches:
 it sorts the keys by key group, and then stores one chunk after the other. The operator calls
-`touch` before it changes windows. Those that are not stored yet are copied then, so a chunk has
-their content at the barrier. A table that is dropped meanwhile is stored as it was at the barrier,
-and its chunks are deleted with the next checkpoint.
+`touch` before it changes windows, and `keep` before it gives away what is in them. Those that are
+not stored yet are copied then, so a chunk has their content at the barrier. A table that is dropped
+meanwhile is stored as it was at the barrier, and its chunks are deleted with the next checkpoint.
 
 All windows of a table are in memory. The operator moves a table to rows of the backend when there
 are more windows than the cache may hold (`too_many`).
@@ -194,12 +194,7 @@ class WindowTables:
 
     def touch(self, table: Table, keys: Sequence[Any]) -> None:
         """Note that the windows of these keys change or begin now."""
-        unsaved = self._unsaved.get(table)
-        if unsaved is not None:
-            copies, windows = unsaved.copies, table.windows
-            for key in keys:
-                if key not in copies and key in windows:
-                    copies[key] = copy_value(windows[key])
+        self.keep(table, keys)
         self._changed[table] = None
         if table.all_changed:
             return
@@ -208,6 +203,17 @@ class WindowTables:
             table.changed.append(keys)
         else:
             self._all_changed(table)
+
+    def keep(self, table: Table, keys: Iterable[Any]) -> None:
+        """Copy the windows of these keys that are not stored yet, because a step may change what is
+        in them.
+        """
+        unsaved = self._unsaved.get(table)
+        if unsaved is not None:
+            copies, windows = unsaved.copies, table.windows
+            for key in keys:
+                if key not in copies and key in windows:
+                    copies[key] = copy_value(windows[key])
 
     def fired(self, table: Table, count: int) -> None:
         """Note that so many more windows at the front have fired for the last time."""

@@ -10,7 +10,8 @@ rows until it has ended. So the layout follows from the number of open windows a
 and lateness have the same meaning in both.
 
 A window of a table is changed only after `touch` of its key, because a snapshot may need it as it
-was. The last firing of a window changes nothing in it.
+was. The last firing of a window changes nothing in it. But its results may share objects with it,
+and a step behind may change them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from itertools import islice, repeat
 from operator import length_hint
 from typing import Any
 
+from tidegate.api.copying import immutable
 from tidegate.api.triggers import Every, Repeat
 from tidegate.dataplane.columns import select
 from tidegate.dataplane.state.window_tables import Span, Table
@@ -42,6 +44,9 @@ class TableWindows(AlignedWindows):
         self._tables = tables
         self._in_rows: set[Span] = set()
         """The spans whose windows are rows."""
+        fields = (of for each in self.step.fields for _, of in each)
+        self._shares = not all(map(immutable, fields))
+        """Whether the results of a last firing may share objects that can change with a window."""
 
     def open(self) -> None:
         """Find the timers of the restored rows and tables."""
@@ -168,6 +173,8 @@ class TableWindows(AlignedWindows):
             table.burst = iter(table.windows.items())
         piece = self.piece(table.burst)
         if is_last:
+            if self._shares:
+                self._tables.keep(table, [key for key, _ in piece])
             self.results.finish_table(piece, table.span)
             self._tables.fired(table, len(piece))
         else:

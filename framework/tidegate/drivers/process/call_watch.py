@@ -4,7 +4,7 @@ A thread samples the stack of the watched thread once a second, but only if a tu
 for long. The same call in two samples has not returned. It is the same if the frame of the user's
 function is the same object, so a long batch of short calls is not taken for a call that hangs. If
 no Python frame of the user exists, because the function is written in C, the whole stack must be
-the same.
+the same. The variables of its last frame must be the same too: a loop over records changes them.
 
 Code in C that does not release Python's global lock stops this thread too. So the thread also sets
 an alarm of faulthandler, again and again. If it cannot, a thread in C writes the stacks of all
@@ -16,6 +16,7 @@ process that the operating system has stopped (SIGSTOP), because none of its thr
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import linecache
 import math
@@ -66,8 +67,9 @@ class OsCallWatch:
 
     def _watch(self) -> None:
         while True:
-            # Each call replaces the alarm before it.
-            faulthandler.dump_traceback_later(self._stalled_after_s, file=self._output)
+            # Each call replaces the alarm before it. The system may refuse its thread.
+            with contextlib.suppress(RuntimeError):
+                faulthandler.dump_traceback_later(self._stalled_after_s, file=self._output)
             time.sleep(SAMPLE_INTERVAL_S)
             self._sample(time.monotonic())
 
@@ -99,11 +101,15 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
 
 
 def _identity(stack: list[FrameType]) -> object:
-    """Return what identifies the call of user code: its frame, or the position of every frame."""
+    """Return what identifies the call of user code: its frame, or the position of every frame with
+    the variables of the last one.
+    """
     for frame in stack:
         if not frame.f_code.co_filename.startswith(OURS):
             return frame
-    return tuple((frame.f_code, frame.f_lasti) for frame in stack)
+    positions = tuple((frame.f_code, frame.f_lasti) for frame in stack)
+    variables = tuple(map(id, stack[-1].f_locals.values())) if stack else ()
+    return positions, variables
 
 
 def _is_same(before: object, now: object) -> bool:

@@ -3,6 +3,7 @@
 A slot writes one line when it is deployed: the description of its user code. If no thread of the
 slot can run, the C library writes the stacks of its threads behind that line, in many small pieces
 and without an end mark. So a dump counts as complete when nothing has followed for `QUIET_S`.
+The import of user code may hold up all threads too. Then a dump comes before the description.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ class _Pipe:
     index: int
     pid: int
     code: bytes | None = None
-    """The description of the code. None until its line is complete."""
+    """The description of the code. None until the first line is complete, and while the line of
+    the description is not. Empty if there is a dump and no description yet.
+    """
     pending: bytes = b""
-    """The bytes behind the description, or of its beginning."""
+    """The bytes of a dump, or the beginning of the description."""
     changed_s: float = 0.0
 
 
@@ -71,12 +74,9 @@ class StackPipes:
             return
         pipe.changed_s = time.monotonic()
         pipe.pending += data
-        if pipe.code is None:
-            line, end, rest = pipe.pending.partition(b"\n")
-            if end:
-                described = line.startswith(b"{") and len(line) <= CODE_BYTES_MAX
-                pipe.code, pipe.pending = (line, rest) if described else (b"", pipe.pending)
-        elif len(pipe.pending) > DUMP_BYTES_MAX:
+        if not pipe.code:
+            _find_code(pipe)
+        if pipe.code is not None:
             pipe.pending = pipe.pending[:DUMP_BYTES_MAX]
 
     def remove(self, pid: int) -> None:
@@ -106,3 +106,18 @@ class StackPipes:
         for pipe in found:
             pipe.pending = b""
         return dumps
+
+
+def _find_code(pipe: _Pipe) -> None:
+    """Take the description from the pending bytes. No line of a dump begins with a brace."""
+    pending = pipe.pending
+    begin = 0 if pending.startswith(b"{") else pending.find(b"\n{") + 1
+    if not pending.startswith(b"{", begin):
+        pipe.code = b"" if b"\n" in pending else None
+        return
+    end = pending.find(b"\n", begin)
+    if end < 0:
+        pipe.code = None
+        return
+    pipe.code = pending[begin:end] if end - begin <= CODE_BYTES_MAX else b""
+    pipe.pending = pending[:begin] + pending[end + 1 :]
