@@ -164,8 +164,8 @@ def test_saves_restart_the_job_from_its_checkpoint_and_errors_do_not_end_it(
 
 
 def left_in(project: Path) -> list[str]:
-    """Return what a session has left, other than its lock and the empty folder of sockets."""
-    kept = {"dev.lock", "runs"}
+    """Return what a session has left, other than locks and the folder of sockets."""
+    kept = {"dev.lock", "runs", "lock"}
     left = (project / ".tidegate").rglob("*")
     return [str(path) for path in left if path.name not in kept]
 

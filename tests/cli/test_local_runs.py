@@ -67,6 +67,42 @@ def test_only_the_owner_can_reach_the_socket(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.parent.parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("line", [b"", b"[]\n", b"{}\n", b"no JSON\n", b'{"request":"other"}\n'])
+def test_request_that_is_not_understood_is_answered_by_the_end_of_the_connection(
+    tmp_path: Path, line: bytes
+) -> None:
+    failed: list[object] = []
+    with pytest.MonkeyPatch.context() as patch, RunSocket(tmp_path, JOB, run_stop()[0]):
+        patch.setattr(threading, "excepthook", failed.append)
+        (path,) = (tmp_path / RUNS).glob("*.sock")
+        with local_runs._connected(path) as connection:
+            connection.sendall(line)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(10) == b""
+        assert [run.job for run in find_local_runs(tmp_path)] == [JOB]
+    assert failed == []
+
+
+def test_run_that_answers_in_another_form_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / RUNS / "9.sock"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b'{"pid": "nine"}\n')
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert find_local_runs(tmp_path) == []
+        answering.join(10)
+    assert path.exists()
+
+
 def test_socket_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / RUNS
     folder.mkdir(parents=True)

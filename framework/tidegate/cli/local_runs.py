@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 import threading
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -37,7 +36,8 @@ RUNS: Final = Path(".tidegate") / "runs"
 ANSWER_S: Final = 5.0
 """The longest time in seconds for an answer about the state. A run answers within milliseconds."""
 REQUEST_BYTES_MAX: Final = 4096
-REPORT, STOP = "report", "stop"
+REPORT: Final = "report"
+STOP: Final = "stop"
 
 
 class LocalRun(NamedTuple):
@@ -97,14 +97,12 @@ class RunSocket:
             ).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ValueError):
+        with connection, contextlib.suppress(OSError, msgspec.MsgspecError):
             connection.settimeout(ANSWER_S)
             with connection.makefile("rb") as lines:
-                request = json.loads(lines.readline(REQUEST_BYTES_MAX))
-            if request["request"] == STOP:
-                self._stop.request(
-                    StopRequest(bool(request["final_checkpoint"]), bool(request["drain"]))
-                )
+                asked = msgspec.json.decode(lines.readline(REQUEST_BYTES_MAX), type=_Request)
+            if asked.request == STOP:
+                self._stop.request(StopRequest(asked.final_checkpoint, asked.drain))
                 self._ended.wait()
             connection.sendall(self._state())
 
@@ -119,6 +117,12 @@ class RunSocket:
 
 
 _ANSWERS: Final = "run-socket-answer"
+
+
+class _Request(msgspec.Struct, frozen=True):
+    request: Literal["report", "stop"]
+    final_checkpoint: bool = True
+    drain: bool = False
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -138,7 +142,7 @@ def stop_local_run(run: LocalRun, *, final_checkpoint: bool, drain: bool) -> Job
 
     RefusedError if the run ends before its job has started. RpcError if it ends without an answer.
     """
-    request = {"request": STOP, "final_checkpoint": final_checkpoint, "drain": drain}
+    request = _Request(STOP, final_checkpoint, drain)
     try:
         with _connected(run.path) as connection:
             answer = _exchange(connection, request, timeout_s=None)
@@ -157,20 +161,20 @@ def stop_local_run(run: LocalRun, *, final_checkpoint: bool, drain: bool) -> Job
 def _ask(path: Path) -> LocalRun | None:
     try:
         with _connected(path) as connection:
-            answer = _exchange(connection, {"request": REPORT}, timeout_s=ANSWER_S)
+            answer = _exchange(connection, _Request(REPORT), timeout_s=ANSWER_S)
     except (ConnectionRefusedError, FileNotFoundError):
         _remove_stale(path)
         return None
-    except OSError:  # it does not answer in time, or ends just now
+    except (OSError, msgspec.MsgspecError):  # it ends just now, or it is of another version
         return None
     return None if answer is None else LocalRun(path, answer.pid, answer.job, answer.report)
 
 
 def _exchange(
-    connection: socket.socket, request: dict[str, Any], *, timeout_s: float | None
+    connection: socket.socket, request: _Request, *, timeout_s: float | None
 ) -> _Answer | None:
     connection.settimeout(timeout_s)
-    connection.sendall(json.dumps(request).encode() + b"\n")
+    connection.sendall(msgspec.json.encode(request) + b"\n")
     with connection.makefile("rb") as lines:
         line = lines.readline()
     return msgspec.json.decode(line, type=_Answer) if line.endswith(b"\n") else None

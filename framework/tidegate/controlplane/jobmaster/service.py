@@ -37,7 +37,7 @@ from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
 from tidegate.controlplane.jobmaster.restarts import restart_strategy
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
-from tidegate.controlplane.jobmaster.slot_shutdown import SlotShutdown
+from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_S_MIN, SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
@@ -156,7 +156,7 @@ class JobMaster:
         self._reporter = JobReporter(self._job, drivers.process.pid, drivers.clock, config.restart)
         self._delays = DelayMonitor()
         stop_grace_s = config.job.stop_grace_period / 1000
-        self._slot_shutdown = SlotShutdown(loop, drivers.clock, stop_grace_s)
+        self._slot_shutdown = SlotShutdown(loop, drivers.clock, max(stop_grace_s, CLOSE_S_MIN))
         self._stop_grace = StopGrace(stop_grace_s)
         self._exiting = False
         self._slot_requests = SlotRequests(

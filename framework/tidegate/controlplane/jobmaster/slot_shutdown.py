@@ -21,6 +21,10 @@ RELEASE_S: Final = 10.0
 """The longest wait, in seconds, for the message that no slot is left. After this time their ids are
 fenced in any case."""
 
+CLOSE_S_MIN: Final = 3.0
+"""The least time, in seconds, in which slots can close the user's functions. A shorter grace period
+is for calls that hang, and a healthy slot needs some time in any case."""
+
 POLL_S: Final = 0.02
 
 _log = logging.getLogger(__name__)
