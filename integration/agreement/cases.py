@@ -31,8 +31,10 @@ from confluent_kafka import Message
 
 import pipelines
 from integration.agreement.inputs import (
+    ALL_CARD_PAYMENTS,
     ALL_CLICKS,
     ALL_SALES,
+    ALL_VIEWS,
     HOUR_MS,
     LAST_HOUR_MS,
     SHOP_ORDERS,
@@ -40,19 +42,25 @@ from integration.agreement.inputs import (
     TRADE_END_MS,
     Dataset,
     accounts,
+    card_payments,
     clicks,
     events,
     orders,
     page_clicks,
+    page_views,
     payments,
     sales,
     shop_orders,
     shop_payments,
+    signups,
 )
 from integration.agreement.shapes import Plain, Policies, Regions, ThreeLevels, Unions
+from pipelines.card_alerts import CardAlerts
+from pipelines.clean_signups import CleanSignups
 from pipelines.click_dedup import ClickDedup
 from pipelines.hourly_revenue import HourlyRevenue
 from pipelines.order_totals import OrderTotals
+from pipelines.page_report import PageReport
 from pipelines.paid_orders import PaidOrders
 from pipelines.payments_enriched import PaymentsEnriched
 from pipelines.visits import Visits
@@ -183,6 +191,7 @@ def _hours(begun: Hours, messages: Sequence[Message]) -> Hours:
 
 
 GAP_MS: Final = 1_800_000
+MINUTE_MS: Final = 60_000
 
 
 def visits_of_clicks(sources: Messages) -> Iterable[object]:
@@ -207,6 +216,23 @@ def visits_found(sinks: Messages) -> Iterable[object]:
     """Return the same of the visits that were written."""
     names = ("user", "start_ms", "end_ms", "clicks", "landing")
     return [tuple(row[name] for name in names) for row in map(decoded, sinks["visits"])]
+
+
+def views_of_minutes(sources: Messages) -> Iterable[object]:
+    """Return page, minute, number of views and longest load time of a batch over the views, but for
+    the last minute, which stays open.
+    """
+    minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for view in map(decoded, sources["views"]):
+        if view["at_ms"] < TRADE_END_MS:
+            minutes[view["page"], view["at_ms"] // MINUTE_MS * MINUTE_MS].append(view["load_ms"])
+    return [(*minute, len(loads), max(loads)) for minute, loads in minutes.items()]
+
+
+def minutes_found(sinks: Messages) -> Iterable[object]:
+    """Return the same of the rows that were written."""
+    names = ("page", "start_ms", "views", "max_load_ms")
+    return [tuple(row[name] for name in names) for row in map(decoded, sinks["report"])]
 
 
 BY_ARRIVAL: Final = Interleaves("which sales are late depends on which partition is read first", ())
@@ -276,6 +302,25 @@ CASES: Final = (
         {"clicks": Dataset(page_clicks, size=ALL_CLICKS)},
         rescales=(2, 3),
         balance=Balance(visits_of_clicks, visits_found),
+    ),
+    Case(
+        "card-alerts",
+        CardAlerts,
+        {"payments": Dataset(card_payments, size=ALL_CARD_PAYMENTS)},
+        rescales=(2, 3),
+    ),
+    Case(
+        "page-report",
+        PageReport,
+        {"views": Dataset(page_views, size=ALL_VIEWS)},
+        rescales=(3, 2),
+        balance=Balance(views_of_minutes, minutes_found),
+    ),
+    Case(
+        "clean-signups",
+        CleanSignups,
+        {"raw": Dataset(signups)},
+        groups={"raw-dead-letters": place, "map-1-dead-letters": place},
     ),
     Case(
         "plain",

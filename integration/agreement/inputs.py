@@ -198,6 +198,9 @@ EVENING: Final = 30
 ALL_SALES: Final = SALES + 2 * (PARTITIONS + EVENING)
 CLICKS: Final = 900
 OPEN_CLICKS: Final = 60
+CARD_PAYMENTS: Final = 1_000
+ALL_VIEWS: Final = CLICKS + PARTITIONS
+ALL_CARD_PAYMENTS: Final = CARD_PAYMENTS + 2 * PARTITIONS
 ALL_CLICKS: Final = CLICKS + PARTITIONS + OPEN_CLICKS
 HOUR_MS: Final = 3_600_000
 TRADE_BEGIN_MS: Final = 1_700_000_000_000 // HOUR_MS * HOUR_MS - 30_000
@@ -267,6 +270,54 @@ def _page_click(route: str, rng: random.Random, until_ms: int) -> Record:
     user, at_ms = f"user-{rng.randrange(60):02d}", until_ms - rng.randrange(4_500)
     click = {"user": user, "page": f"/{at_ms % 7}", "at_ms": at_ms}
     return Record(route, user.encode(), json.dumps(click).encode())
+
+
+def page_views() -> Iterator[Record]:
+    """Yield the input of `pipelines.page_report`: five hours, then one view in each partition that
+    ends all minutes before it. The views of a page are in all partitions.
+    """
+    rng = random.Random("page views")
+    for number in range(CLICKS):
+        at_ms = _in_bursts(TRADE_BEGIN_MS, number) - rng.randrange(4_500)
+        yield _page_view(f"view-{number}", rng, at_ms)
+    for route in route_of_each_partition("view-at-end"):
+        yield _page_view(route, rng, TRADE_END_MS)
+
+
+def _page_view(route: str, rng: random.Random, at_ms: int) -> Record:
+    view = {"page": f"/{rng.randrange(9)}", "load_ms": rng.randrange(5_000), "at_ms": at_ms}
+    return Record(route, route.encode(), json.dumps(view).encode())
+
+
+def card_payments() -> Iterator[Record]:
+    """Yield the input of `pipelines.card_alerts`, in order, one payment in each partition that ends
+    every wait, and one whose wait stays open. The payments of a card are in one partition.
+    """
+    rng = random.Random("card payments")
+    for number in range(CARD_PAYMENTS):
+        card = f"card-{rng.randrange(12):02d}"
+        cents = rng.choice([rng.randrange(1, 100), rng.randrange(200, 9_000), 60_000 + number])
+        yield _card_payment(card, cents, TRADE_BEGIN_MS + number * 2_000)
+    for card in route_of_each_partition("card-at-end"):
+        yield _card_payment(card, 5_000, TRADE_END_MS)
+    for card in route_of_each_partition("card-open"):
+        yield _card_payment(card, 50, TRADE_END_MS + 1_000)
+
+
+def _card_payment(card: str, cents: int, at_ms: int) -> Record:
+    payment = {"card": card, "cents": cents, "at_ms": at_ms}
+    return Record(card, card.encode(), json.dumps(payment).encode())
+
+
+def signups() -> Iterator[Record]:
+    """Yield the input of `pipelines.clean_signups`. A fifth of the records is not valid, or cannot
+    be decoded.
+    """
+    for number in count():
+        email = f"user-{number}@example.org" if number % 10 else "no address"
+        signup = {"email": email, "country": "de", "at": f"2026-01-31T12:00:{number % 60:02d}Z"}
+        value = b"no sign-up" if number % 10 == 5 else json.dumps(signup).encode()
+        yield Record(email, email.encode(), value)
 
 
 def route_of_each_partition(prefix: str) -> list[str]:

@@ -30,6 +30,7 @@ from tidegate.checkpoint.alignment import (
     TakeSnapshot,
     Unblock,
 )
+from tidegate.dataplane.final_wait import FinalWait
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.pending_snapshot import PendingSnapshot
 from tidegate.dataplane.sources.emission import WatermarkEmission
@@ -66,6 +67,7 @@ class _Subtask:
     ) -> None:
         self.context, self.chain, self._checkpoint_responder = context, chain, checkpoint_responder
         self.subtask = context.subtask
+        self._final_wait = FinalWait(chain, self._now)
 
     def step(self, timeout_s: float) -> bool:
         """Process one batch. Return False if there was nothing to do."""
@@ -98,10 +100,10 @@ class _Subtask:
 
     def _fire(self) -> bool:
         """Fire one piece of what is due. Return whether there was any."""
-        if self.chain.firing:
+        fires = self.chain.firing
+        if fires:
             self.chain.fire()
-            return True
-        return False
+        return fires
 
     def flush(self) -> None:
         """Send the records that record writers hold back to fill their frames."""
@@ -125,9 +127,7 @@ class _Subtask:
             sink.freed(reusable)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
-        """Handle a checkpoint that was declined or has expired. Prepared transactions stay
-        prepared.
-        """
+        """Handle a checkpoint that was declined or has expired. What is prepared stays so."""
 
     def close(self) -> None:
         """Close the user's functions and the clients that may be closed."""
@@ -305,8 +305,7 @@ class SourceTask(_Subtask):
         if not self._started:
             return False
         if self._barriers and not self._pending:
-            self._pass_barrier()
-            return True
+            return self._pass_barrier()
         if self._final or not self.chain.writable():
             return False
         if self._fire() or (not self._output_ended and self._advance_time()):
@@ -343,7 +342,7 @@ class SourceTask(_Subtask):
             self.reader.commit(splits, checkpoint)
 
     def checkpoint_aborted(self, checkpoint: CheckpointId) -> None:
-        """Drop the checkpoint's positions. They are not committed to the consumer group."""
+        """Drop the checkpoint's positions, which are not committed."""
         self._snapshots.pop(checkpoint, None)
 
     def close(self) -> None:
@@ -397,19 +396,19 @@ class SourceTask(_Subtask):
         self._end_output()
         return True
 
-    def _pass_barrier(self) -> None:
-        """Inject the next barrier, or fire a piece of what is due before a final one. That is also
-        what becomes due by the watermark that stands directly before the barrier.
-
-        A barrier also passes while a sink waits for a transactional id: that sink has nothing to
-        prepare.
+    def _pass_barrier(self) -> bool:
+        """Inject the next barrier, or fire a piece of what is due before a final one, also by the
+        watermark directly before it. Return False if it waits (`final_wait.py`).
         """
         if self._barriers[0].final and not self._final and self.chain.writable():
             self._emit_watermark()
             self.chain.emit_watermarks()
             if self._fire():
-                return
+                return True
+        if self._barriers[0].final and self._final_wait.holds(due=self.chain.firing):
+            return False
         self._inject(self._barriers.popleft())
+        return True
 
     def _emit_watermark(self) -> None:
         """Emit the watermark of what was emitted so far, if it has changed. The chain must be able
@@ -466,7 +465,7 @@ class InputTask(_Subtask):
         """
         self._emit = chain.entry()
         self._emits = [chain.entry(side) for side in sides]
-        """The functions that take the batches of each channel, if the first step has two inputs."""
+        """The functions that take the batches of each channel, if there are two inputs."""
         self._first_barriers_s: dict[CheckpointId, float] = {}
         """Monotonic time in seconds of the first barrier of each checkpoint. The snapshot of this
         or a newer checkpoint removes the entry.
@@ -575,11 +574,13 @@ class InputTask(_Subtask):
         return self._due_now() is not None or self.chain.firing
 
     def _take_final_snapshot(self, *, writable: bool) -> bool:
-        """Fire one piece of what is due before the final barrier, or let the barrier pass."""
+        """Fire a piece of what is due, let the final barrier pass, or return False: it waits."""
         if writable:
             self.chain.emit_watermarks()
             if self._has_due():
                 return self._fire() or self._advance()
+        elif self._final_wait.holds(due=self._has_due()):
+            return False
         postponed = self._postponed
         self._carry_out(postponed)
         self._postponed = ()

@@ -97,6 +97,14 @@ class Sources:
         lasts = [each.last_ms for each in self.partitions.values()]
         return max(lasts) if self.idles else min(lasts)
 
+    def sure_ms(self) -> int:
+        """Return the watermark that is reached when all records are read, also if a job run stops
+        before a partition becomes idle.
+        """
+        if self.drains:
+            return MAX_MS
+        return min(each.last_ms for each in self.partitions.values())
+
     def add(self, topic_partition: TopicPartition, event: TimedEvent, offset: int) -> None:
         """Add a record that was committed."""
         self.events[event.name] = topic_partition, event

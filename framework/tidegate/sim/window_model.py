@@ -295,6 +295,8 @@ class WindowModel:
                 self._check_apart(sources)
             return
         inside = {(each.end_ms, name) for each in self.windows for name in each.names}
+        # A run ends as soon as each record is in one window. The next one may not be due yet.
+        last_ms = min(last_ms, sources.sure_ms())
         for item in items.values():
             if item.name not in self.late:
                 self._check_windows(item, inside, last_ms, sources)
