@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -163,6 +163,18 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
     assert (left, len(waits)) == (0, 1)
 
 
+def run_loop(slot: Any, source: object, now_s: Callable[[], float]) -> None:
+    """Run the loop of a slot that has one source and this clock."""
+    slot._config, slot._counters = Config(), Counters()
+    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=now_s))
+    slot._engine = Engine(SystemThreads(), slot._fail)
+    slot._mailbox = slot._engine.mailbox
+    slot._tasks = slot._sources = [source]
+    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
+    slot._waited_s = slot._measured_s = 0.0
+    slot._loop()
+
+
 @pytest.mark.parametrize(
     ("what", "wait_s"),
     [("a batch", SHORTEST_S), ("a barrier", UNNOTICEABLE_S), ("a message", UNNOTICEABLE_S)],
@@ -211,14 +223,7 @@ def test_batch_barrier_or_message_after_a_long_silence_makes_the_next_wait_short
         def lag(self) -> int:
             return 0
 
-    slot._config, slot._counters = Config(), Counters()
-    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
-    slot._engine = Engine(SystemThreads(), slot._fail)
-    slot._mailbox = slot._engine.mailbox
-    slot._tasks = slot._sources = [Silent()]
-    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
-    slot._waited_s = slot._measured_s = 0.0
-    slot._loop()
+    run_loop(slot, Silent(), lambda: now_s)
     assert waits[-2:] == [LONGEST_S, wait_s]
 
 
@@ -262,14 +267,7 @@ def test_slot_waits_for_records_no_longer_than_until_a_task_has_something_due(
         def lag(self) -> int:
             return 0
 
-    slot._config, slot._counters = Config(), Counters()
-    slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: now_s))
-    slot._engine = Engine(SystemThreads(), slot._fail)
-    slot._mailbox = slot._engine.mailbox
-    slot._tasks = slot._sources = [Silent()]
-    slot._exit_code, slot._failed, slot._lag, slot._has_remote_inputs = None, False, None, True
-    slot._waited_s = slot._measured_s = 0.0
-    slot._loop()
+    run_loop(slot, Silent(), lambda: now_s)
     assert waits[-2:] == [LONGEST_S, wait_s]
 
 

@@ -24,7 +24,7 @@ From = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records, until Ctrl-C.")]
 Limit = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="End after so many records.")
+    int | None, typer.Option("--limit", "-n", min=1, help="End after this number of records.")
 ]
 Partitions = Annotated[
     list[int] | None, typer.Option("--partition", min=0, help="Only this partition. Repeatable.")

@@ -198,15 +198,15 @@ def _positions(
     """Return the first offset of each partition. An offset that the log no longer has becomes the
     first one that it has.
     """
-    beginnings = admin.earliest(chosen)
+    first_offsets = admin.earliest(chosen)
     if where == "beginning":
-        return beginnings
+        return first_offsets
     if where == "end":
         return ends
     if re.fullmatch(r"-?\d+", where):
         number = int(where)
         return {
-            each: min(max(number if number >= 0 else end + number, beginnings[each]), end)
+            each: min(max(number if number >= 0 else end + number, first_offsets[each]), end)
             for each, end in ends.items()
         }
     at = admin.at_time(chosen, _time_ms(where, time.time()))

@@ -233,7 +233,7 @@ def row_text(row: RecordRow) -> str:
 def text_of(
     shown: Shown | msgspec.UnsetType | None, encoded: str | msgspec.UnsetType, *, none: str
 ) -> str:
-    """Return a key or a value as text. `none` stands for a value that does not exist."""
+    """Return a key or a value as text. `none` is the text for a missing one."""
     if shown is None:
         return none
     if isinstance(shown, msgspec.Raw):

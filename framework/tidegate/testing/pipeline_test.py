@@ -62,9 +62,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     draws one.
     """
     checkpoint_every: int = 0
-    """After so many steps of subtasks, a checkpoint comes by itself, and `crash` restores the last
-    one. Its barriers pass while records and timers are on their way. A seed draws the number of
-    steps, which is on average the one that is given. 0: only `checkpoint` takes them.
+    """Number of steps of subtasks after which a checkpoint comes by itself. `crash` restores the
+    last one. Its barriers pass while records and timers are on their way. A seed draws the number
+    of steps, which is on average the one that is given. 0: only `checkpoint` takes them.
     """
     shuffled_replay: bool = False
     """Whether a crash leads to another order between partitions, which the seed draws. The order

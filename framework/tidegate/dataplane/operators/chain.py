@@ -194,7 +194,7 @@ class OperatorChain:
                 return
 
     def set_piece(self, keys: int) -> None:
-        """Let timers fire in pieces of so many keys."""
+        """Set the number of keys of a piece in which timers fire."""
         for operator in self._timed:
             if isinstance(operator, TimedKeyedOperator):
                 operator.piece = keys

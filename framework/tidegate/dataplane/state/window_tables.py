@@ -216,7 +216,7 @@ class WindowTables:
                     copies[key] = copy_value(windows[key])
 
     def fired(self, table: Table, count: int) -> None:
-        """Note that so many more windows at the front have fired for the last time."""
+        """Record that the next `count` windows at the front have fired for the last time."""
         table.fired_count += count
         self._changed[table] = None
         self._all_changed(table)

@@ -142,7 +142,7 @@ class KafkaTopicAdmin(KafkaClusterAdmin):
         if not described.partitions:
             raise self._absent(f"describe topic {topic}")
         ids = [TopicPartition(topic, each.id) for each in described.partitions]
-        beginnings, ends = self.earliest(ids), self.latest(ids)
+        first_offsets, ends = self.earliest(ids), self.latest(ids)
         high_watermarks = self.high_watermarks(ids)
         partitions = tuple(
             PartitionDescription(
@@ -150,7 +150,7 @@ class KafkaTopicAdmin(KafkaClusterAdmin):
                 leader=None if each.leader is None else each.leader.id,
                 replicas=tuple(node.id for node in each.replicas),
                 in_sync=tuple(node.id for node in each.isr),
-                beginning=beginnings[of],
+                beginning=first_offsets[of],
                 end=ends[of],
                 high_watermark=high_watermarks[of],
             )
