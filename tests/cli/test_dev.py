@@ -19,13 +19,14 @@ from tidegate.api.formats import Format
 from tidegate.cli.dev_broker import dev_broker
 from tidegate.cli.dev_session import StatusLines
 from tidegate.cli.find_pipeline import find_pipeline
+from tidegate.cli.record_text import auto_key, auto_value, data_text
 from tidegate.cli.record_viewer import (
     SHOWN_PER_SECOND,
     WIDTH,
     Sampler,
     ViewedTopic,
+    decoder_of,
     record_line,
-    record_text,
 )
 from tidegate.config_load import load
 from tidegate.drivers.file_watch import wait_for_save, watched_folders
@@ -157,32 +158,34 @@ AVRO: Format[Any] = Avro(Order)
 @pytest.mark.parametrize(
     ("form", "data", "text"),
     [
-        (Json(Order), b'{"customer":"ann"}', '{"customer":"ann"}'),
+        (Json(Order), b'{"customer": "ann"}', '{"customer":"ann"}'),
+        (Json(Order), b"no order", "no order"),
         (Utf8(), "é".encode(), "é"),
-        (Raw(), b"\xff\x00", r"b'\xff\x00'"),
-        (None, b"a\nb", r"b'a\nb'"),
-        (AVRO, AVRO.encoder()(Order("ann")), "Order(customer='ann')"),
+        (Raw(), b"\xff\x00", "base64:/wA="),
+        (None, b"a\nb", r"a\nb"),
+        (AVRO, AVRO.encoder()(Order("ann")), '{"customer":"ann"}'),
     ],
 )
 def test_record_is_shown_in_a_readable_form(
     form: Format[Any] | None, data: bytes, text: str
 ) -> None:
-    assert record_text(form)(data) == text
+    assert data_text(data, decoder_of(form, auto_value), none="") == text
 
 
-def test_record_of_another_type_is_shown_as_bytes_with_the_reason() -> None:
-    assert "it is not of the declared type" in record_text(AVRO)(b"")
+def test_record_of_another_type_is_shown_in_base64_with_the_reason() -> None:
+    text = data_text(b"", decoder_of(AVRO, auto_value), none="")
+    assert text.startswith("base64: (not Avro of the pipeline: ")
 
 
 def test_line_of_a_record_has_direction_topic_key_and_value_and_is_not_too_long() -> None:
-    viewed = ViewedTopic("out", record_text(None), record_text(None))
+    viewed = ViewedTopic("out", auto_key, auto_value)
 
     def line(key: bytes | None, value: bytes | None) -> str:
         record: Any = SimpleNamespace(key=lambda: key, value=lambda: value)
         return record_line("totals", viewed, record)
 
     assert line(b"ann", b"7") == "out totals: ann 7"
-    assert line(None, None) == "out totals: (no value)"
+    assert line(None, None) == "out totals: (tombstone)"
     assert len(line(None, b"a" * 500)) == WIDTH
 
 

@@ -11,15 +11,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-import msgspec
-
 from tidegate.api.code import load_pipeline
-from tidegate.api.formats import Format, Json, Raw
+from tidegate.api.formats import Format
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
 from tidegate.cli import record_text as text
@@ -32,7 +29,7 @@ from tidegate.drivers.kafka.reader import (
     KafkaPartitionReader,
 )
 from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
-from tidegate.errors import ConfigError, PipelineError, RefusedError
+from tidegate.errors import ConfigError, RefusedError
 from tidegate.stream_elements import TopicPartition
 
 Layout = Literal["lines", "values", "json"]
@@ -239,8 +236,8 @@ def _decoders(formats: Formats, topic: str, config: Config) -> tuple[text.Decode
     declared = _declaration(formats.pipeline, topic, config)
     key_format, value_format = (getattr(declared, name, None) for name in ("key", "value"))
     return (
-        _of_format(key_format, key) if isinstance(key_format, Format) else key,
-        _of_format(value_format, value) if isinstance(value_format, Format) else value,
+        text.format_of_pipeline(key_format, key) if isinstance(key_format, Format) else key,
+        text.format_of_pipeline(value_format, value) if isinstance(value_format, Format) else value,
     )
 
 
@@ -256,31 +253,3 @@ def _declaration(reference: str, topic: str, config: Config) -> object:
             f"{', '.join(sorted(nodes))}."
         )
     return nodes[topic].declaration
-
-
-def _of_format(declared: Format[Any], auto: text.Decoder) -> text.Decoder:
-    """Return a decoder that shows values of a pipeline's format as JSON. Bytes are shown as if no
-    format was given.
-    """
-    if isinstance(declared, Raw):
-        return auto
-    decode: Callable[[bytes], object] = declared.decoder()
-    encode = _json_encoder(declared)
-
-    def decoder(data: bytes) -> text.Shown:
-        try:
-            value = decode(data)
-        except Exception as error:  # noqa: BLE001  # a format raises what its library raises
-            raise text.Undecodable(
-                f"not {type(declared).__name__} of the pipeline: {error}"
-            ) from None
-        return value if isinstance(value, str) else msgspec.Raw(encode(value))
-
-    return decoder
-
-
-def _json_encoder(declared: Format[Any]) -> Callable[[Any], bytes]:
-    try:
-        return Json(declared.value_type).encoder()
-    except PipelineError:  # JSON has no form for the type, so it gets an approximate one
-        return lambda value: bytes(text.as_json(value))

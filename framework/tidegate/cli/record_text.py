@@ -1,4 +1,5 @@
-"""Records as text: what `tidegate kafka read` prints, and what `tidegate kafka produce` reads.
+"""Records as text: what `tidegate kafka read` and `tidegate dev` print, and what
+`tidegate kafka produce` reads.
 
 One JSON object per record has the same keys in both directions, so `read --json` of one topic can
 be written to another with `produce --records`. A value that is a JSON object, array, number or
@@ -22,7 +23,8 @@ import fastavro
 import msgspec
 
 from tidegate.api.avro_file import find_schema_file
-from tidegate.errors import ConfigError
+from tidegate.api.formats import Format, Json, Raw
+from tidegate.errors import ConfigError, PipelineError
 
 FORMATS: Final = ("auto", "json", "text", "hex", "avro", "confluent-avro")
 """Names of the formats of keys and values."""
@@ -155,6 +157,32 @@ def _hint(data: bytes, confluent: bool) -> str:
     return "; the first byte is that of Confluent's wire format: try confluent-avro"
 
 
+def format_of_pipeline(declared: Format[Any], auto: Decoder) -> Decoder:
+    """Return a decoder that shows values of a pipeline's format as JSON. `auto` is for bytes, which
+    are shown as if no format was given.
+    """
+    if isinstance(declared, Raw):
+        return auto
+    decode: Callable[[bytes], object] = declared.decoder()
+    encode = _json_encoder(declared)
+
+    def decoder(data: bytes) -> Shown:
+        try:
+            value = decode(data)
+        except Exception as error:  # noqa: BLE001  # a format raises what its library raises
+            raise Undecodable(f"not {type(declared).__name__} of the pipeline: {error}") from None
+        return value if isinstance(value, str) else msgspec.Raw(encode(value))
+
+    return decoder
+
+
+def _json_encoder(declared: Format[Any]) -> Callable[[Any], bytes]:
+    try:
+        return Json(declared.value_type).encoder()
+    except PipelineError:  # JSON has no form for the type, so it gets an approximate one
+        return lambda value: bytes(as_json(value))
+
+
 def as_json(value: object) -> msgspec.Raw:
     """Return a decoded value as JSON: a Decimal and a time as text, bytes in base64."""
     return msgspec.Raw(_ENCODER.encode(value))
@@ -239,6 +267,13 @@ def text_of(
     if isinstance(shown, msgspec.Raw):
         return bytes(shown).decode()
     return f"base64:{encoded}" if isinstance(shown, msgspec.UnsetType) else shown
+
+
+def data_text(data: bytes | None, decoder: Decoder, *, none: str) -> str:
+    """Return a key or a value as text on one line, with the reason if it cannot be decoded."""
+    shown, encoded, error = _shown(data, decoder)
+    text = printable(text_of(shown, encoded, none=none))
+    return f"{text} ({error})" if error else text
 
 
 def _header_text(value: Any) -> str:

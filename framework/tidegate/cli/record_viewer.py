@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,13 @@ from tidegate.api.kafka_connector import KafkaConnector
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.pipeline import build
 from tidegate.cli import options as o
+from tidegate.cli.record_text import (
+    Decoder,
+    auto_key,
+    auto_value,
+    data_text,
+    format_of_pipeline,
+)
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import class_settings, load_for_submit
 from tidegate.drivers.system import SystemDrivers
@@ -36,12 +43,12 @@ POLL_S: Final = 0.2
 
 
 class ViewedTopic(NamedTuple):
-    """A topic of the pipeline, and the functions that make its records readable."""
+    """A topic of the pipeline, and the decoders of its records."""
 
     direction: str
     """in or out."""
-    key: Callable[[bytes], str]
-    value: Callable[[bytes], str]
+    key: Decoder
+    value: Decoder
 
 
 class Sampler:
@@ -116,45 +123,26 @@ def show_records(reference: str, settings: str, positions: str) -> None:
 
 def record_line(topic: str, viewed: ViewedTopic, record: RawRecord) -> str:
     """Return a record as one line: in or out, the topic, the key and the value."""
-    key, value = record.key(), record.value()
-    shown_key = "" if key is None else f"{viewed.key(key)} "
-    shown = "(no value)" if value is None else viewed.value(value)
-    line = f"{viewed.direction:<3} {topic}: {shown_key}{shown}"
+    key = data_text(record.key(), viewed.key, none="")
+    value = data_text(record.value(), viewed.value, none="(tombstone)")
+    line = f"{viewed.direction:<3} {topic}: {key}{' ' if key else ''}{value}"
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
-
-
-def record_text(form: Format[Any] | None) -> Callable[[bytes], str]:
-    """Return a function that makes the bytes of a key or a value readable. Avro is decoded. Text,
-    also JSON, is shown as it is. Other bytes are shown as Python writes them.
-    """
-
-    def plain(data: bytes) -> str:
-        try:
-            text = data.decode()
-        except UnicodeDecodeError:
-            return repr(data)
-        return text if text.isprintable() else repr(data)
-
-    if not isinstance(form, Avro):
-        return plain
-    decode = form.decoder()
-
-    def decoded(data: bytes) -> str:
-        try:
-            return repr(decode(data))
-        except Exception as error:  # noqa: BLE001  # a record that a producer has made in any way
-            return f"{data!r} ({type(error).__name__}: it is not of the declared type)"
-
-    return decoded
 
 
 def _viewed(kind: str, declaration: object) -> ViewedTopic:
     formats = declaration if isinstance(declaration, KafkaConnector) else None
     return ViewedTopic(
         direction="in" if kind == "source" else "out",
-        key=record_text(getattr(formats, "key", None)),
-        value=record_text(getattr(formats, "value", None)),
+        key=decoder_of(getattr(formats, "key", None), auto_key),
+        value=decoder_of(getattr(formats, "value", None), auto_value),
     )
+
+
+def decoder_of(declared: Format[Any] | None, auto: Decoder) -> Decoder:
+    """Return the decoder of a pipeline's format. Avro is decoded. `auto` shows all else, as it was
+    written, also if a producer has made a mistake.
+    """
+    return format_of_pipeline(declared, auto) if isinstance(declared, Avro) else auto
 
 
 def end_positions(admin: KafkaAdmin, topics: Sequence[str]) -> list[tuple[str, int, int]]:
