@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,6 +170,23 @@ def test_session_with_a_dead_jvm_fails_its_jobs_and_can_be_closed(tmp_path: Path
     assert not list(tmp_path.iterdir())
     with start_session("local[1]", folder=tmp_path, python_path=[ROOT]) as again:
         assert len(run_levels(again, 1, 1, "integration.spark.entries:empty", b"")) == 1
+
+
+def test_session_kills_a_jvm_that_does_not_stop_and_reports_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    with start_session("local[1]", folder=tmp_path) as session:
+        assert session.jvm_pid is not None
+        jvm = psutil.Process(session.jvm_pid)
+        jvm.suspend()
+        monkeypatch.setattr("tidegate.backfill.spark.session.STOP_TIMEOUT_S", 2.0)
+    assert not jvm.is_running()
+    wait_until(lambda: "spark-stop" not in {each.name for each in threading.enumerate()}, "end")
+    assert not [each for each in caplog.records if each.threadName == "spark-stop"]
+    assert not [each for each in recwarn if "JVM" in str(each.message)]
 
 
 def test_failed_session_start_gives_the_reason_and_leaves_no_process_or_file(

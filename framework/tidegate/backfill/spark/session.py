@@ -15,10 +15,12 @@ session sees code that has changed.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +46,8 @@ SQL_SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_PER_BATCH),
 }
 """Settings that `levels` requires. Each session has its own, so an adopted one gets them too."""
+
+_STOP_THREAD: Final = "spark-stop"
 
 _environment_lock = threading.Lock()
 
@@ -112,8 +116,9 @@ class BackfillSession:
             return
         self._closed = True
         try:
-            run_in_thread(self.spark.stop, name="spark-stop", timeout_s=STOP_TIMEOUT_S)
+            run_in_thread(self.spark.stop, name=_STOP_THREAD, timeout_s=STOP_TIMEOUT_S)
         except WaitTimeoutError:
+            _hide_lost_connection()
             self._gateway.proc.kill()
         except Exception:
             if self._gateway.proc.poll() is None:
@@ -375,6 +380,16 @@ def _output(log: Path | None) -> Iterator[IO[bytes] | None]:
     else:
         with log.open("ab") as file:
             yield file
+
+
+def _hide_lost_connection() -> None:
+    """Hide what py4j and pyspark report if the JVM is killed while Spark stops.
+
+    The thread that stops Spark loses its connection. py4j logs this with a traceback on the root
+    logger, although nothing is wrong: the wave is published or aborted before the session closes.
+    """
+    logging.getLogger().addFilter(lambda record: record.threadName != _STOP_THREAD)
+    warnings.filterwarnings("ignore", message="Unable to cleanly shutdown Spark JVM process")
 
 
 def _end_jvm(gateway: Any, *, at_once: bool = False) -> None:
