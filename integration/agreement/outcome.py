@@ -122,6 +122,7 @@ def _in_windows(pairs: Iterable[tuple[bytes, bytes]]) -> State:
 
     A chunk depends on the times of checkpoints. It is a byte and a list of windows, each of which
     begins with its key. Its store key ends with its number, and the chunk with the highest counts.
+    A tombstone is a window that ends before it begins. It stands for a key without sessions.
     """
     found: State = {}
     for store_key, data in pairs:
@@ -129,6 +130,8 @@ def _in_windows(pairs: Iterable[tuple[bytes, bytes]]) -> State:
             for window in msgspec.msgpack.decode(data[1:]):
                 place = store_key[:-_NUMBER_BYTES] + msgspec.msgpack.encode(window[0])
                 found[place] = msgspec.msgpack.encode(window)
+                if window[2] < window[1]:
+                    del found[place]
         else:
             found[store_key] = data
     return found

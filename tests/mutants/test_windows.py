@@ -15,8 +15,8 @@ from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
 from tidegate.dataplane.state import window_tables
 from tidegate.dataplane.state.window_tables import Table, WindowTables
-from tidegate.dataplane.windows import accumulator_source
 from tidegate.dataplane.windows.aligned import AlignedWindows
+from tidegate.dataplane.windows.by_key import WindowsByKey
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
@@ -67,6 +67,10 @@ def tables(test: Callable[[Step], object]) -> Detector:
 
 
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
+SESSIONS_IN_ROWS = event_time_in(
+    "that drain, with sessions in rows",
+    lambda plan: drains(plan) and has_kind(plan, SESSION, by_window=True),
+)
 SLIDINGS = event_time_in("with sliding windows", lambda plan: has_kind(plan, SLIDING))
 TUMBLINGS = event_time_in(
     "with tumbling windows in tables", lambda plan: has_kind(plan, TUMBLING, by_window=False)
@@ -83,17 +87,22 @@ OWN_ROWS = event_time_in(
 
 JUDGED_FIRST = (
     Edit(
-        SessionWindows._join,
+        SessionWindows.join,
         "if found:",
         "if found and not self.is_past(end_ms, self.lateness_ms):",
     ),
 )
 COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
-ROW_STAYS = (Edit(accumulator_source._functions, '"        cell.clear()",', '"        pass",'),)
+ROW_STAYS = (Edit(WindowsByKey.fire_due, "cell.clear()", "pass"),)
+SESSION_STAYS = (Edit(WindowTables.remove, "del table.windows[key]", "pass"),)
+REMOVED_RETURNS = (
+    Edit(WindowTables._put, "windows.pop(window.key, None)", "windows.get(window.key)"),
+)
+REMOVED_NOT_KEPT = (Edit(WindowTables.remove, "self.keep(table, keys)", "pass"),)
 CHUNKS_STAY = (Edit(WindowTables.drop, "self._dropped += table.chunks", "pass"),)
 OLD_CHUNKS_STAY = (Edit(WindowTables.begin_snapshot, "self._deletes += table.chunks", "pass"),)
 FIRED_STORED = (Edit(Table.live_windows, "self.fired_count, None", "0, None"),)
-NOT_COPIED = (Edit(WindowTables.keep, "copies[key] = copy_value(windows[key])", "pass"),)
+NOT_COPIED = (Edit(WindowTables.keep, "copies[key] = copy_value(windows.get(key))", "pass"),)
 OWN_ROW_STAYS = (Edit(AlignedWindows.fire_due, "self.clear(row)", "pass"),)
 FIRED_END_LOST = (
     Edit(
@@ -129,7 +138,24 @@ LATENESS_LOST = (
 MUTANTS = [
     Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
-    Mutant("a session that has fired stays in state", ROW_STAYS, SESSIONS, RUNS, 2),
+    Mutant("a session that has fired stays in its row", ROW_STAYS, SESSIONS_IN_ROWS, RUNS, 2),
+    Mutant("a session that has fired stays in its table", SESSION_STAYS, SESSIONS, RUNS, 2),
+    Mutant(
+        "a window that was removed returns with a restore",
+        REMOVED_RETURNS,
+        tables(
+            table_tests.test_tombstone_stands_for_a_removed_window_until_the_table_is_stored_again
+        ),
+        1,
+        1,
+    ),
+    Mutant(
+        "a window that is removed while it is stored is lost",
+        REMOVED_NOT_KEPT,
+        tables(table_tests.test_window_removed_while_it_is_stored_is_in_that_snapshot_only),
+        1,
+        1,
+    ),
     Mutant(
         "a table that has fired stays in checkpoints",
         CHUNKS_STAY,

@@ -1,7 +1,7 @@
 """`WindowStep`: the declaration of a step with windows, which is the function of its node.
 
 It joins the assigner, the trigger and the aggregates, and derives the state from them: rows that
-hold open windows, and tables for aligned windows that keep no records. `dataplane/windows` runs it.
+hold open windows, and tables for windows that keep no records. `dataplane/windows` runs it.
 
 A row says for which key and windows it is, because the bytes of a key in the store cannot be
 decoded. So the rows of a restored step are enough to find all timers again.
@@ -115,7 +115,7 @@ class WindowStep:
             )
         self.by_window = not isinstance(assigner, Session)
         """Whether each window or pane has a row of its own. The row of a key holds its sessions."""
-        self.in_tables = not isinstance(assigner, Session | Sliding) and not any(
+        self.in_tables = not isinstance(assigner, Sliding) and not any(
             isinstance(each, Records | Collect | TopN) for each in aggregates
         )
         """Whether windows lie in tables, as far as memory allows. Those that keep records do not:
@@ -133,8 +133,9 @@ class WindowStep:
         self.row_states: Mapping[str, State] = {OPEN_WINDOWS: row, **own}
         """The states of a row of a window."""
         self.declared_states: Mapping[str, State] = dict(self.row_states)
-        if not isinstance(assigner, Session | Sliding):  # also without tables: see `in_tables`
-            table = TableState(WINDOW_TABLES, self.row_class, key_type)
+        if not isinstance(assigner, Sliding):  # also without tables: see `in_tables`
+            tombstone = None if self.by_window else self._tombstone
+            table = TableState(WINDOW_TABLES, self.row_class, key_type, tombstone)
             self.declared_states = {**self.row_states, WINDOW_TABLES: table}
         self.dropped_states = () if function is None else type(function).dropped_states
         self.fixed = assigner.fixed() | {"rows": "by window" if self.by_window else "by key"}
@@ -157,6 +158,11 @@ class WindowStep:
             "window_function": function_name(self.function),
             "state": {name: state.describe() for name, state in self.declared_states.items()},
         }
+
+    def _tombstone(self, key: Any) -> msgspec.Struct:
+        """Return the row that stands for a key without sessions: it ends before it begins."""
+        parts = [None for fields in self.fields for _ in fields]
+        return self.row_class(key, 0, -1, 0, 0, False, False, None, *parts, [])
 
     def _classes(self) -> tuple[type[msgspec.Struct], type[msgspec.Struct], object]:
         """Return the class of a window in state, the class of a row, and the type of row keys.

@@ -66,7 +66,7 @@ def step(tmp_path: Path) -> Iterator[Step]:
 
 def make_step(folder: Path) -> Step:
     states = declare(rows=ValueState(int, default=0))
-    tables = {"tables": TableState("tables", Total, str)}
+    tables = {"tables": TableState("tables", Total, str, lambda key: Total(key, -1))}
     key_type: Any = tuple[str, int, int]
     return Step(folder, {**states, **tables}, key_type=key_type, group_bytes=key_of_group)
 
@@ -105,6 +105,11 @@ def restored(step: Step, snapshots: list[KeyedSnapshot], parallelism: int = 1) -
     for index in range(parallelism):
         tables_of(step, index).restore()
     return content(step)
+
+
+def without_empty(content: Content) -> Content:
+    """The content without tables that have no windows: a restore does not find them."""
+    return {span: totals for span, totals in content.items() if totals}
 
 
 def finish(step: Step, state: KeyedStateBackend) -> list[KeyedSnapshot]:
@@ -272,11 +277,101 @@ def test_stored_windows_that_cannot_be_read_name_the_step(step: Step) -> None:
         tables_of(step).restore()
 
 
+@pytest.mark.usefixtures("one_at_a_time")
+def test_tombstone_stands_for_a_removed_window_until_the_table_is_stored_again(
+    step: Step,
+) -> None:
+    tables = tables_of(step)
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    tables.remove(table, ["k3"])
+    saved = step.snapshot()
+    assert (table.stored_count, tables.window_count) == (len(KEYS) + 1, len(KEYS) - 1)
+    tables.remove(table, KEYS[4:])
+    step.snapshot()
+    assert table.stored_count == 3, "the tombstones are gone"
+    assert "k3" not in restored(step, saved)[(0, 10)]
+    assert tables_of(step).window_count == len(KEYS) - 1
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+def test_window_removed_while_it_is_stored_is_in_that_snapshot_only(step: Step) -> None:
+    tables, state = tables_of(step), step.subtasks[0]
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    add(tables, (0, 10), {"k1": 1, "k2": 1, "k3": 1})
+    state.begin_snapshot()
+    for key in ("k1", "k2", "k3"):
+        tables.remove(table, [key])
+        add(tables, (0, 10), {key: 7})
+        state.save_next()
+    tables.remove(table, ["k2"])
+    first = finish(step, state)
+    second = step.snapshot()
+    ones = dict.fromkeys(KEYS, 1)
+    assert restored(step, first) == {(0, 10): {**ones, "k1": 2, "k2": 2, "k3": 2}}
+    del ones["k2"]
+    assert restored(step, second) == {(0, 10): {**ones, "k1": 7, "k3": 7}}
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("pieces", [0, 1, 2])
+def test_window_made_again_while_its_tombstone_is_stored_is_in_the_next_snapshot(
+    step: Step, pieces: int
+) -> None:
+    tables, state = tables_of(step), step.subtasks[0]
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    tables.remove(table, ["k3"])
+    state.begin_snapshot()
+    for _ in range(pieces):
+        state.save_next()
+    add(tables, (0, 10), {"k3": 7})
+    first = finish(step, state)
+    second = step.snapshot()
+    assert "k3" not in restored(step, first)[(0, 10)]
+    assert restored(step, second)[(0, 10)]["k3"] == 7
+
+
+def test_removed_and_made_again_between_two_barriers_is_the_new_window(step: Step) -> None:
+    tables = tables_of(step)
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    tables.remove(table, ["k3"])
+    add(tables, (0, 10), {"k3": 7})
+    assert restored(step, step.snapshot()) == {(0, 10): {**dict.fromkeys(KEYS, 1), "k3": 7}}
+
+
+def test_table_without_windows_leaves_no_chunks(step: Step) -> None:
+    tables = tables_of(step)
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    tables.remove(table, KEYS)
+    step.snapshot()
+    assert chunks(step) == 0
+
+
+def test_tombstones_without_windows_are_deleted_behind_a_restore(step: Step) -> None:
+    tables = tables_of(step)
+    table = add(tables, (0, 10), dict.fromkeys(KEYS, 1))
+    step.snapshot()
+    removed = [key for key in KEYS if owner_of(key, 2) == 0]
+    assert 0 < len(removed) <= len(KEYS) / 2
+    tables.remove(table, removed)
+    restored(step, step.snapshot(), parallelism=2)
+    assert tables_of(step).tables == {}
+    step.snapshot()
+    assert chunks(step) == 0
+
+
 STEPS = st.one_of(
     st.tuples(
         st.just("add"),
         st.sampled_from(SPANS),
         st.dictionaries(st.sampled_from(KEYS), st.integers(1, 9), min_size=1),
+    ),
+    st.tuples(
+        st.just("remove"), st.sampled_from(SPANS), st.lists(st.sampled_from(KEYS), unique=True)
     ),
     st.tuples(st.just("drop"), st.sampled_from(SPANS)),
     st.tuples(st.just("begin")),
@@ -332,6 +427,8 @@ def test_restore_finds_the_content_of_the_last_barrier(steps: list[Any], piece: 
                 known = now.setdefault(arguments[0], {})
                 for key, total in arguments[1].items():
                     known[key] = known.get(key, 0) + total
+            elif name == "remove":
+                remove_everywhere(step, now, *arguments)
             elif name == "drop":
                 drop_everywhere(step, *arguments)
                 now.pop(arguments[0], None)
@@ -341,7 +438,8 @@ def test_restore_finds_the_content_of_the_last_barrier(steps: list[Any], piece: 
             elif name == "save":
                 snapshots.save_some()
             else:
-                assert restored(step, snapshots.finish(), *arguments) == at_barrier
+                found = restored(step, snapshots.finish(), *arguments)
+                assert without_empty(found) == without_empty(at_barrier)
                 now = deepcopy(at_barrier)
                 snapshots = Snapshots(step)
                 for state in step.subtasks:
@@ -352,9 +450,23 @@ def test_restore_finds_the_content_of_the_last_barrier(steps: list[Any], piece: 
 def add_everywhere(step: Step, span: tuple[int, int], totals: dict[str, int]) -> None:
     """Add to the totals of keys, each in the subtask that owns it."""
     for key, total in totals.items():
-        group = key_group(key_of_group((key,)), MAX_PARALLELISM)
-        owner = subtask_of(group, len(step.subtasks), MAX_PARALLELISM)
-        add(tables_of(step, owner), span, {key: total})
+        add(tables_of(step, owner_of(key, len(step.subtasks))), span, {key: total})
+
+
+def owner_of(key: str, parallelism: int) -> int:
+    group = key_group(key_of_group((key,)), MAX_PARALLELISM)
+    return subtask_of(group, parallelism, MAX_PARALLELISM)
+
+
+def remove_everywhere(step: Step, now: Content, span: tuple[int, int], keys: list[str]) -> None:
+    """Remove the windows of these keys, as far as there are any, also from `now`."""
+    left = now.get(span, {})
+    for key in keys:
+        left.pop(key, None)
+    for index in range(len(step.subtasks)):
+        tables = tables_of(step, index)
+        if table := tables.tables.get(span):
+            tables.remove(table, [key for key in keys if key in table.windows])
 
 
 def drop_everywhere(step: Step, span: tuple[int, int]) -> None:

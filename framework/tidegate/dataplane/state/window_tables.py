@@ -8,6 +8,9 @@ before. Its store key has the key group, the span and a number. If a window is i
 one with the higher number counts. When the chunks of a table hold more than twice its windows, the
 next checkpoint stores all of its windows again, and deletes the older chunks.
 
+A window that is removed alone leaves the dict at once (`remove`). In the next chunk, a tombstone
+stands for it, which a restore drops. A table that is stored as a whole again has no tombstones.
+
 A barrier only takes the lists of keys that have changed. `save_some` stores them between batches:
 it sorts the keys by key group, and then stores one chunk after the other. The operator calls
 `touch` before it changes windows, and `keep` before it gives away what is in them. Those that are
@@ -93,13 +96,26 @@ class Table:
 class _Unsaved:
     """The windows of one table that the snapshot still has to store."""
 
-    def __init__(self, windows: Iterable[Any]) -> None:
-        self.windows: Iterator[Any] | None = iter(windows)
+    def __init__(self) -> None:
+        self.windows: Iterator[Any] | None = None
         """The windows that are not sorted by key group yet; None if all are."""
         self.groups: dict[int, list[Any]] = {}
         """Windows by key group."""
         self.copies: dict[Any, Any] = {}
-        """Windows by key as they were at the barrier, if they were touched since."""
+        """Windows by key as they were at the barrier, if they were touched since. None for a key
+        that had no window then.
+        """
+
+    def at_barrier(
+        self, table: Table, keys: Iterable[Any], tombstone: Callable[[Any], Any]
+    ) -> Iterator[Any]:
+        """Yield the window that each key had at the barrier, or a tombstone. The caller may touch
+        windows meanwhile.
+        """
+        copies, windows = self.copies, table.windows
+        for key in keys:
+            window = copies[key] if key in copies else windows.get(key)
+            yield tombstone(key) if window is None else window
 
 
 class WindowTables:
@@ -125,6 +141,7 @@ class WindowTables:
         self._encode, self._decode = form.codec.encode, form.codec.decode
         of_row = state.row_state()
         self._storable = Storable(of_row, state_codec(of_row.stored_type, 0, {}))
+        self._tombstone = state.tombstone
         self._key_bytes: Callable[[Any], bytes] = key_encoder(state.key_type)
         self._where, self._store, self._places = where, store, places
         self._max_parallelism, self._limit = max_parallelism, limit
@@ -164,12 +181,23 @@ class WindowTables:
                         f"{self._where}: stored windows cannot be read: {error}"
                     ) from error
                 table = self.tables.get((start_ms, end_ms)) or self.new((start_ms, end_ms))
-                table.windows.update((window.key, window) for window in windows)
+                self._put(table.windows, windows)
                 table.chunks.append(store_key)
                 table.stored_count += len(windows)
                 table.all_changed = False
                 self._number = max(self._number, number)
         self.window_count = sum(len(table.windows) for table in self.tables.values())
+        for table in [one for one in self.tables.values() if not one.windows]:
+            self.drop(table)  # tombstones only: the other key groups are in another subtask
+
+    def _put(self, windows: dict[Any, Any], chunk: Iterable[Any]) -> None:
+        """Put the windows of a chunk into those of the older ones."""
+        tombstone = self._tombstone
+        for window in chunk:
+            if tombstone is not None and window == tombstone(window.key):
+                windows.pop(window.key, None)
+            else:
+                windows[window.key] = window
 
     def new(self, span: Span) -> Table:
         """Add an empty table."""
@@ -195,6 +223,17 @@ class WindowTables:
     def touch(self, table: Table, keys: Sequence[Any]) -> None:
         """Note that the windows of these keys change or begin now."""
         self.keep(table, keys)
+        self._note(table, keys)
+
+    def remove(self, table: Table, keys: Sequence[Any]) -> None:
+        """Remove the windows of these keys, which the caller does not change any more."""
+        self.keep(table, keys)
+        for key in keys:
+            del table.windows[key]
+        self.window_count -= len(keys)
+        self._note(table, keys)
+
+    def _note(self, table: Table, keys: Sequence[Any]) -> None:
         self._changed[table] = None
         if table.all_changed:
             return
@@ -212,8 +251,8 @@ class WindowTables:
         if unsaved is not None:
             copies, windows = unsaved.copies, table.windows
             for key in keys:
-                if key not in copies and key in windows:
-                    copies[key] = copy_value(windows[key])
+                if key not in copies:
+                    copies[key] = copy_value(windows.get(key))
 
     def fired(self, table: Table, count: int) -> None:
         """Record that the next `count` windows at the front have fired for the last time."""
@@ -226,15 +265,16 @@ class WindowTables:
         self._deletes, self._dropped = self._dropped, []
         changed, self._changed = self._changed, {}
         for table in changed:
-            keys = _each_once(chain.from_iterable(table.changed))
-            windows: Iterable[Any] = map(table.windows.__getitem__, keys)
+            unsaved = self._unsaved[table] = _Unsaved()
             live_count = len(table.windows) - table.fired_count
             if table.all_changed or table.stored_count + table.changed_count > 2 * live_count:
-                windows = table.live_windows()
+                unsaved.windows = iter(table.live_windows())
                 self._deletes += table.chunks
                 table.chunks, table.stored_count = [], 0
+            else:
+                keys = _each_once(chain.from_iterable(table.changed))
+                unsaved.windows = unsaved.at_barrier(table, keys, self._tombstone_of)
             table.changed, table.changed_count, table.all_changed = [], 0, False
-            self._unsaved[table] = _Unsaved(windows)
         self._number += 1
 
     def finish(self) -> None:
@@ -263,6 +303,11 @@ class WindowTables:
         if puts or deletes:
             self._store.write(puts, deletes)
 
+    def _tombstone_of(self, key: Any) -> Any:
+        if self._tombstone is None:
+            raise InternalError(f"{self._where}: a changed window is gone without its table")
+        return self._tombstone(key)
+
     def _all_changed(self, table: Table) -> None:
         table.changed, table.changed_count, table.all_changed = [], 0, True
 
@@ -290,7 +335,8 @@ class WindowTables:
                 f"{min(self._places)} to {max(self._places)}"
             )
         if copies:
-            windows = [copies.get(window.key, window) for window in windows]
+            # A tombstone stays one: a window that its key got since has None as copy.
+            windows = [copies.get(window.key) or window for window in windows]
         store_key = self._places[group] + key_part(_CHUNK.pack(*table.span, self._number))
         if table.dropped:  # since the barrier
             self._dropped.append(store_key)

@@ -30,10 +30,16 @@ class Plan:
 _OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
 """The fields of a window that are not of its aggregates."""
 
+_FIRST: Final = "start, end, 0, 1, True, False, None"
+"""Begin and end of a new window, the number of its firing, its new records, whether it is filled,
+whether it is past, and the next firing of `Every`.
+"""
+
 FUNCTIONS: Final = (
     "add_all",
     "add_to_table",
     "add_to_sessions",
+    "add_to_session_table",
     "start",
     "add",
     "purge",
@@ -44,6 +50,7 @@ FUNCTIONS: Final = (
     "window_results",
     "finish_all",
     "finish_table",
+    "finish_sessions",
     "demoted",
 )
 
@@ -57,13 +64,12 @@ def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
     demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
     loops = _loops(starts, adds)
     functions = _functions(plans, set_first, adds, by_key=by_key)
+    loops += _session_loops(starts, adds)
     return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
 
 
 def _loops(starts: list[str], adds: list[str]) -> list[str]:
     """Return the source of the functions that take a whole batch."""
-    # A new window: the number of its firing, new records, filled, past, the next firing of Every.
-    first = "start, end, 0, 1, True, False, None"
     return [
         "def add_all(cells, keys, values, times, begin):",
         "    for cell, key, value, time in zip(cells, keys, values, times):",
@@ -77,31 +83,48 @@ def _loops(starts: list[str], adds: list[str]) -> list[str]:
         "    rows = zip(keys, values, times, map(windows.get, keys))",
         "    for key, value, time, w in rows:",
         "        if w is None:",
-        f"            windows[key] = OPEN(key, {first}, {', '.join(starts)})",
+        f"            windows[key] = OPEN(key, {_FIRST}, {', '.join(starts)})",
         "            continue",
         "        if not w.pending:",
         "            begin_again(w, value, time)",
         "            continue",
         *_indented(adds, 2),
-        "def add_to_sessions(",
-        "    cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end",
-        "):",
+    ]
+
+
+def _session_loops(starts: list[str], adds: list[str]) -> list[str]:
+    """Return the source of the functions that add a whole batch to sessions, in rows and tables."""
+    made = f"ROW(key, {_FIRST}, {', '.join(starts)}, [])"
+
+    def body(new: str, join: str) -> list[str]:
+        return [
+            "        if w is None and time + gap_ms > past_ms:",
+            "            start, end = time, time + gap_ms",
+            f"            {new} = {made}",
+            "            add_timer(end - before_end, key)",
+            "            continue",
+            "        if w is None or w.past or not w.pending:",
+            f"            {join}",
+            "            continue",
+            "        if not w.start_ms <= time <= w.end_ms:",
+            f"            {join}",
+            "            continue",
+            "        if time + gap_ms > w.end_ms:",
+            "            w.end_ms = time + gap_ms",
+            *_indented(adds, 2),
+        ]
+
+    more = "gap_ms, past_ms, join, add_timer, before_end"
+    return [
+        f"def add_to_sessions(cells, keys, values, times, {more}):",
         "    for cell, key, value, time in zip(cells, keys, values, times):",
         "        w = cell.value",
-        "        if w is None and time + gap_ms > past_ms:",
-        "            start, end = time, time + gap_ms",
-        f"            cell.value = ROW(key, {first}, {', '.join(starts)}, [])",
-        "            add_timer(end - before_end, key)",
-        "            continue",
-        "        if w is None or w.past or not w.pending:",
-        "            join(cell, key, value, time)",
-        "            continue",
-        "        if not w.start_ms <= time <= w.end_ms:",
-        "            join(cell, key, value, time)",
-        "            continue",
-        "        if time + gap_ms > w.end_ms:",
-        "            w.end_ms = time + gap_ms",
-        *_indented(adds, 2),
+        *body("cell.value", "join(cell, key, value, time)"),
+        f"def add_to_session_table(windows, keys, values, times, {more}):",
+        # The lookup comes after the records before it, as in `add_to_table`.
+        "    rows = zip(keys, values, times, map(windows.get, keys))",
+        "    for key, value, time, w in rows:",
+        *body("windows[key]", "join(key, value, time)"),
     ]
 
 
@@ -143,6 +166,20 @@ def _functions(
         "            continue",
         f"        append(into({shown}, {of_window}))",
         "        cell.clear()",
+        "def finish_sessions(",
+        "    windows, keys, end_ms, into, append, end, leave, add_timer, before_end",
+        "):",
+        "    for key in keys:",
+        "        w = windows.get(key)",
+        "        if w is None:",
+        "            continue",
+        "        if w.others or not w.pending or w.at_ms is not None or w.end_ms < end_ms:",
+        "            leave(key)",
+        "        elif w.end_ms > end_ms:",
+        "            add_timer(w.end_ms - before_end, key)",
+        "        else:",
+        f"            append(into({shown}, {of_window}))",
+        "            end(key)",
         "def finish_table(items, into, append):",
         "    for key, w in items:",
         "        if w.pending:",

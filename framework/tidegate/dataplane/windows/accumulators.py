@@ -66,6 +66,10 @@ class Accumulators:
     `past_ms`, and `add_timer(end - before_end, key)` is called. `join(cell, key, value, time)` is
     called where the record is not simply in the newest session, or may be late.
     """
+    add_to_session_table: Callable[..., None]
+    """`add_to_session_table(windows, keys, values, times, gap_ms, past_ms, join, add_timer,
+    before_end)`: the same with the windows of a dict. It calls `join(key, value, time)`.
+    """
     start: Callable[[Any, Any, int], None]
     """`start(window, value, time)`: make the record the first one of the window."""
     add: Callable[[Any, Any, int], None]
@@ -86,6 +90,12 @@ class Accumulators:
     finish_table: Callable[..., None]
     """`finish_table(items, into, append)`: of each pair of key and window, append `into(window,
     *results)` if the window has new records.
+    """
+    finish_sessions: Callable[..., None]
+    """`finish_sessions(windows, keys, end_ms, into, append, end, leave, add_timer, before_end)`:
+    of each key whose only session ends now, append `into(window, *results)`, and call `end(key)`.
+    If its only session ends later, call `add_timer(end - before_end, key)`. If there is more to do,
+    call `leave(key)`.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""

@@ -28,7 +28,7 @@ class WindowsByKey(WindowOperator):
         self._counts_early = self.trigger.early is not None
         self._make, self._make_row = self.step.window_class, self.step.row_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
-        self._fires_once = self.lateness_ms == 0 and self.step.into is not None
+        self.fires_once = self.lateness_ms == 0 and self.step.into is not None
         """Whether a window fires for the last time at its end."""
         stored = [name for fields in self.step.fields for name, _ in fields]
         self._names = (
@@ -103,25 +103,28 @@ class WindowsByKey(WindowOperator):
         cells, _ = self.cells(keys)
         due: Iterable[tuple[Any, Any]] = zip(cells, keys, strict=True)
         of_ends = of_event_time == self.of_event_time
-        if self._fires_once and of_ends:
+        if self.fires_once and of_ends:
             due = self.results.finish_all(cells, keys, at_ms + self.before_end)
         for cell, key in due:
-            row = cell.value
-            if row is None:  # all windows are removed
-                continue
-            if of_ends:
-                if row.others:
-                    row.others[:] = [one for one in row.others if not self._end(one, key, at_ms)]
-                if self._end(row, key, at_ms):
-                    cell.clear()
-                    continue
-            windows = [*row.others, row] if row.others else (row,)
-            for window in windows:
-                if window.at_ms == at_ms:
-                    self._fire_every(window, key)
-            if of_ends:
-                self.end_timers.add(min(map(self._end_timer, windows)), key)
+            row = cell.value  # None if all windows are removed
+            if row is not None and self.fire_row(row, key, at_ms, of_ends=of_ends):
+                cell.clear()
         return len(keys)
+
+    def fire_row(self, row: Any, key: Any, at_ms: int, *, of_ends: bool) -> bool:
+        """Fire the windows of a key that are due. Return whether all of them are removed."""
+        if of_ends:
+            if row.others:
+                row.others[:] = [one for one in row.others if not self._end(one, key, at_ms)]
+            if self._end(row, key, at_ms):
+                return True
+        windows = [*row.others, row] if row.others else (row,)
+        for window in windows:
+            if window.at_ms == at_ms:
+                self._fire_every(window, key)
+        if of_ends:
+            self.end_timers.add(min(map(self._end_timer, windows)), key)
+        return False
 
     def _end(self, window: Any, key: Any, at_ms: int) -> bool:
         """Fire a window whose end has come. Return whether it is removed."""

@@ -139,6 +139,38 @@ class Firing:
         self._times.extend([end_ms - 1] * (len(self._values) - before))
         return left
 
+    def finish_sessions(
+        self,
+        windows: Mapping[Any, Any],
+        keys: Sequence[Any],
+        end_ms: int,
+        add_timer: Callable[[int, Any], None],
+        before_end: int,
+    ) -> tuple[list[Any], list[Any]]:
+        """Add the results of sessions of a table that end now, each the only one of its key.
+
+        Return their keys, and the keys for which there is more to do. The step has `into`.
+        """
+        before = len(self._values)
+        remaining = iter(keys)
+        ended: list[Any] = []
+        left: list[Any] = []
+        finish_sessions, append = self._accumulators.finish_sessions, self._values.append
+        try:
+            finish_sessions(
+                *(windows, remaining, end_ms, self._into, append),
+                *(ended.append, left.append, add_timer, before_end),
+            )
+        except TidegateError:
+            raise
+        except Exception as error:
+            key = keys[len(keys) - length_hint(remaining) - 1]
+            row, owner = windows[key], key if self._step.by_key else None
+            shown: Window[Any] = Window(owner, row.start_ms, end_ms, ON_TIME, row.number)
+            raise self._error(shown, error) from error
+        self._times.extend([end_ms - 1] * (len(self._values) - before))
+        return ended, left
+
     def _add(
         self,
         window: Window[Any],

@@ -13,6 +13,7 @@ from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.operator import WindowOperator, WindowState
 from tidegate.dataplane.windows.session_operator import SessionWindows
+from tidegate.dataplane.windows.session_tables import TableSessions
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
 from tidegate.dataplane.windows.table_operator import TableWindows
 from tidegate.graph.stream_graph import Node
@@ -31,7 +32,7 @@ def make_window_operator(
     step = cast("WindowStep", node.function)
     kind: type[WindowOperator] = TableWindows if step.in_tables else AlignedWindows
     if isinstance(step.assigner, Session):
-        kind = SessionWindows
+        kind = TableSessions if step.in_tables else SessionWindows
     elif isinstance(step.assigner, Sliding):
         kind = SlidingWindows
     return kind(pipeline, node, state, emits, counters, now_ms, key_refusals)

@@ -8,7 +8,7 @@ record behind the watermark may join a session that is still open.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidegate.api.triggers import positive_ms
@@ -28,7 +28,7 @@ class SessionWindows(WindowsByKey):
         super().__init__(*arguments, **keywords)
         assigner = self.step.assigner
         assert isinstance(assigner, Session)  # noqa: S101 - narrows the type
-        self._gap_ms, self._gap_of = assigner.gap_ms, assigner.gap_of
+        self.gap_ms, self._gap_of = assigner.gap_ms, assigner.gap_of
         self._location = assigner.location
         self._gaps: dict[Any, int] = {}
         self._length = 0
@@ -41,29 +41,45 @@ class SessionWindows(WindowsByKey):
     def add_batch(self, batch: RecordBatch, keys: list[Any], times: list[int]) -> None:
         """Put each record into its session."""
         cells, _ = self.cells(keys)
-        self._length, self._late = len(batch), []
-        gap_ms = self._gap_ms
         add_to_sessions = self.accumulators.add_to_sessions
+
+        def add_fast(values: Iterable[Any]) -> None:
+            add_to_sessions(
+                *(cells, keys, values, times, self.gap_ms, self.past_ms),
+                *(self.join, self.end_timers.add, self.before_end),
+            )
+
+        def add_each(values: Iterable[Any]) -> None:
+            for cell, key, value, time in zip(cells, keys, values, times, strict=False):
+                self.join(cell, key, value, time)
+
+        self.fold_batch(batch, add_fast, add_each)
+
+    def fold_batch(
+        self,
+        batch: RecordBatch,
+        add_fast: Callable[[Iterable[Any]], None],
+        add_each: Callable[[Iterable[Any]], None],
+    ) -> None:
+        """Call one of two functions with the values of a batch, and emit those that were late.
+
+        `add_fast` is for steps where no record fires a window and all gaps are the same.
+        """
+        self._length, self._late = len(batch), []
+        is_fast = self.trigger.early is None and self.gap_ms is not None
 
         def fold(values: Iterable[Any]) -> None:
             self._remaining = values
-            if self.trigger.early is None and gap_ms is not None:
-                add_to_sessions(
-                    *(cells, keys, values, times, gap_ms, self.past_ms),
-                    *(self._join, self.end_timers.add, self.before_end),
-                )
-                return
-            for cell, key, value, time in zip(cells, keys, values, times, strict=False):
-                self._join(cell, key, value, time)
+            (add_fast if is_fast else add_each)(values)
 
         self.guarded(batch, fold)
         if self._late:
             self.refuse_late(batch, self._late)
 
-    def _join(self, cell: Any, key: Any, value: Any, time: int) -> None:
+    def join(self, cell: Any, key: Any, value: Any, time: int) -> None:
         """Add a record to the sessions that it touches, or begin one. It may be late."""
         row = cell.value
-        end_ms = time + (self._gap(value) if self._gap_ms is None else self._gap_ms)
+        end_ms = time + (self._gap(value) if self.gap_ms is None else self.gap_ms)
         sessions: list[Any] = [] if row is None else [*row.others, row]
         found = touched(sessions, time, end_ms)
         if found:
