@@ -36,8 +36,8 @@ chaos: .venv-spark/installed  ## every step attacked on real clusters, into docs
 	set -f; $(spark_bin)/python -m integration.faults.kill_matrix --seed $(or $(SEED),1) $(if $(MISSING),--missing) $(CELLS)
 sim: .venv/installed  ## simulated clusters under faults until stopped: make sim [FROM=1] [BACKFILLS=1] [EVENT_TIME=1]
 	$(bin)/tidegate sim $(if $(BACKFILLS),--backfills) $(if $(EVENT_TIME),--event-time) --seeds $(or $(FROM),1)..
-golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored
-	$(bin)/python -m tests.golden.make
+golden: .venv/installed  ## a new generation of golden storages, after a change of what is stored: make golden [CASE=...]
+	$(bin)/python -m tests.golden.make $(if $(CASE),--case $(CASE))
 images: .venv/installed  ## container images for the tests, where a Docker engine answers
 	$(bin)/python -m integration.support.engine
 docs: .venv/installed  ## the documentation site, into site/: strict, with every link checked

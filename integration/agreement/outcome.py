@@ -126,8 +126,8 @@ def _in_windows(pairs: Iterable[tuple[bytes, bytes]]) -> State:
     """
     found: State = {}
     for store_key, data in pairs:
-        if store_key[2:].startswith(_TABLES):
-            for window in msgspec.msgpack.decode(data[1:]):
+        if is_chunk(store_key):
+            for window in windows_of_chunk(data):
                 place = store_key[:-_NUMBER_BYTES] + msgspec.msgpack.encode(window[0])
                 found[place] = msgspec.msgpack.encode(window)
                 if window[2] < window[1]:
@@ -139,6 +139,11 @@ def _in_windows(pairs: Iterable[tuple[bytes, bytes]]) -> State:
 
 def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
     """Return all pairs of a step's state, with one pair for each window."""
+    return _in_windows(stored_pairs(manifest, storage, uid))
+
+
+def stored_pairs(manifest: Manifest, storage: Path, uid: Uid) -> list[tuple[bytes, bytes]]:
+    """Return all pairs of a step's state as they are stored."""
     drivers = SystemDrivers()
     keyed = [keyed for part in manifest.subtasks for keyed in part.keyed if keyed.uid == uid]
     with tempfile.TemporaryDirectory() as folder:
@@ -154,9 +159,20 @@ def state_of(manifest: Manifest, storage: Path, uid: Uid) -> State:
             open_store=drivers.kv_store,
         )
         try:
-            return _in_windows(restored.store.scan(b"", b"\xff\xff"))
+            return list(restored.store.scan(b"", b"\xff\xff"))
         finally:
             restored.store.close()
+
+
+def windows_of_chunk(data: bytes) -> list[list[Any]]:
+    """Return the windows of a chunk. Each begins with its key, its begin and its end."""
+    windows: list[list[Any]] = msgspec.msgpack.decode(data[1:])
+    return windows
+
+
+def is_chunk(store_key: bytes) -> bool:
+    """Return whether the store key is that of a chunk of windows."""
+    return store_key[2:].startswith(_TABLES)
 
 
 # --- comparison ---------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 Each is written by the command that users have, on a real broker that this process starts: a job is
 stopped, or killed where its storage is at its worst. Then the same job reads the rest, and what it
 has written and kept by then is what a restore must come to.
+
+`make golden CASE=event-times` adds the storages of one case to the newest generation, while what is
+stored has the form of that generation.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,16 +24,23 @@ from typing import Final
 
 from confluent_kafka import Message
 
-from integration.agreement.cases import case_of
 from integration.agreement.inputs import PARTITIONS, Dataset, _write
 from integration.agreement.outcome import manifests, state_of
-from integration.agreement.runs import CaseJob
+from integration.agreement.runs import NO_DRAIN, CaseJob
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Run
 from integration.support.backfills import BackfillJob
 from integration.support.brokers import create_topic, read_all
 from integration.support.running import ROOT
+from tests.golden.cases import EVENT_TIMES, case_of
+from tests.golden.event_time import (
+    ALL_VISITS,
+    STEADY_FROM,
+    STEADY_TO,
+    STORED_WATERMARK_MS,
+)
 from tests.golden.formats import FORMATS, describe_formats
+from tests.golden.stored_event_time import FORMS, TOMBSTONES, stored_forms
 from tests.golden.world import (
     STORAGE,
     STORAGES,
@@ -44,6 +54,8 @@ from tests.golden.world import (
 )
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.inspection import KafkaTransactionInspector
+from tidegate.errors import CorruptCheckpointError
+from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
 from tidegate.ports.inspection import no_progress
@@ -51,8 +63,6 @@ from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
 
 RECORDS: Final = 300
-PACE: Final = 50
-"""Records a second of a source subtask: a storage is taken in the middle of the input."""
 PUBLISHED: Final = 7
 """Checkpoints before a storage is taken: enough for files of changes in addition to a full one."""
 WAIT_S: Final = 90.0
@@ -69,6 +79,9 @@ class Golden:
     `backfill`: in waves, and not finished."""
     backend: str = "rocksdb"
     parallelism: int = 2
+    wave_offsets: int = RECORDS // 3
+    pace: int = 20
+    """Records a second of a source subtask: a storage is taken in the middle of the input."""
 
     @property
     def name(self) -> str:
@@ -83,18 +96,31 @@ GOLDEN: Final = (
     Golden(case="order-totals", how="backfill"),
     Golden(case="click-dedup", how="killed"),
     Golden(case="payments-enriched", how="stopped", backend="memory"),
+    # A subtask for each partition, so that all partitions are read equally fast.
+    Golden(case="event-times", how="killed", parallelism=PARTITIONS, pace=10),
+    Golden(case="event-times", how="stopped", parallelism=PARTITIONS, pace=10, backend="memory"),
+    Golden(case="event-times", how="backfill", wave_offsets=ALL_VISITS // 2),
 )
-SINGLE: Final = {"accounts": 30}
-"""Sizes of inputs that are no stream."""
+SIZES: Final = {"accounts": 30, "visits": ALL_VISITS}
+"""Sizes of inputs that do not have `RECORDS` records."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden.make", description=__doc__)
     parser.add_argument("--into", type=Path, default=None, help="a folder for the generation")
+    parser.add_argument(
+        "--case",
+        choices=sorted({each.case for each in GOLDEN}),
+        help="a case to add to a generation",
+    )
     given = parser.parse_args()
-    target = given.into or _next_generation()
+    target = given.into or _generation(0 if given.case else 1)
+    if given.case and (target / FORMATS).read_text(encoding="utf-8") != describe_formats():
+        parser.error(f"what is stored has another form than in {target}. Write a new generation")
     with _folder() as folder, _broker(folder) as kafka:
         for golden in GOLDEN:
+            if given.case not in (None, golden.case):
+                continue
             print(f"{target.name}/{golden.name}", flush=True)
             place = folder / golden.name
             place.mkdir()
@@ -103,9 +129,9 @@ def main() -> int:
     return 0
 
 
-def _next_generation() -> Path:
+def _generation(behind_newest: int) -> Path:
     known = [int(path.name) for path in STORAGES.iterdir() if path.name.isdecimal()]
-    return STORAGES / str(max(known, default=0) + 1)
+    return STORAGES / str(max(known, default=0) + behind_newest)
 
 
 @contextmanager
@@ -130,6 +156,7 @@ class _Maker:
 
     def __init__(self, golden: Golden, bootstrap: str, folder: Path) -> None:
         self._golden, self._bootstrap, self._folder = golden, bootstrap, folder
+        self._storage = folder / ".tidegate" / "checkpoints"
         case = case_of(golden.case)
         self._source_topics = {name: f"{golden.name}-{name}" for name in case.inputs}
         graph = _graph(golden)
@@ -146,7 +173,7 @@ class _Maker:
             sink_names=tuple(self._sink_topics),
         )
         for name, dataset in case.inputs.items():
-            size = SINGLE.get(name, RECORDS)
+            size = SIZES.get(name, RECORDS)
             topic = self._source_topics[name]
             create_topic(bootstrap, topic, partitions=PARTITIONS)
             _write(bootstrap, topic, Dataset(dataset.records, size).all())
@@ -166,17 +193,18 @@ class _Maker:
             self._backfill()
         else:
             self._live()
-        storage = self._folder / ".tidegate" / "checkpoints"
         target.mkdir(parents=True)
-        shutil.copytree(storage, target / STORAGE)
+        shutil.copytree(self._storage, target / STORAGE)
         sources = {name: self._source(name, topic) for name, topic in self._source_topics.items()}
         inspector = KafkaTransactionInspector({"bootstrap.servers": self._bootstrap})
         sinks = {name: self._sink(topic, inspector) for name, topic in self._sink_topics.items()}
         transactions = self._transactions(inspector)
         self._check_something_is_left()
+        if self._golden.case == EVENT_TIMES.name:
+            self._check_forms()
         cluster_id = inspector.cluster_id()
         inspector.close()
-        self._job.run(config=self._config())
+        self._job.run(NO_DRAIN, config=self._config())
         World(
             tidegate_version=metadata.version("tidegate"),
             case=self._golden.case,
@@ -188,7 +216,7 @@ class _Maker:
             sources=sources,
             sinks=sinks,
             transactions=transactions,
-            due=self._due(storage),
+            due=self._due(),
         ).write(target / WORLD)
 
     def _config(self) -> dict[str, str]:
@@ -199,7 +227,7 @@ class _Maker:
         traps = [UNSETTLED] if unsettled else []
         with self._job.started(
             traps=traps,
-            pace=PACE,
+            pace=self._golden.pace,
             config=self._config(),
             parallelism=self._golden.parallelism,
         ) as run:
@@ -213,36 +241,52 @@ class _Maker:
     def _reached(self, run: Run, *, unsettled: bool) -> Callable[[], object]:
         if unsettled:
             return lambda: run.plan.pid(0)
+        if self._golden.case == EVENT_TIMES.name:
+            return self._is_steady
         return lambda: run.publications() >= PUBLISHED
+
+    def _is_steady(self) -> bool:
+        """Return whether a checkpoint has the watermarks that do not move until the input ends."""
+        with suppress(FileNotFoundError, CorruptCheckpointError):  # a file was just deleted
+            newest = manifests(self._storage / self._golden.name)[-1:]
+            splits = [split for manifest in newest for split in manifest.splits]
+            return {split.watermark_ms for split in splits} == {STORED_WATERMARK_MS}
+        return False
 
     def _backfill(self) -> None:
         job = BackfillJob(
             "job:Job",
             self._folder,
             {
-                "checkpoint.dir": str(self._folder / ".tidegate" / "checkpoints"),
+                "checkpoint.dir": str(self._storage),
                 "kafka.bootstrap_servers": self._bootstrap,
                 "state.backend": self._golden.backend,
                 **{f"sources.{name}.topic": t for name, t in self._source_topics.items()},
                 **{f"sinks.{name}.topic": t for name, t in self._sink_topics.items()},
             },
         )
-        driver, waves = job.driver(parallelism=self._golden.parallelism, wave_offsets=RECORDS // 3)
+        driver, waves = job.driver(
+            parallelism=self._golden.parallelism, wave_offsets=self._golden.wave_offsets
+        )
         assert not driver.run(stop=lambda: bool(waves))
 
+    def _check_forms(self) -> None:
+        manifest = manifests(self._storage / self._golden.name)[-1]
+        assert all(STEADY_FROM <= split.offset <= STEADY_TO for split in manifest.splits), manifest
+        wanted = FORMS - ({TOMBSTONES} if self._golden.how == "backfill" else set())
+        assert stored_forms(manifest, self._storage) == wanted, "a form is missing; try again"
+
     def _check_something_is_left(self) -> None:
-        splits = manifests(self._folder / ".tidegate" / "checkpoints" / self._golden.name)[
-            -1
-        ].splits
+        splits = manifests(self._storage / self._golden.name)[-1].splits
         read = sum(split.offset for split in splits)
-        sizes = [SINGLE.get(name, RECORDS) for name in self._source_topics]
+        sizes = [SIZES.get(name, RECORDS) for name in self._source_topics]
         assert read < sum(sizes) * 0.8, "too little of the input is left; try again"
 
     # --- what is in Kafka -----------------------------------------------------------------------
 
     def _source(self, name: str, topic: str) -> Source:
-        storage = self._folder / ".tidegate" / "checkpoints" / self._golden.name
-        ids = {split.topic_id for split in manifests(storage)[-1].splits if split.source == name}
+        splits = manifests(self._storage / self._golden.name)[-1].splits
+        ids = {split.topic_id for split in splits if split.source == name}
         (topic_id,) = ids
         return Source(
             topic=topic, topic_id=topic_id, records=_stored(read_all(self._bootstrap, topic))
@@ -291,17 +335,17 @@ class _Maker:
         assert is_open or self._golden.how != "unsettled", "no transaction is open"
         return sorted(found, key=lambda each: each.id)
 
-    def _due(self, storage: Path) -> Due:
-        manifest = manifests(storage / self._golden.name)[-1]
+    def _due(self) -> Due:
+        manifest = manifests(self._storage / self._golden.name)[-1]
         return Due(
             messages={
                 name: _stored(read_all(self._bootstrap, topic))
                 for name, topic in self._sink_topics.items()
             },
             state={
-                node.id: sorted(state_of(manifest, storage, Uid(node.id)).items())
+                node.id: sorted(state_of(manifest, self._storage, Uid(node.id)).items())
                 for node in self._graph
-                if node.kind == "keyed_process"
+                if operator_kind(node.kind).keyed
             },
             positions=[
                 (split.source, split.topic, split.partition, split.offset)

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import pytest
 
-from integration.agreement.cases import case_of
 from integration.agreement.outcome import Outcome, differences, manifests, state_of
 from integration.support.backfills import BackfillJob, in_process_host
 from integration.support.running import ROOT
+from tests.golden.cases import EVENT_TIMES, case_of
 from tests.golden.formats import FORMATS, describe_formats
+from tests.golden.stored_event_time import FORMS, TOMBSTONES, stored_forms
 from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, committed
 from tidegate import build
 from tidegate.backfill.executor import InProcessExecutor
@@ -126,6 +127,22 @@ def test_generations_have_what_is_worst_to_restore() -> None:
         files = {Path(path).name.partition("-")[0] for each in newest for path in each.files}
         assert {"segment", "memory"} <= files
         assert any(name.endswith(".sst") for name in files)
+
+
+def test_newest_generation_stores_every_form_of_event_time() -> None:
+    """A backfill stores no tombstone, because its wave begins with no sessions."""
+    found = {}
+    for golden in FOUND:
+        world = World.read(golden / WORLD)
+        if golden.parent.name == str(NEWEST) and world.case == EVENT_TIMES.name:
+            manifest = manifests(golden / STORAGE / world.job)[-1]
+            how = golden.name.rpartition("-")[2]
+            found[world.backend, how] = FORMS - stored_forms(manifest, golden / STORAGE)
+    assert found == {
+        ("rocksdb", "killed"): set(),
+        ("memory", "stopped"): set(),
+        ("rocksdb", "backfill"): {TOMBSTONES},
+    }
 
 
 def test_a_stored_form_changes_with_a_new_generation_only() -> None:

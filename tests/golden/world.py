@@ -103,7 +103,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     tidegate_version: str
     case: str
-    """A case of `integration/agreement/cases.py`."""
+    """A case of `tests/golden/cases.py`."""
     job: str
     backend: str
     parallelism: int
@@ -135,7 +135,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     def write_module(self, path: Path) -> None:
         """A module with the class `Job`."""
-        from integration.agreement.cases import case_of
+        from tests.golden.cases import case_of
 
         pipeline = case_of(self.case).pipeline
         path.write_text(

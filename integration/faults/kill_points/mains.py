@@ -288,11 +288,12 @@ class PacedReader:
 
     def __init__(self, real: PartitionReader, pace: int) -> None:
         self._real, self._batch = real, max(1, int(pace * POLL_S))
+        self._pause_s = max(POLL_S, self._batch / pace)
 
     def poll(self, max_records: int, timeout_s: float) -> list[PartitionBatch]:
         runs = self._real.poll(min(max_records, self._batch), timeout_s)
         if any(run.messages for run in runs):
-            time.sleep(POLL_S)
+            time.sleep(self._pause_s)
         return runs
 
     def __getattr__(self, name: str) -> Any:
