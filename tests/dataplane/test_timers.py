@@ -26,7 +26,6 @@ from tidegate.api.timers import (
     ProcessingTimers,
     for_keys,
 )
-from tidegate.dataplane.operators import timed
 from tidegate.dataplane.operators.timed import IN_A_ROW_MAX, TimedKeyedOperator
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.state.backend import KeyedStateBackend
@@ -296,7 +295,7 @@ def test_time_of_a_timer_may_be_a_datetime_with_a_zone_and_nothing_else(job: Job
 def test_burst_fires_in_pieces_and_the_watermark_is_forwarded_after_the_last(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed, "PIECE", 2)
+    monkeypatch.setattr(TimedKeyedOperator, "piece", 2)
     job.push(*((key, "set", 10 + number) for number, key in enumerate("abcde")))
     job.take()
     job.operator.advance(Watermark(100))
@@ -314,7 +313,7 @@ def test_burst_fires_in_pieces_and_the_watermark_is_forwarded_after_the_last(
 def test_snapshot_between_two_pieces_holds_what_is_due_and_the_watermark(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timed, "PIECE", 2)
+    monkeypatch.setattr(TimedKeyedOperator, "piece", 2)
     job.push(*((key, "set", 10) for key in "abcde"))
     job.operator.advance(Watermark(100))
     before = job.take()[5:]
@@ -497,7 +496,7 @@ def test_each_timer_fires_exactly_once_at_its_last_time_whatever_restarts(
     waiting: dict[tuple[str, str], int] = {}
     watermark_ms, due = MIN_MS, Counter[tuple[str, str, int]]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "PIECE", piece)
+        patch.setattr(TimedKeyedOperator, "piece", piece)
         for action in [*actions, 1_000]:
             if action == "restart":
                 job.restart()

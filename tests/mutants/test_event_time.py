@@ -141,9 +141,7 @@ WRONG_ORDER = (
         "            timer = (due or timers)[0]",
     ),
 )
-PIECE_LOST = (
-    Edit(TimedKeyedOperator._fire_piece, "self.piece or PIECE)", "1 << 62)[: self.piece or PIECE]"),
-)
+PIECE_LOST = (Edit(TimedKeyedOperator._fire_piece, "self.piece)", "1 << 62)[: self.piece]"),)
 PAST_TIMER_WAITS = (
     Edit(
         TimedKeyedOperator._loop_with_timers,

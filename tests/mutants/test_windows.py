@@ -13,7 +13,6 @@ from tests.dataplane.state import test_window_tables as table_tests
 from tests.dataplane.state.job import Step
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
-from tidegate.dataplane.state import window_tables
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.by_key import WindowsByKey
@@ -55,7 +54,7 @@ def tables(test: Callable[[Step], object]) -> Detector:
     @functools.wraps(test)
     def run(_seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(window_tables, "WINDOWS", 1)
+            patch.setattr(WindowTables, "piece", 1)
             step = table_tests.make_step(Path(folder))
             step.start(1)
             try:

@@ -10,8 +10,8 @@ a seed. The mutants use it too.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import pytest
@@ -19,6 +19,7 @@ import pytest
 from tests.testing.pipelines_under_test import Click, OneSource
 from tidegate import (
     Context,
+    Count,
     EventTimers,
     Fired,
     Json,
@@ -28,7 +29,13 @@ from tidegate import (
     Monotonous,
     Pipeline,
     PipelineError,
+    Session,
+    Sliding,
+    Tumbling,
     ValueState,
+    Window,
+    WindowContext,
+    WindowProcess,
 )
 from tidegate.testing import PipelineTest, Setup
 
@@ -159,6 +166,76 @@ def test_barrier_passes_between_two_pieces_of_a_burst(parallelism: int) -> None:
         for seed in range(1, 8)
     }
     assert found & set(range(1, 8)), "some checkpoint holds a part of the burst"
+
+
+WINDOWS_FIRED: list[str] = []
+"""The keys of the windows that have fired, also in attempts that a crash ended."""
+
+
+class FiredWindow(WindowProcess[str, Tap, str]):
+    """Notes each firing, and emits its key with the number of its records."""
+
+    def process(self, records: Sequence[Tap], ctx: WindowContext[str]) -> Iterable[str]:
+        WINDOWS_FIRED.append(ctx.window.key)
+        yield f"{ctx.window.key}: {len(records)}"
+
+
+class Windows(Pipeline, name="windows"):
+    """Windows in rows, in tables, in panes and in sessions, which one watermark makes due."""
+
+    taps = KafkaSource(
+        "taps", value=Json(Tap), event_time=lambda tap: tap.at_ms, watermarks=Monotonous()
+    )
+    rows = KafkaSink("rows", value=Json(str))
+    tables = KafkaSink("tables", value=Json(str))
+    panes = KafkaSink("panes", value=Json(str))
+    sessions = KafkaSink("sessions", value=Json(str))
+
+    def define(self) -> None:
+        users = self.taps.key_by(lambda tap: tap.user)
+        users.window(Tumbling("1 s")).process(FiredWindow(), uid="in-rows").to(self.rows)
+        for uid, assigner, sink in (
+            ("in-tables", Tumbling("1 s"), self.tables),
+            ("in-panes", Sliding("2 s", "1 s"), self.panes),
+            ("in-sessions", Session("1 s"), self.sessions),
+        ):
+            users.window(assigner).aggregate(Count(), uid=uid, into=_noted(uid), returns=str).to(
+                sink
+            )
+
+
+def _noted(uid: str) -> Callable[[Window[str], int], str]:
+    def into(window: Window[str], count: int) -> str:
+        WINDOWS_FIRED.append(f"{uid}/{window.key}")
+        return f"{window.key}: {count}"
+
+    return into
+
+
+def windows_fired_again(setup: Setup) -> Counter[str]:
+    """Return how many of eight windows of each step fire again after a crash."""
+    with PipelineTest(Windows, setup) as test:
+        test.source(Windows.taps).push(*(Tap(user, 100) for user in "abcdefgh"))
+        test.checkpoint()
+        test.watermark(END_MS)
+        WINDOWS_FIRED.clear()
+        test.crash()
+        expected = sorted(f"{user}: 1" for user in "abcdefgh")
+        for sink in (Windows.rows, Windows.tables, Windows.sessions):
+            assert sorted(test.sink(sink).read()) == expected
+        assert sorted(test.sink(Windows.panes).read()) == sorted(2 * expected)
+    return Counter(each.rpartition("/")[0] or "in-rows" for each in WINDOWS_FIRED)
+
+
+def test_barrier_passes_between_two_pieces_of_a_burst_of_windows() -> None:
+    """For each layout of windows, some checkpoint holds a part of the burst."""
+    whole = {"in-rows": 8, "in-tables": 8, "in-panes": 16, "in-sessions": 8}
+    assert windows_fired_again(Setup(batch=1)) == whole, "no checkpoint has come"
+    cut = set()
+    for seed in range(1, 17):
+        found = windows_fired_again(Setup(batch=1, seed=seed, checkpoint_every=20))
+        cut |= {uid for uid, count in whole.items() if 0 < found[uid] < count}
+    assert cut == set(whole)
 
 
 def test_checkpoint_that_comes_by_itself_commits_what_is_in_front_of_its_barriers() -> None:

@@ -87,11 +87,11 @@ AFTER_MS: Final = (-300, 0, 1, 40, 200, 700, 2_500, 20_000)
 """Times of timers, in ms after their record."""
 SKEW_MS_MAX: Final = 2_000
 """Largest error of a process's clock in runs with processing timers. Elsewhere it is an hour."""
-WINDOWS_FIRED: Final = "tidegate.dataplane.windows.operator.PIECE"
-WINDOWS_STORED: Final = "tidegate.dataplane.state.window_tables.WINDOWS"
+WINDOWS_FIRED: Final = "tidegate.dataplane.windows.operator.WindowOperator.piece"
+WINDOWS_STORED: Final = "tidegate.dataplane.state.window_tables.WindowTables.piece"
 """The piece in which windows are stored is as long as the one in which they fire."""
 LIMITS: Final[Mapping[str, tuple[int, ...]]] = {
-    "tidegate.dataplane.operators.timed.PIECE": (1, 2, 5),
+    "tidegate.dataplane.operators.timed.TimedKeyedOperator.piece": (1, 2, 5),
     WINDOWS_FIRED: (1, 2, 5),
 }
 

@@ -55,7 +55,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """The processing time at which the test begins, in milliseconds since the Unix epoch."""
     batch: int = 1000
     """The most records that a subtask of a source emits together, and the most keys whose timers
-    fire together.
+    fire together. As many windows of a step fire together, and are stored together. A burst of
+    several pieces lets barriers pass between two of them.
     """
     seed: int = 0
     """The order in which subtasks have their turns. 0 is the order of the plan; every other number

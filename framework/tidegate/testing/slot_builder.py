@@ -53,7 +53,7 @@ class TestedJob:
     draw: random.Random | None
     """The order of turns. None if they follow the plan."""
     piece: int
-    """The most keys whose timers fire together."""
+    """The most keys whose timers, and the most windows that fire together."""
     checkpoint_every: int
     """The number of steps of subtasks from one checkpoint to the next; 0 if the test takes all of
     them.

@@ -41,8 +41,12 @@ def outputs_of(draw: Draw, partitions: Partitions, run: int, folder: Path) -> di
     """Run a drawn pipeline, and return the records of its sinks."""
     rng = random.Random(f"drawn run {draw.seed} {run}")
     pipeline: Any = load(draw, folder)
+    barriers = random.Random(f"drawn barriers {draw.seed} {run}")
     setup = Setup(
-        parallelism=rng.randint(1, 4), batch=rng.choice((1, 3, 1_000)), seed=rng.randrange(1_000)
+        parallelism=rng.randint(1, 4),
+        batch=rng.choice((1, 3, 1_000)),
+        seed=rng.randrange(1_000),
+        checkpoint_every=barriers.choice((0, 0, 3, 10)),
     )
     with PipelineTest(pipeline, setup) as test:
         sources = {

@@ -31,7 +31,6 @@ from tidegate import (
 )
 from tidegate.api.keys import key_encoder
 from tidegate.api.tables import TableState
-from tidegate.dataplane.state import window_tables
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.errors import CorruptCheckpointError, StateValueError
@@ -127,7 +126,7 @@ def chunks(step: Step) -> int:
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece of a snapshot has one window, or one chunk."""
-    monkeypatch.setattr(window_tables, "WINDOWS", 1)
+    monkeypatch.setattr(WindowTables, "piece", 1)
 
 
 @pytest.mark.usefixtures("one_at_a_time")
@@ -413,7 +412,7 @@ class Snapshots:
 @given(steps=st.lists(STEPS, max_size=40), piece=st.sampled_from([1, 3, 100]))
 def test_restore_finds_the_content_of_the_last_barrier(steps: list[Any], piece: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_tables, "WINDOWS", piece)
+        patch.setattr(WindowTables, "piece", piece)
         step = make_step(Path(folder))
         step.start(1)
         now: Content = {}

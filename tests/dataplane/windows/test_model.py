@@ -33,7 +33,7 @@ from tidegate import (
     TopN,
     Tumbling,
 )
-from tidegate.dataplane.windows import operator as window_operator
+from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.stream_elements import MAX_MS
 
 KEYS = "abcdef"
@@ -156,7 +156,7 @@ def check(
     made = aggregates_of(results)
     node = window_node(*made, assigner=assigner(), allowed_lateness=f"{lateness} ms")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_operator, "PIECE", 2)
+        patch.setattr(WindowOperator, "piece", 2)
         subtasks = Subtasks(Path(folder), node, cache_entries=cache_entries)
         effective = run(subtasks, steps, in_bound=in_bound)
         model = Model(results, spans, gap, lateness)

@@ -10,7 +10,7 @@ from tests.dataplane.windows import subtasks as subtasks_of_step
 from tests.dataplane.windows.subtasks import Click
 from tests.dataplane.windows.test_windows import in_tables, subtasks
 from tidegate import Session
-from tidegate.dataplane.windows import operator as window_operator
+from tidegate.dataplane.windows.operator import WindowOperator
 
 
 def test_sessions_beyond_the_cache_become_rows_until_a_restore_finds_none(
@@ -65,7 +65,7 @@ def test_sessions_in_rows_of_one_subtask_and_a_table_of_another_are_whole(
 def test_burst_of_sessions_loses_and_repeats_nothing_at_a_checkpoint_between_two_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_operator, "PIECE", 10)
+    monkeypatch.setattr(WindowOperator, "piece", 10)
     step = subtasks(tmp_path, Session("10 ms"))
     keys = [f"k{number}" for number in range(95)]
     step.push([Click(key, 5, 1) for key in keys])

@@ -38,7 +38,7 @@ from tidegate import (
     Tumbling,
 )
 from tidegate.api.windows import load_zone
-from tidegate.dataplane.windows import operator as window_operator
+from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.errors import UserCodeError
 from tidegate.stream_elements import MAX_MS
 
@@ -253,7 +253,7 @@ def test_window_all_has_no_key_and_one_subtask(tmp_path: Path) -> None:
 def test_burst_fires_in_pieces_and_a_checkpoint_between_two_loses_and_repeats_nothing(
     tmp_path: Path, aggregates: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_operator, "PIECE", 10)
+    monkeypatch.setattr(WindowOperator, "piece", 10)
     step = subtasks(tmp_path, Tumbling("10 ms"), *aggregates)
     keys = [f"k{number}" for number in range(95)]
     step.push([Click(key, 5, 1) for key in keys])

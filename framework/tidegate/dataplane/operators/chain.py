@@ -40,7 +40,6 @@ from tidegate.dataplane.operators.registry import (
     operator_entry,
 )
 from tidegate.dataplane.operators.stateless import Emit, FusedSteps
-from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sink_writer import SinkWriter
@@ -193,11 +192,10 @@ class OperatorChain:
                 operator.fire()
                 return
 
-    def set_piece(self, keys: int) -> None:
-        """Set the number of keys of a piece in which timers fire."""
+    def set_piece(self, count: int) -> None:
+        """Set the number of keys or windows that fire together."""
         for operator in self._timed:
-            if isinstance(operator, TimedKeyedOperator):
-                operator.piece = keys
+            operator.set_piece(count)
 
     @property
     def next_processing_ms(self) -> int:

@@ -38,6 +38,9 @@ class ForwardsTime:
     def fire(self) -> None:
         """Do nothing: nothing is due."""
 
+    def set_piece(self, count: int) -> None:
+        """Do nothing: nothing is due in pieces."""
+
     def advance_processing_time(self, now_ms: int) -> None:
         """Do nothing: nothing is due at any time."""
 

@@ -74,6 +74,10 @@ class Operator(Protocol):
         """Emit one piece of what is due, and forward the watermark after the last piece."""
         ...
 
+    def set_piece(self, count: int) -> None:
+        """Set the number of keys or windows of a piece. A pipeline test sets small ones."""
+        ...
+
     def advance_processing_time(self, now_ms: int) -> None:
         """Emit one piece of the results that are due at a time of the slot's clock."""
         ...

@@ -32,9 +32,6 @@ from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import MAX_MS, NEVER, NO_OFFSET, RecordBatch, Watermark
 
-PIECE: Final = 1_000
-"""Number of keys that are looked at between two turns of the task: a few milliseconds."""
-
 IN_A_ROW_MAX: Final = 1_000
 """The most timers of a key that fire because a call for the timer before has set them, and that
 were due at once. More of them are an endless loop.
@@ -66,8 +63,10 @@ class TimedKeyedOperator(KeyedOperator):
     """One `KeyedProcess` function with timers, of one subtask."""
 
     has_timers = True
-    piece: int | None = None
-    """Number of keys of a piece; None is `PIECE`. A pipeline test sets it."""
+    piece: int = 1_000
+    """Number of keys of which one `fire` takes the timers: 2 to 5 ms, so that a barrier waits no
+    longer.
+    """
 
     def __init__(
         self,
@@ -186,19 +185,22 @@ class TimedKeyedOperator(KeyedOperator):
         cells = self._cells(row)
         self._fire_key(self._event, key, cells, time.watermark_ms, firings)
         for timer in self._event:
-            timer.index.pop_due(
-                time.watermark_ms, self.piece or PIECE
-            )  # entries of other keys are stale
+            # entries of other keys are stale
+            timer.index.pop_due(time.watermark_ms, self.piece)
             cells[timer.position].looked_at()
         self._set_in_a_row.clear()
         self._emit_firings(firings)
         self._tolerates = True
         time.timestamps_ms = batch.timestamps_ms
 
+    def set_piece(self, count: int) -> None:
+        """Let each `fire` take the timers of this number of keys."""
+        self.piece = count
+
     def _fire_piece(self, timers: Sequence[_Timer], until_ms: int) -> None:
         """Look at the keys of one piece, and emit the results."""
         timer = min(timers, key=lambda each: each.index.next_ms, default=None)
-        due = [] if timer is None else timer.index.pop_due(until_ms, self.piece or PIECE)
+        due = [] if timer is None else timer.index.pop_due(until_ms, self.piece)
         if timer is None or not due:
             return
         rows = iter(self.state.rows([key for _, keys in due for key in keys]))

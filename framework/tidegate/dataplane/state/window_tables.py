@@ -45,9 +45,6 @@ from tidegate.ports.kv import KeyValueStore
 Span = tuple[int, int]
 """Begin and end of the windows of a table, in milliseconds."""
 
-WINDOWS: Final = 2_000
-"""Number of windows that are sorted or stored between two batches, or a few more: 1 or 2 ms."""
-
 _CHUNK: Final = struct.Struct(">qqQ")
 """Begin, end and number of a chunk."""
 
@@ -125,6 +122,9 @@ class WindowTables:
     chunks were written. PipelineError if the present declaration cannot read them. `limit` is the
     number of windows that may be in memory.
     """
+
+    piece: int = 2_000
+    """Number of windows that are sorted or stored between two batches, or a few more: 1 or 2 ms."""
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class WindowTables:
         puts: Pairs = []
         deletes, self._deletes = self._deletes, []
         count = 0
-        while self._unsaved and count < WINDOWS:
+        while self._unsaved and count < self.piece:
             table, unsaved = next(iter(self._unsaved.items()))
             if unsaved.windows is not None:
                 count += self._sort(unsaved, unsaved.windows)
@@ -313,8 +313,8 @@ class WindowTables:
 
     def _sort(self, unsaved: _Unsaved, windows: Iterator[Any]) -> int:
         """Sort some more windows by key group, and return how many."""
-        taken = list(islice(windows, WINDOWS))
-        if len(taken) < WINDOWS:
+        taken = list(islice(windows, self.piece))
+        if len(taken) < self.piece:
             unsaved.windows = None
         encoded = map(self._key_bytes, [window.key for window in taken])
         found = unsaved.groups

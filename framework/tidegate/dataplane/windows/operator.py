@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
 from tidegate.api.window_step import LATE, OPEN_WINDOWS, WindowStep
@@ -44,9 +43,6 @@ from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import MAX_MS, MIN_MS, RecordBatch, Watermark
 
-PIECE: Final = 1_000
-"""Number of due rows that one `fire` takes: 2 to 5 ms, so that a barrier waits no longer."""
-
 
 class WindowState(KeyedStateLike, Protocol):
     """The keyed state of a step with windows."""
@@ -65,6 +61,8 @@ class WindowOperator:
     """One step with windows in one subtask, with its state."""
 
     has_timers = True
+    piece: int = 1_000
+    """Number of due windows that one `fire` takes: 2 to 5 ms, so that a barrier waits no longer."""
     forward: Advance = staticmethod(no_reader)
     """Function that passes a watermark on to everything behind the step. The chain sets it."""
 
@@ -166,7 +164,7 @@ class WindowOperator:
 
     def fire(self) -> None:
         """Emit one piece of what is due, and forward the watermark behind the last piece."""
-        left = PIECE
+        left = self.piece
         while left > 0 and (timers := self._due_timers()) is not None:
             # One time after the other: a firing may add a timer that is due before the next time.
             for at_ms, keys in timers.pop_due(timers.next_ms, left):
@@ -175,6 +173,12 @@ class WindowOperator:
                 )
         self.results.emit()
         self._settle()
+
+    def set_piece(self, count: int) -> None:
+        """Fire this number of windows together, and store as many together in a snapshot."""
+        self.piece = count
+        if self.state.tables is not None:
+            self.state.tables.piece = count
 
     @abstractmethod
     def restore(self, row: Any) -> None:
@@ -190,11 +194,6 @@ class WindowOperator:
 
         Return how many windows were looked at. If there is more to do, the time has a timer again.
         """
-
-    @staticmethod
-    def piece(windows: Iterator[Any]) -> list[Any]:
-        """Return the next windows of a burst, as many as one `fire` takes."""
-        return list(islice(windows, PIECE))
 
     def now_ms(self) -> int:
         """Return the processing time. It is never before what has fired."""

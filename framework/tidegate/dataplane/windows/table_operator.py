@@ -171,7 +171,7 @@ class TableWindows(AlignedWindows):
         is_last = at_ms >= removed_ms
         if table.burst is None:
             table.burst = iter(table.windows.items())
-        piece = self.piece(table.burst)
+        piece = list(islice(table.burst, self.piece))
         if is_last:
             if self._shares:
                 self._tables.keep(table, [key for key, _ in piece])
