@@ -16,12 +16,13 @@ from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_
 from tidegate.dataplane.state.window_tables import Table, WindowTables
 from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.by_key import WindowsByKey
+from tidegate.dataplane.windows.calendars import LocalTime
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.dataplane.windows.sliding_operator import SlidingWindows
 from tidegate.dataplane.windows.table_operator import TableWindows
 from tidegate.sim.plan import Plan
-from tidegate.sim.window_pipelines import SESSION, SLIDING, TUMBLING
+from tidegate.sim.window_pipelines import CALENDAR, SESSION, SLIDING, TUMBLING
 
 RUNS = 20
 """Runs of the simulator."""
@@ -134,6 +135,15 @@ LATENESS_LOST = (
     ),
 )
 
+LOCAL_DAYS = event_time_in("with local days", lambda plan: has_kind(plan, CALENDAR))
+DAY_OF_24_HOURS = (
+    Edit(
+        LocalTime._days,
+        "self._midnight(first), self._midnight(self._next(first))",
+        "self._midnight(first), self._midnight(first) + 86_400_000",
+    ),
+)
+
 MUTANTS = [
     Mutant("a session is judged late before it is merged", JUDGED_FIRST, SESSIONS, RUNS, 2),
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
@@ -187,6 +197,7 @@ MUTANTS = [
     Mutant("a sliding window fires again after a restore", FIRED_END_LOST, SLIDINGS, RUNS, 2),
     Mutant("a late record is in its window too", COUNTED_TWICE, LATE_TUMBLINGS, RUNS, 2),
     Mutant("a late record is neither in a window nor late", IN_NEITHER, SLIDINGS, RUNS, 2),
+    Mutant("a local day always has 24 hours", DAY_OF_24_HOURS, LOCAL_DAYS, RUNS, 2),
     Mutant("a restore forgets panes", PANE_LOST, SLIDINGS, RUNS, 2),
     Mutant("a restore forgets the allowed lateness", LATENESS_LOST, LATENESS, RUNS, 2),
 ]

@@ -17,7 +17,14 @@ from tidegate.sim.plan import Input, Plan
 from tidegate.sim.run import plan_of, run_seed
 from tidegate.sim.seed_runner import Summary, Verdict, simulate
 from tidegate.sim.timed_pipelines import ALARMS, SIDES, TIMED_SHAPES, EventTime, TimedEvent
-from tidegate.sim.window_pipelines import GLOBAL, SESSION, SLIDING, TUMBLING, WINDOW_SHAPES
+from tidegate.sim.window_pipelines import (
+    CALENDAR,
+    GLOBAL,
+    SESSION,
+    SLIDING,
+    TUMBLING,
+    WINDOW_SHAPES,
+)
 
 SAMPLE = range(12)
 SEEDS = range(500)
@@ -169,10 +176,10 @@ def test_half_of_the_plans_have_windows_of_each_kind_with_and_without_lateness()
     windows = [event_time_of(plan).windows for plan in PLANS]
     known = [each for each in windows if each is not None]
     assert 60 < len(known) < 140
-    of_ends = [each for each in known if each.kind != GLOBAL]
+    of_ends = [each for each in known if each.kind not in {GLOBAL, CALENDAR}]
     kinds = Counter((each.kind, each.process, bool(each.lateness_ms)) for each in of_ends)
     assert len(kinds) == 12, "each kind of windows as aggregates and as a function"
-    assert {each.kind for each in known} == {TUMBLING, SLIDING, SESSION, GLOBAL}
+    assert {each.kind for each in known} == {TUMBLING, SLIDING, SESSION, GLOBAL, CALENDAR}
     assert any(each.early for each in known)
     assert any(each.late > 1 for each in known)
     for plan, each in zip(PLANS, windows, strict=True):

@@ -228,7 +228,7 @@ def windows_fired_again(setup: Setup) -> Counter[str]:
 
 
 def test_barrier_passes_between_two_pieces_of_a_burst_of_windows() -> None:
-    """For each layout of windows, some checkpoint holds a part of the burst."""
+    """Some checkpoint holds a part of the burst, for each layout of windows."""
     whole = {"in-rows": 8, "in-tables": 8, "in-panes": 16, "in-sessions": 8}
     assert windows_fired_again(Setup(batch=1)) == whole, "no checkpoint has come"
     cut = set()

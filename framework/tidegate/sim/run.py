@@ -35,6 +35,7 @@ from tidegate.protocol.reports import JobReport
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.sim.backfill_plan import with_backfills
 from tidegate.sim.backfill_user import BackfillUser
+from tidegate.sim.calendar_plan import with_local_days
 from tidegate.sim.cluster import STORAGE, SimCluster
 from tidegate.sim.event_time_plan import patch_event_time, with_event_time
 from tidegate.sim.fault_injector import FaultInjector
@@ -143,6 +144,7 @@ def plan_of(seed: int, *, backfills: bool = False, event_time: bool = False) -> 
     if event_time:
         plan = with_event_time(plan, random.Random(f"{seed}/event time"))  # noqa: S311 - as above
         plan = with_more_windows(plan, random.Random(f"{seed}/windows"))  # noqa: S311 - as above
+        plan = with_local_days(plan, random.Random(f"{seed}/local days"))  # noqa: S311 - as above
     return plan
 
 

@@ -70,6 +70,8 @@ class WindowSettings:
     """Whether a firing has the records of those before it."""
     together: bool = False
     """Whether the windows are of all records (`window_all`)."""
+    zone: str = ""
+    """The zone of local days."""
 
     def __str__(self) -> str:
         step = f" every {self.every_ms}" if self.every_ms != self.size_ms else ""
@@ -79,7 +81,7 @@ class WindowSettings:
         triggers += " in processing time" * self.processing + " repeatedly" * self.repeats
         triggers += " not accumulating" * (not self.accumulates) + " of all keys" * self.together
         return (
-            f"{self.kind} {self.size_ms} ms{step} lateness {self.lateness_ms} ms"
+            f"{self.kind} {self.zone or f'{self.size_ms} ms'}{step} lateness {self.lateness_ms} ms"
             f"{' process' * self.process}{' collect' * self.collects}{triggers}"
         )
 

@@ -9,13 +9,16 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from typing import Final
+from zoneinfo import ZoneInfo
 
 from tidegate.api.watermarks import TIME_MAX_MS
 from tidegate.sim.result_groups import Violation
 from tidegate.sim.timed_model import Sources
 from tidegate.sim.timed_pipelines import Entry, WindowSettings
 from tidegate.sim.window_pipelines import (
+    CALENDAR,
     GLOBAL,
     LATE,
     SESSION,
@@ -31,6 +34,16 @@ ANY_NUMBER: Final = 1 << 60
 """The number of new records that a firing after a period may have."""
 FOREVER: Final = (-TIME_MAX_MS, TIME_MAX_MS + 1)
 """The global window."""
+
+
+def local_day(at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
+    """Return begin and end of the local day of a time, for zones whose clocks do not go back over
+    midnight.
+    """
+    day = datetime.fromtimestamp(at_ms // 1000, zone).date()
+    begin = datetime.combine(day, time.min, zone).timestamp()
+    end = datetime.combine(day + timedelta(days=1), time.min, zone).timestamp()
+    return int(begin) * 1000, int(end) * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,7 @@ class WindowModel:
         self.size_ms = settings.size_ms * (1 if stage == 1 else WIDER)
         self.every_ms = settings.every_ms if self.kind == SLIDING else self.size_ms
         self.lateness_ms = settings.lateness_ms
+        self.zone = ZoneInfo(settings.zone) if self.kind == CALENDAR else None
         own = stage == 1 and self.kind != SLIDING
         early = ANY_NUMBER if settings.early_ms else settings.early
         late = ANY_NUMBER if settings.late_ms else settings.late
@@ -195,6 +209,8 @@ class WindowModel:
             right = right and apart <= self.size_ms
         elif self.kind == GLOBAL:
             right = (start_ms, end_ms) == FOREVER
+        elif self.zone is not None:
+            right = {local_day(each, self.zone) for each in times} == {(start_ms, end_ms)}
         else:
             right = end_ms - start_ms == self.size_ms and not start_ms % self.every_ms
             right = right and start_ms <= times[0] and times[-1] < end_ms
@@ -348,6 +364,9 @@ class WindowModel:
             return
         if self.kind == GLOBAL:
             yield FOREVER[1]
+            return
+        if self.zone is not None:
+            yield local_day(item.at_ms, self.zone)[1]
             return
         first = ((item.at_ms - self.size_ms) // self.every_ms + 1) * self.every_ms
         for start_ms in range(first, item.at_ms + 1, self.every_ms):

@@ -25,6 +25,7 @@ from tidegate.api.state import ValueState
 from tidegate.api.streams import Stream
 from tidegate.api.triggers import AfterWatermark, Every, EveryCount, Repeat, Repeatedly, TimeDomain
 from tidegate.api.windows import (
+    Calendar,
     Global,
     Session,
     Sliding,
@@ -38,6 +39,7 @@ from tidegate.sim.pipelines import IN_A, IN_B, OUT_A, Event, Shape
 from tidegate.sim.timed_pipelines import Entry, TimedEvent, WindowSettings, timed_source
 
 TUMBLING, SLIDING, SESSION, GLOBAL = "tumbling", "sliding", "session", "global"
+CALENDAR: Final = "calendar"
 TOGETHER: Final = "*"
 """The key of the entries of windows of all records."""
 WINDOW, LATE = "window", "late"
@@ -196,6 +198,8 @@ def windowed(events: Stream[TimedEvent]) -> Stream[Entry]:
         assigner = Sliding(size, f"{settings.every_ms} ms")
     elif settings.kind == GLOBAL:
         assigner = Global()
+    elif settings.kind == CALENDAR:
+        assigner = Calendar("day", zone=settings.zone)
     by_key = events.key_by(lambda event: event.key)
     windows: Any = (events.window_all if settings.together else by_key.window)(
         assigner,
