@@ -7,8 +7,7 @@ The storage is taken in the steady part of the input. The parts, with their minu
   checkpoint has stored the sessions of the short visits, and a later one has removed them.
 - The steady records have minutes 45 to 50, so no watermark moves.
 - Between more of these come records that have waited since minute 41 or 43. Some are late for the
-  stored watermarks. If a restore lost a watermark, they would be in time, and the results would
-  differ.
+  stored watermarks. If a restore lost the watermarks of steps, they would be in time.
 - One record in each partition ends all windows that are open by then. It does not move the
   watermark of `with_timestamps`, so that windows behind that step stay open in the last checkpoint.
 

@@ -12,6 +12,7 @@ from tidegate import build
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.graph.operator_kinds import operator_kind
 from tidegate.ids import Uid
+from tidegate.stream_elements import MAX_MS, MIN_MS
 
 TOMBSTONES: Final = "tombstones in chunks of sessions"
 FORMS: Final = frozenset(
@@ -30,6 +31,20 @@ FORMS: Final = frozenset(
 def stored_forms(manifest: Manifest, storage: Path) -> frozenset[str]:
     """Return the forms of `FORMS` that a checkpoint has."""
     return frozenset([*_of_state(manifest, storage), *_of_watermarks(manifest)])
+
+
+def watermarks_of(manifest: Manifest) -> dict[str, int]:
+    """Return the watermark of each partition, and the least of all subtasks of each step."""
+    found: dict[str, int] = {}
+    for part in manifest.subtasks:
+        named = [(f"{split.topic}-{split.partition}", split.watermark_ms) for split in part.splits]
+        named += [(each.uid, each.watermark_ms) for each in part.keyed]
+        named += [(each.uid, each.watermark_ms) for each in part.watermarks if not each.idle]
+        for name, watermark_ms in named:
+            found[name] = min(
+                found.get(name, MAX_MS), MIN_MS if watermark_ms is None else watermark_ms
+            )
+    return found
 
 
 def _of_state(manifest: Manifest, storage: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ from integration.support.backfills import BackfillJob, in_process_host
 from integration.support.running import ROOT
 from tests.golden.cases import EVENT_TIMES, case_of
 from tests.golden.formats import FORMATS, describe_formats
-from tests.golden.stored_event_time import FORMS, TOMBSTONES, stored_forms
+from tests.golden.stored_event_time import FORMS, TOMBSTONES, stored_forms, watermarks_of
 from tests.golden.world import STORAGE, STORAGES, WORLD, GoldenDrivers, World, committed
 from tidegate import build
 from tidegate.backfill.executor import InProcessExecutor
@@ -30,6 +30,7 @@ from tidegate.drivers.system import SystemDrivers
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.kafka import TransactionState
+from tidegate.stream_elements import MIN_MS
 
 FOUND = sorted(path.parent for path in STORAGES.glob(f"*/*/{WORLD}"))
 NEWEST = max((int(path.name) for path in STORAGES.iterdir()), default=0)
@@ -91,6 +92,12 @@ def test_a_golden_storage_restores_and_its_job_comes_to_what_was_due(
     )
     assert all(due.state.values()), "the storage keeps state"
     assert not differences(case_of(world.case), graph, found, due)
+    stored = watermarks_of(manifests(golden / STORAGE / world.job)[-1])
+    for each in manifests(storage / world.job):
+        behind = {
+            name: at for name, at in watermarks_of(each).items() if at < stored.get(name, MIN_MS)
+        }
+        assert not behind, f"checkpoint {each.checkpoint} has lost watermarks"
 
 
 @pytest.mark.parametrize("golden", FOUND, ids=name_of)
