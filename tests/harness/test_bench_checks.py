@@ -126,13 +126,48 @@ def test_order_of_two_keys_is_checked_only_if_the_workload_promises_it(
         check_output(WORKLOADS[name], messages, FEW)
 
 
+def output_of_loop(
+    workload: Workload, count: int, monkeypatch: pytest.MonkeyPatch
+) -> list[Message]:
+    """Return the records that the loop hands to its producer, with the partitions of their keys."""
+    monkeypatch.setattr(loop, "_value", Message.value)
+    found: list[Message] = []
+
+    def produce(topic: str, value: bytes | None, key: bytes | None) -> None:
+        assert topic == "sink"
+        assert value is not None and key is not None  # noqa: PT018
+        found.append(Message(key, value, crc32(key) % 4))
+
+    step = loop.WORKLOADS[workload.loop](produce, "sink")
+    sent = [Message(key, value, crc32(key) % 4) for key, value in records(count)]
+    for start in range(0, count, 1_000):
+        step(sent[start : start + 1_000])
+    if hasattr(step, "finish"):
+        cast("Any", step).finish()
+    return found
+
+
+@pytest.mark.parametrize("name", ["passthrough", "transform", "total"])
+def test_loop_gives_the_output_that_is_expected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = WORKLOADS[name]
+    check_output(workload, output_of_loop(workload, FEW, monkeypatch), FEW)
+
+
+def test_loop_of_windows_emits_a_window_at_the_next_record_of_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = output_of_loop(WORKLOADS["windows"], COUNT, monkeypatch)
+    assert len(found) > 20_000
+    check_output(WORKLOADS["windows"], found, COUNT)
+
+
 @pytest.mark.parametrize("name", ["tumbling", "sessions"])
-def test_loop_and_pipeline_of_windows_give_the_output_that_is_expected(name: str) -> None:
-    workload, step = WORKLOADS[name], loop.WORKLOADS[name]()
+def test_loop_and_pipeline_of_windows_give_the_output_that_is_expected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = WORKLOADS[name]
+    check_output(workload, output_of_loop(workload, COUNT, monkeypatch), COUNT)
     sent = [Message(key, value, crc32(key) % 4) for key, value in records(FEW)]
-    columns = [step(sent[:1_000]), step(sent[1_000:]), cast("Any", step).finish()]
-    found = [(k, v) for values, keys in columns for k, v in zip(keys, values, strict=True)]
-    check_output(workload, [Message(k, v, 0) for k, v in found if k and v], FEW)
     pipeline = getattr(pipelines, workload.pipeline)
     sink = getattr(pipeline, workload.sink)
     with PipelineTest(pipeline, Setup(parallelism=2)) as test:
