@@ -31,6 +31,7 @@ from integration.bench.process_tree import Usage, measure
 from integration.bench.workloads import (
     CHECKED,
     LOOP_SHAPE,
+    PER_SECOND,
     SHAPE_TOLERANCE,
     WORKLOADS,
     Workload,
@@ -317,19 +318,20 @@ def _bill_table(figures: Figures, rounds: int, *, whole: bool) -> Table:
             [
                 *(name, kind, told(tree)),
                 times(tree, of_loop[0]) if compared else "",
+                _tree_goal(workload, of_loop[0]) if compared else "",
                 told(tree - slope),
-                _goal(workload.tree_goal) if compared else "",
                 told(broker),
                 times(broker, of_loop[1]) if compared else "",
                 _goal(workload.broker_goal) if compared else "",
             ]
         )
-    titles = ("workload", "", "tree, CPU s/M", "x loop", "more than the slope", "goal of more")
+    titles = ("workload", "", "tree, CPU s/M", "x loop", "goal", "more than the slope")
     broker_titles = ("broker, CPU s/M", "broker x loop", "broker goal")
     note = (
         "The CPU is that between the first and the last commit of a run, per million records that "
         "it committed between them. Commits and checkpoints come every second. The tree has all "
-        "processes of the run. `More than the slope` is the difference from the table `Cost per "
+        "processes of the run. Its goal is the multiple that is the goal of the slope, and "
+        f"{PER_SECOND} s/M more. `More than the slope` is the difference from the table `Cost per "
         f"record`: what a job pays per second. Figures are medians of {rounds} rounds. A run with "
         'too short a time between its commits has "?".'
     )
@@ -343,6 +345,12 @@ def _medians(runs: Sequence[Figure]) -> tuple[float, float, float]:
         statistics.median(run.broker_per_million for run in runs),
         statistics.median(run.cpu_per_million for run in runs),
     )
+
+
+def _tree_goal(workload: Workload, of_loop: float) -> str:
+    if workload.goal is None or workload.tree_goal is None:
+        return ""
+    return told(workload.goal * of_loop + workload.tree_goal)
 
 
 def _goal(goal: float | None) -> str:

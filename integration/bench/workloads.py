@@ -53,8 +53,8 @@ class Workload:
     goal: float | None = None
     """Goal: CPU per record in the slope, at most this multiple of the loop's."""
     tree_goal: float | None = None
-    """Goal: CPU seconds per million records that the whole tree costs, between the first and the
-    last commit, in addition to the slope.
+    """Goal: CPU of the whole tree per record, between the first and the last commit: at most this
+    many microseconds more than the multiple `goal` of the loop's.
     """
     broker_goal: float | None = None
     """Goal: CPU of the broker, at most this multiple of its CPU with the loop."""

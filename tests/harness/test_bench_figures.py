@@ -182,9 +182,9 @@ def test_bill_has_the_cpu_of_tree_and_broker_between_the_commits() -> None:
     assert not table.whole
     loop, job = rows_of(table)["total", "loop"], rows_of(table)["total", "tidegate"]
     assert (loop["tree, CPU s/M"], loop["more than the slope"]) == ("5.10", "0.10")
-    assert (loop["x loop"], loop["goal of more"], loop["broker goal"]) == ("", "", "")
+    assert (loop["x loop"], loop["goal"], loop["broker goal"]) == ("", "", "")
     assert (job["tree, CPU s/M"], job["x loop"]) == ("8.10", "1.59")
-    assert (job["more than the slope"], job["goal of more"]) == ("0.10", "0.2")
+    assert (job["more than the slope"], job["goal"]) == ("0.10", "6.83")  # 1.3 x 5.10 + 0.2
     assert (loop["broker, CPU s/M"], job["broker, CPU s/M"]) == ("2.55", "4.05")
     assert (job["broker x loop"], job["broker goal"]) == ("1.59", "1.1")
 
@@ -195,7 +195,7 @@ def test_bill_of_a_run_with_too_few_commits_is_unknown() -> None:
     for row in rows_of(table).values():
         assert (row["tree, CPU s/M"], row["broker, CPU s/M"]) == ("?", "?")
         assert row["x loop"] in {"", "?"}
-        assert (row["goal of more"], row["broker goal"]) == ("", "")
+        assert (row["goal"], row["broker goal"]) == ("", "")
 
 
 def test_run_is_valid_if_its_loop_costs_have_the_known_proportions() -> None:
