@@ -63,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         print(f"Starting a broker and writing {options.records:,} records.", flush=True)
         with EmbeddedKafka.start(directory=Path(scratch, "kafka"), owned=True) as broker:
-            rig = Rig(broker.bootstrap, Path(scratch), options.records)
+            rig = Rig(broker.bootstrap, Path(scratch), options.records, broker.pids)
             for table, counts in measured(rig, options):
                 holds &= counts
                 told = "" if options.quick else str(speed())  # `speed` takes seconds
@@ -135,7 +135,9 @@ def measured(  # noqa: C901 - one arm for each part
     wanted = options.only or [name for name in everything if not (quick and name in NOT_QUICK)]
     workloads = [name for name in WORKLOADS if name in wanted]
     if workloads:
-        yield measure_cost(rig, workloads, options.rounds)
+        tables, holds = measure_cost(rig, workloads, options.rounds)
+        for table in tables:
+            yield table, holds
     if "intervals" in wanted:
         yield measure_intervals(rig, options.rounds), True
     if "latency" in wanted:

@@ -1,7 +1,10 @@
 """Measures the CPU per record of tidegate and of the loops, which run in turns on one broker.
 
-Every output is read back. A figure is the difference between a run over all records and a run over
-a thousand records. So the fixed cost of a run is not part of the figure.
+Every output is read back. There are two figures of a run. The first is the difference between a run
+over all records and a run over a thousand records. So the fixed cost of a run, and what a job pays
+per second, are not part of it. The second is the CPU between the first and the last commit, by the
+records between both. It is everything that a job pays while it works. The CPU of the broker is
+measured between the same two commits.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from integration.bench.commits import Span, read_commits, span
 from integration.bench.data import PARTITIONS, fill, records
 from integration.bench.page import Table
 from integration.bench.process_tree import Usage, measure
 from integration.bench.workloads import (
     CHECKED,
     LOOP_SHAPE,
+    PER_SECOND,
     SHAPE_TOLERANCE,
     WORKLOADS,
     Workload,
@@ -39,8 +44,11 @@ from integration.demo.checker import hidden_offsets
 ROOT: Final = Path(__file__).parents[2]
 SMALL: Final = 1_000
 WALL_MIN_S: Final = 0.1
+SPAN_MIN_S: Final = 0.5
+"""A shorter time between the first and the last commit has too few samples of the CPU."""
 ENDED_S_MAX: Final = 30.0
 ENDED_POLL_S: Final = 0.02
+BILL: Final = "Cost between the first and the last commit"
 KINDS: Final = ("loop", "tidegate")
 MEMORY_NOTE: Final = (
     "Tree MB is the largest sum of the proportional set sizes (PSS) of all processes at one time, "
@@ -72,11 +80,28 @@ ALWAYS_SHORT: Final = Pace(100, during_backlog_ms=0)
 INTERVAL_WORKLOADS: Final = ("passthrough", "total")
 
 
-class Rig:
-    """A broker with two inputs (all records, and the first thousand), and a folder for runs."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run whose output was right."""
 
-    def __init__(self, bootstrap: str, scratch: Path, count: int) -> None:
+    usage: Usage
+    sync_ms: Sequence[int] = ()
+    """The synchronous part of each snapshot in the reports, in milliseconds."""
+    span: Span | None = None
+    """The time between the first and the last commit. None if there were fewer than two."""
+
+
+class Rig:
+    """A broker with two inputs (all records, and the first thousand), and a folder for runs.
+
+    `brokers` are the processes of the broker, whose CPU is measured too.
+    """
+
+    def __init__(
+        self, bootstrap: str, scratch: Path, count: int, brokers: Sequence[int] = ()
+    ) -> None:
         self.bootstrap, self.scratch, self.count = bootstrap, scratch, count
+        self.brokers = brokers
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         self._number = 0
         for topic, size in (("bench-in", count), ("bench-small", SMALL)):
@@ -96,14 +121,8 @@ class Rig:
         folder.mkdir()
         return self.create(name), folder
 
-    def once(
-        self, kind: str, workload: Workload, source: str, count: int, pace: Pace
-    ) -> tuple[Usage, list[int]]:
-        """Run once to the end and check the output. Raise RuntimeError if it fails or is wrong.
-
-        Return the resources that the run used, and the synchronous part of each snapshot in its
-        reports, in milliseconds.
-        """
+    def once(self, kind: str, workload: Workload, source: str, count: int, pace: Pace) -> Run:
+        """Run once to the end and check the output. Raise RuntimeError if it fails or is wrong."""
         sink, folder = self.fresh("out")
         if kind == "loop":
             words = ["integration.bench.loop", workload.loop, self.bootstrap, source, sink]
@@ -123,13 +142,18 @@ class Rig:
                 *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
             ]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
-        usage = measure(command, folder, environment)
+        began_s = time.time()
+        usage = measure(command, folder, environment, self.brokers)
         log = (folder / "output.log").read_text()
         if usage.status != 0:
             message = f"{kind} {workload.name} ended with status {usage.status}:\n{log[-4000:]}"
             raise RuntimeError(message)
         self.check(workload, sink, count)
-        return usage, synchronous_ms(log.splitlines())
+        return Run(usage, synchronous_ms(log.splitlines()), self.span(source, began_s))
+
+    def span(self, source: str, began_s: float) -> Span | None:
+        """Return the time between the first and the last commit of the run that began then."""
+        return span(read_commits(self.bootstrap, source, began_s), PARTITIONS)
 
     def check(self, workload: Workload, sink: str, count: int) -> None:
         """Read an output, compare it with the expected records, and delete its topic."""
@@ -152,11 +176,20 @@ class Figure:
     start_s: float
     sync_ms: Sequence[int] = ()
     """Synchronous part of each checkpoint that a report names. The slowest slot counts."""
+    tree_per_million: float = math.nan
+    """CPU of the whole tree between the first and the last commit. NaN if both are too close."""
+    broker_per_million: float = math.nan
+    """CPU of the broker between the same commits."""
 
 
 def times(cost: float, of_loop: float) -> str:
-    """Return a cost as a multiple of the loop's, or "?" if the loop's run was too short."""
-    return f"{cost / of_loop:.2f}" if of_loop > 0 else "?"
+    """Return a cost as a multiple of the loop's, or "?" if a run was too short."""
+    return f"{cost / of_loop:.2f}" if of_loop > 0 and not math.isnan(cost) else "?"
+
+
+def told(cost: float) -> str:
+    """Return a cost as text, or "?" if its run was too short."""
+    return "?" if math.isnan(cost) else f"{cost:.2f}"
 
 
 def synchronous_ms(lines: Iterable[str]) -> list[int]:
@@ -174,20 +207,39 @@ def synchronous_ms(lines: Iterable[str]) -> list[int]:
 
 def figure(rig: Rig, kind: str, workload: Workload, pace: Pace = SECOND) -> Figure:
     """Measure a run over all records, minus a run over a thousand records."""
-    small, _ = rig.once(kind, workload, "bench-small", SMALL, pace)
-    large, sync_ms = rig.once(kind, workload, "bench-in", rig.count, pace)
+    small = rig.once(kind, workload, "bench-small", SMALL, pace).usage
+    run = rig.once(kind, workload, "bench-in", rig.count, pace)
+    large = run.usage
     more, wall_s = rig.count - SMALL, large.wall_s - small.wall_s
+    tree, broker = per_million_between_commits(run)
     return Figure(
         cpu_per_million=(large.cpu_s - small.cpu_s) / more * 1e6,
         records_per_s=more / wall_s if wall_s > WALL_MIN_S else math.nan,
         pss_mb=large.pss_max / 1e6,
         start_s=small.started_s,
-        sync_ms=sync_ms,
+        sync_ms=run.sync_ms,
+        tree_per_million=tree,
+        broker_per_million=broker,
     )
 
 
-def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bool]:
-    """Return the table of all rounds, and whether the loops have their known proportions."""
+def per_million_between_commits(run: Run) -> tuple[float, float]:
+    """Return the CPU of the tree and of the broker between the first and the last commit of a run.
+
+    Both are seconds per million records of the input. They are NaN if the commits are too close.
+    """
+    if run.span is None or run.span.records <= 0 or _seconds(run.span) < SPAN_MIN_S:
+        return math.nan, math.nan
+    tree_s, broker_s = run.usage.between(run.span.first_s, run.span.last_s)
+    return tree_s / run.span.records * 1e6, broker_s / run.span.records * 1e6
+
+
+def _seconds(found: Span) -> float:
+    return found.last_s - found.first_s
+
+
+def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[tuple[Table, Table], bool]:
+    """Return the tables of all rounds, and whether the loops have their known proportions."""
     figures: dict[tuple[str, str], list[Figure]] = {}
     for number in range(rounds):
         for name in names:
@@ -196,9 +248,20 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
                 figures.setdefault((name, kind), []).append(found)
                 print(
                     f"Round {number + 1}, {name}, {kind}: {found.cpu_per_million:.2f} CPU s per "
-                    f"million, {found.records_per_s:,.0f} records/s",
+                    f"million ({told(found.tree_per_million)} between commits, the broker "
+                    f"{told(found.broker_per_million)}), {found.records_per_s:,.0f} records/s",
                     flush=True,
                 )
+    table, holds = _slope_table(figures, names, rounds)
+    return (table, _bill_table(figures, rounds, whole=table.whole)), holds
+
+
+Figures = dict[tuple[str, str], list[Figure]]
+"""The figures of all rounds, by workload and kind."""
+
+
+def _slope_table(figures: Figures, names: Sequence[str], rounds: int) -> tuple[Table, bool]:
+    """Return the table of the slopes, and whether the loops have their known proportions."""
     rows = []
     loops: dict[str, float] = {}
     least_of_loops: dict[str, float] = {}
@@ -243,6 +306,57 @@ def measure_cost(rig: Rig, names: Sequence[str], rounds: int) -> tuple[Table, bo
     return Table("Cost per record", titles, rows, note.strip(), whole), holds
 
 
+def _bill_table(figures: Figures, rounds: int, *, whole: bool) -> Table:
+    """Return the table of the CPU between commits: of the whole tree, and of the broker."""
+    rows = []
+    for (name, kind), runs in figures.items():
+        workload, loops = WORKLOADS[name], figures[name, "loop"]
+        tree, broker, slope = _medians(runs)
+        of_loop = _medians(loops)
+        compared = kind != "loop"
+        rows.append(
+            [
+                *(name, kind, told(tree)),
+                times(tree, of_loop[0]) if compared else "",
+                _tree_goal(workload, of_loop[0]) if compared else "",
+                told(tree - slope),
+                told(broker),
+                times(broker, of_loop[1]) if compared else "",
+                _goal(workload.broker_goal) if compared else "",
+            ]
+        )
+    titles = ("workload", "", "tree, CPU s/M", "x loop", "goal", "more than the slope")
+    broker_titles = ("broker, CPU s/M", "broker x loop", "broker goal")
+    note = (
+        "The CPU is that between the first and the last commit of a run, per million records that "
+        "it committed between them. Commits and checkpoints come every second. The tree has all "
+        "processes of the run. Its goal is the multiple that is the goal of the slope, and "
+        f"{PER_SECOND} s/M more. `More than the slope` is the difference from the table `Cost per "
+        f"record`: what a job pays per second. Figures are medians of {rounds} rounds. A run with "
+        'too short a time between its commits has "?".'
+    )
+    return Table(BILL, (*titles, *broker_titles), rows, note, whole)
+
+
+def _medians(runs: Sequence[Figure]) -> tuple[float, float, float]:
+    """Return the medians of the tree, of the broker, and of the slope."""
+    return (
+        statistics.median(run.tree_per_million for run in runs),
+        statistics.median(run.broker_per_million for run in runs),
+        statistics.median(run.cpu_per_million for run in runs),
+    )
+
+
+def _tree_goal(workload: Workload, of_loop: float) -> str:
+    if workload.goal is None or workload.tree_goal is None:
+        return ""
+    return told(workload.goal * of_loop + workload.tree_goal)
+
+
+def _goal(goal: float | None) -> str:
+    return "" if goal is None else f"{goal:.1f}"
+
+
 def measure_intervals(rig: Rig, rounds: int) -> Table:
     """Compare throughput at checkpoints of 100 ms and of 10 s, with and without state.
 
@@ -285,8 +399,10 @@ def measure_intervals(rig: Rig, rounds: int) -> Table:
 
 
 def _synchronous_part(runs: Sequence[Figure]) -> str:
-    told = [each for run in runs for each in run.sync_ms]
-    return f"{statistics.median(told):.0f}, {max(told)} of {len(told)}" if told else ""
+    each_ms = [each for run in runs for each in run.sync_ms]
+    if not each_ms:
+        return ""
+    return f"{statistics.median(each_ms):.0f}, {max(each_ms)} of {len(each_ms)}"
 
 
 def read_committed(bootstrap: str, topic: str) -> list[Any]:

@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from integration.bench.data import THRESHOLD, Click
-from integration.bench.loop import Fee, UserTotal
+from integration.bench.data import THRESHOLD, Click, ClickWithFee
+from integration.bench.loop import UserTotal
 
 ROWS_PER_BATCH: Final = 50_000
 """Rows of an Arrow batch between the JVM and Python. It was the cheapest of several sizes."""
@@ -140,7 +140,7 @@ class _TransformTask:
     job: Job
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        decode, encode = msgspec.json.Decoder(Click).decode, msgspec.json.Encoder().encode
+        decode, encode = msgspec.json.Decoder(ClickWithFee).decode, msgspec.json.Encoder().encode
 
         def columns() -> Iterator[tuple[list[bytes], list[bytes]]]:
             for messages in self.job.messages(_task_of(batches)):
@@ -148,9 +148,8 @@ class _TransformTask:
                 for m in messages:
                     c = decode(m.value())
                     if c.amount > THRESHOLD:
-                        fee = round(c.amount * 0.02, 2)
-                        row = (c.seq, c.user, c.amount, c.ts, c.sku, c.qty, c.country, c.note, fee)
-                        values.append(encode(Fee(*row)))
+                        c.fee = round(c.amount * 0.02, 2)
+                        values.append(encode(c))
                         keys.append(m.key())
                 yield values, keys
 

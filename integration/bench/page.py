@@ -21,8 +21,8 @@ HEAD: Final = """# Benchmarks
 
 `make bench` and `make bench-spark` write this page. Do not edit it.
 [This page](../../integration/bench/README.md) explains how each figure is measured.
-CPU seconds are those of the whole process tree without the broker, per million records, and without
-the start-up.
+CPU seconds are those of the whole process tree per million records, without the start-up. Those of
+the broker are in columns of their own.
 The text below each table says how the outputs were checked.
 The input has records of 143 bytes, 100,000 keys and 4 partitions, on an embedded broker of the same
 machine.

@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 import pytest
 
-from integration.bench import loop, pipelines
+from integration.bench import loop, pipelines, workloads
 from integration.bench.data import Click, records
 from integration.bench.workloads import WORKLOADS, Workload, check_output
 from tidegate.testing import PipelineTest, Setup
@@ -19,6 +19,8 @@ from tidegate.testing import PipelineTest, Setup
 COUNT = 150_000
 """Enough for users to come again, and for windows to end."""
 FEW = 2_000
+SOME = 60_000
+"""Enough for users with records in three of the short windows."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,57 @@ def test_order_of_two_keys_is_checked_only_if_the_workload_promises_it(
         check_output(WORKLOADS[name], messages, FEW)
 
 
+def shorten_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (loop, workloads):
+        monkeypatch.setattr(module, "WINDOW_MS", 1_500)
+        monkeypatch.setattr(module, "GAP_MS", 1_500)
+
+
+def output_of_loop(
+    workload: Workload, count: int, monkeypatch: pytest.MonkeyPatch
+) -> list[Message]:
+    """Return the records that the loop hands to its producer, with the partitions of their keys."""
+    monkeypatch.setattr(loop, "_value", Message.value)
+    found: list[Message] = []
+
+    def produce(topic: str, value: bytes | None, key: bytes | None) -> None:
+        assert topic == "sink"
+        assert value is not None and key is not None  # noqa: PT018
+        found.append(Message(key, value, crc32(key) % 4))
+
+    step = loop.WORKLOADS[workload.loop](produce, "sink")
+    sent = [Message(key, value, crc32(key) % 4) for key, value in records(count)]
+    for start in range(0, count, 1_000):
+        step(sent[start : start + 1_000])
+    if hasattr(step, "finish"):
+        cast("Any", step).finish()
+    return found
+
+
+@pytest.mark.parametrize("name", ["passthrough", "transform", "total"])
+def test_loop_gives_the_output_that_is_expected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = WORKLOADS[name]
+    check_output(workload, output_of_loop(workload, FEW, monkeypatch), FEW)
+
+
+def test_loop_of_windows_emits_a_window_at_the_next_record_of_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shorten_windows(monkeypatch)
+    found = output_of_loop(WORKLOADS["windows"], SOME, monkeypatch)
+    assert len(found) > 5_000
+    check_output(WORKLOADS["windows"], found, SOME)
+
+
 @pytest.mark.parametrize("name", ["tumbling", "sessions"])
-def test_loop_and_pipeline_of_windows_give_the_output_that_is_expected(name: str) -> None:
-    workload, step = WORKLOADS[name], loop.WORKLOADS[name]()
+def test_loop_and_pipeline_of_windows_give_the_output_that_is_expected(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = WORKLOADS[name]
+    with monkeypatch.context() as shorter:
+        shorten_windows(shorter)
+        check_output(workload, output_of_loop(workload, SOME, monkeypatch), SOME)
     sent = [Message(key, value, crc32(key) % 4) for key, value in records(FEW)]
-    columns = [step(sent[:1_000]), step(sent[1_000:]), cast("Any", step).finish()]
-    found = [(k, v) for values, keys in columns for k, v in zip(keys, values, strict=True)]
-    check_output(workload, [Message(k, v, 0) for k, v in found if k and v], FEW)
     pipeline = getattr(pipelines, workload.pipeline)
     sink = getattr(pipeline, workload.sink)
     with PipelineTest(pipeline, Setup(parallelism=2)) as test:

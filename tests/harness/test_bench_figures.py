@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from integration.bench import cpu_breakdown
+from integration.bench.commits import Span
 from integration.bench.cost import (
     ALWAYS_SHORT,
     LONG,
@@ -18,6 +19,7 @@ from integration.bench.cost import (
     SMALL,
     Pace,
     Rig,
+    Run,
     figure,
     measure_cost,
     measure_intervals,
@@ -26,7 +28,7 @@ from integration.bench.cost import (
 )
 from integration.bench.cpu_breakdown import Clocks
 from integration.bench.exchange_micro import exchange_table
-from integration.bench.process_tree import Usage
+from integration.bench.process_tree import Sample, Usage
 from integration.bench.workloads import (
     LOOP_SHAPE,
     SHAPE_TOLERANCE,
@@ -47,21 +49,29 @@ class FakeRig:
     """CPU seconds for a million records in each round, by kind and workload."""
     wall_s: float = 4.0
     count: int = COUNT
+    span_s: float = 10.0
+    """Seconds between the first and the last commit."""
     start_durations: list[Pace] = field(default_factory=list)
 
-    def once(
-        self, kind: str, workload: Workload, source: str, count: int, pace: Pace
-    ) -> tuple[Usage, list[int]]:
+    def once(self, kind: str, workload: Workload, source: str, count: int, pace: Pace) -> Run:
         if source == "bench-small":
             assert count == SMALL
-            return Usage(cpu_s=0.5, wall_s=2.0, started_s=1.5, pss_max=900_000_000), [99]
+            return Run(Usage(cpu_s=0.5, wall_s=2.0, started_s=1.5, pss_max=900_000_000), [99])
         assert (source, count) == ("bench-in", COUNT)
         self.start_durations.append(pace)
         cpu_s = self.cpu_s[f"{kind} {workload.name}"].pop(0)
         wall_s = 2.0 + self.wall_s * {SHORT: 1.25, ALWAYS_SHORT: 2}.get(pace, 1)
         used = Usage(cpu_s=0.5 + cpu_s, wall_s=wall_s, started_s=9.0, pss_max=300_000_000)
+        # Between its first and its last commit, a run reads half of the records. It pays 0.1 s more
+        # for a million than the slope, and the broker pays half of that.
+        between_s = (cpu_s + 0.1) / 2
+        used.samples = [
+            Sample(100.0, 1.0, 7.0),
+            Sample(110.0, 1.0 + between_s, 7.0 + between_s / 2),
+        ]
         each_ms = pace.interval_ms
-        return used, [each_ms // 100, each_ms // 50] if kind == "tidegate" else []
+        sync_ms = [each_ms // 100, each_ms // 50] if kind == "tidegate" else []
+        return Run(used, sync_ms, Span(100.0, 100.0 + self.span_s, int(500_000 * self.span_s / 10)))
 
 
 @dataclass
@@ -85,7 +95,7 @@ class UnstartedRig(Rig):
     """Has no broker: its topics are names, and what it would read back is noted."""
 
     def __init__(self, scratch: Path) -> None:
-        self.bootstrap, self.scratch = "nowhere:1", scratch
+        self.bootstrap, self.scratch, self.brokers = "nowhere:1", scratch, [4711]
         self.checked: list[tuple[str, str, int]] = []
 
     def fresh(self, what: str) -> tuple[str, Path]:
@@ -93,6 +103,9 @@ class UnstartedRig(Rig):
 
     def check(self, workload: Workload, sink: str, count: int) -> None:
         self.checked.append((workload.name, sink, count))
+
+    def span(self, source: str, began_s: float) -> Span | None:
+        return None
 
 
 def rig(cpu_s: dict[str, list[float]], wall_s: float = 4.0) -> Rig:
@@ -105,7 +118,7 @@ def rows_of(table: Any) -> dict[tuple[str, str], dict[str, str]]:
     }
 
 
-def loops(*, total: float = 3.3) -> dict[str, list[float]]:
+def loops(*, total: float = LOOP_SHAPE["total"]) -> dict[str, list[float]]:
     """CPU seconds by kind and workload, as on the machine for which the goals were set, except for
     `total`.
     """
@@ -127,14 +140,18 @@ def test_cost_figure_is_the_full_run_minus_the_small_run() -> None:
 def test_output_of_each_run_is_checked_unless_the_run_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
 ) -> None:
-    def measure(command: list[str], folder: Path, environment: dict[str, str]) -> Usage:
+    def measure(
+        command: list[str], folder: Path, environment: dict[str, str], brokers: list[int]
+    ) -> Usage:
+        assert brokers == [4711]
         (folder / "output.log").write_text("what it said\n")
         return Usage(status=status)
 
     monkeypatch.setattr("integration.bench.cost.measure", measure)
     unstarted = UnstartedRig(tmp_path)
     if status == 0:
-        assert unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, Pace(100))[1] == []
+        run = unstarted.once(kind, WORKLOADS["total"], "bench-in", COUNT, Pace(100))
+        assert run.sync_ms == []
         assert unstarted.checked == [("total", "out", COUNT)]
     else:
         with pytest.raises(RuntimeError, match="total ended with status 1:\nwhat it said"):
@@ -149,7 +166,7 @@ def test_rate_is_nan_if_the_wall_times_of_two_runs_differ_too_little() -> None:
 
 def test_cost_table_shows_the_median_and_the_cheapest_of_the_rounds() -> None:
     cpu = {"loop total": [4.0, 5.0, 9.0], "tidegate total": [9.0, 6.0, 8.0]}
-    table, holds = measure_cost(rig(cpu), ["total"], 3)
+    (table, _), holds = measure_cost(rig(cpu), ["total"], 3)
     assert holds  # one workload has no proportions
     assert not table.whole
     row = rows_of(table)["total", "tidegate"]
@@ -159,28 +176,52 @@ def test_cost_table_shows_the_median_and_the_cheapest_of_the_rounds() -> None:
     assert rows_of(table)["total", "loop"]["x loop"] == ""
 
 
+def test_bill_has_the_cpu_of_tree_and_broker_between_the_commits() -> None:
+    cpu = {"loop total": [4.0, 5.0, 9.0], "tidegate total": [9.0, 6.0, 8.0]}
+    (_, table), _ = measure_cost(rig(cpu), ["total"], 3)
+    assert not table.whole
+    loop, job = rows_of(table)["total", "loop"], rows_of(table)["total", "tidegate"]
+    assert (loop["tree, CPU s/M"], loop["more than the slope"]) == ("5.10", "0.10")
+    assert (loop["x loop"], loop["goal"], loop["broker goal"]) == ("", "", "")
+    assert (job["tree, CPU s/M"], job["x loop"]) == ("8.10", "1.59")
+    assert (job["more than the slope"], job["goal"]) == ("0.10", "6.83")  # 1.3 x 5.10 + 0.2
+    assert (loop["broker, CPU s/M"], job["broker, CPU s/M"]) == ("2.55", "4.05")
+    assert (job["broker x loop"], job["broker goal"]) == ("1.59", "1.1")
+
+
+def test_bill_of_a_run_with_too_few_commits_is_unknown() -> None:
+    fake = FakeRig({"loop windows": [4.0], "tidegate windows": [5.0]}, span_s=0.4)
+    (_, table), _ = measure_cost(cast("Rig", fake), ["windows"], 1)
+    for row in rows_of(table).values():
+        assert (row["tree, CPU s/M"], row["broker, CPU s/M"]) == ("?", "?")
+        assert row["x loop"] in {"", "?"}
+        assert (row["goal"], row["broker goal"]) == ("", "")
+
+
 def test_run_is_valid_if_its_loop_costs_have_the_known_proportions() -> None:
-    table, holds = measure_cost(rig(loops()), list(LOOP_SHAPE), 1)
+    (table, _), holds = measure_cost(rig(loops()), list(LOOP_SHAPE), 1)
     assert holds
     assert "VOID" not in table.note
     assert "The loops take 1.0 x" in table.note
 
 
 def test_run_is_void_if_its_loop_costs_do_not_have_the_known_proportions() -> None:
-    table, holds = measure_cost(rig(loops(total=6.6)), list(LOOP_SHAPE), 1)
+    (table, _), holds = measure_cost(rig(loops(total=2 * LOOP_SHAPE["total"])), list(LOOP_SHAPE), 1)
     assert not holds
     assert "VOID" in table.note
 
 
 def test_slowness_is_the_mean_ratio_of_loop_costs_to_the_reference_machine() -> None:
-    assert slowness({"passthrough": 3.0, "transform": 3.6, "total": 6.6}) == pytest.approx(2.0)
-    assert slowness({"passthrough": 1.5, "transform": 1.8, "total": 9.9}) == pytest.approx(5 / 3)
+    twice = {name: 2 * usual for name, usual in LOOP_SHAPE.items()}
+    assert slowness(twice) == pytest.approx(2.0)
+    total = LOOP_SHAPE["total"]
+    assert slowness({**LOOP_SHAPE, "total": 3 * total}) == pytest.approx(5 / 3)
 
 
 def test_loop_cost_deviations_are_relative_to_the_mean_slowness() -> None:
     even = deviations({name: 2 * usual for name, usual in LOOP_SHAPE.items()})
     assert even == pytest.approx(dict.fromkeys(LOOP_SHAPE, 0.0))
-    off = deviations({"passthrough": 1.5, "transform": 1.8, "total": 6.6})
+    off = deviations({**LOOP_SHAPE, "total": 2 * LOOP_SHAPE["total"]})
     assert off == pytest.approx({"passthrough": -0.25, "transform": -0.25, "total": 0.5})
     assert max(map(abs, off.values())) > SHAPE_TOLERANCE
 
@@ -289,3 +330,4 @@ def test_outputs_of_all_sink_settings_are_checked(
 def test_cost_ratio_is_unknown_if_the_loop_time_is_not_positive() -> None:
     """A few thousand records take less than a tick."""
     assert (times(3.0, 1.5), times(1.0, 0.0), times(1.0, -0.1)) == ("2.00", "?", "?")
+    assert times(math.nan, 1.5) == times(1.5, math.nan) == "?"
