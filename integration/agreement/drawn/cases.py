@@ -17,7 +17,7 @@ from integration.agreement.drawn.parts import Event
 from integration.agreement.drawn.records import Partitions, records_of
 from integration.agreement.drawn.texts import HEADER_NAME, load, sinks_of, text_of
 from integration.agreement.inputs import PARTITIONS, Dataset, Record, route_of_each_partition
-from integration.agreement.outcome import Outcome
+from integration.agreement.outcome import Differences, Outcome, compare_state
 
 
 def case_of(draw: Draw, folder: Path, *, size: int) -> Case:
@@ -42,6 +42,26 @@ def _records(
                 headers = ((HEADER_NAME, str(event.at_ms).encode()),) if has_header else ()
                 value = msgspec.json.encode(event)
                 yield Record(route, event.name.encode(), value, headers, event.at_ms or 0)
+
+
+def assert_right(draw: Draw, inputs: Messages, outcomes: Sequence[Outcome]) -> None:
+    """Judge the drained outputs of all runs. Compare the states before with that of the first run,
+    where they cannot depend on the interleaving. A failure prints the pipeline.
+    """
+    found = []
+    for outcome in outcomes:
+        assert any(outcome.drained.values()), "the pipeline wrote nothing"
+        found += found_wrong(draw, outcome, inputs)
+        found += _other_states(draw, outcome, outcomes[0])
+    assert not found, "\n".join([*found[:20], str(draw), text_of(draw)])
+
+
+def _other_states(draw: Draw, outcome: Outcome, reference: Outcome) -> list[str]:
+    differ = Differences()
+    for step in draw.steps:
+        if draw.has_exact_state(step):
+            compare_state(differ, step.uid, outcome.state[step.uid], reference.state[step.uid])
+    return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
 
 
 def found_wrong(draw: Draw, outcome: Outcome, inputs: Messages) -> list[str]:
