@@ -283,8 +283,8 @@ class Prepared:
         return self._reached(job) == ends
 
     def _reached(self, job: Job) -> Ends:
-        """Return the offsets of the newest checkpoint. They are empty if there is none, or if its
-        file was just deleted.
+        """Return the offsets of the newest checkpoint. Return none before the first checkpoint, and
+        if the file was just deleted.
         """
         with suppress(FileNotFoundError):
             return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from confluent_kafka import Message
@@ -17,7 +17,11 @@ from integration.agreement.drawn.parts import Event
 from integration.agreement.drawn.records import Partitions, records_of
 from integration.agreement.drawn.texts import HEADER_NAME, load, sinks_of, text_of
 from integration.agreement.inputs import PARTITIONS, Dataset, Record, route_of_each_partition
-from integration.agreement.outcome import Differences, Outcome, compare_state
+from integration.agreement.outcome import Differences, Outcome, State, compare_state
+from tidegate.dataplane.state.layout import name_part
+
+_TIMERS: Final = tuple(map(name_part, ("turn", "deadline")))
+"""The timers with names of `parts.Sorting`."""
 
 
 def case_of(draw: Draw, folder: Path, *, size: int) -> Case:
@@ -60,8 +64,25 @@ def _other_states(draw: Draw, outcome: Outcome, reference: Outcome) -> list[str]
     differ = Differences()
     for step in draw.steps:
         if draw.has_exact_state(step):
-            compare_state(differ, step.uid, outcome.state[step.uid], reference.state[step.uid])
+            state, expected = outcome.state[step.uid], reference.state[step.uid]
+            ordered = map(with_timers_in_order, (state, expected))
+            compare_state(differ, step.uid, *ordered)
     return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
+
+
+def with_timers_in_order(state: State) -> State:
+    """Return a state with the timers of each key in the order of their names.
+
+    The timers of a key are one value: a byte, and the list of the key and its pairs of a name and a
+    time. The pairs are in the order in which the function has set the timers.
+    """
+    found: State = {}
+    for store_key, data in state.items():
+        found[store_key] = data
+        if store_key[2:].startswith(_TIMERS):
+            key, timers = msgspec.msgpack.decode(data[1:])
+            found[store_key] = data[:1] + msgspec.msgpack.encode([key, sorted(timers)])
+    return found
 
 
 def found_wrong(draw: Draw, outcome: Outcome, inputs: Messages) -> list[str]:
