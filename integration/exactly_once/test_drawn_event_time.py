@@ -91,6 +91,7 @@ def test_drawn_pipeline_has_the_results_of_a_batch_in_every_run(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("combination", SOAK, ids=str)
 def test_many_drawn_pipelines_have_the_results_of_a_batch_in_every_run(
     bootstrap: str, tmp_path: Path, combination: Combination

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,8 @@ import msgspec
 import pytest
 
 from integration.agreement.drawn.cases import assert_right, case_of
-from integration.agreement.drawn.draws import draw
-from integration.agreement.drawn.hand_overs import hand_over_of
+from integration.agreement.drawn.draws import Draw, draw
+from integration.agreement.drawn.hand_overs import HandOver, hand_over_of
 from integration.agreement.runs import KilledDriver, Prepared
 from integration.faults.kill_points.kill_points import Plan, Trap
 from integration.spark.drivers import DriverOptions, running_driver
@@ -36,6 +37,8 @@ RECORDS: Final = 600
 """Approximate number of records of each source."""
 QUICK: Final = ((36, False), (7, True))
 """Seeds, and whether the input is beyond the bound."""
+QUICK_WAVES: Final = 2
+"""Number of waves of each backfill in the tests of every day: each wave takes about a second."""
 SOAK: Final = tuple((seed, bool(seed % 2)) for seed in range(200, 212))
 IN_A_TASK: Final = Trap("slot.uploaded")
 WITH_ALL_REPORTS: Final = Trap("driver.collected", nth=2)
@@ -71,16 +74,20 @@ def test_drawn_backfill_on_spark_hands_its_open_windows_over_to_a_live_run(
         plan.add(IN_A_TASK)
 
     before = len(plan.snapped())
-    assert_agreement(broker, session, tmp_path, seed, kill_worker, beyond=beyond)
+    drawn = draw(seed, beyond=beyond)
+    hand_over = replace(hand_over_of(seed), waves=QUICK_WAVES)
+    assert_agreement(broker, session, tmp_path, drawn, hand_over, kill_worker)
     assert len(plan.snapped()) == before + 1
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(("seed", "beyond"), SOAK)
 def test_many_drawn_backfills_on_spark_agree_although_their_drivers_are_killed(
     broker: EmbeddedKafka, session: BackfillSession, tmp_path: Path, seed: int, beyond: bool
 ) -> None:
-    assert_agreement(broker, session, tmp_path, seed, kill_driver, beyond=beyond)
+    drawn = draw(seed, beyond=beyond)
+    assert_agreement(broker, session, tmp_path, drawn, hand_over_of(seed), kill_driver)
 
 
 def kill_driver(arguments: DriverArguments, kill: Trap) -> None:
@@ -99,20 +106,15 @@ def assert_agreement(
     broker: EmbeddedKafka,
     session: BackfillSession,
     folder: Path,
-    seed: int,
+    drawn: Draw,
+    hand_over: HandOver,
     kill: KilledDriver,
-    *,
-    beyond: bool,
 ) -> None:
     """Run a drawn pipeline as a hand-over whose waves run on Spark, and judge it."""
-    drawn = draw(seed, beyond=beyond)
     case = case_of(drawn, folder, size=RECORDS)
     prepared = Prepared.make(case, "plain", broker.bootstrap, folder)
-    outcomes = [
-        prepared.handed_over(
-            hand_over_of(seed), "rocksdb", executor=SparkExecutor(session, WAVE_TASK), kill=kill
-        )
-    ]
+    executor = SparkExecutor(session, WAVE_TASK)
+    outcomes = [prepared.handed_over(hand_over, "rocksdb", executor=executor, kill=kill)]
     if any(map(drawn.has_exact_state, drawn.steps)):
         outcomes.append(prepared.bounded("rocksdb"))
     assert_right(drawn, prepared.inputs, outcomes)
