@@ -63,8 +63,8 @@ DRAINING: Final = 3
 NO_DRAIN: Final = "--no-drain"
 """A bounded run leaves open what a live run and a backfill leave open."""
 SLOW_PACE_MIN: Final = 20
-"""The least number of records that a source subtask reads per second in a live run between two
-backfills. It has a part of the input, and leaves some of that.
+"""The least number of records that a source subtask reads per second in a live run that stops in
+the middle. A slow machine sees the middle late.
 """
 
 Ends = dict[tuple[str, str, int], int]
@@ -147,7 +147,7 @@ class Prepared:
         job = self._job()
         ends = self.ends()
         before, after = parallelisms
-        pace = max(PACE_MIN, sum(ends.values()) // (before * READING_S))
+        pace = max(SLOW_PACE_MIN, sum(ends.values()) // (before * 2 * READING_S))
         config = {"state.backend": backend}
         with job.started(pace=pace, config=config, parallelism=before) as run:
             run.until(lambda: self._has_begun(job), "in the middle", LIVE_S_MAX)
