@@ -94,16 +94,21 @@ def take_outcome(
     return Outcome(
         how=how,
         messages=read_sinks(bootstrap, topics),
-        state={
-            node.id: state_of(manifest, storage, Uid(node.id))
-            for node in graph
-            if operator_kind(node.kind).keyed
-        },
+        state=read_states(manifest, storage, graph),
         positions={
             (split.source, split.topic, split.partition): split.offset for split in manifest.splits
         },
         lossy=lossy,
     )
+
+
+def read_states(manifest: Manifest, storage: Path, graph: StreamGraph) -> dict[str, State]:
+    """Return the state of each keyed step, by its uid."""
+    return {
+        node.id: state_of(manifest, storage, Uid(node.id))
+        for node in graph
+        if operator_kind(node.kind).keyed
+    }
 
 
 def read_sinks(bootstrap: str, topics: Mapping[str, str]) -> dict[str, list[Message]]:

@@ -1,4 +1,5 @@
-"""The ways to run a case: live with kills, bounded, at two parallelisms, and as a backfill.
+"""The ways to run a case: live with kills, bounded, at two parallelisms, and as a backfill. A drawn
+pipeline also runs as a backfill that a live run and a second backfill continue.
 
 Each run is a job of its own with its own sink topics. All runs read the same source topics. The
 live and the bounded run use the command that users have, with real processes.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import shutil
 import signal
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,18 @@ from typing import Final
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from integration.agreement.cases import Case
+from integration.agreement.drawn.hand_overs import HandOver
 from integration.agreement.inputs import PARTITIONS, Log, write_topic
-from integration.agreement.outcome import Outcome, manifests, read_sinks, take_outcome
+from integration.agreement.outcome import (
+    Outcome,
+    manifests,
+    read_sinks,
+    read_states,
+    take_outcome,
+)
 from integration.faults.kill_points.kill_points import Trap
-from integration.faults.kill_points.killed_runs import Job
+from integration.faults.kill_points.killed_runs import Job, Run
+from integration.support.backfill_process import DriverArguments, killed_driver
 from integration.support.backfills import BackfillJob
 from integration.support.brokers import TIMEOUT_S, create_topic, read_all, unique
 from integration.support.running import ROOT
@@ -31,6 +40,8 @@ from tidegate import build
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.executor import Executor
 from tidegate.graph.stream_graph import StreamGraph
+from tidegate.ids import Uid
+from tidegate.protocol.messages import PartitionEnd
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
@@ -51,6 +62,15 @@ DRAINING: Final = 3
 """Parallelism of the run that drains a drawn pipeline. It differs from that of most runs."""
 NO_DRAIN: Final = "--no-drain"
 """A bounded run leaves open what a live run and a backfill leave open."""
+SLOW_PACE_MIN: Final = 20
+"""The least number of records that a source subtask reads per second in a live run that stops in
+the middle. A slow machine sees the middle late.
+"""
+
+Ends = dict[tuple[str, str, int], int]
+"""Offsets by source, topic and partition."""
+KilledDriver = Callable[[DriverArguments, Trap], None]
+"""Starts a driver of a backfill, which is killed at a trap."""
 
 
 @dataclass(slots=True)
@@ -117,11 +137,7 @@ class Prepared:
         with job.started(
             traps=kills, pace=pace, config={"state.backend": backend}, parallelism=parallelism
         ) as run:
-            run.until(lambda: run.plan.pid(len(kills) - 1), "killed", LIVE_S_MAX)
-            run.until(lambda: self._has_read(job, ends), "at the ends", LIVE_S_MAX)
-            run.process.send_signal(signal.SIGINT)
-            code = run.wait()
-            assert code == 0, run.story()
+            self._stop_after_kills(run, lambda: self._has_read(job, ends))
         return self._outcome(f"a live run ({backend})", job, backend, lossy=True)
 
     def rescaled(self, backend: str, parallelisms: tuple[int, int]) -> Outcome:
@@ -131,7 +147,7 @@ class Prepared:
         job = self._job()
         ends = self.ends()
         before, after = parallelisms
-        pace = max(PACE_MIN, sum(ends.values()) // (before * READING_S))
+        pace = max(SLOW_PACE_MIN, sum(ends.values()) // (before * 2 * READING_S))
         config = {"state.backend": backend}
         with job.started(pace=pace, config=config, parallelism=before) as run:
             run.until(lambda: self._has_begun(job), "in the middle", LIVE_S_MAX)
@@ -153,24 +169,96 @@ class Prepared:
     ) -> tuple[Outcome, list[WaveCompleted]]:
         """Run a backfill from the beginning, and return its outcome and its waves."""
         name, folder, sinks = self._place()
-        module = name.replace("-", "_")
-        for file in (module, "job"):  # a folder is imported once, and a command runs `job`
-            self._write_module(folder / f"{file}.py", name)
-        settings = {
-            "kafka.bootstrap_servers": self.bootstrap,
-            "state.backend": backend,
-            **self._topic_settings(sinks),
-        }
-        job = BackfillJob(f"{module}:Job", folder, settings)
+        job = self._backfill_job(name, folder, sinks, backend)
         waves = job.backfill(parallelism=parallelism, wave_offsets=wave_offsets, executor=executor)
         how = f"a backfill ({backend}, {parallelism} subtasks, {wave_offsets} offsets a wave)"
-        outcome = take_outcome(how, self.graph(name), folder / "checkpoints", self.bootstrap, sinks)
-        places = {"checkpoint.dir": "checkpoints", "state.local_dir": "state", "logs.dir": "logs"}
-        config = {key: str(folder / path) for key, path in places.items()}
-        drained = self._drained(self._case_job(name, folder, sinks), backend, config)
-        return replace(outcome, drained=drained), waves
+        return self._outcome(how, self._case_job(name, folder, sinks), backend), waves
 
-    def ends(self) -> dict[tuple[str, str, int], int]:
+    def handed_over(
+        self,
+        hand_over: HandOver,
+        backend: str,
+        *,
+        executor: Executor | None = None,
+        kill: KilledDriver = killed_driver,
+    ) -> Outcome:
+        """Run a backfill to the middle, whose first driver is killed. Continue it with a live run
+        with kills, and that with a second backfill to the ends. Return the outcome.
+        """
+        name, folder, sinks = self._place()
+        backfill = self._backfill_job(name, folder, sinks, backend)
+        job = self._case_job(name, folder, sinks)
+        first, second, live, last = hand_over.parallelisms
+        ends = self.ends()
+        middle = {place: int(end * hand_over.shares[place[2]]) for place, end in ends.items()}
+        arguments = DriverArguments(
+            reference=backfill.reference,
+            folder=str(folder),
+            settings=backfill.settings,
+            parallelism=first,
+            wave_offsets=sum(middle.values()) // hand_over.waves + 1,
+            ends=tuple(
+                PartitionEnd(source=Uid(source), topic=topic, partition=partition, offset=offset)
+                for (source, topic, partition), offset in middle.items()
+            ),
+        )
+        kill(arguments, hand_over.kill)
+        waves = backfill.backfill(
+            parallelism=second,
+            wave_offsets=arguments.wave_offsets,
+            ends=arguments.ends,
+            executor=executor,
+        )
+        assert waves, "the driver was killed too late"
+        assert self._reached(job) == middle
+        self._assert_open(job)
+        self._continue_live(job, backend, live, middle)
+        left = sum(ends.values()) - sum(self._reached(job).values())
+        backfill.backfill(
+            parallelism=last, wave_offsets=left // hand_over.waves + 1, executor=executor
+        )
+        assert self._reached(job) == ends
+        return self._outcome(f"a backfill, handed over: {hand_over} ({backend})", job, backend)
+
+    def _assert_open(self, job: CaseJob) -> None:
+        """Assert that a step has state at the hand-over, so that a window or a timer is open."""
+        storage = self._storage(job)
+        state = read_states(manifests(storage / job.name)[-1], storage, self.graph(job.name))
+        assert any(state.values()), "nothing is open at the hand-over"
+
+    def _continue_live(self, job: CaseJob, backend: str, parallelism: int, middle: Ends) -> None:
+        """Continue a backfill with a live run with kills. Stop it behind the middle of each
+        source.
+        """
+        left = sum(self.ends().values()) - sum(middle.values())
+        pace = max(SLOW_PACE_MIN, left // (parallelism * READING_S))
+        with job.started(
+            traps=KILLS_WITHOUT_OUTPUT,
+            pace=pace,
+            config={"state.backend": backend},
+            parallelism=parallelism,
+        ) as run:
+            self._stop_after_kills(run, lambda: self._is_behind(job, middle))
+
+    def _stop_after_kills(self, run: Run, has_read: Callable[[], bool]) -> None:
+        """Stop a run that has read enough, and has continued after its last kill. A run that is
+        stopped while it recovers takes no checkpoint.
+        """
+        last = len(run.plan.traps) - 1
+        run.until(lambda: run.plan.pid(last), "killed", LIVE_S_MAX)
+        run.until_published(1)
+        run.until(has_read, "read enough", LIVE_S_MAX)
+        run.process.send_signal(signal.SIGINT)
+        code = run.wait()
+        assert code == 0, run.story()
+
+    def _is_behind(self, job: CaseJob, middle: Ends) -> bool:
+        """Return whether a checkpoint of a live run is behind the middle in every source."""
+        reached = self._reached(job)
+        moved = {place[0] for place, offset in reached.items() if offset > middle[place]}
+        return moved == set(self.topics)
+
+    def ends(self) -> Ends:
         """Return the end offset of each partition of each source."""
         settings = {"bootstrap.servers": self.bootstrap, "group.id": "unused"}
         consumer = Consumer(settings)
@@ -187,27 +275,45 @@ class Prepared:
 
     def _has_begun(self, job: Job) -> bool:
         """Return whether a checkpoint has positions behind the beginning in every source."""
-        found = manifests(job.folder / ".tidegate" / "checkpoints" / job.name)
-        read = {
-            split.source for manifest in found[-1:] for split in manifest.splits if split.offset
-        }
-        return read == set(self.topics)
+        return {place[0] for place, offset in self._reached(job).items() if offset} == set(
+            self.topics
+        )
 
-    def _has_read(self, job: Job, ends: Mapping[tuple[str, str, int], int]) -> bool:
-        with suppress(FileNotFoundError):  # the file was just deleted
-            found = manifests(job.folder / ".tidegate" / "checkpoints" / job.name)
-            reached = {
+    def _has_read(self, job: Job, ends: Ends) -> bool:
+        return self._reached(job) == ends
+
+    def _reached(self, job: Job) -> Ends:
+        """Return the offsets of the newest checkpoint. Return none before the first checkpoint, and
+        if the file was just deleted.
+        """
+        with suppress(FileNotFoundError):
+            return {
                 (split.source, split.topic, split.partition): split.offset
-                for manifest in found[-1:]
+                for manifest in manifests(self._storage(job) / job.name)[-1:]
                 for split in manifest.splits
             }
-            return reached == ends
-        return False
+        return {}
 
     def _job(self) -> CaseJob:
         name, folder, sinks = self._place()
         self._write_module(folder / "job.py", name)
         return self._case_job(name, folder, sinks)
+
+    def _backfill_job(
+        self, name: str, folder: Path, sinks: Mapping[str, str], backend: str
+    ) -> BackfillJob:
+        """Return a job for backfills. `tidegate run` in the same folder continues it."""
+        module = name.replace("-", "_")
+        for file in (module, "job"):  # a folder is imported once, and a command runs `job`
+            self._write_module(folder / f"{file}.py", name)
+        places = {"checkpoint.dir": "checkpoints", "state.local_dir": "state", "logs.dir": "logs"}
+        settings = {
+            "kafka.bootstrap_servers": self.bootstrap,
+            "state.backend": backend,
+            **{key: str(folder / ".tidegate" / path) for key, path in places.items()},
+            **self._topic_settings(sinks),
+        }
+        return BackfillJob(f"{module}:Job", folder, settings)
 
     def _case_job(self, name: str, folder: Path, sinks: Mapping[str, str]) -> CaseJob:
         return CaseJob(
@@ -247,18 +353,19 @@ class Prepared:
             **{f"sinks.{sink}.topic": topic for sink, topic in sinks.items()},
         }
 
-    def _outcome(self, how: str, job: CaseJob, backend: str, *, lossy: bool = False) -> Outcome:
-        storage = job.folder / ".tidegate" / "checkpoints"
-        sinks = {sink: job.topics[sink] for sink in job.sinks}
-        graph = self.graph(job.name)
-        outcome = take_outcome(how, graph, storage, self.bootstrap, sinks, lossy=lossy)
-        return replace(outcome, drained=self._drained(job, backend, {}))
+    def _storage(self, job: Job) -> Path:
+        """Return the checkpoint storage of a job: that of a command without settings for it."""
+        return job.folder / ".tidegate" / "checkpoints"
 
-    def _drained(
-        self, job: CaseJob, backend: str, config: Mapping[str, str]
-    ) -> dict[str, list[Message]]:
+    def _outcome(self, how: str, job: CaseJob, backend: str, *, lossy: bool = False) -> Outcome:
+        sinks = {sink: job.topics[sink] for sink in job.sinks}
+        graph, storage = self.graph(job.name), self._storage(job)
+        outcome = take_outcome(how, graph, storage, self.bootstrap, sinks, lossy=lossy)
+        return replace(outcome, drained=self._drained(job, backend))
+
+    def _drained(self, job: CaseJob, backend: str) -> dict[str, list[Message]]:
         """Drain a drawn pipeline by one more run, and return the records of its sinks."""
         if not self.case.text:
             return {}
-        job.run(config={"state.backend": backend, **config}, parallelism=DRAINING)
+        job.run(config={"state.backend": backend}, parallelism=DRAINING)
         return read_sinks(self.bootstrap, {sink: job.topics[sink] for sink in job.sinks})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +10,12 @@ import pytest
 from integration.demo.checker import check
 from integration.demo.orders import write
 from integration.faults.kill_points.kill_points import Plan, Trap
+from integration.support.backfill_process import (
+    DriverArguments,
+    driver_log,
+    killed_driver,
+    run_driver,
+)
 from integration.support.backfills import BackfillJob
 from integration.support.brokers import TopicFactory, unique
 from integration.support.running import owned
@@ -73,30 +77,18 @@ KILLED_AT = (
 )
 
 
-def driver(job: BackfillJob, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run a driver in a separate process, and return its exit code."""
-    for name, value in plan.to_environment().items():
-        monkeypatch.setenv(name, value)
-    given = {
-        "reference": job.reference,
-        "folder": str(job.folder),
-        "settings": job.settings,
-        "parallelism": 2,
-        "wave_offsets": 8_000,
-    }
-    command = [sys.executable, "-m", "integration.support.backfill_process", json.dumps(given)]
-    process = owned(command, folder=job.folder, log=job.folder / "driver.log")
-    return process.wait(timeout=120)
+def arguments(job: BackfillJob) -> DriverArguments:
+    return DriverArguments(reference=job.reference, folder=str(job.folder), settings=job.settings)
 
 
 @pytest.mark.parametrize("trap", KILLED_AT, ids=lambda trap: trap.point)
 def test_next_backfill_driver_continues_after_the_first_was_killed(
-    job: BackfillJob, tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
+    job: BackfillJob, trap: Trap
 ) -> None:
-    plan = Plan.of(tmp_path / "traps", [trap])
-    assert driver(job, plan, monkeypatch) == -signal.SIGKILL
-    assert len(plan.snapped()) == 1
-    assert driver(job, plan, monkeypatch) == 0, (tmp_path / "driver.log").read_text()
+    killed_driver(arguments(job), trap)
+    assert run_driver(arguments(job), Plan(job.folder / "no-traps")) == 0, driver_log(
+        arguments(job)
+    ).read_text()
     assert exact(job)
 
 

@@ -1,11 +1,13 @@
 """Drawn pipelines with event time have the results of a batch over their input, in every run.
 
 A pipeline runs bounded, live with kills, at two parallelisms one after the other, and as a
-backfill. No run drains at first: the state that they leave is compared, where it cannot depend on
-the interleaving. Then each job continues at another parallelism and drains. The judge compares all
-of its output with the input: `integration/agreement/drawn` has the rules, and says which features
-are not drawn. `make test` runs one pipeline within the bound and one beyond it. `-m soak` runs
-many, over all kinds of topics and in all these ways. A failure prints the pipeline.
+backfill. In one more run, a backfill whose driver was killed hands its open windows over to a live
+run, and that one to a second backfill. No run drains at first: the state that they leave is
+compared, where it cannot depend on the interleaving. Then each job continues at another parallelism
+and drains. The judge compares all of its output with the input: `integration/agreement/drawn` has
+the rules, and says which features are not drawn. `make test` runs one pipeline within the bound and
+one beyond it. `-m soak` runs many, over all kinds of topics and in all these ways. A failure prints
+the pipeline.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from integration.agreement.drawn.cases import case_of, found_wrong
-from integration.agreement.drawn.draws import Draw, draw
+from integration.agreement.drawn.cases import assert_right, case_of
+from integration.agreement.drawn.draws import draw
+from integration.agreement.drawn.hand_overs import hand_over_of
 from integration.agreement.inputs import BROKER, Log
-from integration.agreement.outcome import Differences, Outcome, compare_state
 from integration.agreement.runs import Prepared
 from integration.conftest import BACKEND, NEVER_FENCED, start_brokers
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
-BOUNDED, LIVE, RESCALED = "bounded", "live", "rescaled"
+BOUNDED, LIVE, RESCALED, HANDED_OVER = "bounded", "live", "rescaled", "handed over"
 WHOLE: Final = 1 << 40
 """Offsets per wave, so many that one wave holds the whole input."""
 RECORDS: Final = 600
@@ -40,7 +42,7 @@ class Combination(NamedTuple):
     log: Log
     backend: str
     runs: tuple[str, ...]
-    """The runs that are no backfills. A bounded run is the reference of the state."""
+    """The runs that are not only a backfill. The first one is the reference of the state."""
     backfills: tuple[tuple[int, int], ...]
     """Pairs of a parallelism and the offsets of a wave."""
 
@@ -50,8 +52,8 @@ class Combination(NamedTuple):
 
 
 QUICK: Final = (
-    Combination(4, False, "plain", "rocksdb", (BOUNDED, LIVE), ((2, 300),)),
-    Combination(7, True, "transactions", "memory", (RESCALED,), ((4, WHOLE),)),
+    Combination(4, False, "plain", "rocksdb", (BOUNDED, LIVE, HANDED_OVER), ()),
+    Combination(7, True, "transactions", "memory", (RESCALED, HANDED_OVER), ((4, WHOLE),)),
 )
 LOGS: Final[tuple[Log, ...]] = ("plain", "transactions", "gaps")
 BOTH: Final = ((2, 350), (4, WHOLE))
@@ -61,7 +63,7 @@ SOAK: Final = tuple(
         bool(seed % 2),
         LOGS[seed % 3],
         ("rocksdb", "memory")[seed // 2 % 2],
-        (BOUNDED, LIVE, RESCALED),
+        (BOUNDED, LIVE, RESCALED, HANDED_OVER),
         BOTH,
     )
     for seed in range(100, 124)
@@ -89,6 +91,7 @@ def test_drawn_pipeline_has_the_results_of_a_batch_in_every_run(
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("combination", SOAK, ids=str)
 def test_many_drawn_pipelines_have_the_results_of_a_batch_in_every_run(
     bootstrap: str, tmp_path: Path, combination: Combination
@@ -106,6 +109,7 @@ def assert_agreement(bootstrap: str, folder: Path, combination: Combination) -> 
         BOUNDED: lambda: prepared.bounded(backend),
         LIVE: lambda: prepared.live(backend),
         RESCALED: lambda: prepared.rescaled(backend, (2, 3)),
+        HANDED_OVER: lambda: prepared.handed_over(hand_over_of(combination.seed), backend),
     }
     outcomes = [made[run]() for run in combination.runs]
     for parallelism, wave_offsets in combination.backfills:
@@ -114,16 +118,4 @@ def assert_agreement(bootstrap: str, folder: Path, combination: Combination) -> 
         )
         assert (len(waves) == 1) == (wave_offsets == WHOLE), "not the waves that were asked for"
         outcomes.append(outcome)
-    found = [each for outcome in outcomes for each in judged(drawn, prepared, outcome, outcomes[0])]
-    assert not found, "\n".join([*found[:20], str(drawn), case.text])
-
-
-def judged(drawn: Draw, prepared: Prepared, outcome: Outcome, reference: Outcome) -> list[str]:
-    """Return what is wrong with the drained output of a run, and with the state before."""
-    assert any(outcome.drained.values()), "the pipeline wrote nothing"
-    found = found_wrong(drawn, outcome, prepared.inputs)
-    differ = Differences()
-    for step in drawn.steps:
-        if drawn.has_exact_state(step):
-            compare_state(differ, step.uid, outcome.state[step.uid], reference.state[step.uid])
-    return [*found, *(f"{outcome.how} against {reference.how}, {each}" for each in differ.found)]
+    assert_right(drawn, prepared.inputs, outcomes)

@@ -13,29 +13,24 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
 
 from integration.faults.kill_points.kill_points import Plan
 from integration.spark.processes import TIMEOUT_S, is_alive, processes_of
+from integration.support.backfill_process import DriverArguments
 from integration.support.running import owned
 
 LOCAL: Final = "local[2,4]"
 
 
-class DriverOptions(msgspec.Struct, frozen=True, kw_only=True):
+class DriverOptions(DriverArguments, frozen=True, kw_only=True):
     """The options of `wave_driver`."""
 
-    reference: str
-    """The pipeline, as `module:Class`."""
-    folder: str
-    settings: dict[str, Any]
-    parallelism: int = 2
-    wave_offsets: int = 8_000
     master: str = LOCAL
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
     speculation: bool = False
 
 

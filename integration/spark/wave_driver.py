@@ -82,6 +82,7 @@ def _backfill(session: BackfillSession, options: DriverOptions, traps: Traps) ->
     waves = job.backfill(
         parallelism=options.parallelism,
         wave_offsets=options.wave_offsets,
+        ends=options.ends,
         executor=TrappedExecutor(SparkExecutor(session, WAVE_TASK), traps),
         drivers=JobMasterDrivers(SystemDrivers()),
         loop=_trapped(make_wave_loop(session), traps),

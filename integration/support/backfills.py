@@ -20,7 +20,7 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
 from tidegate.drivers.system import SystemDrivers
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.messages import PartitionEnd, Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,35 @@ class BackfillJob:
             },
         )
 
-    def submission(self, config: Config) -> Submission:
-        """Make a new submission, and write its code to the checkpoint storage."""
+    def submission(self, config: Config, ends: tuple[PartitionEnd, ...] = ()) -> Submission:
+        """Make a new submission, and write its code to the checkpoint storage. Without `ends`, it
+        reads all records that are there when it begins.
+        """
         pipeline = load_for_submit(self.reference, self.folder)
         options = RunOptions(params={}, bounded=True)
         made, _, archive = make_submission(self.reference, self.folder, pipeline, config, options)
         storage = SystemDrivers().blob_store(config.checkpoint.dir)
-        return BackfillRecords(storage, made.job, config.to_dict()).begin(made, archive, (), "now")
+        return BackfillRecords(storage, made.job, config.to_dict()).begin(
+            made, archive, ends, "now"
+        )
 
     def backfill(
         self,
         *,
         parallelism: int = 3,
         wave_offsets: int = 10_000,
+        ends: tuple[PartitionEnd, ...] = (),
         executor: Executor | None = None,
         drivers: SystemDrivers | None = None,
         loop: WaveLoop = run_in_turn,
     ) -> list[WaveCompleted]:
         """Run a backfill to its end in this process, and return its waves."""
         driver, waves = self.driver(
-            parallelism=parallelism, wave_offsets=wave_offsets, executor=executor, drivers=drivers
+            parallelism=parallelism,
+            wave_offsets=wave_offsets,
+            ends=ends,
+            executor=executor,
+            drivers=drivers,
         )
         driver.run(loop)
         return waves
@@ -77,6 +86,7 @@ class BackfillJob:
         *,
         parallelism: int = 3,
         wave_offsets: int = 10_000,
+        ends: tuple[PartitionEnd, ...] = (),
         executor: Executor | None = None,
         drivers: SystemDrivers | None = None,
     ) -> tuple[Backfill, list[WaveCompleted]]:
@@ -85,7 +95,7 @@ class BackfillJob:
         drivers = drivers or SystemDrivers()
         waves: list[WaveCompleted] = []
         driver = Backfill(
-            self.submission(config),
+            self.submission(config, ends),
             config,
             drivers,
             executor or InProcessExecutor(in_process_host(drivers)),

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from integration.agreement.drawn.cases import with_timers_in_order
 from integration.agreement.drawn.draws import (
     CALENDAR,
     GLOBAL,
@@ -31,6 +33,7 @@ from integration.agreement.drawn.draws import (
     StepDraw,
     draw,
 )
+from integration.agreement.drawn.hand_overs import KILLS, hand_over_of
 from integration.agreement.drawn.in_process import judged, outputs_of
 from integration.agreement.drawn.judge import problems, spans_of
 from integration.agreement.drawn.parts import Event, Row
@@ -119,6 +122,14 @@ def test_times_are_multiples_of_ten_and_gaps_are_not() -> None:
     for step in STEPS:
         if step.windows is not None and step.windows.kind == SESSION:
             assert step.windows.size_ms % 10
+
+
+def test_hand_overs_change_the_parallelism_each_time_and_have_all_kills() -> None:
+    drawn = [hand_over_of(seed) for seed in range(100)]
+    assert {each.kill for each in drawn} == set(KILLS)
+    for each in drawn:
+        assert all(one != next_ for one, next_ in pairwise(each.parallelisms))
+        assert all(0 < share < 1 for share in each.shares)
 
 
 # --- the judge ----------------------------------------------------------------------------------
@@ -238,6 +249,16 @@ def test_a_float_may_differ_in_its_last_digits_only(tmp_path: Path) -> None:
 
     assert not changed(case, "rows", scaled(1 + 1e-12))
     assert changed(case, "rows", scaled(1.001))
+
+
+def test_states_with_the_same_timers_are_equal_in_whatever_order_they_were_set() -> None:
+    def state(*timers: tuple[int, int]) -> dict[bytes, bytes]:
+        return {b"\0\1\4turn\2aa": b"\0" + msgspec.msgpack.encode(["aa", timers])}
+
+    ordered = with_timers_in_order(state((10, 10), (20, 20)))
+    assert with_timers_in_order(state((20, 20), (10, 10))) == ordered
+    assert with_timers_in_order(state((10, 10), (20, 30))) != ordered
+    assert with_timers_in_order(state((10, 10))) != ordered
 
 
 def test_local_days_of_the_judge_have_23_and_25_hours() -> None:

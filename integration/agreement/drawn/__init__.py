@@ -4,5 +4,7 @@
 of a pipeline, which a failed test prints. `parts.py` has what these modules import. `records.py`
 draws the input. `judge.py` compares outputs with a batch over the input. `in_process.py` runs a
 pipeline in `PipelineTest`, with crashes and other parallelisms. `integration/exactly_once/
-test_drawn_event_time.py` runs the same pipelines on a real broker.
+test_drawn_event_time.py` runs the same pipelines on a real broker, and `integration/spark/
+test_drawn_event_time.py` on a real Spark. `hand_overs.py` draws how a backfill and a live run
+continue each other there.
 """

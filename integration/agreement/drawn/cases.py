@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from confluent_kafka import Message
@@ -17,7 +17,11 @@ from integration.agreement.drawn.parts import Event
 from integration.agreement.drawn.records import Partitions, records_of
 from integration.agreement.drawn.texts import HEADER_NAME, load, sinks_of, text_of
 from integration.agreement.inputs import PARTITIONS, Dataset, Record, route_of_each_partition
-from integration.agreement.outcome import Outcome
+from integration.agreement.outcome import Differences, Outcome, State, compare_state
+from tidegate.dataplane.state.layout import name_part
+
+_TIMERS: Final = tuple(map(name_part, ("turn", "deadline")))
+"""The timers with names of `parts.Sorting`."""
 
 
 def case_of(draw: Draw, folder: Path, *, size: int) -> Case:
@@ -42,6 +46,43 @@ def _records(
                 headers = ((HEADER_NAME, str(event.at_ms).encode()),) if has_header else ()
                 value = msgspec.json.encode(event)
                 yield Record(route, event.name.encode(), value, headers, event.at_ms or 0)
+
+
+def assert_right(draw: Draw, inputs: Messages, outcomes: Sequence[Outcome]) -> None:
+    """Judge the drained outputs of all runs. Compare the states before with that of the first run,
+    where they cannot depend on the interleaving. A failure prints the pipeline.
+    """
+    found = []
+    for outcome in outcomes:
+        assert any(outcome.drained.values()), "the pipeline wrote nothing"
+        found += found_wrong(draw, outcome, inputs)
+        found += _other_states(draw, outcome, outcomes[0])
+    assert not found, "\n".join([*found[:20], str(draw), text_of(draw)])
+
+
+def _other_states(draw: Draw, outcome: Outcome, reference: Outcome) -> list[str]:
+    differ = Differences()
+    for step in draw.steps:
+        if draw.has_exact_state(step):
+            state, expected = outcome.state[step.uid], reference.state[step.uid]
+            ordered = map(with_timers_in_order, (state, expected))
+            compare_state(differ, step.uid, *ordered)
+    return [f"{outcome.how} against {reference.how}, {each}" for each in differ.found]
+
+
+def with_timers_in_order(state: State) -> State:
+    """Return a state with the timers of each key in the order of their names.
+
+    The timers of a key are one value: a byte, and the list of the key and its pairs of a name and a
+    time. The pairs are in the order in which the function has set the timers.
+    """
+    found: State = {}
+    for store_key, data in state.items():
+        found[store_key] = data
+        if store_key[2:].startswith(_TIMERS):
+            key, timers = msgspec.msgpack.decode(data[1:])
+            found[store_key] = data[:1] + msgspec.msgpack.encode([key, sorted(timers)])
+    return found
 
 
 def found_wrong(draw: Draw, outcome: Outcome, inputs: Messages) -> list[str]:
