@@ -169,6 +169,13 @@ class TestMistakes:
             load(folder=tmp_path)
         assert f"has settings of its own: write [{table}]." in str(error.value)
 
+    def test_unknown_setting_of_a_source_is_refused_with_the_one_that_is_near(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "tidegate.toml").write_text('[sources.orders]\ntopics = "x"\n')
+        with pytest.raises(ConfigError, match=r"did you mean sources\.orders\.topic\?"):
+            load(folder=tmp_path)
+
     def test_error_of_two_conflicting_settings_names_also_the_one_that_was_not_set(self) -> None:
         with pytest.raises(ConfigError) as error:
             load(environment={"TIDEGATE_CLUSTER__HEARTBEAT_INTERVAL": "10 s"})

@@ -225,7 +225,8 @@ def _refuse_unknown(key: str, origin: str) -> NoReturn:
         )
     if any(known.startswith(f"{_table(key)}.") for known in known_keys()):
         raise ConfigError(f"Setting {key} in {origin} has settings of its own: write [{key}].")
-    shown = [name for name in known_keys() if not name.endswith(".*")]
+    named = key.split(".")[1] if _table(key) != key else "NAME"
+    shown = [each.replace("*", named) for each in known_keys() if not each.endswith(".*")]
     near = difflib.get_close_matches(key, shown, n=1, cutoff=_SIMILAR) or [
         name for name in shown if name.replace(".", "_") == key.replace(".", "_")
     ]
@@ -238,7 +239,9 @@ def _refuse_unknown(key: str, origin: str) -> NoReturn:
 def _table(key: str) -> str:
     """Return the key of a table, with `*` for the name of a source or sink."""
     section, _, name = key.partition(".")
-    return f"{section}.*" if section in {"sources", "sinks"} and name else key
+    if section not in {"sources", "sinks"} or not name:
+        return key
+    return ".".join([section, "*", *name.split(".")[1:]])
 
 
 def _pattern(key: str) -> str:

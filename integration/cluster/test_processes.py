@@ -68,7 +68,7 @@ def test_killed_slot_is_reported_with_its_exit_status_and_replaced(running: Runn
     os.kill(before.slots[1].pid, signal.SIGKILL)
     after = running.complete(job, before.attempt)
     reason = after.failed_attempts[0].error.message
-    assert f"its process {before.slots[1].pid} ended with status -9" in reason
+    assert f"its process {before.slots[1].pid} was killed by SIGKILL" in reason
     assert {slot.pid for slot in after.slots}.isdisjoint({slot.pid for slot in before.slots})
     assert sorted(slot.ordinal for slot in after.slots) == [0, 1, 2, 3]
     assert left_of([psutil.Process(slot.pid) for slot in after.slots], 0.0)
@@ -85,7 +85,7 @@ def test_killed_task_manager_ends_its_fork_server_and_slots_and_is_replaced(
     killed.kill()
     assert left_of(below) == []
     after = running.complete(job, before.attempt)
-    assert "its process ended with status -9" in after.failed_attempts[0].error.message
+    assert "its process was killed by SIGKILL" in after.failed_attempts[0].error.message
     (ended,) = (
         line
         for line in running.log("jobmanager.log").splitlines()
@@ -119,7 +119,7 @@ def test_killed_jobmaster_is_replaced_together_with_its_slots(running: Running) 
     after = running.complete(job, before.attempt)
     assert after.jobmaster_pid != before.jobmaster_pid
     assert after.restarts == 1
-    assert "ended with status -9" in after.failed_attempts[0].error.message
+    assert "was killed by SIGKILL" in after.failed_attempts[0].error.message
     managers = {slot.task_manager_pid for slot in before.slots}
     assert {slot.task_manager_pid for slot in after.slots} == managers
     assert (

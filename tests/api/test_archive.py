@@ -238,7 +238,7 @@ def test_caches_settings_links_and_virtual_environments_are_left_out_and_listed(
     assert archive.files == ("job.py", "same.py")
     assert left_out(archive) == {
         ".env": "hidden",
-        ".git": "hidden",
+        ".git": "folder of a tool",
         "__pycache__": CACHE,
         "circle": "a symbolic link to a folder above it",
         "lib/site-packages": "virtual environment",

@@ -83,6 +83,11 @@ def windows(
 
 
 def refuse(old: StateMetadata, new: StateMetadata) -> None:
+    for refusal in refusals(old, new):
+        raise refusal
+
+
+def refusals(old: StateMetadata, new: StateMetadata) -> list[RefusedError]:
     (step,) = old.steps
     schemas = {name: [schema] for name, schema in step.states.items()}
     manifest = checkpoint(old, schemas={**schemas, KEY_TYPE: [step.key_schema]})
@@ -93,8 +98,7 @@ def refuse(old: StateMetadata, new: StateMetadata) -> None:
         for one in manifest.subtasks
     ]
     changed = msgspec.structs.replace(manifest, subtasks=tuple(subtasks))
-    for refusal in step_refusals(changed, new, RULES):
-        raise refusal
+    return list(step_refusals(changed, new, RULES))
 
 
 MAY_CHANGE: dict[str, Callable[[], StateMetadata]] = {
@@ -161,3 +165,8 @@ def test_gap_may_change_and_size_and_step_of_sliding_windows_may_not() -> None:
     ):
         with pytest.raises(RefusedError, match=words):
             refuse(old, windows(new))
+
+
+def test_windows_of_another_kind_are_one_refusal_that_names_both_kinds() -> None:
+    (refusal,) = refusals(windows(), windows(lambda: Sliding("1 h", "10 min")))
+    assert "windows was tumbling and is sliding. Restore" in str(refusal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from tidegate.cli import local_run, session, sim
 from tidegate.cli.local_run import with_enough_slots
-from tidegate.cli.main import app
+from tidegate.cli.main import app, main
 from tidegate.cli.options import parse_pairs
 from tidegate.config_load import load
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -156,3 +157,33 @@ def test_error_of_a_jobmanager_that_does_not_answer_has_a_remedy() -> None:
     assert str(caught.value).startswith(words)
     with pytest.raises(RpcError, match=r"host\.invalid:1, and this machine does not know"):
         run("list", "--jobmanager", "no-such-host.invalid:1")
+
+
+@pytest.mark.parametrize("words", [("list",), ("status", "totals")])
+def test_error_of_a_folder_without_runs_names_the_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEGATE_JOBMANAGER__PORT", "1")
+    with pytest.raises(RpcError, match=f"under way in {tmp_path}. No JobManager has answered at"):
+        run(*words)
+
+
+def test_setting_without_a_value_is_refused_with_an_example_of_a_setting() -> None:
+    with pytest.raises(ConfigError, match=r"not NAME=VALUE\. Example: -c 'checkpoint\.interval="):
+        run("run", REFERENCE, "-c", "checkpoint.interval")
+
+
+def test_disk_error_of_any_command_is_one_sentence_that_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_given: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/data/.tidegate")
+
+    monkeypatch.setattr(session, "configuration", fails)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["list"])
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (1, 1)
+    assert told.startswith("tidegate: /data/.tidegate cannot be used: Read-only file system. ")

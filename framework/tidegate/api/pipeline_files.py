@@ -38,10 +38,27 @@ NESTED_MAX: Final = 2
 CACHE: Final = "cache"
 """The reason in the list for Python's caches, which are left out."""
 
+TOOL: Final = "folder of a tool"
+"""The reason in the list for hidden folders that editors, git and test tools make."""
+
 ABOVE: Final = "a symbolic link to a folder above it"
 """The reason in the list for a symbolic link that leads into a circle."""
 
 _CACHES: Final = frozenset({"__pycache__", "node_modules"})
+_TOOLS: Final = frozenset(
+    {
+        ".git",
+        ".github",
+        ".hypothesis",
+        ".idea",
+        ".ipynb_checkpoints",
+        ".mypy_cache",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".venv",
+        ".vscode",
+    }
+)
 _SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
 _MODULES: Final = (".py", ".so", ".pyd")
 """Suffixes of modules; compiled modules have a platform tag before the suffix."""
@@ -167,7 +184,7 @@ class FoundFiles:
         """Return why a file or folder is left out, or None; `parent` has no symbolic links."""
         name = entry.name
         if name.startswith("."):
-            return "hidden"
+            return TOOL if name in _TOOLS else "hidden"
         if name == "tidegate.toml":
             return "settings, which may hold passwords"
         if name in _CACHES or name.endswith((".pyc", ".pyo")):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.checkpoint.state_metadata import StateMetadata, StepMetadata
@@ -46,6 +47,8 @@ class SchemaRules:
 
 
 ANY_SCHEMA = SchemaRules()
+KIND: Final = "windows"
+"""The fixed part of a step that says which kind of windows it has."""
 
 
 def step_refusals(
@@ -68,6 +71,8 @@ def step_refusals(
         stored = stored_schemas(manifest, step.uid)
         new = new_steps[step.uid]
         yield from _window_refusals(step, new)
+        if _other_windows(step, new):
+            continue  # its keys and states are of the other kind, and a user has declared none
         yield from _key_refusals(step, new, stored, rules)
         names = {*step.states, *stored} - {KEY_TYPE}
         match = match_step(names, new)
@@ -107,9 +112,10 @@ def _window_refusals(old: StepMetadata, new: StepMetadata) -> Iterator[RefusedEr
         )
         yield RefusedError(message)
         return
+    names = [KIND] if _other_windows(old, new) else sorted({*old.fixed, *new.fixed})
     changed = [
         f"{name} was {old.fixed.get(name, 'not set')} and is {new.fixed.get(name, 'not set')}"
-        for name in sorted({*old.fixed, *new.fixed})
+        for name in names
         if old.fixed.get(name) != new.fixed.get(name)
     ]
     message = (
@@ -119,6 +125,11 @@ def _window_refusals(old: StepMetadata, new: StepMetadata) -> Iterator[RefusedEr
         "gap of sessions may change"
     )
     yield RefusedError(message)
+
+
+def _other_windows(old: StepMetadata, new: StepMetadata) -> bool:
+    """Whether both steps have windows, and of different kinds."""
+    return bool(old.fixed and new.fixed) and old.fixed.get(KIND) != new.fixed.get(KIND)
 
 
 def _key_refusals(

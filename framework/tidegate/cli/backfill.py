@@ -94,7 +94,7 @@ def backfill(
     Example: tidegate backfill pipelines.order_totals:OrderTotals --master 'local[4]' --to now
     """
     command_line = {
-        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,

@@ -41,7 +41,7 @@ def check(
     Example: tidegate check pipelines.order_totals:OrderTotals --kafka localhost:9092
     """
     command_line = {
-        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka, job__parallelism=parallelism, job__name=name
         ),

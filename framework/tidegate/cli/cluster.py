@@ -101,7 +101,7 @@ def submit(
     from tidegate.controlplane.client.preflight import RunOptions
 
     command_line = {
-        **o.parse_pairs(config, "--config", SUBMIT_EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,

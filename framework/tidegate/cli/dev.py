@@ -56,7 +56,7 @@ def dev(
     Example: tidegate dev pipelines.order_totals:OrderTotals -p 2
     """
     given = {
-        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,

@@ -45,7 +45,7 @@ def diff(
     Example: tidegate diff pipelines.order_totals:OrderTotals --kafka localhost:9092
     """
     command_line = {
-        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka, job__parallelism=parallelism, job__name=name
         ),

@@ -18,10 +18,11 @@ from typing import Any, Final, Self
 import msgspec
 
 from tidegate.api.archive import CodeArchive
-from tidegate.api.pipeline_files import CACHE
+from tidegate.api.pipeline_files import CACHE, TOOL
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
+from tidegate.exit_status import exit_text
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Submission
@@ -83,7 +84,7 @@ class Display:
 
     def jobmanager_restarted(self, status: int) -> None:
         """Report that the JobManager exited with `status` and is started again."""
-        print_status(f"{self.job}: the JobManager ended with status {status} and is started again")
+        print_status(f"{self.job}: the JobManager {exit_text(status)} and is started again")
 
     def end(self, report: JobReport) -> None:
         """Report how the job ended."""
@@ -321,12 +322,13 @@ def ended(report: JobReport) -> str:
 def print_left_out(job: str, archive: CodeArchive) -> None:
     """Print which files are not stored with the job.
 
-    Python's caches and tidegate's own folder are not listed, because the user has not made them.
+    Python's caches, tidegate's own folder and those of tools are not listed, because the user has
+    not made them.
     """
     names = [
         str(each)
         for each in archive.left_out
-        if each.reason != CACHE and Path(each.path).name != OWN_FOLDER
+        if each.reason not in {CACHE, TOOL} and Path(each.path).name != OWN_FOLDER
     ]
     if names:
         more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
@@ -406,7 +408,7 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     if report.late:
         table.add_row("late records", late_records(report.late))
     if report.waiting_for:
-        table.add_row("waiting", Text(_wait(report)))
+        table.add_row("waiting", Text(_wait(report).removeprefix("waiting ")))
     for call in report.hanging_calls:
         told = f"{call.describe(report.reported_ms)}\n{call.stack}"
         table.add_row("not returned", Text(told, style="red"))

@@ -49,7 +49,7 @@ def graph(
         effective = load(
             environment=dict(os.environ),
             class_statement=class_settings(declared),
-            command_line=o.parse_pairs(config, "--config", EXAMPLE),
+            command_line=o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         )
         picture = drawing(build(declared, o.parameters(settings, EXAMPLE)), effective)
     if as_json:

@@ -8,6 +8,7 @@ about a tenth of a second.
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -33,6 +34,9 @@ from tidegate.masking import masked_text
 FAILED = 1  # the job failed, or something outside of tidegate did
 REFUSED = 2  # an error of the user; nothing was started
 INTERRUPTED = 130  # by Ctrl-C: 128 plus the number of the signal, as in shells
+
+NOT_WRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
+"""Errors of a disk or of rights that a command may meet with any of its files."""
 
 # Without markup typer does not import rich, whose import takes longer than all other imports.
 app = typer.Typer(
@@ -104,8 +108,21 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(REFUSED if error.domain is Domain.USER else FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            _print_traceback(error)
+        print(f"tidegate: {masked_text(_not_writable(error))}", file=sys.stderr)
+        sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001  # a bug of tidegate, as below
         _print_traceback(error)
+
+
+def _not_writable(error: OSError) -> str:
+    """Return the error of a disk or of rights, with its file if the system names it."""
+    return (
+        f"{error.filename or 'A file'} cannot be used: {error.strerror}. Check the rights and the "
+        "free space of its folder, or run the command in a folder of your own."
+    )
 
 
 def _print_traceback(error: Exception) -> NoReturn:

@@ -117,6 +117,10 @@ def job_name(text: str) -> JobName:
     return JobName(text)
 
 
+CONFIG_EXAMPLE = "Example: -c 'checkpoint.interval=10 s'"
+"""The example of an error about `-c`, of the commands that take all settings."""
+
+
 def parse_pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
     """Return the values by name of all NAME=VALUE texts. The last value of a name counts.
 

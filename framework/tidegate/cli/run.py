@@ -52,7 +52,7 @@ def run(
     Example: tidegate run pipelines.order_totals:OrderTotals --set minimum=5 -p 4
     """
     command_line = {
-        **o.parse_pairs(config, "--config", EXAMPLE),
+        **o.parse_pairs(config, "--config", o.CONFIG_EXAMPLE),
         **o.given_settings(
             kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,

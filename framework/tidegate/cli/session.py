@@ -106,7 +106,8 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
     """
     runs = local_runs(at)
     try:
-        with _client(configuration(with_jobmanager({}, at))) as client:
+        config = configuration(with_jobmanager({}, at))
+        with _client(config, without_run=_without_run(at)) as client:
             found = client.list()
     except RpcError:
         if not runs:
@@ -139,7 +140,8 @@ def show_job(job: str, at: str | None, *, as_json: bool) -> None:
             print(f"{run.job}: {_run_text(run)}")
             _print_details(run.report)
         return
-    with _client(configuration(with_jobmanager({}, at))) as client:
+    config = configuration(with_jobmanager({}, at))
+    with _client(config, without_run=_without_run(at, name)) as client:
         report = client.report(name)
     _print(report, as_json=as_json)
 
@@ -159,8 +161,9 @@ def end_job(
         ended_so = report.state is ENDS_AS[final_checkpoint]
         return finished_code(report, bounded=False) if ended_so else FAILED
     config = configuration(with_jobmanager({}, at))
-    with _client(config) as client:
-        _wait_until_up(client, config)
+    without_run = _without_run(at, name)
+    with _client(config, without_run=without_run) as client:
+        _wait_until_up(client, config, without_run=without_run)
         report = client.stop_and_wait(name, final_checkpoint=final_checkpoint, drain=drain)
     _print(report, as_json=as_json)
     if report.state not in ENDED:
@@ -180,6 +183,12 @@ def end_job(
 def local_runs(at: str | None) -> list[LocalRun]:
     """Return the local runs of this folder; none if the user has named a JobManager."""
     return find_local_runs(Path.cwd()) if at is None else []
+
+
+def _without_run(at: str | None, job: str = "") -> str:
+    """Return that this folder has no local run; empty if the user has named a JobManager."""
+    which = f"tidegate run of job {job!r}" if job else "tidegate run"
+    return "" if at is not None else f"No {which} is under way in {Path.cwd()}. "
 
 
 def _run_text(run: LocalRun) -> str:
@@ -202,7 +211,10 @@ def _list_json(runs: list[LocalRun], found: JobList | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _client(config: Config) -> Iterator[Client]:
+def _client(config: Config, *, without_run: str = "") -> Iterator[Client]:
+    """Connect to the JobManager. `without_run` is a sentence about the runs of this folder, which
+    begins the error if no JobManager answers.
+    """
     drivers = SystemDrivers()
     at = config.jobmanager
     address = f"{bracketed(at.host)}:{at.port}"
@@ -211,8 +223,8 @@ def _client(config: Config) -> Iterator[Client]:
         yield client
     except RpcError as error:
         raise RpcError(
-            f"No JobManager has answered at {address}{_unless_known(at.host)}. Is one up there "
-            "(tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "
+            f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Is one "
+            "up there (tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "
             f"jobmanager.host and jobmanager.port. ({error})"
         ) from error
     finally:
@@ -231,13 +243,13 @@ def _unless_known(host: str) -> str:
     return ""
 
 
-def _wait_until_up(client: Client, config: Config) -> None:
+def _wait_until_up(client: Client, config: Config, *, without_run: str = "") -> None:
     """Wait for the JobManager, which may be starting, and print what the command waits for."""
     try:
         client.list()
     except RpcError:
         at = config.jobmanager
-        print_status(f"waiting for the JobManager at {bracketed(at.host)}:{at.port}")
+        print_status(f"{without_run}waiting for the JobManager at {bracketed(at.host)}:{at.port}")
         client.wait_until_up()
 
 

@@ -171,6 +171,17 @@ def test_run_lock_refuses_a_second_run_of_the_job_in_the_same_folder(tmp_path: P
         pass  # the lock went with the first
 
 
+def test_run_lock_that_a_full_disk_does_not_take_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{JOB}.lock").symlink_to("/dev/full")  # each write to it meets a full disk
+    monkeypatch.setattr(
+        "os.ftruncate", lambda _file, _size: None
+    )  # the kernel refuses it for a device
+    with pytest.raises(RefusedError, match=r"No space left on device\. .* make room on its disk"):
+        RunLock(tmp_path, str(tmp_path), JOB).__enter__()
+
+
 def test_run_lock_is_refused_if_the_checkpoint_folder_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     lock = RunLock(tmp_path, "file/x", JOB)

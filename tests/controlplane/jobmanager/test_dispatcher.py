@@ -111,7 +111,7 @@ class TestJobMaster:
         running.report(101, attempt=5)
         shown = running.shown()
         assert (shown.restarts, shown.attempt, shown.jobmaster_pid) == (1, 5, 101)
-        assert "status -9" in shown.failed_attempts[0].error.message
+        assert "was killed by SIGKILL" in shown.failed_attempts[0].error.message
         assert shown.failed_attempts[0].attempt == 4
 
     def test_restarted_jobmaster_continues_the_counters_of_the_dead_one(

@@ -14,6 +14,7 @@ from typing import Any
 
 from tidegate.controlplane.client.client import Client
 from tidegate.errors import ExternalError, ResourceExhaustedError, RpcError
+from tidegate.exit_status import exit_text
 from tidegate.ports.clock import Clock
 from tidegate.ports.processes import NO_RESOURCES, Child, ExitStatus, Processes
 from tidegate.ports.rpc import Rpc
@@ -190,7 +191,7 @@ class LocalCluster:
             if has_failed:
                 self._processes_exited.set()
                 self._changed.notify_all()
-        _log.warning("the JobManager ended with status %d", status)
+        _log.warning("the JobManager %s", exit_text(status))
         if self._on_restart is not None:
             self._on_restart(status)
         if not has_failed:

@@ -9,6 +9,7 @@ claim in the journal is what protects the data, on all machines.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -39,11 +40,7 @@ class RunLock:
             make_private_folder(self._path.parent)
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         except OSError as error:
-            raise RefusedError(
-                f"The folder {self._path.parent} cannot be written: {error.strerror}. Set "
-                "checkpoint.dir to a folder of your own, or run the command where you may "
-                "make one."
-            ) from error
+            raise self._unwritable(error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -53,9 +50,22 @@ class RunLock:
                 f"Job {self._job!r} is running already, started by process {holder}. Stop it there "
                 "first (Ctrl-C), or give this pipeline another name."
             ) from None
-        os.ftruncate(self._file, 0)
-        os.write(self._file, str(os.getpid()).encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, str(os.getpid()).encode())
+        except OSError as error:
+            os.close(self._file)
+            raise self._unwritable(error) from error
         return self
+
+    def _unwritable(self, error: OSError) -> RefusedError:
+        remedy = "run the command where you may make one"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            remedy = "make room on its disk"
+        return RefusedError(
+            f"The folder {self._path.parent} cannot be written: {error.strerror}. Set "
+            f"checkpoint.dir to a folder of your own, or {remedy}."
+        )
 
     def __exit__(
         self,

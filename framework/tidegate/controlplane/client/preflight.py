@@ -28,7 +28,7 @@ from tidegate.api.sink import Sink
 from tidegate.commit.timeouts import check_against_broker
 from tidegate.commit.transactional_ids import job_prefix
 from tidegate.config import Config
-from tidegate.errors import ConfigError, ExternalError, RefusedError
+from tidegate.errors import ConfigError, ExternalError, RefusedError, TopicAbsentError
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_DEAD_LETTERS, Node, StreamGraph
 from tidegate.ids import KAFKA, CheckpointId, JobName, TransactionalId
@@ -215,9 +215,11 @@ def check_topic_access(node: Node, topic: str, admin: KafkaAdmin) -> None:
         admin.partitions(topic)
         rights = admin.rights(topic)
     except RefusedError as error:
+        absent = isinstance(error, TopicAbsentError)
         raise RefusedError(
             f"The topic of {whose} cannot be used: {error} The name comes from the pipeline, or "
             f"from {section}.{node.id}.topic in the configuration."
+            f"{' For development, add --create-topics to tidegate run.' if absent else ''}"
         ) from error
     if rights is not None and right not in rights:
         raise RefusedError(

@@ -56,6 +56,7 @@ from tidegate.controlplane.jobmanager.job_record import (
 )
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import ExternalError, FencedError, StartFailedError, check
+from tidegate.exit_status import exit_text
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
@@ -355,7 +356,7 @@ class Dispatcher:
         self, job: JobRecord, exited: JobMasterExited, now_ms: int, wall_ms: int
     ) -> Iterator[Instruction]:
         name, status = job.submission.job, exited.status
-        how = exited.reason or f"its process {job.pid} ended with status {status}"
+        how = exited.reason or f"its process {job.pid} {exit_text(status)}"
         if status == STORAGE_HANGS:
             how += ", because a call to the checkpoint storage did not return in checkpoint.timeout"
         job.pid = 0

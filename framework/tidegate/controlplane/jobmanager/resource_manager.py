@@ -48,6 +48,7 @@ from tidegate.controlplane.jobmanager.resource_manager_events import (
     TaskManagerExited,
 )
 from tidegate.errors import check
+from tidegate.exit_status import exit_text
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
@@ -256,9 +257,7 @@ class ResourceManager:
                     self._refused = status == NO_RESOURCES
                     if not self._refused:
                         self._record_local_failure(id_, now_ms, worked=False)
-                yield from self._task_manager_lost(
-                    id_, f"its process ended with status {status}", now_ms
-                )
+                yield from self._task_manager_lost(id_, f"its process {exit_text(status)}", now_ms)
             case JobReleased(job=job):
                 self._requests.pop(job, None)
                 self._releases.pop(job, None)
@@ -395,7 +394,7 @@ class ResourceManager:
         slot = self._find(SlotId(message.id, message.index), message.allocation_id)
         if slot is not None:
             if slot.phase in _LIVE:
-                reason = f"its process {message.pid} ended with status {message.status}"
+                reason = f"its process {message.pid} {exit_text(message.status)}"
                 yield from self._notify_lost(slot, reason)
             slot.become(SlotPhase.FREE)
 

@@ -435,7 +435,7 @@ class KafkaClusterAdmin:
     def _absent(self, what: str) -> TopicAbsentError:
         return TopicAbsentError(
             f"Kafka at {self._servers} could not {what}: there is no such topic or partition. "
-            "Create it, or correct its name."
+            "Create it (tidegate kafka topics create), or correct its name."
         )
 
     def _unreachable(self, what: str) -> KafkaUnavailableError:

@@ -1,0 +1,20 @@
+"""How a process ended, in words for people: its exit status, or the signal that killed it by name.
+
+The status is that of `subprocess` and `multiprocessing`: a signal is its negative number.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+def exit_text(status: int | None) -> str:
+    """Return "ended with status 3" or "was killed by SIGKILL", for a sentence about a process. None
+    is a status that the system has not told.
+    """
+    if status is None:
+        return "ended with an unknown status"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # no signal has this number
+        return f"ended with status {status}"
