@@ -35,9 +35,7 @@ def dev(
     partitions: Annotated[int, typer.Option(help="Partitions of topics that it creates.")] = 4,
     keep: Annotated[
         bool,
-        typer.Option(
-            "--keep", help="Keep topics and checkpoints of its own broker for the next time."
-        ),
+        typer.Option("--keep", help="Keep topics and checkpoints of its broker for the next time."),
     ] = False,
     drop_state: Annotated[
         bool,
