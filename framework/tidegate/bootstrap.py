@@ -480,7 +480,6 @@ def _fork_server(
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         drivers.process = OsProcess(STACKS_FD)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file
         # A garbage collection writes to each object that it visits, so the slot would no longer
         # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).
         gc.freeze()
@@ -488,7 +487,8 @@ def _fork_server(
         return status
 
     commands = socket.socket(fileno=arguments["fds"][0])
-    return run_fork_server(commands, slot_main, slot_log, slot_output)
+    max_file_size = cluster_spec.config.logs.max_file_size
+    return run_fork_server(commands, slot_main, slot_log, slot_output, max_file_size)
 
 
 def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:

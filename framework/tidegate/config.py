@@ -300,10 +300,11 @@ class BackfillSettings(Section):
 
 
 class LogSettings(Section):
-    """The folder and the level of the processes' logs."""
+    """The folder and the level of the processes' logs, and the maximum size of a slot's files."""
 
     dir: str = ".tidegate/logs"
     level: Literal["debug", "info", "warning", "error"] = "info"
+    max_file_size: Annotated[SizeBytes, Field(gt=0)] = 10 << 20
 
 
 class ConnectorSettings(Section):

@@ -128,7 +128,8 @@ def send(bootstrap: str, folder: Path, *amounts: str) -> None:
 def test_saves_restart_the_job_from_its_checkpoint_and_errors_do_not_end_it(
     kafka: EmbeddedKafka, project: Path
 ) -> None:
-    with started(project, "--kafka", kafka.bootstrap) as dev:
+    name = unique("renamed")
+    with started(project, "--kafka", kafka.bootstrap, "--as", name) as dev:
         dev.until("created topics", "started the job", "showing records of")
         send(kafka.bootstrap, project, "5")
         dev.until(f"in  {topic(project, 'orders')}: ", '"total":"5"')
@@ -160,7 +161,7 @@ def test_saves_restart_the_job_from_its_checkpoint_and_errors_do_not_end_it(
         assert not await_gone(below)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     assert topic(project, "orders") in admin.list_topics(timeout=10).topics
-    assert (project / ".tidegate" / "checkpoints").is_dir()
+    assert (project / ".tidegate" / "checkpoints" / name).is_dir()
 
 
 def left_in(project: Path) -> list[str]:

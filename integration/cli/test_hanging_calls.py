@@ -6,6 +6,7 @@ runs are parallel, because each of them waits for most of its time.
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -27,6 +28,7 @@ QUICK_STOP = {"job.stop_grace_period": "1 s"}
 CALLS = """
 import re
 import socket
+import time
 import time
 
 
@@ -144,3 +146,91 @@ def check_report(run: Run, call: str, step: str) -> None:
     first = next(report for report in reports(run) if report.get("hanging_calls"))
     waited_s = (first["reported_ms"] - found["since_ms"]) / 1000
     assert waited_s < REPORTED_S_MAX
+
+
+TIMER = """
+class Running(KeyedProcess[str, Order, Total]):
+    due = EventTimer()
+
+    def process(self, order: Order, ctx: Context[str]) -> Iterable[Total]:
+        self.due.set(order.amount * 1000)
+        return ()
+
+    def on_timer(self, fired: Fired, ctx: Context[str]) -> Iterable[Total]:
+        if ctx.key == "c5":
+            loop()
+        yield Total(ctx.key, fired.at_ms)
+
+"""
+WINDOW = """
+class Running(WindowProcess[str, Order, Total]):
+    def process(self, orders: Sequence[Order], ctx: WindowContext[str]) -> Iterable[Total]:
+        if ctx.window.key == "c5":
+            loop()
+        yield Total(ctx.window.key, len(orders))
+
+"""
+"""Functions whose results become due by a watermark. Those of one of seven keys hang."""
+
+
+def make_timed(path: Path, kafka: EmbeddedKafka, function: str, when: str) -> Folder:
+    """Make a job whose function is called for many keys by one watermark. At a drain, no watermark
+    of a record is late enough.
+    """
+    path.mkdir()
+    folder = Folder.make(path, kafka.bootstrap)
+    text = (path / "job.py").read_text()
+    begin, end = text.index("class Running("), text.index("class Totals(")
+    text = text[:begin] + CALLS + function.lstrip() + "\n" + text[end:]
+    text = text.replace("import msgspec\n", "import msgspec\n\nfrom tidegate import *\n")
+    text = text.replace("Iterable\n", "Iterable, Sequence\n")
+    time = "event_time=lambda order: order.amount * 1000, watermarks=BoundedOutOfOrderness('60 s')"
+    text = text.replace("value=Json(Order))", f"value=Json(Order), {time})")
+    if function is WINDOW:
+        text = text.replace(".process(Running()", ".window(Tumbling('10 s')).process(Running()")
+    (path / "job.py").write_text(text)
+    folder.send_amounts(range(1, 50))
+    if when == "burst":
+        folder.send_amounts(range(1000, 1001))
+    return folder
+
+
+def test_timers_and_windows_that_hang_in_a_burst_or_a_drain_are_named_and_killed(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Half of the jobs end by Ctrl-C, and half by `tidegate cancel` in another terminal."""
+    cases = {
+        ("timer", "burst"): "stop",
+        ("timer", "drain"): "cancel",
+        ("window", "burst"): "cancel",
+        ("window", "drain"): "stop",
+    }
+    runs: dict[tuple[str, str], tuple[Folder, Run]] = {}
+    with ExitStack() as stack:
+        for what, when in cases:
+            function = TIMER if what == "timer" else WINDOW
+            folder = make_timed(tmp_path / f"{what}-{when}", kafka, function, when)
+            run = stack.enter_context(
+                folder.started("--json", bounded=when == "drain", config=QUICK_STOP)
+            )
+            runs[what, when] = (folder, run)
+        for (what, when), (folder, run) in runs.items():
+            run.until(partial(hanging, run), f"a report names the {what} at the {when}", 90.0)
+            check_report(run, "loop", "running")
+            found = hanging(run)
+            assert found is not None
+            assert f", in {'on_timer' if what == 'timer' else 'process'}\n" in found["stack"], found
+            began_s = time.monotonic()
+            if cases[what, when] == "cancel":
+                done = folder.command("cancel", folder.job)
+                assert done.code == 0, done.err
+                outcome = run.wait()
+            else:
+                outcome = run.stop()
+            assert outcome.code == (130 if cases[what, when] == "cancel" else 4), outcome.err
+            assert time.monotonic() - began_s < REPORTED_S_MAX
+            last = reports(run)[-1]
+            if cases[what, when] == "cancel":
+                assert last["state"] == "CANCELED", last
+            else:
+                assert last["stopped"] == "without_checkpoint", last

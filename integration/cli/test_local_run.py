@@ -79,6 +79,35 @@ def test_text_of_user_code_does_not_break_json_lines(kafka: Kafka, tmp_path: Pat
     assert "\nimported\n" in f"\n{outcome.err}"
 
 
+def test_pipeline_that_prints_much_leaves_two_small_files_for_each_subtask(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    much = '"x" * 200)\n        print("warned", file=__import__("sys").stderr)'
+    folder = Folder.make(
+        tmp_path, kafka.bootstrap, PRINTING.replace("order.customer)", f"order.customer, {much}", 1)
+    )
+    folder.orders(3000)
+    outcome = folder.run(config={"logs.max_file_size": "64 KiB"})
+    assert outcome.code == 0, outcome.err
+    folder.assert_exact(3000)
+    logs = tmp_path / ".tidegate/logs" / folder.job
+    assert (logs / "subtask-0.out.1").exists()
+    assert (logs / "subtask-0.out").read_text().endswith(f"seen c2 {'x' * 200}\n")
+    assert max(path.stat().st_size for path in logs.glob("s*")) <= 64 << 10
+
+
+def test_print_on_a_full_disk_does_not_fail_the_job(kafka: Kafka, tmp_path: Path) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap, PRINTING)
+    folder.orders(9)
+    output = tmp_path / ".tidegate/logs" / folder.job / "subtask-0.out"
+    output.parent.mkdir(parents=True)
+    output.symlink_to("/dev/full")
+    outcome = folder.run("--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out.splitlines()[-1])["restarts"] == 0
+    folder.assert_exact(9)
+
+
 def test_cancel_from_another_terminal_ends_without_a_final_checkpoint(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -116,6 +116,35 @@ def test_socket_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     assert not (folder / "9.sock").exists()
 
 
+def left_by_a_killed_run(path: Path) -> Path:
+    local_runs._listening(path).close()
+    return path
+
+
+def test_two_runs_with_one_process_id_and_host_name_are_both_found(tmp_path: Path) -> None:
+    """This is so in two containers that share a working folder and have one host name."""
+    other = JobName("clicks")
+    with RunSocket(tmp_path, JOB, run_stop()[0]) as first:
+        with RunSocket(tmp_path, other, run_stop()[0]) as second:
+            assert first.problem == second.problem == ""
+            assert [run.job for run in find_local_runs(tmp_path)] == [other, JOB]
+            assert len({run.path for run in find_local_runs(tmp_path)}) == 2
+        assert [run.job for run in find_local_runs(tmp_path)] == [JOB]
+
+
+def test_socket_of_another_kernel_is_left_alone(tmp_path: Path) -> None:
+    with RunSocket(tmp_path, JOB, run_stop()[0]):
+        (path,) = (tmp_path / RUNS).glob("*.sock")
+    pid, host, boot, chance = path.stem.split("-")
+    elsewhere = left_by_a_killed_run(path.with_name(f"{pid}-ffffff-eeeeee-{chance}.sock"))
+    container = left_by_a_killed_run(path.with_name(f"{pid}-ffffff-{boot}-{chance}.sock"))
+    before_boot = left_by_a_killed_run(path.with_name(f"{pid}-{host}-eeeeee-{chance}.sock"))
+    assert find_local_runs(tmp_path) == []
+    assert elsewhere.exists()
+    assert not container.exists()
+    assert not before_boot.exists()
+
+
 def test_run_that_begins_to_listen_meanwhile_is_not_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

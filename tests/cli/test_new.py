@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.repository.prose import ROOT, complaints
+from tidegate.cli.kafka import DEFAULT_VERSION
 from tidegate.cli.main import app
 from tidegate.cli.new import FILES, NAME_LENGTH_MAX, TEMPLATES
 from tidegate.errors import RefusedError
@@ -129,3 +131,59 @@ def test_name_that_cannot_be_a_module_is_refused_with_one_that_can(
     assert why in str(done.exception)
     assert str(done.exception).endswith(f"Use: tidegate new {use}")
     assert not list(tmp_path.iterdir())
+
+
+# --- the files for tools that do not run here -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [
+        ("vendor.github-workflows", ".github/workflows/test.yml"),
+        ("vendor.compose-spec", "compose.yaml"),
+        ("vendor.compose-spec", str(ROOT / "docker" / "compose.yaml")),
+    ],
+)
+def test_workflow_and_compose_files_fit_their_schemas(
+    project: Path, schema: str, name: str
+) -> None:
+    in_project(project, "check_jsonschema", "--builtin-schema", schema, name)
+
+
+def test_schema_refuses_a_workflow_with_a_misspelt_key(project: Path, tmp_path: Path) -> None:
+    workflow = tmp_path / "test.yml"
+    text = (project / ".github" / "workflows" / "test.yml").read_text()
+    workflow.write_text(text.replace("runs-on:", "runs-at:"))
+    words = ["check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(workflow)]
+    done = subprocess.run([sys.executable, "-m", *words], check=False, capture_output=True)
+    assert done.returncode == 1
+
+
+def test_broker_of_the_compose_file_has_the_version_of_every_other_broker(project: Path) -> None:
+    image = f"image: apache/kafka:{DEFAULT_VERSION}\n"
+    assert image in (project / "compose.yaml").read_text()
+    ours = (ROOT / "docker" / "compose.yaml").read_text()
+    assert f"apache/kafka:{DEFAULT_VERSION}}}" in ours
+
+
+def test_commands_of_the_workflow_pass_in_order(project: Path, tmp_path: Path) -> None:
+    """The install has no dependencies here, because they are in this environment already."""
+    copy = tmp_path / LONG
+    shutil.copytree(project, copy)
+    lines = (project / ".github" / "workflows" / "test.yml").read_text().splitlines()
+    commands = [line.partition("- run: ")[2] for line in lines if "- run: " in line]
+    assert commands[0] == "pip install . pytest"
+    assert len(commands) == 3
+    target = tmp_path / "installed"
+    install = "pip install --quiet --no-deps --no-build-isolation --no-index --target"
+    for command in (f"{install} {target} .", *commands[1:]):
+        done = subprocess.run(
+            [sys.executable, "-m", *command.replace("tidegate ", "tidegate.cli.main ", 1).split()],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(target)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, command + done.stdout + done.stderr
+    assert (target / LONG / "pipeline.py").exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from tidegate.cli.user_output import UserOutput
+from tidegate.drivers.process.rotating_output import rotating_text
 
 
 def append(folder: Path, subtask: int, text: str) -> None:
@@ -70,3 +72,38 @@ def test_lines_are_printed_while_the_run_lasts(
             time.sleep(0.02)
             shown = capsys.readouterr().out
         assert shown == "[subtask 0] now\n"
+
+
+def write_in_full_files(folder: Path, lines: int) -> None:
+    path = folder / "subtask-0.out"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with rotating_text(descriptor, path, 100) as output:
+        for number in range(lines):
+            print(f"line {number}", file=output)
+    os.close(descriptor)
+
+
+def test_text_that_is_in_a_renamed_file_by_now_is_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with UserOutput(tmp_path, as_json=False) as output:
+        write_in_full_files(tmp_path, 10)
+        output._copy()
+        write_in_full_files(tmp_path, 10)
+    numbers = [*range(10), *range(10)]
+    assert capsys.readouterr().out == "".join(f"[subtask 0] line {each}\n" for each in numbers)
+    assert {path.name for path in tmp_path.iterdir()} == {"subtask-0.out", "subtask-0.out.1"}
+
+
+def test_line_says_where_text_is_missing_because_two_files_were_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with UserOutput(tmp_path, as_json=False) as output:
+        write_in_full_files(tmp_path, 1)
+        output._copy()
+        with output._lock:  # the thread of the output pauses
+            write_in_full_files(tmp_path, 100)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "[subtask 0] line 0"
+    assert sum("text is missing" in line for line in shown) == 1
+    assert shown[-1] == "[subtask 0] line 99"

@@ -6,10 +6,15 @@ two builds or two pipelines in one process do not affect each other.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from typing import Final
 
 from tidegate.api.location import user_location
 from tidegate.errors import PipelineError
+
+_DECLARED: Final = "_tidegate_declared"
+"""The name in a class body for all declarations of that body."""
 
 
 class Connector(ABC):
@@ -23,6 +28,7 @@ class Connector(ABC):
         self.names: list[str] = []
         self.location = user_location()
         """File and line of the declaration."""
+        _remember_in_class_body(self)
 
     @property
     @abstractmethod
@@ -43,3 +49,26 @@ class Connector(ABC):
                 "pipeline"
             )
         return self.names[0]
+
+
+def declared_in(body: type) -> list[Connector]:
+    """Return all connectors that were declared in the body of a class, also those whose name
+    another assignment has taken.
+    """
+    declared: list[Connector] = vars(body).get(_DECLARED, [])
+    return declared
+
+
+def _remember_in_class_body(connector: Connector) -> None:
+    """Add a connector to the class body that runs now, if there is one.
+
+    A metaclass could see assignments too. But type checkers do not check the keywords of a class
+    statement with a metaclass, such as `name=` of a pipeline.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - cheap, as in `user_location`
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        names = frame.f_locals
+        if names is not frame.f_globals and "__qualname__" in names and "__module__" in names:
+            names.setdefault(_DECLARED, []).append(connector)
+            return

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from tidegate.api.connector import Connector
+from tidegate.api.connector import Connector, declared_in
 from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.run_result import RunResult
@@ -187,6 +187,8 @@ class Pipeline:
                 raise PipelineError(
                     f"{cls.__name__}.{key}: the name is used by Pipeline itself; choose another"
                 )
+        for base in cls.__mro__:
+            _check_dropped(base)
         for key, connector in cls.connectors.items():
             _check_connector(cls.__name__, key, connector)
         if name is not None and cls.define is Pipeline.define:
@@ -323,8 +325,31 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
                 f"{connector.location}: {pipeline.__name__}.{name} is declared and not used in "
                 "define(); use it or remove it"
             )
+    for node in instance.graph.nodes.values():
+        if isinstance(node.declaration, Connector):
+            _check_own(pipeline, node.declaration)
     instance.graph.check()
     return instance.graph
+
+
+def _check_own(pipeline: type[Pipeline], used: Connector) -> None:
+    """Refuse a source or a sink that `define` takes from another class than the pipeline. It would
+    take the place of the pipeline's own, with its name and its settings.
+    """
+    own = pipeline.connectors.get(used.name)
+    if own is used or _CONNECTOR_NAME.fullmatch(used.name) is None:
+        return  # a name with hyphens is that of a sink for dead letters
+    name = f"{pipeline.__name__}.{used.name}"
+    if own is None:
+        raise PipelineError(
+            f"{used.location}: define() uses the declaration for {used.target}, which is not an "
+            f"attribute of {pipeline.__name__}. Declare it there, as {name}, and use "
+            f"self.{used.name}."
+        )
+    raise PipelineError(
+        f"{used.location}: define() uses the declaration for {used.target}, which {name} at "
+        f"{own.location} overrides. Use self.{used.name}."
+    )
 
 
 def _raised_at(error: Exception) -> str:
@@ -381,11 +406,25 @@ def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None)
         )
 
 
+def _check_dropped(body: type) -> None:
+    """Refuse a class in whose body a second assignment has taken the name of a source or a sink.
+    Python drops the first declaration, and nothing would be read or written there.
+    """
+    kept = list(vars(body).values())
+    for connector in declared_in(body):
+        if not any(value is connector for value in kept):
+            raise PipelineError(
+                f"{connector.location}: {body.__name__} drops the declaration for "
+                f"{connector.target}, because another assignment has the same name. Give one of "
+                "them another name, or remove it."
+            )
+
+
 def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
     if connector.names[0] != key:
         raise PipelineError(
-            f"{pipeline}.{key} is the same object as {connector.names[0]!r}. Declare each source "
-            "and sink separately."
+            f"{connector.location}: {pipeline}.{key} is the same object as "
+            f"{connector.names[0]!r}. Declare each source and sink separately."
         )
     if _CONNECTOR_NAME.fullmatch(key) is None:
         raise PipelineError(

@@ -38,7 +38,8 @@ class Source(Connector, Generic[T]):
     def __get__(self, instance: Pipeline | None, owner: type[Pipeline]) -> Self | Stream[T]:
         if instance is None:
             return self
-        if self.name not in instance.graph.nodes:
-            self.connect(instance.graph)
+        before = instance.graph.nodes.get(self.name)
+        if before is None or before.declaration is not self:
+            self.connect(instance.graph)  # refuses a second source of the same name
         of = self.record_type()
         return Stream(instance.graph, (Edge(node=self.name, record_type=of),), of)

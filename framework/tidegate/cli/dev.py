@@ -30,13 +30,12 @@ def dev(
     config: o.Settings = None,
     kafka: o.Brokers = None,
     parallelism: o.Parallelism = None,
+    name: o.As = None,
     checkpoint_interval: o.CheckpointInterval = None,
     partitions: Annotated[int, typer.Option(help="Partitions of topics that it creates.")] = 4,
     keep: Annotated[
         bool,
-        typer.Option(
-            "--keep", help="Keep topics and checkpoints of its own broker for the next time."
-        ),
+        typer.Option("--keep", help="Keep topics and checkpoints of its broker for the next time."),
     ] = False,
     drop_state: Annotated[
         bool,
@@ -60,6 +59,7 @@ def dev(
         **o.given_settings(
             kafka__bootstrap_servers=kafka,
             job__parallelism=parallelism,
+            job__name=name,
             checkpoint__interval=checkpoint_interval,
         ),
     }
@@ -74,7 +74,7 @@ def dev(
     effective = load(folder=folder, environment=dict(os.environ), command_line=given)
     if "interval" not in effective.checkpoint.model_fields_set:
         given["checkpoint.interval"] = INTERVAL
-    words = [word for name, value in params.items() for word in ("--set", f"{name}={value}")]
+    words = [word for key, value in params.items() for word in ("--set", f"{key}={value}")]
     words += [word for key, value in given.items() for word in ("-c", f"{key}={value}")]
     with dev_broker(folder, effective, say, keep=keep) as broker:
         say(f"{reference} on Kafka at {broker.bootstrap} ({broker.origin})")

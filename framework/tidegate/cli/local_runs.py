@@ -1,19 +1,26 @@
 """Local runs as other terminals see them: a Unix socket per `tidegate run` in the working folder.
 
-The run listens on `.tidegate/runs/PID.sock`. `status`, `list`, `stop` and `cancel` find the sockets
-of their working folder, send one request as a JSON line and read one answer. The run itself carries
-out a stop, as after a Ctrl-C, so it ends as its own terminal expects.
+The run listens on `.tidegate/runs/PID-HOST-BOOT-RANDOM.sock`. `status`, `list`, `stop` and `cancel`
+find the sockets of their working folder, send one request as a JSON line and read one answer. The
+run itself carries out a stop, as after a Ctrl-C, so it ends as its own terminal expects.
 
 Only the owner of the folder can reach a socket: the folder has mode 0700 and the socket 0600. A run
 that is killed leaves its socket behind. No process listens on it, so the next command that looks
 removes it. A lock keeps a command from removing the socket of a run that is just starting.
+
+Containers and hosts can share a working folder. Process ids and host names of two containers can be
+equal, so a name has a random part. A Unix socket of another kernel refuses connections as one of a
+killed run does. So a command removes a socket only if its name has this host or this boot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
+import hashlib
 import os
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +43,7 @@ RUNS: Final = Path(".tidegate") / "runs"
 ANSWER_S: Final = 5.0
 """The longest time in seconds for an answer about the state. A run answers within milliseconds."""
 REQUEST_BYTES_MAX: Final = 4096
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 REPORT: Final = "report"
 STOP: Final = "stop"
 
@@ -54,7 +62,7 @@ class RunSocket:
 
     def __init__(self, folder: Path, job: JobName, stop: RunStop) -> None:
         self._folder, self._job, self._stop = folder / RUNS, job, stop
-        self._path = self._folder / f"{os.getpid()}.sock"
+        self._path = self._folder / _new_name()
         self._server: socket.socket | None = None
         self._ended = threading.Event()
         self.problem = ""
@@ -63,7 +71,6 @@ class RunSocket:
     def __enter__(self) -> Self:
         try:
             with _locked(self._folder):
-                self._path.unlink(missing_ok=True)  # of a process that had the same id
                 self._server = _listening(self._path)
             threading.Thread(target=self._serve, name="run-socket", daemon=True).start()
         except (OSError, RuntimeError) as error:
@@ -181,13 +188,50 @@ def _exchange(
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a socket on which no process listens. The lock excludes a run that is starting."""
+    """Remove a socket on which no process listens. The lock excludes a run that is starting. A
+    socket of another kernel stays, because its run may be alive.
+    """
+    if not _may_be_of_this_kernel(path):
+        return
     with contextlib.suppress(OSError), _locked(path.parent):
         try:
             with _connected(path):
                 return
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
+
+
+def _new_name() -> str:
+    host, boot = _this_kernel()
+    return f"{os.getpid()}-{host}-{boot}-{secrets.token_hex(3)}.sock"
+
+
+def _may_be_of_this_kernel(path: Path) -> bool:
+    """Return False if the name has another host and another boot. A container has the boot of its
+    host, and a host that was started again has its name.
+    """
+    match path.stem.split("-"):
+        case [_, host, boot, _]:
+            own_host, own_boot = _this_kernel()
+            return host == own_host or boot == own_boot
+        case _:
+            return True  # of an earlier version of tidegate
+
+
+@functools.cache
+def _this_kernel() -> tuple[str, str]:
+    """Return short texts for the host's name and for the time since its start. A system that has no
+    id of its boot gets a random one, which no other process has.
+    """
+    try:
+        boot = _BOOT_ID.read_bytes()
+    except OSError:
+        boot = secrets.token_bytes(8)
+    return _short(socket.gethostname().encode()), _short(boot)
+
+
+def _short(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:6]
 
 
 @contextmanager

@@ -2,25 +2,30 @@
 
 Each slot process writes its standard output to `subtask-N.out` in the job's log folder, as a
 TaskManager of Flink writes its `.out` file. A thread reads what is added to these files, and prints
-each line with the number of its subtask. The files stay, with everything that was printed.
+each line with the number of its subtask. A full file is renamed (`rotating_output.py`), so the
+thread keeps each file open and reads it to its end before it opens the next.
 
 Invariant: a line is printed whole, after the mark of its subtask. Lines of earlier runs are not
-printed again.
+printed again. If a subtask prints faster than the terminal shows, a line says that text is missing.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import BinaryIO, Final, Self, TextIO
+
+from tidegate.drivers.process.rotating_output import rotated_name
 
 POLL_S: Final = 0.1
 CHUNK_BYTES: Final = 1 << 20
 """The most that is read of a file at a time, so that a subtask that prints much delays no other."""
 LINE_BYTES_MAX: Final = 1 << 16
 """The longest text without an end of line that is kept until its end comes."""
+MISSING: Final = b"... (text is missing: the subtask prints faster than this terminal shows)"
 
 
 class UserOutput:
@@ -34,14 +39,16 @@ class UserOutput:
         # A live display replaces the streams of a terminal, so a terminal is looked up each time.
         self._stderr = as_json
         self._file: TextIO | None = None if as_json or sys.stdout.isatty() else sys.stdout
-        self._offsets: dict[Path, int] = {}
+        self._open: dict[Path, BinaryIO] = {}
         self._partial: dict[Path, bytes] = {}
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="user-output", daemon=True)
 
     def __enter__(self) -> Self:
-        self._offsets = {path: path.stat().st_size for path in self._files()}
+        for path in self._files():
+            if file := self._opened(path):
+                file.seek(0, os.SEEK_END)
         self._thread.start()
         return self
 
@@ -54,6 +61,8 @@ class UserOutput:
         self._ended.set()
         self._thread.join()
         self.drain()
+        for file in self._open.values():
+            file.close()
 
     def drain(self) -> None:
         """Print everything that the subtasks have written, also lines without an end."""
@@ -65,8 +74,9 @@ class UserOutput:
             self._partial.clear()
 
     def _run(self) -> None:
-        while not self._ended.wait(POLL_S):
-            self._copy()
+        more = False
+        while not self._ended.wait(0 if more else POLL_S):
+            more = self._copy()
 
     def _copy(self) -> bool:
         """Print the new lines of all files. Return whether a file may have more."""
@@ -75,22 +85,39 @@ class UserOutput:
         return any(more)
 
     def _copy_file(self, path: Path) -> bool:
-        offset = self._offsets.get(path, 0)
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read(CHUNK_BYTES)
-        except OSError:  # removed meanwhile, by a user who cleans up
+        file = self._opened(path)
+        if file is None:
             return False
+        data = file.read(CHUNK_BYTES)
         if not data:
-            return False
-        self._offsets[path] = offset + len(data)
+            if not _is_other(path, file):
+                return False
+            data = file.read(CHUNK_BYTES)  # it was written before the file was renamed
+            if not data:
+                self._leave(path, file)
+                return True
         *lines, rest = (self._partial.get(path, b"") + data).split(b"\n")
         if len(rest) > LINE_BYTES_MAX:
             lines, rest = [*lines, rest], b""
         self._partial[path] = rest
         self._print(path, lines)
-        return len(data) == CHUNK_BYTES
+        return len(data) == CHUNK_BYTES or _is_other(path, file)
+
+    def _opened(self, path: Path) -> BinaryIO | None:
+        if path not in self._open:
+            try:
+                self._open[path] = path.open("rb")
+            except OSError:  # removed meanwhile, by a user who cleans up
+                return None
+        return self._open[path]
+
+    def _leave(self, path: Path, file: BinaryIO) -> None:
+        """Close a file that was read to its end and that a newer one has replaced."""
+        if _is_other(rotated_name(path), file):
+            rest = self._partial.pop(path, b"")
+            self._print(path, [rest, MISSING] if rest else [MISSING])
+        del self._open[path]
+        file.close()
 
     def _print(self, path: Path, lines: list[bytes]) -> None:
         subtask = path.stem.rpartition("-")[2]
@@ -106,4 +133,13 @@ class UserOutput:
             self._ended.set()  # the reader of the output has ended; the job continues
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("subtask-*.out"))
+        """Return the files that can be read to an end: a link may lead to a device."""
+        return sorted(path for path in self._folder.glob("subtask-*.out") if path.is_file())
+
+
+def _is_other(path: Path, file: BinaryIO) -> bool:
+    """Return whether another file than the given one has this name."""
+    try:
+        return not os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

@@ -27,13 +27,14 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.parent_watch import exit_with_parent
+from tidegate.drivers.process.rotating_output import open_at, rotating_text
 from tidegate.drivers.process.stack_pipes import StackPipes
 from tidegate.errors import check
-from tidegate.private_files import FILE_MODE, make_private_folder
+from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import StartSlot
 
 SlotMain = Callable[[StartSlot], int]
@@ -52,13 +53,14 @@ def run_fork_server(
     slot_main: SlotMain,
     slot_log: Callable[[StartSlot], Path],
     slot_output: Callable[[StartSlot], Path],
+    max_file_size: int,
 ) -> int:
     """Fork slots on command until the TaskManager is gone. Return the exit status.
 
     `slot_log` is the file of a slot's standard error, and `slot_output` that of its standard
-    output, which has only what user code prints.
+    output, which has only what user code prints. Both files have at most `max_file_size` bytes.
     """
-    return _ForkServer(commands, slot_main, slot_log, slot_output).run()
+    return _ForkServer(commands, slot_main, slot_log, slot_output, max_file_size).run()
 
 
 class _ForkServer:
@@ -68,10 +70,12 @@ class _ForkServer:
         slot_main: SlotMain,
         slot_log: Callable[[StartSlot], Path],
         slot_output: Callable[[StartSlot], Path],
+        max_file_size: int,
     ) -> None:
         self._commands = commands
         self._slot_main = slot_main
         self._slot_log, self._slot_output = slot_log, slot_output
+        self._max_file_size = max_file_size
         self._children: dict[int, int] = {}
         """The slot index by pid, for children that are not reaped."""
         self._stacks = StackPipes()
@@ -172,7 +176,8 @@ class _ForkServer:
                 ours.detach()
             os.dup2(stacks, STACKS_FD, inheritable=False)
             os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
-            _redirect_output(self._slot_output(start), self._slot_log(start))
+            sys.stdout = _redirected(1, self._slot_output(start), self._max_file_size)
+            sys.stderr = _redirected(2, self._slot_log(start), self._max_file_size)
             exit_with_parent()
             random.seed()
             status = self._slot_main(start)
@@ -193,9 +198,7 @@ def _threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _redirect_output(output: Path, log: Path) -> None:
-    for descriptor, path in ((1, output), (2, log)):
-        make_private_folder(path.parent)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
-        os.dup2(file, descriptor)
-        os.close(file)
+def _redirected(descriptor: int, path: Path, max_size: int) -> TextIO:
+    make_private_folder(path.parent)
+    open_at(descriptor, path)
+    return rotating_text(descriptor, path, max_size)
