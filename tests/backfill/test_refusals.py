@@ -11,6 +11,7 @@ from tests.graph.test_plan import graph
 from tidegate import Json, KafkaSink, KafkaSource, Pipeline, build
 from tidegate.backfill.refusals import (
     PARTITIONINGS,
+    refuse_records_without_schema,
     refuse_unknown_steps,
     refuse_unread_sources,
 )
@@ -65,6 +66,41 @@ def test_step_behind_an_unknown_exchange_is_refused_by_its_uid() -> None:
     made.add("map", (Edge(node="rules", partitioning=exchange),), location="job.py:8", uid="apply")
     with pytest.raises(RefusedError, match=r"job.py:8: 'apply' is reached by .* 'broadcast'"):
         refuse_unknown_steps(made)
+
+
+class Plain:
+    """A type without a schema."""
+
+
+class Shared(Pipeline, name="shared"):
+    """Two steps with one sink, and one of them does not say what it returns."""
+
+    orders = KafkaSource("orders", value=Json(Order))
+    out = KafkaSink("out", value=Json(Order))
+
+    def define(self) -> None:
+        self.orders.map(lambda order: Order(order.customer)).to(self.out)
+        self.orders.map(lambda order: Order(order.customer), returns=Order).to(self.out)
+
+
+def test_results_of_no_declared_type_are_refused_in_front_of_a_step_with_several_inputs() -> None:
+    with pytest.raises(RefusedError, match=r"'map-1' is not declared. 'out' has several"):
+        refuse_records_without_schema(build(Shared))
+
+
+def test_results_without_a_schema_are_refused_in_front_of_a_step_with_several_inputs() -> None:
+    made = StreamGraph("test")
+    made.add("source", (), location="job.py:3", uid="a")
+    made.add("source", (), location="job.py:4", uid="b")
+    inputs = (Edge(node="a", record_type=Order), Edge(node="b", record_type=Plain))
+    made.add("map", inputs, location="job.py:7", uid="c")
+    with pytest.raises(RefusedError, match=r"job.py:4: .* results of 'b' is of no use here: Plain"):
+        refuse_records_without_schema(made)
+
+
+def test_a_known_type_and_a_single_input_are_not_refused() -> None:
+    refuse_records_without_schema(build(TwoStarts))
+    refuse_records_without_schema(graph(a="", b="a", c="b"))
 
 
 def test_a_source_that_begins_at_the_end_of_its_topic_is_refused() -> None:

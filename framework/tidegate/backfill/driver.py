@@ -27,7 +27,11 @@ import msgspec
 
 from tidegate.backfill.executor import Executor, WaveTasks
 from tidegate.backfill.progress import commit_to_groups
-from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
+from tidegate.backfill.refusals import (
+    refuse_records_without_schema,
+    refuse_unknown_steps,
+    refuse_unread_sources,
+)
 from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
@@ -257,6 +261,7 @@ class Backfill:
             raise code
         plan = plan_job(self._submission, self._config, code)
         refuse_unknown_steps(plan.graph)
+        refuse_records_without_schema(plan.graph)
         return plan
 
     def _run_wave(self, plan: JobPlan) -> bool:

@@ -14,7 +14,11 @@ from typing import Final
 
 from tidegate.api.sink import Sink
 from tidegate.backfill.ends import To, choose_ends
-from tidegate.backfill.refusals import refuse_unknown_steps, refuse_unread_sources
+from tidegate.backfill.refusals import (
+    refuse_records_without_schema,
+    refuse_unknown_steps,
+    refuse_unread_sources,
+)
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.commit.initial_offsets import read_initial_offsets
 from tidegate.commit.journal.claimed import restore_point
@@ -165,6 +169,7 @@ class Planner:
         the job raises it. Raise KafkaError if the brokers do not answer.
         """
         refuse_unknown_steps(self._graph)
+        refuse_records_without_schema(self._graph)
         state = run_read_only(self._storage, read_journal(submission.job))
         positions, continues = self._job_positions(state, submission)
         admin = self._drivers.kafka_admin(self._config.kafka.client_settings())
