@@ -47,6 +47,10 @@ KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("sl
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot
 at a barrier.
 """
+KILLS_OF_EVENT_TIME: Final = (*KILLS[:2], Trap("slot.uploaded"))
+"""The same for a case with event time. All of its windows may have fired before the last kill, and
+then no slot has a transaction to describe.
+"""
 KILLS_WITHOUT_OUTPUT: Final = (Trap("slot.uploaded", nth=4), Trap("jobmaster.manifest", nth=3))
 """The kills of a drawn pipeline. It may write nothing before it drains, because a silent partition
 holds the watermark.
@@ -133,12 +137,19 @@ class Prepared:
         job = self._job()
         ends = self.ends()
         pace = max(PACE_MIN, sum(ends.values()) // (parallelism * READING_S))
-        kills = KILLS_WITHOUT_OUTPUT if self.case.text else KILLS
         with job.started(
-            traps=kills, pace=pace, config={"state.backend": backend}, parallelism=parallelism
+            traps=self._kills(),
+            pace=pace,
+            config={"state.backend": backend},
+            parallelism=parallelism,
         ) as run:
             self._stop_after_kills(run, lambda: self._has_read(job, ends))
         return self._outcome(f"a live run ({backend})", job, backend, lossy=True)
+
+    def _kills(self) -> tuple[Trap, ...]:
+        if self.case.text:
+            return KILLS_WITHOUT_OUTPUT
+        return KILLS_OF_EVENT_TIME if self.case.rescales else KILLS
 
     def rescaled(self, backend: str, parallelisms: tuple[int, int]) -> Outcome:
         """Run `tidegate run` with the first parallelism, stop it in the middle, and continue with a

@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,10 +73,19 @@ def sockets(pid: int) -> set[Path]:
     return {path for path in paths if path.exists()}
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Make a folder whose path is so short that the kernel shows the path of the run's socket. A
+    longer one is bound by a descriptor of its folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
-    kafka: EmbeddedKafka, tmp_path: Path
+    kafka: EmbeddedKafka, short_path: Path
 ) -> None:
-    job = Job.make(kafka.bootstrap, tmp_path, "Totals")
+    job = Job.make(kafka.bootstrap, short_path, "Totals")
     job.write(200, seed=1)
     with job.started() as run:
         run.until(job.is_settled, "settled")
@@ -83,7 +93,7 @@ def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
         found = sockets(run.process.pid)
         folders = {path.parent for path in found}
         assert len(found) >= 5, found  # the run, JobManager, JobMaster, TaskManager and slots
-        own = own_runs(tmp_path)
+        own = own_runs(short_path)
         assert own in folders
         for folder in folders:
             assert folder == own or folder.name.startswith("tidegate-")
@@ -101,8 +111,8 @@ def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
     assert kept.exists()  # the run was killed, so a later run removes its folder when it is old
 
 
-def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, tmp_path: Path) -> None:
-    job = Job.make(kafka.bootstrap, tmp_path, "Totals")
+def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, short_path: Path) -> None:
+    job = Job.make(kafka.bootstrap, short_path, "Totals")
     job.write(200, seed=1)
     with job.started() as run:
         run.until(job.is_settled, "settled")
@@ -111,7 +121,7 @@ def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, tmp_pat
         run.process.terminate()
         run.wait(60)
     assert not [path for path in found if path.exists()]
-    assert [path.parent for path in found if path.parent.exists()] == [own_runs(tmp_path)]
+    assert [path.parent for path in found if path.parent.exists()] == [own_runs(short_path)]
 
 
 @pytest.mark.parametrize(
