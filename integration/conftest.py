@@ -108,6 +108,17 @@ def kafka_431(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     yield from _one("4.3.1", tmp_path_factory)
 
 
+soak_on_39 = pytest.mark.parametrize(
+    "any_kafka",
+    ["kafka", pytest.param("kafka_39", marks=pytest.mark.soak)],
+    indirect=True,
+)
+"""Mark of a long test with `any_kafka` that does not depend on the version of the broker.
+`make test` runs it on 4.3.0, and `-m soak` on 3.9.1. `integration/exactly_once/test_kill_matrix.py`
+kills and freezes every process on both versions.
+"""
+
+
 def _one(version: str, folders: pytest.TempPathFactory) -> Iterator[Kafka]:
     folder = folders.mktemp(f"kafka-{version}")
     cluster = start_brokers(BACKEND, version, folder, properties=NEVER_FENCED)

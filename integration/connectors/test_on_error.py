@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from integration.conftest import soak_on_39
 from integration.connectors.test_bad_records import header, publishing
-from integration.support.user_project import TOTALS, Folder
+from integration.support.user_project import TOTALS, Folder, orders_of_three_customers
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -53,10 +54,9 @@ def make(kafka: EmbeddedKafka, path: Path, policy: str, *, partitions: int = 1) 
 
 def send(folder: Folder, first: int) -> None:
     """Write 20 orders, and among them three records that cannot be processed."""
-    folder.orders(9, first=first)
-    folder.send("orders", [(b"bad", BEYOND), (b"bad", REFUSED)])
-    folder.orders(11, first=first + 9)
-    folder.send("orders", [(b"bad", KEYLESS)])
+    orders = orders_of_three_customers(range(first, first + 20))
+    bad = [(b"bad", value) for value in (BEYOND, REFUSED, KEYLESS)]
+    folder.send("orders", [*orders[:9], *bad[:2], *orders[9:], bad[2]])
 
 
 def assert_letters(folder: Folder, times: int) -> None:
@@ -98,6 +98,7 @@ def test_job_with_on_error_continues_without_failing_records(
     assert f"topic={folder.topics['orders']}" in folder.logs()
 
 
+@soak_on_39
 def test_dead_letters_of_refused_records_are_exact_when_slots_are_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -5,8 +5,8 @@ The tests use real brokers. The cases are every pipeline of `pipelines/` and the
 this run: outputs by key and in order, final state, and positions. Pipelines with windows are also
 compared with a batch over their input. A pipeline with event time also runs with two parallelisms,
 one after the other. `make test` runs one combination of each case, chosen so that every value
-occurs, and the whole matrix of one case over one kind of topic. `-m soak` runs the whole matrix of
-all cases.
+occurs, and half of the matrix of one case over one kind of topic. `-m soak` runs the whole matrix
+of all cases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,14 @@ QUICK: Final = (
     Combination("regions", "plain", "memory", (2, 4), (WHOLE, 600)),
 )
 MATRIX: Final = "order-totals"
-"""The case that runs with its whole matrix."""
+"""The case that runs with half of its matrix."""
+HALF: Final = (
+    ("rocksdb", 2, 350),
+    ("rocksdb", 4, WHOLE),
+    ("memory", 2, WHOLE),
+    ("memory", 4, 350),
+)
+"""Half of the matrix of one kind of topic. It has every pair of values of two settings."""
 SOAK_ONLY: Final = "payments-enriched-versions"
 """A case with a second input for a pipeline. `QUICK` has the case with the first input."""
 LOGS: Final[tuple[Log, ...]] = ("plain", "gaps", "transactions")
@@ -117,14 +124,14 @@ def test_live_run_with_kills_bounded_run_and_backfill_have_the_same_output(
     assert_agreement(prepared, combination)
 
 
-def test_backfills_of_one_case_agree_over_the_whole_matrix(prepare: Prepare) -> None:
+def test_backfills_of_one_case_agree_over_half_of_the_matrix(prepare: Prepare) -> None:
     """The test runs both backends, parallelisms and sizes of waves, over topics with gaps. One
     bounded and one live run are enough, because the state of both backends is compared in one form.
     """
     prepared = prepare(MATRIX, "gaps")
     reference = prepared.bounded("rocksdb")
     found = compared(prepared, prepared.live("memory"), reference)
-    for backend, parallelism, wave_offsets in product(BACKENDS, PARALLELISMS, WAVES):
+    for backend, parallelism, wave_offsets in HALF:
         found += backfilled(prepared, reference, backend, parallelism, wave_offsets)
     assert not found, "\n".join(found)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.conftest import soak_on_39
 from integration.demo import checker
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job
@@ -35,6 +36,7 @@ def writers(job: Job) -> set[int]:
     return {parts.subtask for parts in map(parse_transactional_id, named) if parts is not None}
 
 
+@soak_on_39
 def test_job_recovers_from_a_publication_of_an_interval_with_an_idle_subtask(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

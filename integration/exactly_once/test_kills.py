@@ -1,10 +1,11 @@
 """Exactly-once output after kills of any process, and after each kind of end of a run.
 
-The tests run on both versions of Kafka. Each test runs a job with the user's command, on a local
-cluster of real processes. It kills some of them or interrupts the run, and compares the records of
-a `read_committed` reader with the records expected from the input. The kill matrix
-(`test_chaos.py`) has kills and freezes at named points of the commit protocol. This module has
-random kills, controls that must fail, and the ends of runs.
+One test runs on every version of Kafka. The others run on 4.3, and with `-m soak` also on 3.9. Each
+test runs a job with the user's command, on a local cluster of real processes. It kills some of them
+or interrupts the run, and compares the records of a `read_committed` reader with the records
+expected from the input. The kill matrix (`test_kill_matrix.py`) has kills and freezes at named
+points of the commit protocol. This module has random kills, controls that must fail, and the ends
+of runs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from integration.conftest import soak_on_39
 from integration.faults.kill_points import broken_mains as breaking
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job, Run
@@ -36,6 +38,7 @@ PACE = 800
 SOAK = pytest.mark.soak
 
 
+@soak_on_39
 @pytest.mark.parametrize("seed", [20, *(pytest.param(seed, marks=SOAK) for seed in range(21, 25))])
 def test_output_is_exact_after_twenty_random_kills(
     any_kafka: EmbeddedKafka, tmp_path: Path, seed: int
@@ -83,6 +86,7 @@ def kill(run: Run, role: str, rng: random.Random) -> None:
 # --- controls: the comparison finds out ---------------------------------------------------------
 
 
+@soak_on_39
 def test_control_recovery_without_commit_loses_records(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -95,6 +99,7 @@ def test_control_recovery_without_commit_loses_records(
     assert not verdict.twice, verdict
 
 
+@soak_on_39
 def test_control_commit_before_publication_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -107,6 +112,7 @@ def test_control_commit_before_publication_causes_duplicates(
     assert not verdict.missing, verdict
 
 
+@soak_on_39
 def test_control_reused_producer_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -122,6 +128,7 @@ def test_control_reused_producer_causes_duplicates(
 # --- ends, restores and hands -------------------------------------------------------------------
 
 
+@soak_on_39
 def test_output_is_exact_after_a_restore_at_another_parallelism(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -150,6 +157,7 @@ def test_the_whole_cluster_dies_with_its_command_and_the_next_run_recovers(
     job.assert_exact()
 
 
+@soak_on_39
 def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -169,6 +177,7 @@ def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     job.assert_exact()
 
 
+@soak_on_39
 def test_job_stops_although_the_jobmanager_that_got_the_interrupt_was_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

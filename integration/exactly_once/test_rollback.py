@@ -4,6 +4,7 @@ All processes are stopped just after a publication and then killed, so its trans
 Then the test lets them time out, fences one as another client would, or sends a late
 EndTxn(commit). If no record of the publication is visible, the next run must roll it back. If some
 records are visible, every run must report the loss and fail until the user accepts the loss.
+On Kafka 3.9, `make test` runs one test of each of the two, and `-m soak` the others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from integration.conftest import soak_on_39
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job
 from integration.support.take_transactional_id import take
@@ -119,6 +121,7 @@ def test_publication_is_rolled_back_if_a_transaction_is_aborted_before_any_commi
     job.assert_exact()
 
 
+@soak_on_39
 def test_transaction_aborted_after_another_one_was_committed_is_reported_as_lost(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -151,6 +154,7 @@ def test_committed_transaction_that_was_fenced_twice_is_reported_as_lost(
     assert not verdict.twice, verdict
 
 
+@soak_on_39
 def test_publication_is_rolled_back_if_all_its_transactions_timed_out(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -134,16 +134,7 @@ class Folder:
 
     def orders(self, count: int, *, first: int = 0, topic: str = "orders") -> None:
         """Write orders of three customers, in turn, each of amount 1."""
-        self.send(
-            topic,
-            [
-                (
-                    f"c{number % 3}".encode(),
-                    json.dumps({"customer": f"c{number % 3}", "amount": 1}).encode(),
-                )
-                for number in range(first, first + count)
-            ],
-        )
+        self.send(topic, orders_of_three_customers(range(first, first + count)))
 
     def send_amounts(self, amounts: range) -> None:
         """Write one order of each amount, of seven customers."""
@@ -337,6 +328,12 @@ class Run:
             return psutil.Process(self.process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
+
+
+def orders_of_three_customers(numbers: range) -> list[tuple[bytes, bytes]]:
+    """Return the keys and values of orders of three customers, in turn, each of amount 1."""
+    customers = [f"c{number % 3}" for number in numbers]
+    return [(c.encode(), json.dumps({"customer": c, "amount": 1}).encode()) for c in customers]
 
 
 def paragraph(text: str) -> str:
