@@ -67,7 +67,7 @@ SLOT_MAIN = "tidegate.slot.main:run_slot"
 TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
 JOBMANAGER_MAIN = "tidegate.controlplane.jobmanager.service:run_jobmanager"
 WAVE_TASK = "tidegate.bootstrap:run_wave_task"
-JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.service:run_jobmaster"
+JOBMASTER_MAIN = "tidegate.controlplane.jobmaster.process:run_jobmaster"
 
 FAILED = 1
 """The exit status of a process that failed. The process's log has the reason."""

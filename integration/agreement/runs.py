@@ -41,7 +41,7 @@ from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.executor import Executor
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import Uid
-from tidegate.protocol.messages import PartitionEnd
+from tidegate.protocol.submission import PartitionEnd
 
 KILLS: Final = (Trap("slot.wrote", nth=4), Trap("jobmaster.published"), Trap("slot.described"))
 """The kills of a live run: a slot while it writes, a JobMaster after the commit point, and a slot

@@ -165,10 +165,10 @@ def clock_parts(clocks: Clocks) -> None:
     from tidegate.dataplane.sinks.delivery import TransactionalDelivery
     from tidegate.dataplane.sinks.encoding import BatchEncoder
     from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+    from tidegate.dataplane.source_task import SourceTask
     from tidegate.dataplane.sources.decoding import BatchDecoder
     from tidegate.dataplane.state.backend import KeyedStateBackend
     from tidegate.dataplane.state.snapshots import SnapshotUploader
-    from tidegate.dataplane.task import SourceTask
     from tidegate.drivers.kafka.producer import KafkaProducer
     from tidegate.drivers.kafka.reader import KafkaPartitionReader
     from tidegate.drivers.rocksdb import RocksDBStore
@@ -276,9 +276,9 @@ class BareSlot:
         from tidegate.config import Config, ConnectorSettings, KafkaSettings
         from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+        from tidegate.dataplane.source_task import SourceTask
         from tidegate.dataplane.sources.kafka import KafkaSourceReader
         from tidegate.dataplane.state.step import open_step_state
-        from tidegate.dataplane.task import SourceTask
         from tidegate.dataplane.task_builder import source_keys_wanted
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
         from tidegate.drivers.system import SystemDrivers

@@ -23,7 +23,7 @@ from tidegate.backfill.executor import InProcessExecutor
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
 from tidegate.drivers.system import SystemDrivers
-from tidegate.protocol.messages import PartitionEnd
+from tidegate.protocol.submission import PartitionEnd
 
 DRIVER_S_MAX: Final = 120.0
 

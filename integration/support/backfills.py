@@ -20,7 +20,7 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.dataplane.engine import IO_THREADS
 from tidegate.dataplane.waves.level_task import TaskHost
 from tidegate.drivers.system import SystemDrivers
-from tidegate.protocol.messages import PartitionEnd, Submission
+from tidegate.protocol.submission import PartitionEnd, Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 
 ROOT = Path(__file__).parents[2]
 SOON_S = 60.0

@@ -43,7 +43,7 @@ from tidegate.errors import (
 from tidegate.ids import Attempt, Uid
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.waves import TaskId, TaskReport
 
 JOB = """

@@ -20,8 +20,8 @@ from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import PartitionEnd, StoredCode, Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import PartitionEnd, StoredCode, Submission
 
 ENDS = (PartitionEnd(source=Uid("orders"), topic="o", partition=0, offset=100),)
 

@@ -22,8 +22,8 @@ from tidegate.errors import InternalError, KafkaError, UserCodeError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import AttemptReport, CheckpointReport, JobReport, ProcessExit
+from tidegate.protocol.submission import Submission
 
 SUBMISSION = Submission(
     job=JobName("totals"),

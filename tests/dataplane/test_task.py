@@ -18,9 +18,10 @@ import pytest
 from tidegate.checkpoint.alignment import Alignment
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.operators.chain import OperatorChain
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.subtask_context import SubtaskContext
-from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.graph.plan import PlanEdge
 from tidegate.ids import (
     Attempt,

@@ -14,8 +14,9 @@ import pytest
 from tests.dataplane.test_task import C1, Reader, World, offer, steps
 from tidegate.api.watermarks import Monotonous
 from tidegate.dataplane.counters import Counters
+from tidegate.dataplane.input_task import InputTask
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
-from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import SourceSplit

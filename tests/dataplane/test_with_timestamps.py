@@ -21,7 +21,7 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.chain import OperatorChain
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
 from tidegate.dataplane.refusals import Refusals
-from tidegate.dataplane.task import SourceTask
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.errors import ResourceExhaustedError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, REJECTED, Edge, Node, StreamGraph
 from tidegate.ids import Uid

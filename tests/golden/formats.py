@@ -18,8 +18,8 @@ from tidegate.commit.initial_offsets import InitialOffsets
 from tidegate.commit.journal.entries import AnyEntry
 from tidegate.commit.journal.state import JournalState
 from tidegate.controlplane.jobmanager.job_store import VERSION, _Decision
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 
 FORMATS: Final = "formats.txt"
 

@@ -20,7 +20,8 @@ from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.dataplane.channels.frames import data_frame
 from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.channels.record_writer import RemoteOutputChannel, _KeyRoutes
-from tidegate.dataplane.task import InputTask, _Subtask
+from tidegate.dataplane.input_task import InputTask
+from tidegate.dataplane.subtask import Subtask
 from tidegate.drivers.exchange import handshake
 from tidegate.drivers.exchange.wire import FrameReader
 from tidegate.slot.main import Slot
@@ -51,7 +52,7 @@ def contract(seed: int) -> None:
 
 LATE_BARRIER = (
     Edit(
-        _Subtask.take_snapshot,
+        Subtask.take_snapshot,
         "    for record_writer in self.chain.record_writers:\n"
         "        record_writer.emit_control(barrier)\n",
         '    self.__dict__.setdefault("late", []).append(barrier)\n',

@@ -23,14 +23,15 @@ from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.mutants.test_channels import traffic
 from tidegate.checkpoint.restore import assign_splits
 from tidegate.checkpoint.state_changes import _unknown_state_refusals
+from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.sinks.delivery import TransactionalDelivery
 from tidegate.dataplane.sinks.id_pool import TransactionalIdPool
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sinks.pool import ProducerPool
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.state.restored_names import delete_rows
 from tidegate.dataplane.state.snapshots import _copy
-from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.ports.kafka import TransactionState
 
 

@@ -14,14 +14,15 @@ from tests.mutants.planting import Edit, Mutant, assert_found, mutant_params
 from tests.testing import test_with_timestamps as stamped_tests
 from tests.testing.test_barriers_in_flight import judge as in_flight
 from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
+from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.sources.watermarks import SourceWatermarks, _restored
 from tidegate.dataplane.state.backend import KeyedStateBackend
 from tidegate.dataplane.state.state_accessors import TimerAccessor
 from tidegate.dataplane.state.step import restored_watermark
-from tidegate.dataplane.task import InputTask, SourceTask
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.sim.plan import Plan
 

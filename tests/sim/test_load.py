@@ -13,8 +13,8 @@ from tidegate.checkpoint.backlog import Backlog
 from tidegate.dataplane.channels.input_gate import InputGate
 from tidegate.dataplane.channels.record_writer import RemoteOutputChannel
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.backend import KeyedStateBackend
-from tidegate.dataplane.task import SourceTask
 from tidegate.sim.load import LIMITS, SMALL, Load
 from tidegate.sim.plan import Plan
 from tidegate.sim.run import run_seed

@@ -57,8 +57,9 @@ from tidegate.ids import CheckpointId, SubtaskId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Deploy, Submission
+from tidegate.protocol.messages import Deploy
 from tidegate.protocol.reports import add_counts
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.protocol.waves import TaskReport
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import ConfigError, RefusedError, check
-from tidegate.protocol.messages import PartitionEnd
+from tidegate.protocol.submission import PartitionEnd
 from tidegate.stream_elements import TopicPartition
 
 NOW: Final = "now"

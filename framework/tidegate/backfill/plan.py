@@ -39,7 +39,7 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.ports.clock import Clock
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import PartitionReader
-from tidegate.protocol.messages import PartitionEnd, Submission
+from tidegate.protocol.submission import PartitionEnd, Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.stream_elements import TopicPartition
 

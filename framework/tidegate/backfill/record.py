@@ -26,8 +26,8 @@ from tidegate.errors import RefusedError, StorageError
 from tidegate.ids import JobName
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import PartitionEnd, Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import PartitionEnd, Submission
 
 PREFIX: Final = "_backfill-"
 """The prefix of the name of a backfill's cluster. `cluster.name` cannot begin with it."""

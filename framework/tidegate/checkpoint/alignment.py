@@ -1,6 +1,6 @@
 """Barrier alignment of one subtask: when to take its snapshot, and which channels wait for it.
 
-The task (`dataplane/task.py`) reports every barrier and every end of input that it reads from a
+The task (`dataplane/input_task.py`) reports each barrier and each end of input that it reads from a
 channel. It carries out the returned instructions before it reads anything else. It does not read a
 blocked channel, so the credit of that channel runs out and the sender is backpressured. Sources do
 not use this class: they have no channels and take their snapshot when the barrier is injected. This

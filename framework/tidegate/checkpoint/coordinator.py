@@ -30,10 +30,9 @@ After `StopRequested` the next checkpoint is final. It starts at once, and final
 retried until one is published or the attempt fails. Sources emit nothing after a final barrier, so
 ordinary checkpoints cannot follow.
 
-A prepared transaction is never dropped. The coordinator remembers the transactions of every
-acknowledgement, also of late ones and of aborted checkpoints. It keeps them per subtask until they
-are known to be committed. The whole last snapshot of a finished subtask goes into every later
-checkpoint.
+A prepared transaction is never dropped. `acknowledged_work.py` remembers the transactions of every
+acknowledgement, also of a late one and of an aborted checkpoint. It also has the last snapshot of
+each subtask.
 
 The module keeps the parts of invariants 2 and 5 of ARCHITECTURE.md that are decided here.
 """
@@ -47,8 +46,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-import msgspec
-
+from tidegate.checkpoint.acknowledged_work import AcknowledgedWork, subtask_of
 from tidegate.checkpoint.coordinator_events import (
     AbortCheckpoint,
     Acknowledged,
@@ -76,11 +74,9 @@ from tidegate.checkpoint.pending import (
     CompletedCheckpoint,
     PendingCheckpoint,
     state_size,
-    union,
 )
 from tidegate.errors import CheckpointError, InternalError, StorageGoneError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
-from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
 
 EVENT_LOG_LENGTH: Final = 50
 """The number of events kept for the message of an illegal event: a few checkpoints' worth at common
@@ -210,12 +206,7 @@ class CheckpointCoordinator:
         self._gone_since_s = -math.inf
         self._last_completion_s = -math.inf
         self._wake_s = math.inf
-        #: Per subtask: the transactions of its newest acknowledgement that are not known to be
-        #: committed.
-        self._pending_transactions: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
-        self._acknowledged: dict[SubtaskId, CheckpointId] = {}
-        #: The newest snapshot of each subtask; used for subtasks that have finished.
-        self._latest_snapshot: dict[SubtaskId, SubtaskSnapshot] = {}
+        self._work = AcknowledgedWork()
         self._event_log: deque[str] = deque(maxlen=EVENT_LOG_LENGTH)
         self.counts = CheckpointCounts()
 
@@ -376,8 +367,8 @@ class CheckpointCoordinator:
         )
         if result is not AcknowledgeResult.SUCCESS:
             return [_ignored(event, result)]
-        self._remember_transactions(event)
-        self._latest_snapshot[_subtask(event)] = event.snapshot
+        self._work.remember(event.checkpoint, event.snapshot)
+        self._work.keep_snapshot(event.snapshot)
         if pending.missing:
             return []
         self._move(Phase.PUBLISHING)
@@ -386,13 +377,8 @@ class CheckpointCoordinator:
                 checkpoint=pending.id,
                 final=pending.final,
                 duration_ms=round((event.now_s - pending.started_s) * 1000),
-                snapshots=self._snapshots(pending),
-                transactions=union(
-                    [
-                        self._pending_transactions[subtask]
-                        for subtask in sorted(self._pending_transactions)
-                    ]
-                ),
+                snapshots=self._work.snapshots(pending, self._running),
+                transactions=self._work.transactions(),
             )
         ]
 
@@ -406,36 +392,12 @@ class CheckpointCoordinator:
             return [_ignored(event, AcknowledgeResult.UNKNOWN)]
         if self._pending is not None and event.checkpoint == self._pending.id:
             return [_ignored(event, AcknowledgeResult.DUPLICATE)]
-        self._remember_transactions(event)
+        self._work.remember(event.checkpoint, event.snapshot)
         return [_ignored(event, AcknowledgeResult.DISCARDED)]
 
-    def _remember_transactions(self, event: Acknowledged) -> None:
-        """Remember the transactions of a subtask's newest acknowledgement: all transactions that it
-        has prepared and that it does not know to be committed.
-        """
-        subtask = _subtask(event)
-        if subtask in self._acknowledged and event.checkpoint < self._acknowledged[subtask]:
-            return
-        self._acknowledged[subtask] = event.checkpoint
-        self._pending_transactions[subtask] = event.snapshot.transactions
-
     def _drop_committed(self, event: TransactionsCommitted) -> list[CoordinatorInstruction]:
-        ended = frozenset(event.transactions)
-        for subtask, carried in self._pending_transactions.items():
-            self._pending_transactions[subtask] = tuple(txn for txn in carried if txn not in ended)
+        self._work.drop_committed(event.transactions)
         return []
-
-    def _snapshots(self, pending: PendingCheckpoint) -> tuple[SubtaskSnapshot, ...]:
-        """Return the acknowledged snapshots, and for each finished subtask its last snapshot with
-        the transactions that are still remembered for it.
-        """
-        finished = [
-            msgspec.structs.replace(snapshot, transactions=self._pending_transactions[subtask])
-            for subtask, snapshot in self._latest_snapshot.items()
-            if subtask not in self._running and subtask not in pending.acknowledged
-        ]
-        parts = [*pending.snapshots, *finished]
-        return tuple(sorted(parts, key=lambda part: (part.vertex, part.index)))
 
     # --- ends -----------------------------------------------------------------------------------
 
@@ -448,7 +410,7 @@ class CheckpointCoordinator:
             id=pending.id,
             final=pending.final,
             duration_ms=round((event.now_s - pending.started_s) * 1000),
-            size=state_size(self._snapshots(pending)),
+            size=state_size(self._work.snapshots(pending, self._running)),
             alignment_ms=pending.alignment_ms_max,
             sync_ms=pending.sync_ms_max,
             transactions=sum(len(part.transactions) for part in pending.snapshots),
@@ -576,7 +538,7 @@ class CheckpointCoordinator:
 
 
 def _subtask(event: Acknowledged) -> SubtaskId:
-    return SubtaskId(event.snapshot.vertex, event.snapshot.index)
+    return subtask_of(event.snapshot)
 
 
 def _ignored(event: Acknowledged, result: AcknowledgeResult) -> LogIgnoredAcknowledge:

@@ -25,9 +25,9 @@ from tidegate.errors import Domain
 from tidegate.exit_status import exit_text
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.slot_metrics import HangingCall
+from tidegate.protocol.submission import Submission
 
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""

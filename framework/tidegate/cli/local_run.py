@@ -52,8 +52,8 @@ from tidegate.protocol.job_state import JobState
 if TYPE_CHECKING:
     from tidegate.api.archive import CodeArchive
     from tidegate.drivers.process.prestart import Prestarted
-    from tidegate.protocol.messages import Submission
     from tidegate.protocol.reports import JobReport
+    from tidegate.protocol.submission import Submission
 
 DONE, FAILED, REFUSED, STOPPED, STOPPED_WITHOUT_CHECKPOINT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 

@@ -36,8 +36,8 @@ from tidegate.protocol.job_state import JobState
 
 if TYPE_CHECKING:
     from tidegate.config import Config
-    from tidegate.protocol.messages import Submission
     from tidegate.protocol.reports import JobReport
+    from tidegate.protocol.submission import Submission
 
 _SITE_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})
 

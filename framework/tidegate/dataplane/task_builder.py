@@ -29,6 +29,7 @@ from tidegate.dataplane.channels.input_gate import InputGate
 from tidegate.dataplane.channels.record_writer import RecordWriter
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.operators.chain import ChainOutputs, OperatorChain
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.refusals import Refusals
@@ -36,12 +37,13 @@ from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
 from tidegate.dataplane.shared_view import SlotView, check_tz_database, check_view
 from tidegate.dataplane.sink_writer import SinkWriter
 from tidegate.dataplane.sinks.registry import make_sink_writer
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.sources.kafka import KafkaSourceReader
 from tidegate.dataplane.sources.watermarks import SourceWatermarks
 from tidegate.dataplane.state.local_files import LocalStateFiles
 from tidegate.dataplane.state.step import open_step_state
 from tidegate.dataplane.subtask_context import SubtaskContext
-from tidegate.dataplane.task import InputTask, SourceTask, Task
+from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_interfaces import CheckpointResponder
 from tidegate.dataplane.time.valve import WatermarkValve
 from tidegate.graph.operator_kinds import operator_kind

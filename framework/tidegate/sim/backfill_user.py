@@ -24,8 +24,8 @@ from tidegate.errors import (
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 from tidegate.sim.cluster import SimCluster
 from tidegate.sim.plan import JobRun, Plan
 from tidegate.sim.processes import FAILED, guarded

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.config import Config
 from tidegate.controlplane.jobmanager.service import run_jobmanager
-from tidegate.controlplane.jobmaster.service import run_jobmaster
+from tidegate.controlplane.jobmaster.process import run_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager
 from tidegate.drivers.memory.store import MemoryStore
 from tidegate.drivers.transaction_coordinators import make_transaction_coordinator

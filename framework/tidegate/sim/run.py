@@ -30,8 +30,8 @@ from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import ENDED, JobState
-from tidegate.protocol.messages import Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.sim.backfill_plan import with_backfills
 from tidegate.sim.backfill_user import BackfillUser

@@ -23,8 +23,9 @@ from tidegate.config import Config
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
-from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
 from tidegate.errors import ExchangeError, StorageError, TidegateError
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId

@@ -32,8 +32,9 @@ from tidegate.checkpoint.restore import RestorePlan, restore, slot_of_split
 from tidegate.controlplane.jobmaster.job_plan import state_metadata
 from tidegate.dataplane.channels.slot_channels import SlotChannels
 from tidegate.dataplane.engine import Engine
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.local_files import LocalStateFiles
-from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext
 from tidegate.errors import ExchangeError, InternalError, StorageError, check
 from tidegate.graph.plan import plan
@@ -47,7 +48,8 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.ports.drivers import Drivers
-from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.messages import Deploy, RestoredState
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.stream_elements import Barrier, TopicPartition, Watermark
 from tidegate.testing.drivers import WaitingWork

@@ -19,9 +19,9 @@ from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.keyed import KeyedStateLike
 from tidegate.dataplane.refusals import Refusals
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.step import SubtaskKeyedState
 from tidegate.dataplane.subtask_context import SubtaskContext
-from tidegate.dataplane.task import SourceTask
 from tidegate.dataplane.task_builder import SlotContext, SubtaskBuilder
 from tidegate.graph.plan import Vertex
 from tidegate.graph.stream_graph import Node, StreamGraph

@@ -19,7 +19,7 @@ from integration.faults.kill_points import mains as killing
 from integration.faults.kill_points.kill_points import Plan, Traps
 from tidegate.config import Config
 from tidegate.controlplane.jobmanager.service import run_jobmanager as run_real_jobmanager
-from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.controlplane.jobmaster.process import run_jobmaster as run_real_jobmaster
 from tidegate.controlplane.taskmanager.service import run_taskmanager as run_real_taskmanager
 from tidegate.drivers.exchange.sockets import SocketExchange
 from tidegate.drivers.system import SystemDrivers

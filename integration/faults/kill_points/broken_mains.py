@@ -24,7 +24,7 @@ from integration.faults.kill_points.mains import (
     journal_entry,
 )
 from tidegate.commit.journal.entries import Publication
-from tidegate.controlplane.jobmaster.service import run_jobmaster as run_real_jobmaster
+from tidegate.controlplane.jobmaster.process import run_jobmaster as run_real_jobmaster
 from tidegate.drivers.kafka.producer import KafkaProducer
 from tidegate.drivers.system import SystemDrivers
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId, TransactionalId

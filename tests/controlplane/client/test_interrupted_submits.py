@@ -25,8 +25,9 @@ from tests.controlplane.jobmanager.test_leadership import CLUSTER, HERE, ByHand
 from tidegate.controlplane.jobmanager.job_store import JobStore
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Acknowledge, StoredCode
+from tidegate.protocol.messages import Acknowledge
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import StoredCode
 
 CODE = b"files"
 STORED = StoredCode(digest=hashlib.sha256(CODE).hexdigest(), size=len(CODE))

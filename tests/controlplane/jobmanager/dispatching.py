@@ -12,8 +12,9 @@ from tidegate.controlplane.jobmanager import dispatcher_events as j
 from tidegate.controlplane.jobmanager.dispatcher import Dispatcher
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import GetJob, JobMasterAccepted, Message, Submission
+from tidegate.protocol.messages import GetJob, JobMasterAccepted, Message
 from tidegate.protocol.reports import JobReport, ReportJob
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(3)

@@ -8,7 +8,7 @@ from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.jobmanager.cluster_settings import apply_cluster_settings, missing_secret
 from tidegate.ids import JobName
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 OWN = {

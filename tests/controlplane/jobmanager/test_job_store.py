@@ -13,8 +13,8 @@ from tidegate.errors import CorruptCheckpointError, InternalError, StorageError
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import StoredCode, Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import StoredCode, Submission
 
 HERE = msgspec.structs.replace(submission(), cluster="here")
 FINISHED = JobReport(job=A, state=JobState.FINISHED)

@@ -33,12 +33,11 @@ from tidegate.protocol.messages import (
     RegisterJobMaster,
     RegisterTaskManager,
     RequestSlots,
-    StoredCode,
-    Submission,
     SubmitJob,
     TaskManagerAccepted,
 )
 from tidegate.protocol.reports import JobReport, ReportJob
+from tidegate.protocol.submission import StoredCode, Submission
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 EPOCH = LeaderEpoch(7)

@@ -35,8 +35,9 @@ from tidegate.drivers.threads import SystemThreads
 from tidegate.errors import ExternalError, StorageError, TidegateError
 from tidegate.ports.blobs import BlobStore
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Message, Submission, SubmitJob
+from tidegate.protocol.messages import Message, SubmitJob
 from tidegate.protocol.reports import JobReport, ReportJob
+from tidegate.protocol.submission import Submission
 
 CLUSTER = "here"
 HERE = msgspec.structs.replace(submission(), cluster=CLUSTER)

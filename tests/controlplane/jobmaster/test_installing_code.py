@@ -27,7 +27,7 @@ from tidegate.errors import (
     StorageGoneError,
 )
 from tidegate.ports.blobs import BlobStore
-from tidegate.protocol.messages import StoredCode, Submission
+from tidegate.protocol.submission import StoredCode, Submission
 
 DATA = zipped("job.py")
 PATH = "a/submissions/1/x.zip"

@@ -21,9 +21,9 @@ from tidegate.protocol.messages import (
     RegisterJobMaster,
     ReleaseSlots,
     StopSlot,
-    Submission,
 )
 from tidegate.protocol.reports import JobReport, ReportJob
+from tidegate.protocol.submission import Submission
 
 JOB = JobName("a")
 

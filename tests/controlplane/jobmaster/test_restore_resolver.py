@@ -30,7 +30,7 @@ from tidegate.errors import (
     is_recoverable,
 )
 from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex, Uid, VertexId
-from tidegate.protocol.messages import PartitionEnd
+from tidegate.protocol.submission import PartitionEnd
 from tidegate.protocol.subtask_snapshot import SourceSplit, SubtaskSnapshot
 from tidegate.sim.kafka.cluster import FakeKafka
 from tidegate.sim.kafka.log import Record

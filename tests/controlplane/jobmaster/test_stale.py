@@ -7,7 +7,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tidegate.controlplane.jobmaster.service import JobMaster, _receive_when_started
+from tidegate.controlplane.jobmaster.process import _receive_when_started
+from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.ids import Attempt, JobName, SlotId, TaskManagerId
 from tidegate.protocol.messages import Acknowledge, Refused, SlotLost, TasksReady
 

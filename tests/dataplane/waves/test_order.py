@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.dataplane.channels.frames import VERSION, FrameKind, control_frame
-from tidegate.dataplane.task import SourceTask
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.waves.order import (
     POLLS_MAX,
     TIME_MS_MAX,

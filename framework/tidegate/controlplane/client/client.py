@@ -25,10 +25,10 @@ from tidegate.protocol.messages import (
     Message,
     Refused,
     StopJob,
-    Submission,
     SubmitJob,
 )
 from tidegate.protocol.reports import JobList, JobReport
+from tidegate.protocol.submission import Submission
 
 POLL_S = 0.2
 POLL_S_MAX = 2.0

@@ -35,7 +35,7 @@ from tidegate.ids import KAFKA, CheckpointId, JobName, TransactionalId
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndTxnResult
 from tidegate.private_files import make_private_folder
-from tidegate.protocol.messages import StoredCode, Submission
+from tidegate.protocol.submission import StoredCode, Submission
 from tidegate.protocol.versions import TIDEGATE
 from tidegate.storage_location import is_url, locate
 

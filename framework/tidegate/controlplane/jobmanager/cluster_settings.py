@@ -20,7 +20,7 @@ from tidegate.config import Config
 from tidegate.config_load import flattened
 from tidegate.controlplane.jobmanager.job_store import without_secrets
 from tidegate.masking import MASK, is_secret
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 
 SECTIONS: Final = ("cluster", "jobmanager", "taskmanager", "logs")
 """Sections that the cluster replaces completely."""

@@ -71,10 +71,10 @@ from tidegate.protocol.messages import (
     Refused,
     RegisterJobMaster,
     StopJob,
-    Submission,
     SubmitJob,
 )
 from tidegate.protocol.reports import JobList, JobReport, ReportJob
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.versions import difference
 
 START_MS_MAX = 120_000

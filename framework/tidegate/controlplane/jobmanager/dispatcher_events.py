@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from tidegate.ids import JobName
 from tidegate.ports.processes import ExitStatus
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.messages import Message, StopJob, StoredCode, Submission
+from tidegate.protocol.messages import Message, StopJob
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import StoredCode, Submission
 
 # --- events -------------------------------------------------------------------------------------
 

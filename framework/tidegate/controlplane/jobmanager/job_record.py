@@ -14,8 +14,9 @@ from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.job_history import JobHistory
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import StopJob, Submission
+from tidegate.protocol.messages import StopJob
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 
 
 class Phase(enum.Enum):

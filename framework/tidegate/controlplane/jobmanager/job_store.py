@@ -46,8 +46,8 @@ from tidegate.errors import CorruptCheckpointError, InternalError, StorageError,
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.masking import MASK, is_secret
 from tidegate.ports.blobs import BlobStore, CreateResult
-from tidegate.protocol.messages import StoredCode, Submission
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import StoredCode, Submission
 
 T = TypeVar("T")
 

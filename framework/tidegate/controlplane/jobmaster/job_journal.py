@@ -66,7 +66,7 @@ from tidegate.ids import Attempt, TransactionalId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.job_state import JobState
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 CLOSE_TIMEOUT_S: Final = 60.0

@@ -30,7 +30,7 @@ from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import SubtaskId, SubtaskIndex, Uid
 from tidegate.ports.blobs import BlobStore
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 
 PRODUCER_START_S: Final = 0.6
 """The time in seconds to initialise a new transactional producer, with some margin. Measured values

@@ -19,7 +19,7 @@ from tidegate.controlplane.jobmaster.storage_calls import StorageCalls
 from tidegate.errors import StorageGoneError, TidegateError, from_foreign
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.storage_location import locate
 
 PAUSE_S: Final = 0.5

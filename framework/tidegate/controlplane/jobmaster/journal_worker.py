@@ -33,7 +33,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import Attempt
 from tidegate.ports.drivers import Drivers
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 Action = Callable[[], None]

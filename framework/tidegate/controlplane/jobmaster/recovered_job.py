@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tidegate.checkpoint.restore import RestorePlan
 from tidegate.ids import Attempt
-from tidegate.protocol.messages import Deploy, RestoredState, Submission
+from tidegate.protocol.messages import Deploy, RestoredState
+from tidegate.protocol.submission import Submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

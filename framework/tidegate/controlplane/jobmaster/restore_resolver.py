@@ -44,7 +44,7 @@ from tidegate.errors import (
     TopicAbsentError,
 )
 from tidegate.ports.drivers import Drivers, KafkaAdmin
-from tidegate.protocol.messages import Submission
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 _log = logging.getLogger(__name__)

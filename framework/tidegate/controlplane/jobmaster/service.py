@@ -1,4 +1,4 @@
-"""The JobMaster process, which runs one job from its start to its end.
+"""The JobMaster, which runs one job from its start to its end. `process.py` starts it.
 
 Its loop is one thread that runs small actions in turn. Each action gives an event to a pure machine
 (`machine.py` for the job, the checkpoint coordinator inside `attempt.py`) and carries out the
@@ -42,7 +42,7 @@ from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
 from tidegate.errors import ExternalError, InternalError, TidegateError
-from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId
+from tidegate.ids import Attempt, SlotId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
@@ -60,12 +60,12 @@ from tidegate.protocol.messages import (
     SlotsReleased,
     SlotStalled,
     StopJob,
-    Submission,
     SubtaskInputEnded,
     TaskFailed,
     TasksReady,
 )
 from tidegate.protocol.reports import JobReport
+from tidegate.protocol.submission import Submission
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 Action = Callable[[], None]
@@ -77,41 +77,6 @@ two sweeps. The time doubles after each sweep. A transaction coordinator that wa
 no transactions yet, so a recovery can miss some. Consumers cannot read past these."""
 
 _log = logging.getLogger(__name__)
-
-
-def run_jobmaster(
-    job: JobName, jobmanager_address: str, epoch: LeaderEpoch, drivers: Drivers
-) -> int:
-    """Run a job until it ends. Return the exit code of the process."""
-    loop: EventLoop[Action] = EventLoop(drivers.clock, drivers.threads)
-    client = drivers.rpc.connect(jobmanager_address)
-    manager = JobManagerGateway(
-        client, drivers.clock, drivers.threads, job, epoch, on_replaced=loop.stop
-    )
-    box: list[JobMaster] = []
-    server = drivers.rpc.serve(lambda message: _receive_when_started(box, message))
-    accepted = manager.register(server.address, drivers.process.pid)
-    if accepted is None:
-        return 1
-    try:
-        config = Config.from_dict(accepted.submission.settings)
-    except TidegateError as error:  # without settings there is no storage, nor a journal in it
-        manager.report_now(JobReporter.of_refused(job, drivers.process.pid, error))
-        return 0
-    failure = None if accepted.close_only is None else accepted.close_only.exception()
-    master = JobMaster(
-        accepted.submission, config, loop, manager, drivers, server.address, failure=failure
-    )
-    box.append(master)
-    loop.post(lambda: master.decide(e.ProcessStarted()))
-    loop.post(master.poll)
-    loop.run(lambda action: action())
-    server.close()
-    return 0
-
-
-def _receive_when_started(started: list[JobMaster], message: Message) -> Message:
-    return started[0].receive(message) if started else Refused(reason="this JobMaster is starting")
 
 
 class JobMaster:

@@ -12,7 +12,8 @@ from typing import Final
 from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
 from tidegate.ids import Attempt
 from tidegate.ports.clock import Clock
-from tidegate.protocol.messages import RequestSlots, Submission
+from tidegate.protocol.messages import RequestSlots
+from tidegate.protocol.submission import Submission
 
 SLOT_REQUEST_INTERVAL_S: Final = 2.0
 """The time between two requests for missing slots, in seconds. A request can be lost."""

@@ -26,7 +26,7 @@ from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName, Uid
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import GroupCommit
-from tidegate.protocol.messages import PartitionEnd
+from tidegate.protocol.submission import PartitionEnd
 from tidegate.stream_elements import TopicPartition
 
 

@@ -24,8 +24,9 @@ from tidegate.config import Config
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.engine import Engine
 from tidegate.dataplane.shared_transaction_admin import SharedTransactionAdmin
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
-from tidegate.dataplane.task import SourceTask, Task
+from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
 from tidegate.dataplane.waves.order import TimedSource, poll_shares
 from tidegate.dataplane.waves.receiving import RowReceiver

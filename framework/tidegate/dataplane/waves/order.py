@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tidegate.dataplane.task import SourceTask
+from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.waves.sending import RowSender
 from tidegate.ids import VertexId
 
