@@ -114,8 +114,8 @@ soak_on_39 = pytest.mark.parametrize(
     indirect=True,
 )
 """Mark of a long test with `any_kafka` that does not depend on the version of the broker.
-`make test` runs it on 4.3.0, and `-m soak` on 3.9.1. `integration/exactly_once/test_kill_matrix.py`
-kills and freezes every process on both versions.
+`make test` runs it on 4.3.0, and `-m soak` on 3.9.1. In `make test`, a sample of the kill matrix
+(`integration/exactly_once/test_kill_matrix.py`) kills and freezes processes on both versions.
 """
 
 
