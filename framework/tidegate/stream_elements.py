@@ -8,7 +8,7 @@ element never overtakes a batch of its channel, and no batch overtakes a control
 (invariant 6 of ARCHITECTURE.md).
 
 This module has no behaviour. `dataplane/columns.py` cuts and selects batches. Alignment is in
-`checkpoint/alignment.py`, and the loop is in `dataplane/task.py`.
+`checkpoint/alignment.py`, and the loop is in `dataplane/input_task.py`.
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ class AcknowledgedWork:
     """The transactions and the last snapshot of each subtask of an attempt."""
 
     def __init__(self) -> None:
-        #: Per subtask: the transactions of its newest acknowledgement that are not known to be
-        #: committed.
         self._pending_transactions: dict[SubtaskId, tuple[PreparedTransaction, ...]] = {}
+        """The transactions of each subtask's newest acknowledgement that are not known to be
+        committed.
+        """
         self._acknowledged: dict[SubtaskId, CheckpointId] = {}
-        #: The newest snapshot of each subtask; used for subtasks that have finished.
+        """The checkpoint of this acknowledgement."""
         self._latest_snapshot: dict[SubtaskId, SubtaskSnapshot] = {}
+        """The newest snapshot of each subtask; used for subtasks that have finished."""
 
     def remember(self, checkpoint: CheckpointId, snapshot: SubtaskSnapshot) -> None:
         """Remember the transactions of a subtask's newest acknowledgement: all transactions that it

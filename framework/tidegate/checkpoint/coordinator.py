@@ -386,7 +386,7 @@ class CheckpointCoordinator:
         """Handle an acknowledgement that belongs to no pending checkpoint: remember its
         transactions and ignore the rest. An unknown subtask or checkpoint is ignored completely.
         """
-        known = _subtask(event) in self._running
+        known = subtask_of(event.snapshot) in self._running
         ours = event.checkpoint.attempt == self._attempt
         if not (known and ours and 1 <= event.checkpoint.counter <= self._counter):
             return [_ignored(event, AcknowledgeResult.UNKNOWN)]
@@ -537,13 +537,9 @@ class CheckpointCoordinator:
         return f"checkpoint coordinator: {what}; {self!r}; its story: {' | '.join(self._event_log)}"
 
 
-def _subtask(event: Acknowledged) -> SubtaskId:
-    return subtask_of(event.snapshot)
-
-
 def _ignored(event: Acknowledged, result: AcknowledgeResult) -> LogIgnoredAcknowledge:
     return LogIgnoredAcknowledge(
-        checkpoint=event.checkpoint, subtask=_subtask(event), result=result
+        checkpoint=event.checkpoint, subtask=subtask_of(event.snapshot), result=result
     )
 
 
@@ -551,7 +547,7 @@ def _brief(event: CoordinatorEvent) -> str:
     name = type(event).__name__
     match event:
         case Acknowledged():
-            return f"{name} {event.checkpoint} by {_subtask(event)}"
+            return f"{name} {event.checkpoint} by {subtask_of(event.snapshot)}"
         case Declined() | Published() | PublishFailed():
             return f"{name} {event.checkpoint}"
         case TaskEnded():

@@ -1,6 +1,6 @@
 """The interface between the engine and the writer of a sink: the sink's part of two-phase commit.
 
-`task.py` calls the writer in the mailbox thread, so no method may block. Blocking calls run in I/O
+A subtask calls the writer in the mailbox thread, so no method may block. Blocking calls run in I/O
 threads (`SubtaskContext.run_io`) and post their outcome (`SubtaskContext.post`).
 
 Invariant of every writer: when `prepare` answers, each record that was written before the barrier

@@ -1,4 +1,4 @@
-"""The interfaces that a subtask (`task.py`) uses: what it reads from, and to whom it reports."""
+"""The interfaces that a subtask (`subtask.py`) uses: what it reads from, and to whom it reports."""
 
 from __future__ import annotations
 

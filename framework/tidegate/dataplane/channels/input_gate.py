@@ -7,7 +7,7 @@ returns a credit for each data frame whose last batch was taken. A blocked chann
 at most `capacity` frames. Its sender then stops, while all other channels of the connection
 continue.
 
-`record_writer` (same slot), `slot_channels` (other slots) and `dataplane/task` call this module,
+`record_writer` (same slot), `slot_channels` (other slots) and `input_task` call this module,
 all in the mailbox thread. Invariant: elements leave a channel in the order of their arrival, and no
 element leaves a blocked channel. `checkpoint/alignment` decides which channel to block, and when.
 """

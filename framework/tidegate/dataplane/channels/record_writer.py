@@ -5,7 +5,7 @@ A record writer is one end of an edge, in one sending subtask. `ForwardWriter` h
 the receiver's queue by reference. A remote channel buffers small batches into frames, and sends a
 frame when the receiver has granted credit for it.
 
-`dataplane/task` calls record writers in the mailbox thread. Invariants:
+A subtask calls its record writers in the mailbox thread. Invariants:
 
 - Within each channel, elements leave in the order in which they were emitted. A barrier therefore
   sends the buffered records first. It also queues behind frames that wait for credit, although it

@@ -2,7 +2,7 @@
 
 Chained steps call each other directly, one batch at a time. A run of stateless steps is one fused
 loop. The outputs of the chain are sinks and record writers (edges to other subtasks). The chain is
-built once per attempt, starting from its outputs. `dataplane/task.py` drives it. The chain does not
+built once per attempt, starting from its outputs. Its subtask drives it. The chain does not
 know the internals of channels, or the alignment.
 
 The results of a step are checked against its declared type (`checking.py`). Each step owns the

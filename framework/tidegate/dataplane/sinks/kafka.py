@@ -1,6 +1,6 @@
 """The Kafka sink of one subtask: one transaction per interval, prepared at the barrier.
 
-Only `task.py` calls the sink, in the mailbox thread. Blocking calls run in I/O threads and post
+Only its subtask calls the sink, in the mailbox thread. Blocking calls run in I/O threads and post
 their outcome. The sink prepares transactions and never commits them. The transaction committer ends
 a transaction after the publication.
 
