@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -32,13 +32,26 @@ from typing import TYPE_CHECKING, Any, Final, cast
 if TYPE_CHECKING:
     from integration.bench.cost import Rig
     from integration.bench.page import Table
-    from tidegate.api.functions import KeyedProcess
     from tidegate.api.kafka_sink import KafkaSink
     from tidegate.api.kafka_source import KafkaSource
-    from tidegate.protocol.subtask_snapshot import PreparedTransaction, SubtaskSnapshot
+    from tidegate.dataplane.sources.watermarks import SourceWatermarks
+    from tidegate.dataplane.state.step import SubtaskKeyedState
+    from tidegate.dataplane.subtask_context import SubtaskContext
+    from tidegate.graph.stream_graph import Node
+    from tidegate.protocol.subtask_snapshot import (
+        PreparedTransaction,
+        SourceSplit,
+        SubtaskSnapshot,
+    )
 
 ROOT: Final = Path(__file__).parents[2]
-PIPELINES: Final = {"passthrough": "Passthrough", "transform": "Transform", "total": "Totals"}
+PIPELINES: Final = {
+    "passthrough": "Passthrough",
+    "transform": "Transform",
+    "total": "Totals",
+    "tumbling": "Tumbled",
+    "sessions": "Sessions",
+}
 TICK_MS: Final = 1000 / os.sysconf("SC_CLK_TCK")
 WARM_S: Final = 1.0
 """Wait before the clocks start, so that the first producers of the sink are ready."""
@@ -169,6 +182,9 @@ def clock_parts(clocks: Clocks) -> None:
     from tidegate.dataplane.sources.decoding import BatchDecoder
     from tidegate.dataplane.state.backend import KeyedStateBackend
     from tidegate.dataplane.state.snapshots import SnapshotUploader
+    from tidegate.dataplane.state.window_tables import WindowTables
+    from tidegate.dataplane.windows.firing import Firing
+    from tidegate.dataplane.windows.operator import WindowOperator
     from tidegate.drivers.kafka.producer import KafkaProducer
     from tidegate.drivers.kafka.reader import KafkaPartitionReader
     from tidegate.drivers.rocksdb import RocksDBStore
@@ -178,6 +194,11 @@ def clock_parts(clocks: Clocks) -> None:
         (BatchDecoder, "decode", "decode"),
         (FusedSteps, "process", "operators"),
         (KeyedOperator, "process", "operators"),
+        (WindowOperator, "process", "windows: add"),
+        (WindowOperator, "advance", "windows: fire"),
+        (WindowOperator, "fire", "windows: fire"),
+        (Firing, "emit", "windows: emit"),
+        (WindowTables, "save_some", "snapshot: encode what changed"),
         (StepKeys, "of", "key of"),
         (KeyedStateBackend, "rows", "state: look up"),
         (KeyedStateBackend, "_load", "state: load new keys"),
@@ -278,7 +299,6 @@ class BareSlot:
         from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
         from tidegate.dataplane.source_task import SourceTask
         from tidegate.dataplane.sources.kafka import KafkaSourceReader
-        from tidegate.dataplane.state.step import open_step_state
         from tidegate.dataplane.task_builder import source_keys_wanted
         from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
         from tidegate.drivers.system import SystemDrivers
@@ -312,13 +332,10 @@ class BareSlot:
                 make_sink=lambda node, _: KafkaSinkWriter(
                     cast("KafkaSink[Any]", node.declaration), Uid(node.id), context
                 ),
-                make_state=lambda node: open_step_state(
-                    context,
-                    Uid(node.id),
-                    cast("KeyedProcess[Any, Any, Any]", node.function).declared_states,
-                    node.inputs[0].key_type,
-                    (),
-                ),
+                make_state=lambda node: _open_state(context, node),
+                counters=context.counters,
+                now_ms=drivers.clock.now_ms,
+                watermark_interval_ms=config.job.watermark_interval,
             ),
         )
         reader = KafkaSourceReader(
@@ -331,7 +348,11 @@ class BareSlot:
             SourceSplit(source=Uid(head.id), topic="bench-in", partition=number, offset=0)
             for number in range(4)
         ]
-        self._task = SourceTask(context, self._chain, self, reader, splits)
+        self._task = SourceTask(
+            *(context, self._chain, self, reader, splits),
+            fires=True,
+            watermarks=_watermarks(context, head, splits),
+        )
         self.native = NativeThreads()
         self._ending = ThreadPoolExecutor(1)
         self._open_checkpoints = 0
@@ -352,7 +373,10 @@ class BareSlot:
             if self._around.failures:
                 raise self._around.failures[0]
             done = counters.records_in
-            if done // every > barriers or (done >= records and not self._task._pending):
+            ended = done >= records and not self._task._pending
+            if ended:
+                self._fire_all()
+            if ended or (done < records and done // every > barriers):
                 barriers += 1
                 self._open_checkpoints += 1
                 self._task.trigger(Barrier(CheckpointId(Attempt(1), barriers)))
@@ -360,9 +384,19 @@ class BareSlot:
                 while not self._task.step(0.0) or self._task._barriers:
                     mailbox.wait(WAIT_S)
                     mailbox.run_posted()
-            if done >= records and not self._task._pending:
+            if ended:
                 break
         self._around.until(lambda: self._open_checkpoints == 0, timeout_s=120)
+
+    def _fire_all(self) -> None:
+        """Fire all windows, as at the end of a bounded run."""
+        if self._task.watermarks is None:
+            return
+        self._task.drain()
+        while not self._task._output_ended:
+            if not self._task.step(0.0):
+                self._around.mailbox.wait(WAIT_S)
+                self._around.mailbox.run_posted()
 
     def _wait(self) -> None:
         """Wait for records, or for room in the queue of the producer, as a slot does.
@@ -398,6 +432,32 @@ class BareSlot:
 
     def input_ended(self, subtask: Any) -> None:
         """Do nothing, because the splits have no end."""
+
+
+def _open_state(context: SubtaskContext, node: Node) -> SubtaskKeyedState:
+    """Return the state of a step, which is empty."""
+    from tidegate.api.step_state import step_state
+    from tidegate.dataplane.state.step import open_step_state
+    from tidegate.ids import Uid
+
+    declared = step_state(node)
+    return open_step_state(
+        *(context, Uid(node.id), declared.states, declared.key_type, ()),
+        group_bytes=declared.group_bytes,
+    )
+
+
+def _watermarks(
+    context: SubtaskContext, source: Node, splits: Sequence[SourceSplit]
+) -> SourceWatermarks | None:
+    """Return the watermarks of a source that has a strategy."""
+    from tidegate.dataplane.sources.watermarks import SourceWatermarks
+    from tidegate.ids import Uid
+
+    strategy = cast("KafkaSource[Any]", source.declaration).watermarks
+    if strategy is None:
+        return None
+    return SourceWatermarks(strategy, Uid(source.id), splits, context.counters)
 
 
 RUNS: Final[dict[str, Callable[..., None]]] = {"loop": run_loop, "slot": run_slot}

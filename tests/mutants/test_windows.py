@@ -11,9 +11,12 @@ import pytest
 
 from tests.dataplane.state import test_window_tables as table_tests
 from tests.dataplane.state.job import Step
+from tests.dataplane.windows import subtasks as subtasks_of_step
+from tests.dataplane.windows import test_session_tables as session_tests
 from tests.mutants.finders import event_time_in
 from tests.mutants.planting import Detector, Edit, Mutant, assert_found, mutant_params
 from tidegate.dataplane.state.window_tables import Table, WindowTables
+from tidegate.dataplane.windows import accumulator_source
 from tidegate.dataplane.windows.aligned import AlignedWindows
 from tidegate.dataplane.windows.by_key import WindowsByKey
 from tidegate.dataplane.windows.calendars import LocalTime
@@ -66,6 +69,21 @@ def tables(test: Callable[[Step], object]) -> Detector:
     return run
 
 
+def sessions(test: Callable[[Path, pytest.MonkeyPatch], object]) -> Detector:
+    """A test of sessions in a table that has room for all of them."""
+
+    @functools.wraps(test)
+    def run(_seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subtasks_of_step, "CACHE_ENTRIES", 1_000)
+            try:
+                test(Path(folder), patch)
+            except KeyError as error:  # a session is removed twice
+                raise AssertionError(str(error)) from error
+
+    return run
+
+
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
 SESSIONS_IN_ROWS = event_time_in(
     "that drain, with sessions in rows",
@@ -94,6 +112,23 @@ JUDGED_FIRST = (
 )
 COUNT_LOST = (Edit(SessionWindows._merged, "newest.number += earlier.number", "pass"),)
 ROW_STAYS = (Edit(WindowsByKey.fire_due, "cell.clear()", "pass"),)
+FIRED_AGAIN = (
+    Edit(
+        accumulator_source._session_firings,
+        "elif known(key := w.key) is w:",
+        "elif (key := w.key):",
+    ),
+)
+TIMER_BEHIND_THE_END = (
+    Edit(
+        accumulator_source._session_timer,
+        "tick = at - at % tick_ms",
+        "tick = at - at % tick_ms + tick_ms",
+    ),
+)
+LATER_SESSIONS_LOST = (
+    Edit(accumulator_source._session_firings, "later[:-1] or NO_OTHERS", "NO_OTHERS"),
+)
 SESSION_STAYS = (Edit(WindowTables.remove, "del table.windows[key]", "pass"),)
 REMOVED_RETURNS = (
     Edit(WindowTables._put, "windows.pop(window.key, None)", "windows.get(window.key)"),
@@ -149,6 +184,17 @@ MUTANTS = [
     Mutant("merged sessions forget how often they fired", COUNT_LOST, SESSIONS, RUNS, 2),
     Mutant("a session that has fired stays in its row", ROW_STAYS, SESSIONS_IN_ROWS, RUNS, 2),
     Mutant("a session that has fired stays in its table", SESSION_STAYS, SESSIONS, RUNS, 2),
+    Mutant(
+        "a session that has fired fires again at a second timer",
+        FIRED_AGAIN,
+        sessions(session_tests.test_timer_of_a_session_that_was_merged_and_has_fired_does_nothing),
+        1,
+        1,
+    ),
+    Mutant(
+        "a session fires behind the watermark of its end", TIMER_BEHIND_THE_END, SESSIONS, RUNS, 2
+    ),
+    Mutant("a firing forgets the later sessions of a key", LATER_SESSIONS_LOST, SESSIONS, RUNS, 2),
     Mutant(
         "a window that was removed returns with a restore",
         REMOVED_RETURNS,

@@ -39,6 +39,11 @@ OPEN_WINDOWS: Final = "open-windows"
 WINDOW_TABLES: Final = "window-tables"
 """The name of the state of windows that lie in tables."""
 
+NO_OTHERS: Final[list[Any]] = []
+"""The list of a row of sessions whose key has one session. It is never changed in place. One list
+for all saves the memory of a list for each row, and the visit to it.
+"""
+
 _OWN_FIELDS: Final = frozenset(
     {"key", "start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms"}
 )
@@ -162,7 +167,7 @@ class WindowStep:
     def _tombstone(self, key: Any) -> msgspec.Struct:
         """Return the row that stands for a key without sessions: it ends before it begins."""
         parts = [None for fields in self.fields for _ in fields]
-        return self.row_class(key, 0, -1, 0, 0, False, False, None, *parts, [])
+        return self.row_class(key, 0, -1, 0, 0, False, False, None, *parts, NO_OTHERS)
 
     def _classes(self) -> tuple[type[msgspec.Struct], type[msgspec.Struct], object]:
         """Return the class of a window in state, the class of a row, and the type of row keys.
@@ -220,8 +225,9 @@ def check_into(into: object, count: int, where: str) -> None:
 def _struct(name: str, fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
     # No row is in a cycle. An array is what a record is in state, so msgspec encodes it alone.
     namespace = {"TRUSTED_FIELDS": _OWN_FIELDS}
+    # Rows are equal by identity, so that they can be entries of timers.
     return msgspec.defstruct(
-        name, fields, namespace=namespace, module=__name__, gc=False, array_like=True
+        name, fields, namespace=namespace, module=__name__, gc=False, array_like=True, eq=False
     )
 
 

@@ -33,6 +33,7 @@ from tidegate import (
     TopN,
     Tumbling,
 )
+from tidegate.dataplane.windows import session_tables
 from tidegate.dataplane.windows.operator import WindowOperator
 from tidegate.stream_elements import MAX_MS
 
@@ -87,6 +88,7 @@ CASES: dict[str, tuple[Any, Any, int]] = {
         0,
     ),
     "session": (lambda: Session("5 ms"), None, 5),
+    "session with coarse timers": (lambda: Session("5 ms"), None, 5),
 }
 
 CACHES = st.sampled_from([1, 4, 100])
@@ -157,6 +159,8 @@ def check(
     node = window_node(*made, assigner=assigner(), allowed_lateness=f"{lateness} ms")
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(WindowOperator, "piece", 2)
+        if case == "session with coarse timers":
+            patch.setattr(session_tables, "TICKS", 2)
         subtasks = Subtasks(Path(folder), node, cache_entries=cache_entries)
         effective = run(subtasks, steps, in_bound=in_bound)
         model = Model(results, spans, gap, lateness)

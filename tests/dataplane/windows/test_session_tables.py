@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from tests.dataplane.windows import subtasks as subtasks_of_step
-from tests.dataplane.windows.subtasks import Click
-from tests.dataplane.windows.test_windows import in_tables, subtasks
+from tests.dataplane.windows.subtasks import Click, Subtasks, window_node
+from tests.dataplane.windows.test_windows import in_tables, subtasks, total
 from tidegate import Session
+from tidegate.api.window_step import NO_OTHERS
 from tidegate.dataplane.windows.operator import WindowOperator
+
+
+@pytest.fixture(autouse=True)
+def memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", 1_000)
 
 
 def test_sessions_beyond_the_cache_become_rows_until_a_restore_finds_none(
@@ -74,3 +80,77 @@ def test_burst_of_sessions_loses_and_repeats_nothing_at_a_checkpoint_between_two
     step.start(2, step.checkpoint())
     step.fire_all()
     assert sorted(str(one.key) for one in step.results) == sorted(keys)
+
+
+def test_session_fires_at_the_first_watermark_at_its_end_also_between_two_ticks(
+    tmp_path: Path,
+) -> None:
+    step = subtasks(tmp_path, Session("160 ms"))  # a tick is 10 ms long
+    step.push([Click(f"k{at}", at, 1) for at in range(40)])
+    step.push([Click("k7", 20, 1), Click("k9", 200, 1)])
+    ends = {f"k{at}": at + 160 for at in range(40)} | {"k7": 180}
+    for watermark in range(150, 380):
+        step.advance(watermark)
+        fired = {one.key for one in step.results if one.end_ms < 300}
+        assert fired == {key for key, end in ends.items() if end - 1 <= watermark}
+    late_ends = [(one.key, one.start_ms, one.end_ms) for one in step.results if one.end_ms > 300]
+    assert late_ends == [("k9", 200, 360)]
+    assert in_tables(step) == 0
+    assert step.rows() == []
+
+
+def test_sessions_of_a_key_that_end_under_one_watermark_fire_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WindowOperator, "piece", 1)
+    step = subtasks(tmp_path, Session("160 ms"))
+    step.push([Click("k", at, 1) for at in (1_000, 0, 2_000, 500, 5_000)])
+    saved = step.checkpoint()
+    for parallelism in (1, 2):
+        step.advance(3_000)
+        assert [one.start_ms for one in step.results] == [0, 500, 1_000, 2_000]
+        step.push([Click("k", 3_100, 1)])
+        step.advance(10_000)
+        assert [one.start_ms for one in step.results] == [0, 500, 1_000, 2_000, 3_100, 5_000]
+        assert step.rows() == []
+        step.start(parallelism, saved)
+    assert NO_OTHERS == []
+
+
+def test_record_before_a_session_of_a_smaller_gap_moves_its_begin(tmp_path: Path) -> None:
+    before = subtasks(tmp_path / "before", Session("10 ms"))
+    before.push([Click("k", 100, 1)])
+    after = Subtasks(tmp_path / "after", window_node(total(), assigner=Session("50 ms")))
+    after._step.blobs = before._step.blobs
+    after.start(1, before.checkpoint())
+    after.push([Click("k", 90, 1)])
+    after.push([Click("new", 200, 1), Click("new", 180, 1)])
+    after.advance(1_000)
+    assert [(one.key, one.start_ms, one.end_ms) for one in after.results] == [
+        ("k", 90, 140),
+        ("new", 180, 250),
+    ]
+
+
+def test_timers_of_sessions_that_leave_the_table_find_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subtasks_of_step, "CACHE_ENTRIES", 10)
+    step = subtasks(tmp_path, Session("160 ms"))
+    step.push([Click(f"k{number}", number, 1) for number in range(20)])
+    assert in_tables(step) == 20
+    step.push([Click("k0", 300, 1), Click("k1", 100, 1)])
+    assert in_tables(step) == 0
+    step.advance(1_000)
+    assert len(step.results) == 21
+    assert step.rows() == []
+
+
+def test_timer_of_a_session_that_was_merged_and_has_fired_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WindowOperator, "piece", 1)
+    step = subtasks(tmp_path, Session("160 ms"))
+    step.push([Click("k", at, 1) for at in (1_000, 0, *range(150, 1_000, 150))])
+    step.advance(5_000)
+    assert [(one.start_ms, one.end_ms) for one in step.results] == [(0, 1_160)]

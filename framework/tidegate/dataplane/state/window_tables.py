@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
+from msgspec.structs import astuple
+
 from tidegate.api.copying import copy_value
 from tidegate.api.keys import key_encoder
 from tidegate.api.tables import TableState
@@ -194,7 +196,7 @@ class WindowTables:
         """Put the windows of a chunk into those of the older ones."""
         tombstone = self._tombstone
         for window in chunk:
-            if tombstone is not None and window == tombstone(window.key):
+            if tombstone is not None and astuple(window) == astuple(tombstone(window.key)):
                 windows.pop(window.key, None)
             else:
                 windows[window.key] = window

@@ -97,6 +97,10 @@ class TimerIndex:
             limit -= len(due[-1][1])
         return due
 
+    def clear(self) -> None:
+        """Remove all entries."""
+        self.next_ms, self._times, self._keys = NEVER, [], {}
+
     def _find_next(self) -> None:
         times, keys = self._times, self._keys
         while times and times[0] not in keys:

@@ -51,6 +51,7 @@ FUNCTIONS: Final = (
     "finish_all",
     "finish_table",
     "finish_sessions",
+    "finish_several",
     "demoted",
 )
 
@@ -64,7 +65,8 @@ def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
     demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
     loops = _loops(starts, adds)
     functions = _functions(plans, set_first, adds, by_key=by_key)
-    loops += _session_loops(starts, adds)
+    loops += _session_loops(plans, starts, adds)
+    functions += _session_firings(plans, by_key=by_key)
     return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
 
 
@@ -92,39 +94,64 @@ def _loops(starts: list[str], adds: list[str]) -> list[str]:
     ]
 
 
-def _session_loops(starts: list[str], adds: list[str]) -> list[str]:
+def _session_loops(plans: Sequence[Plan], starts: list[str], adds: list[str]) -> list[str]:
     """Return the source of the functions that add a whole batch to sessions, in rows and tables."""
-    made = f"ROW(key, {_FIRST}, {', '.join(starts)}, [])"
+    fields = [name for plan in plans for name in plan.fields]
+    first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
 
-    def body(new: str, join: str) -> list[str]:
+    def body(new: str, join: str, timer: list[str]) -> list[str]:
         return [
-            "        if w is None and time + gap_ms > past_ms:",
+            # Records of one time share an object for the end, so more of them are in the cache.
+            "        if time != start:",
             "            start, end = time, time + gap_ms",
-            f"            {new} = {made}",
-            "            add_timer(end - before_end, key)",
+            "        if w is None and end > past_ms:",
+            f"            w = {new} = ROW(key, {_FIRST}, {', '.join(starts)}, NO_OTHERS)",
+            *_indented(timer, 3),
             "            continue",
             "        if w is None or w.past or not w.pending:",
             f"            {join}",
             "            continue",
-            "        if not w.start_ms <= time <= w.end_ms:",
+            "        last = w.end_ms",
+            "        if last < time and end > past_ms:",  # a gap: a later session begins
+            "            if w.others:",
+            "                w.others.append(demoted(w))",
+            "            else:",
+            "                w.others = [demoted(w)]",  # `NO_OTHERS` is never changed
+            "            w.start_ms, w.end_ms, w.number, w.at_ms = start, end, 0, None",
+            *_indented(first, 3),
+            "            continue",
+            # `start_ms` is not read: it is in memory that no cache holds. See `back_ms`.
+            "        if not last - back_ms <= time <= last:",
             f"            {join}",
             "            continue",
-            "        if time + gap_ms > w.end_ms:",
-            "            w.end_ms = time + gap_ms",
+            "        w.end_ms = end",
             *_indented(adds, 2),
         ]
 
-    more = "gap_ms, past_ms, join, add_timer, before_end"
+    more = "gap_ms, back_ms, past_ms, join, add_timer, before_end"
     return [
         f"def add_to_sessions(cells, keys, values, times, {more}):",
+        "    start = None",
         "    for cell, key, value, time in zip(cells, keys, values, times):",
         "        w = cell.value",
-        *body("cell.value", "join(cell, key, value, time)"),
-        f"def add_to_session_table(windows, keys, values, times, {more}):",
+        *body("cell.value", "join(cell, key, value, time)", ["add_timer(end - before_end, key)"]),
+        f"def add_to_session_table(windows, keys, values, times, {more}, tick_ms):",
+        "    start = None",
         # The lookup comes after the records before it, as in `add_to_table`.
         "    rows = zip(keys, values, times, map(windows.get, keys))",
         "    for key, value, time, w in rows:",
-        *body("windows[key]", "join(key, value, time)"),
+        *body("windows[key]", "join(key, value, time)", _session_timer("end")),
+    ]
+
+
+def _session_timer(end: str) -> list[str]:
+    """Return the source that adds a timer at the tick before an end, or at the end if the clock has
+    passed this tick.
+    """
+    return [
+        f"at = {end} - before_end",
+        "tick = at - at % tick_ms",
+        "add_timer(tick if tick >= past_ms else at, w)",
     ]
 
 
@@ -135,9 +162,7 @@ def _functions(
     fields = [name for plan in plans for name in plan.fields]
     combined = [value for plan in plans for value in plan.combine]
     of_window = ", ".join(map(_of_window, plans))
-    owner = "key" if by_key else "None"
-    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
-    shown_last = shown.replace("'on_time'", "'late' if w.past else 'on_time'")
+    shown, shown_last = _shown(by_key=by_key)
     return [
         "def start(w, value, time):",
         *_indented(set_first, 1),
@@ -166,20 +191,6 @@ def _functions(
         "            continue",
         f"        append(into({shown}, {of_window}))",
         "        cell.clear()",
-        "def finish_sessions(",
-        "    windows, keys, end_ms, into, append, end, leave, add_timer, before_end",
-        "):",
-        "    for key in keys:",
-        "        w = windows.get(key)",
-        "        if w is None:",
-        "            continue",
-        "        if w.others or not w.pending or w.at_ms is not None or w.end_ms < end_ms:",
-        "            leave(key)",
-        "        elif w.end_ms > end_ms:",
-        "            add_timer(w.end_ms - before_end, key)",
-        "        else:",
-        f"            append(into({shown}, {of_window}))",
-        "            end(key)",
         "def finish_table(items, into, append):",
         "    for key, w in items:",
         "        if w.pending:",
@@ -187,6 +198,48 @@ def _functions(
         "def window_results(w):",
         f"    return ({of_window},)",
     ]
+
+
+def _session_firings(plans: Sequence[Plan], *, by_key: bool) -> list[str]:
+    """Return the source of the functions that fire the sessions of rows of a table."""
+    of_window = ", ".join(map(_of_window, plans))
+    shown, shown_last = _shown(by_key=by_key)
+    timer = "add_timer, before_end, tick_ms"
+    return [
+        "def finish_sessions(",
+        f"    rows, known, past_ms, into, append, append_time, end, leave, {timer}",
+        "):",
+        "    for w in rows:",
+        "        if w.others or w.past or not w.pending:",
+        "            leave(w)",
+        "        elif w.end_ms > past_ms:",
+        *_indented(_session_timer("w.end_ms"), 3),
+        "        elif known(key := w.key) is w:",  # else it was removed, or is in the backend
+        f"            append(into({shown}, {of_window}))",
+        "            append_time(w.end_ms - 1)",
+        "            end(key)",
+        f"def finish_several(rows, past_ms, into, append, append_time, end, {timer}):",
+        "    for row in rows:",
+        "        key, later = row.key, []",
+        "        for w in (*row.others, row):",
+        "            if w.end_ms > past_ms:",
+        "                later.append(w)",
+        "            elif w.pending:",
+        f"                append(into({shown_last}, {of_window}))",
+        "                append_time(w.end_ms - 1)",
+        "        if not later:",
+        "            end(key)",
+        "            continue",
+        "        row.others, w = later[:-1] or NO_OTHERS, row",
+        *_indented(_session_timer("later[0].end_ms"), 2),
+    ]
+
+
+def _shown(*, by_key: bool) -> tuple[str, str]:
+    """Return the source of the window `w` as `into` sees it: at its end, and in its last firing."""
+    owner = "key" if by_key else "None"
+    shown = f"WINDOW({owner}, w.start_ms, w.end_ms, 'on_time', w.number)"
+    return shown, shown.replace("'on_time'", "'late' if w.past else 'on_time'")
 
 
 def _of_window(plan: Plan) -> str:

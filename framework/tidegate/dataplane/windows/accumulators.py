@@ -34,7 +34,7 @@ from tidegate.api.aggregates import (
 from tidegate.api.copying import copy_value, immutable
 from tidegate.api.record_fields import fields_of
 from tidegate.api.type_inference import field_path
-from tidegate.api.window_step import Records, Reduced, WindowStep
+from tidegate.api.window_step import NO_OTHERS, Records, Reduced, WindowStep
 from tidegate.api.windows import Window
 from tidegate.dataplane.windows.accumulator_source import FUNCTIONS, Plan, source_of
 
@@ -61,14 +61,18 @@ class Accumulators:
     time)` is called where a window has no new records.
     """
     add_to_sessions: Callable[..., None]
-    """`add_to_sessions(cells, keys, values, times, gap_ms, past_ms, join, add_timer, before_end)`:
-    extend the newest session of each cell. If a key has no session, it gets one that ends after
-    `past_ms`, and `add_timer(end - before_end, key)` is called. `join(cell, key, value, time)` is
-    called where the record is not simply in the newest session, or may be late.
+    """`add_to_sessions(cells, keys, values, times, gap_ms, back_ms, past_ms, join, add_timer,
+    before_end)`: extend the newest session of each cell, or begin a later one that ends after
+    `past_ms`. For the first session of a key, `add_timer(end - before_end, key)` is called. The
+    earliest timer is enough for a later one. `back_ms` is a time before the end of any session in
+    which it was open. `join(cell, key, value, time)` is called where the record does not simply
+    belong to the newest session, or may be late.
     """
     add_to_session_table: Callable[..., None]
-    """`add_to_session_table(windows, keys, values, times, gap_ms, past_ms, join, add_timer,
-    before_end)`: the same with the windows of a dict. It calls `join(key, value, time)`.
+    """`add_to_session_table(windows, keys, values, times, gap_ms, back_ms, past_ms, join,
+    add_timer, before_end, tick_ms)`: the same with the windows of a dict. It calls `join(key,
+    value, time)`. The timer of a row is at the multiple of `tick_ms` before the end, unless the
+    clock has passed it, and `add_timer` gets the row in place of the key.
     """
     start: Callable[[Any, Any, int], None]
     """`start(window, value, time)`: make the record the first one of the window."""
@@ -92,10 +96,16 @@ class Accumulators:
     *results)` if the window has new records.
     """
     finish_sessions: Callable[..., None]
-    """`finish_sessions(windows, keys, end_ms, into, append, end, leave, add_timer, before_end)`:
-    of each key whose only session ends now, append `into(window, *results)`, and call `end(key)`.
-    If its only session ends later, call `add_timer(end - before_end, key)`. If there is more to do,
-    call `leave(key)`.
+    """`finish_sessions(rows, known, past_ms, into, append, append_time, end, leave, add_timer,
+    before_end, tick_ms)`: of each row whose only session ends at `past_ms` or earlier, append
+    `into(window, *results)` and its time, and call `end(key)`. If its only session ends later, call
+    `add_timer` as `add_to_session_table` does. If there is more to do, call `leave(row)`. A row is
+    skipped if it is not that of its key, `known(key)`.
+    """
+    finish_several: Callable[..., None]
+    """`finish_several(rows, past_ms, into, append, append_time, end, add_timer, before_end,
+    tick_ms)`: the same for rows with any sessions. Those that stay remain in their row, which is
+    changed.
     """
     demoted: Callable[[Any], Any]
     """`demoted(row)`: a copy of the newest window of a key, for the list of the others."""
@@ -117,6 +127,7 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
+    names["NO_OTHERS"] = NO_OTHERS
     source = source_of(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]

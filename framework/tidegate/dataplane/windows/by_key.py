@@ -14,7 +14,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tidegate.api.triggers import Every, EveryCount, Repeat
+from tidegate.api.window_step import NO_OTHERS
 from tidegate.api.windows import Window
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.dataplane.windows.firing import EARLY, LATE_FIRING, ON_TIME, Label
 from tidegate.dataplane.windows.operator import WindowOperator
 
@@ -48,23 +50,22 @@ class WindowsByKey(WindowOperator):
             self.add_end_timer(window, row.key)
             repeat = self.trigger.late if window.past else self.trigger.early
             if window.at_ms is not None and isinstance(repeat, Every):
-                self.timers_of(repeat).add(window.at_ms, row.key)
+                self.add_timer(self.timers_of(repeat), window.at_ms, row.key)
 
     def new_window(self, cell: Any, key: Any, start_ms: int, end_ms: int) -> Any:
         """Return a new window of a key, which has no record yet."""
         row = cell.value
         fresh = (start_ms, end_ms, 0, 0, False, False, None, *self._no_parts)
         if row is None:
-            window = cell.value = self._make_row(key, *fresh, [])
+            window = cell.value = self._make_row(key, *fresh, NO_OTHERS)
         elif (end_ms, start_ms) > (row.end_ms, row.start_ms):
-            row.others.append(self.accumulators.demoted(row))
+            row.others = [*row.others, self.accumulators.demoted(row)]
             for name, value in zip(self._names, fresh, strict=True):
                 setattr(row, name, value)
             window = row
         else:
             window = self._make(*fresh)
-            row.others.append(window)
-            row.others.sort(key=_by_end)
+            row.others = sorted([*row.others, window], key=_by_end)
         self.add_end_timer(window, key)
         return window
 
@@ -92,11 +93,15 @@ class WindowsByKey(WindowOperator):
                 self._fire(window, key, LATE_FIRING if window.past else EARLY, stays=True)
         elif isinstance(repeat, Every) and window.at_ms is None:
             window.at_ms = self.next_every(repeat, time)
-            self.timers_of(repeat).add(window.at_ms, key)
+            self.add_timer(self.timers_of(repeat), window.at_ms, key)
 
     def add_end_timer(self, window: Any, key: Any) -> None:
         """Add the timer of a window's end, or of its removal if its end has come."""
-        self.end_timers.add(self._end_timer(window), key)
+        self.add_timer(self.end_timers, self._end_timer(window), key)
+
+    def add_timer(self, timers: TimerIndex, at_ms: int, key: Any) -> None:
+        """Look at the row of a key at a time."""
+        timers.add(at_ms, key)
 
     def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
         """Fire the windows of these keys whose end has come, or remove them."""
@@ -115,7 +120,8 @@ class WindowsByKey(WindowOperator):
         """Fire the windows of a key that are due. Return whether all of them are removed."""
         if of_ends:
             if row.others:
-                row.others[:] = [one for one in row.others if not self._end(one, key, at_ms)]
+                left = [one for one in row.others if not self._end(one, key, at_ms)]
+                row.others = left or NO_OTHERS
             if self._end(row, key, at_ms):
                 return True
         windows = [*row.others, row] if row.others else (row,)
@@ -123,7 +129,7 @@ class WindowsByKey(WindowOperator):
             if window.at_ms == at_ms:
                 self._fire_every(window, key)
         if of_ends:
-            self.end_timers.add(min(map(self._end_timer, windows)), key)
+            self.add_timer(self.end_timers, min(map(self._end_timer, windows)), key)
         return False
 
     def _end(self, window: Any, key: Any, at_ms: int) -> bool:

@@ -9,7 +9,7 @@ Otherwise a later record of the same batch would change a result that is not enc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import Any, Final, Literal, cast
 
@@ -141,35 +141,57 @@ class Firing:
 
     def finish_sessions(
         self,
-        windows: Mapping[Any, Any],
-        keys: Sequence[Any],
-        end_ms: int,
-        add_timer: Callable[[int, Any], None],
-        before_end: int,
+        rows: Sequence[Any],
+        known: Callable[[Any], Any],
+        past_ms: int,
+        *timer: Any,
     ) -> tuple[list[Any], list[Any]]:
-        """Add the results of sessions of a table that end now, each the only one of its key.
+        """Add the results of sessions of a table that end at `past_ms` or earlier, each the only
+        one of its row. `timer` are the last arguments of `Accumulators.finish_sessions`.
 
-        Return their keys, and the keys for which there is more to do. The step has `into`.
+        Return their keys, and the rows for which there is more to do. The step has `into`.
         """
-        before = len(self._values)
-        remaining = iter(keys)
         ended: list[Any] = []
         left: list[Any] = []
-        finish_sessions, append = self._accumulators.finish_sessions, self._values.append
-        try:
-            finish_sessions(
-                *(windows, remaining, end_ms, self._into, append),
-                *(ended.append, left.append, add_timer, before_end),
+
+        def finish(remaining: Iterator[Any]) -> None:
+            self._accumulators.finish_sessions(
+                *(remaining, known, past_ms, self._into, self._values.append, self._times.append),
+                *(ended.append, left.append, *timer),
             )
+
+        self._finish(rows, finish)
+        return ended, left
+
+    def finish_several(self, rows: Sequence[Any], past_ms: int, *timer: Any) -> list[Any]:
+        """Add the results of the sessions of rows that end at `past_ms` or earlier. Return the keys
+        whose sessions have all ended. `timer` is as for `finish_sessions`. The step has `into`.
+        """
+        ended: list[Any] = []
+
+        def finish(remaining: Iterator[Any]) -> None:
+            self._accumulators.finish_several(
+                *(remaining, past_ms, self._into, self._values.append, self._times.append),
+                *(ended.append, *timer),
+            )
+
+        self._finish(rows, finish)
+        return ended
+
+    def _finish(self, rows: Sequence[Any], finish: Callable[[Iterator[Any]], None]) -> None:
+        """Call a function with an iterator over rows. An exception of the user's function becomes
+        an error that names the row's newest session.
+        """
+        remaining = iter(rows)
+        try:
+            finish(remaining)
         except TidegateError:
             raise
         except Exception as error:
-            key = keys[len(keys) - length_hint(remaining) - 1]
-            row, owner = windows[key], key if self._step.by_key else None
-            shown: Window[Any] = Window(owner, row.start_ms, end_ms, ON_TIME, row.number)
+            row = rows[len(rows) - length_hint(remaining) - 1]
+            owner = row.key if self._step.by_key else None
+            shown: Window[Any] = Window(owner, row.start_ms, row.end_ms, ON_TIME, row.number)
             raise self._error(shown, error) from error
-        self._times.extend([end_ms - 1] * (len(self._values) - before))
-        return ended, left
 
     def _add(
         self,

@@ -166,8 +166,7 @@ class WindowOperator:
         """Emit one piece of what is due, and forward the watermark behind the last piece."""
         left = self.piece
         while left > 0 and (timers := self._due_timers()) is not None:
-            # One time after the other: a firing may add a timer that is due before the next time.
-            for at_ms, keys in timers.pop_due(timers.next_ms, left):
+            for at_ms, keys in self.due(timers, left):
                 left -= self.fire_due(
                     at_ms, list(dict.fromkeys(keys)), of_event_time=timers is self.event_timers
                 )
@@ -179,6 +178,11 @@ class WindowOperator:
         self.piece = count
         if self.state.tables is not None:
             self.state.tables.piece = count
+
+    def due(self, timers: TimerIndex, limit: int) -> list[tuple[int, list[Any]]]:
+        """Remove and return what is due next, as `TimerIndex.pop_due` does."""
+        # One time after the other: a firing may add a timer that is due before the next time.
+        return timers.pop_due(timers.next_ms, limit)
 
     @abstractmethod
     def restore(self, row: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidegate.api.triggers import positive_ms
+from tidegate.api.window_step import NO_OTHERS
 from tidegate.api.windows import Session
 from tidegate.dataplane.windows.by_key import WindowsByKey
 from tidegate.dataplane.windows.sessions import touched
@@ -30,6 +31,10 @@ class SessionWindows(WindowsByKey):
         assert isinstance(assigner, Session)  # noqa: S101 - narrows the type
         self.gap_ms, self._gap_of = assigner.gap_ms, assigner.gap_of
         self._location = assigner.location
+        self.back_ms = self.gap_ms or 0
+        """Time before the end of any session in which it has its last record or a later time. It is
+        the gap, unless a restored session is shorter because an earlier run had a smaller gap.
+        """
         self._gaps: dict[Any, int] = {}
         self._length = 0
         self._remaining: Any = iter(())
@@ -38,6 +43,17 @@ class SessionWindows(WindowsByKey):
         """The indexes of its late records."""
         self._part_names = [name for fields in self.step.fields for name, _ in fields]
 
+    @property
+    def is_fast(self) -> bool:
+        """Whether no record fires a window, and all gaps are the same."""
+        return self.trigger.early is None and self.gap_ms is not None
+
+    def restore(self, row: Any) -> None:
+        """Add the timers of a row, and note how short its sessions are."""
+        super().restore(row)
+        shortest_ms = min(window.end_ms - window.start_ms for window in (*row.others, row))
+        self.back_ms = min(self.back_ms, shortest_ms)
+
     def add_batch(self, batch: RecordBatch, keys: list[Any], times: list[int]) -> None:
         """Put each record into its session."""
         cells, _ = self.cells(keys)
@@ -45,7 +61,7 @@ class SessionWindows(WindowsByKey):
 
         def add_fast(values: Iterable[Any]) -> None:
             add_to_sessions(
-                *(cells, keys, values, times, self.gap_ms, self.past_ms),
+                *(cells, keys, values, times, self.gap_ms, self.back_ms, self.past_ms),
                 *(self.join, self.end_timers.add, self.before_end),
             )
 
@@ -63,14 +79,13 @@ class SessionWindows(WindowsByKey):
     ) -> None:
         """Call one of two functions with the values of a batch, and emit those that were late.
 
-        `add_fast` is for steps where no record fires a window and all gaps are the same.
+        `add_fast` is for steps that are fast (`is_fast`).
         """
         self._length, self._late = len(batch), []
-        is_fast = self.trigger.early is None and self.gap_ms is not None
 
         def fold(values: Iterable[Any]) -> None:
             self._remaining = values
-            (add_fast if is_fast else add_each)(values)
+            (add_fast if self.is_fast else add_each)(values)
 
         self.guarded(batch, fold)
         if self._late:
@@ -114,7 +129,7 @@ class SessionWindows(WindowsByKey):
             due = [at for at in (newest.at_ms, earlier.at_ms) if at is not None]
             newest.at_ms = min(due, default=None)
         merged = set(map(id, sessions[:-1]))
-        row.others[:] = [one for one in row.others if id(one) not in merged]
+        row.others = [one for one in row.others if id(one) not in merged] or NO_OTHERS
         return newest
 
     def _gap(self, value: Any) -> int:

@@ -12,16 +12,23 @@ They stay there until the step restores a checkpoint without such rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from tidegate.dataplane.state.window_tables import Table
+from tidegate.dataplane.time.timer_index import TimerIndex
 from tidegate.dataplane.windows.session_operator import SessionWindows
 from tidegate.errors import InternalError
 from tidegate.stream_elements import RecordBatch
 
 SPAN: Final = (0, 0)
 """The span of the table. Its rows have the spans of the sessions."""
+
+TICKS: Final = 16
+"""Number of ticks in a gap. The timer of a session is at the tick before its end, where many rows
+are looked at together. Most sessions are longer by then. The others get a timer at their end, if
+the clock is not there yet.
+"""
 
 MOVED_AT_ONCE: Final = 1_000
 """Number of rows that go to the backend with one request."""
@@ -56,6 +63,11 @@ class TableSessions(SessionWindows):
         self._table: Table | None = None
         """The table; None if the rows are in the backend."""
         self._rows_restored = False
+        self._is_plain = self.fires_once and self.trigger.early is None
+        """Whether a session fires at its end and at no other time."""
+        self._tick_ms = max(1, self.gap_ms // TICKS) if self._is_plain and self.gap_ms else 1
+        """The unit of the timers. If it is longer than 1 ms, what is due fires in no order of time.
+        """
 
     def open(self) -> None:
         """Find the timers of the restored rows, in the backend and in the table."""
@@ -89,8 +101,8 @@ class TableSessions(SessionWindows):
 
         def add_fast(values: Iterable[Any]) -> None:
             add_to_session_table(
-                *(windows, keys, values, times, self.gap_ms, self.past_ms),
-                *(join, self.end_timers.add, self.before_end),
+                *(windows, keys, values, times, self.gap_ms, self.back_ms, self.past_ms),
+                *(join, self.end_timers.add, self.before_end, self._tick_ms),
             )
 
         def add_each(values: Iterable[Any]) -> None:
@@ -102,23 +114,40 @@ class TableSessions(SessionWindows):
         self.fold_batch(batch, add_fast, add_each)
         self._tables.window_count += len(windows) - before
 
+    def add_timer(self, timers: TimerIndex, at_ms: int, key: Any) -> None:
+        """Look at the row of a key at a time."""
+        table = self._table
+        timers.add(at_ms, key if table is None else table.windows[key])
+
+    def due(self, timers: TimerIndex, limit: int) -> list[tuple[int, list[Any]]]:
+        """Remove and return the rows to look at next, with their time."""
+        if self._table is None or self._tick_ms == 1:
+            return super().due(timers, limit)
+        now_ms = self.past_ms - self.before_end
+        rows = chain.from_iterable(rows for _, rows in timers.pop_due(now_ms, limit))
+        return [(now_ms, list(rows))]
+
     def fire_due(self, at_ms: int, keys: list[Any], *, of_event_time: bool) -> int:
-        """Fire the windows of these keys whose end has come, or remove them."""
+        """Fire the windows of these rows whose end has come, or remove them."""
         table = self._table
         if table is None:
             return super().fire_due(at_ms, keys, of_event_time=of_event_time)
-        windows, of_ends = table.windows, of_event_time == self.of_event_time
-        left, ended = keys, list[Any]()
-        if self.fires_once and of_ends:
-            ended, left = self.results.finish_sessions(
-                windows, keys, at_ms + self.before_end, self.end_timers.add, self.before_end
-            )
+        known, of_ends = table.windows.get, of_event_time == self.of_event_time
+        is_plain = self._is_plain and of_ends
+        timer = (self.end_timers.add, self.before_end, self._tick_ms)
+        past_ms = at_ms + self.before_end
+        ended, left = list[Any](), keys
+        if is_plain:
+            ended, left = self.results.finish_sessions(left, known, past_ms, *timer)
+        left = [row for row in left if known(row.key) is row]
         if left:
-            self._tables.touch(table, left)
-            for key in left:
-                row = windows.get(key)
-                if row is not None and self.fire_row(row, key, at_ms, of_ends=of_ends):
-                    ended.append(key)
+            self._tables.touch(table, [row.key for row in left])
+            if is_plain:
+                ended += self.results.finish_several(left, past_ms, *timer)
+            else:
+                ended += [
+                    row.key for row in left if self.fire_row(row, row.key, at_ms, of_ends=of_ends)
+                ]
         if ended:
             self._tables.remove(table, ended)
         return len(keys)
@@ -126,6 +155,8 @@ class TableSessions(SessionWindows):
     def _make_room(self) -> None:
         """Move the table to the backend if it has more rows than the cache may hold."""
         if self._table is not None and self._tables.too_many:
+            self.event_timers.clear()  # their entries are rows of the table
+            self.processing_timers.clear()
             self._move_to_rows(self._table)
 
     def _move_to_rows(self, table: Table) -> None:
@@ -136,5 +167,4 @@ class TableSessions(SessionWindows):
             cells, _ = self.cells([row.key for row in some])
             for cell, row in zip(cells, some, strict=True):
                 cell.value = row
-                if self._rows_restored:
-                    super().restore(row)
+                super().restore(row)
