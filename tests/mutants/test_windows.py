@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,14 @@ def has_lateness(plan: Plan) -> bool:
     return event_time.windows.lateness_ms >= 1_000 and len(plan.job_runs) > 1
 
 
+def fires_at_ends(plan: Plan) -> bool:
+    """Whether each window of a plan fires once, at its end."""
+    windows = None if plan.event_time is None else plan.event_time.windows
+    if windows is None:
+        return False
+    return not (windows.lateness_ms or windows.early or windows.early_ms)
+
+
 def drains(plan: Plan) -> bool:
     """Whether the last job run of a plan fires all windows."""
     return plan.event_time is not None and plan.event_time.drains
@@ -69,7 +78,7 @@ def tables(test: Callable[[Step], object]) -> Detector:
     return run
 
 
-def sessions(test: Callable[[Path, pytest.MonkeyPatch], object]) -> Detector:
+def sessions(test: Callable[..., object]) -> Detector:
     """A test of sessions in a table that has room for all of them."""
 
     @functools.wraps(test)
@@ -77,7 +86,7 @@ def sessions(test: Callable[[Path, pytest.MonkeyPatch], object]) -> Detector:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setattr(subtasks_of_step, "CACHE_ENTRIES", 1_000)
             try:
-                test(Path(folder), patch)
+                test(*(Path(folder), patch)[: len(inspect.signature(test).parameters)])
             except KeyError as error:  # a session is removed twice
                 raise AssertionError(str(error)) from error
 
@@ -85,6 +94,10 @@ def sessions(test: Callable[[Path, pytest.MonkeyPatch], object]) -> Detector:
 
 
 SESSIONS = event_time_in("with sessions", lambda plan: has_kind(plan, SESSION))
+PLAIN_SESSIONS = event_time_in(
+    "with sessions in tables that fire at their ends only",
+    lambda plan: has_kind(plan, SESSION, by_window=False) and fires_at_ends(plan),
+)
 SESSIONS_IN_ROWS = event_time_in(
     "that drain, with sessions in rows",
     lambda plan: drains(plan) and has_kind(plan, SESSION, by_window=True),
@@ -192,9 +205,17 @@ MUTANTS = [
         1,
     ),
     Mutant(
-        "a session fires behind the watermark of its end", TIMER_BEHIND_THE_END, SESSIONS, RUNS, 2
+        "a session fires behind the watermark of its end",
+        TIMER_BEHIND_THE_END,
+        sessions(
+            session_tests.test_session_fires_at_the_first_watermark_at_its_end_also_between_two_ticks
+        ),
+        1,
+        1,
     ),
-    Mutant("a firing forgets the later sessions of a key", LATER_SESSIONS_LOST, SESSIONS, RUNS, 2),
+    Mutant(
+        "a firing forgets the later sessions of a key", LATER_SESSIONS_LOST, PLAIN_SESSIONS, RUNS, 1
+    ),
     Mutant(
         "a window that was removed returns with a restore",
         REMOVED_RETURNS,
