@@ -17,7 +17,7 @@ import pytest
 from tidegate import Avro, Json, Raw, Utf8
 from tidegate.api.formats import Format
 from tidegate.cli.dev_broker import dev_broker
-from tidegate.cli.dev_session import StatusLines
+from tidegate.cli.dev_output import StatusLines
 from tidegate.cli.find_pipeline import find_pipeline
 from tidegate.cli.record_text import auto_key, auto_value, data_text
 from tidegate.cli.record_viewer import (
