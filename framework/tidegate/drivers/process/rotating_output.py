@@ -2,9 +2,9 @@
 
 The standard error of every process of a cluster is its log. The standard output of a slot has what
 user code prints. A job may run for months, and user code may print a line for each record. So a
-full file is renamed to `NAME.1`, which replaces the one
-before, and a new file takes its place at the same descriptor. Native code and processes that user
-code starts later write to the new file too, because they share the descriptor.
+full file is renamed to `NAME.1`, which replaces the one before, and a new file takes its place at
+the same descriptor. Native code and processes that user code starts later write to the new file
+too, because they share the descriptor.
 
 Invariant: neither a `print` nor a log line raises an error of the disk. Output that the disk does
 not take is dropped. The number of dropped bytes is written before the next output that the disk
