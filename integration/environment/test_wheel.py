@@ -155,10 +155,14 @@ def test_commands_in_the_readme_of_a_new_project_work_in_order(wheel: Path, tmp_
             command = line.replace("ADDRESS", address)
             if command == "tidegate dev" or command.startswith("tidegate run "):
                 with output.open("wb") as file:
-                    shown = {"stdout": file, "stderr": subprocess.STDOUT}
-                    words = command.split()
                     began.append(
-                        subprocess.Popen(words, cwd=folder, env=environment, **shown)  # type: ignore[call-overload]
+                        subprocess.Popen(
+                            command.split(),
+                            cwd=folder,
+                            env=environment,
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                        )
                     )
                 await_text(output, ": running", began[-1])
                 if command == "tidegate dev":
