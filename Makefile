@@ -126,10 +126,10 @@ $(spark_4_2)/installed: requirements-spark-4.2.lock .venv-spark/installed
 # An older anyio has a plugin that the newest pytest refuses. No test uses it, so `test-lowest` leaves it out.
 lowest_tests := tests/api tests/cli tests/dataplane tests/drivers tests/pipelines tests/testing \
 	integration/cli/test_scripts.py --ignore tests/api/test_type_errors.py
-lowest_tools := pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|mypy|ruff|hatchling|hatch-fancy-pypi-readme|editables
-.venv-lowest/installed: pyproject.toml requirements.lock | .venv/installed
+lowest_tools := check-jsonschema|pytest|pytest-timeout|pytest-xdist|hypothesis|psutil|mypy|ruff|hatchling|hatch-fancy-pypi-readme|editables
+.venv-lowest/installed: Makefile pyproject.toml requirements.lock | .venv/installed
 	@echo "setting up .venv-lowest" >&2
-	@$(bin)/uv venv --quiet --clear --python $(bin)/python .venv-lowest
+	@$(bin)/uv venv --quiet --clear --seed --python $(bin)/python .venv-lowest
 	@$(bin)/uv pip compile --quiet --resolution lowest-direct --python-version 3.11 --extra broker --extra sim \
 	    --output-file .venv-lowest/lowest.txt pyproject.toml
 	@sed -nE 's/^(($(lowest_tools))==[^ ]+).*/\1/p' requirements.lock >.venv-lowest/tools.txt

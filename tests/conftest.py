@@ -6,6 +6,7 @@ quarter of its examples (`--hypothesis-profile check`), `make test` all of them.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ MODULE_LINES_WANTED = 400  # more is a warning here; more than 600 fails in test
 settings.register_profile("check", deadline=None, max_examples=25)
 settings.register_profile("tidegate", deadline=None, max_examples=100)
 settings.load_profile("tidegate")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """Restore the default SIGINT handler.
+
+    A shell starts background processes with SIGINT ignored. The test process would inherit that,
+    and so would the processes that tests start and then interrupt.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -45,6 +45,7 @@ from tidegate.drivers.process.parent_watch import (
     read_arguments,
 )
 from tidegate.drivers.process.prestart import Prestarted
+from tidegate.drivers.process.rotating_output import rotating_text
 from tidegate.drivers.process.spawn import OsProcesses
 from tidegate.drivers.storage.remembered import RememberedStorage
 from tidegate.drivers.system import SystemDrivers
@@ -355,7 +356,9 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
         signal.signal(signal.SIGTERM, _exit_on_signal)
         cluster_spec = ClusterSpec.from_dict(given["common"])
         sys.path[:0] = cluster_spec.path
-        set_up_logging(cluster_spec.config.logs.level, role=role, pid=os.getpid())
+        logs = cluster_spec.config.logs
+        sys.stderr = rotating_text(2, Path(given["log"]), logs.max_file_size)
+        set_up_logging(logs.level, role=role, pid=os.getpid())
         if role != "zygote":  # which ends with the TaskManager's socket, and must have no thread
             exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}

@@ -300,7 +300,7 @@ class BackfillSettings(Section):
 
 
 class LogSettings(Section):
-    """The folder and the level of the processes' logs, and the maximum size of a slot's files."""
+    """The folder and the level of the processes' logs, and the maximum size of each file."""
 
     dir: str = ".tidegate/logs"
     level: Literal["debug", "info", "warning", "error"] = "info"

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -72,6 +73,9 @@ class Dev:
         saved = path.with_suffix(".new")
         saved.write_text(text.replace(old, new))
         saved.replace(path)
+
+    def printed(self) -> str:
+        return self._output.read_text(errors="replace")
 
     def below(self) -> set[int]:
         return {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
@@ -187,6 +191,43 @@ def test_session_with_its_own_broker_leaves_nothing_after_ctrl_c(project: Path) 
         assert dev.process.wait(WAIT_S) == 0
         assert not await_gone(below)
     assert left_in(project) == []
+
+
+def test_json_has_one_object_for_each_event_of_a_session(
+    kafka: EmbeddedKafka, project: Path
+) -> None:
+    """Text that user code prints, and errors of the run, are fields of events too."""
+    source = "self.total.value += order.amount\n"
+    with started(project, "--json", "--kafka", kafka.bootstrap) as dev:
+        dev.until('"job_started"', '"showing_records"')
+        dev.edit(source, f'{source}        print("seen", order.amount, flush=True)\n')
+        dev.until('"job_stopping"', '"job_restarted"', '"showing_records"', '"state": "RUNNING"')
+        send(kafka.bootstrap, project, "5")
+        dev.until('"event":"record"', '"direction":"out"')
+        dev.edit("class OrderTotals", "def (\nclass OrderTotals")
+        dev.until('"code_refused"')
+        dev.edit("def (\nclass OrderTotals", "class OrderTotals")
+        dev.until('"job_restarted"', '"showing_records"', '"state": "RUNNING"')
+        send(kafka.bootstrap, project, "no amount")
+        dev.until('"job_failed"')
+        dev.process.send_signal(signal.SIGINT)
+        assert dev.process.wait(WAIT_S) == 0
+        lines = [json.loads(line) for line in dev.printed().splitlines()]
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_name.setdefault(line["event"], []).append(line)
+    assert [lines[0]["event"], lines[-1]["event"]] == ["session_started", "session_stopped"]
+    assert lines[0]["kafka"] == kafka.bootstrap
+    assert [each["files"] for each in by_name["file_saved"]] == [["shop/pipeline.py"]] * 3
+    shown = [(each["direction"], each["value"]) for each in by_name["record"]]
+    assert ("in", {"customer_id": "ann", "amount": "5"}) in shown
+    assert ("out", {"customer_id": "ann", "total": "5"}) in shown
+    assert any("seen 5" in each["text"] for each in by_name["job_output"])
+    (problem,), (refused,) = by_name["problem"], by_name["code_refused"]
+    assert "SyntaxError" in problem["text"]
+    assert (refused["reason"], refused["job_continues"]) == ("code", True)
+    assert by_name["job_failed"][0]["exit_code"] == 1
+    assert "cannot decode the record" in by_name["end"][-1]["error"]["message"]
 
 
 def test_session_that_is_killed_leaves_no_process_and_no_data(project: Path) -> None:

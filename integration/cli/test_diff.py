@@ -157,3 +157,41 @@ def test_job_without_a_checkpoint_has_nothing_to_compare(
     done = folder.command("diff", "job:Totals")
     assert done.code == 0
     assert_golden("diff-no-checkpoint", shown(folder, done.out))
+
+
+@pytest.mark.parametrize("id_", ["1-2", "7-7"])
+def test_id_of_no_checkpoint_is_a_mistake_of_the_user(
+    kafka: EmbeddedKafka, tmp_path: Path, id_: str
+) -> None:
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    done = folder.command("diff", "job:Totals", "--restore", id_)
+    assert (done.code, done.out) == (2, "")
+    assert "It has none: tidegate run takes the first one." in done.err
+
+
+def test_id_of_no_checkpoint_is_answered_with_those_that_exist(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """The journal of the job lists an expired checkpoint, which the answer does not name."""
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    with folder.started(bounded=False, config={"checkpoint.num_retained": "2"}) as run:
+        run.until(lambda: len(folder.published()) > 2, "three checkpoints")
+        assert run.stop().code == 0
+    expired, *_, last = folder.published()
+    listed = json.loads(folder.command("checkpoints", folder.job, "--json").out)["checkpoints"]
+    kept = [row["id"] for row in listed]
+    assert last in kept
+    assert expired not in kept
+    for id_ in ("7-7", expired):
+        done = folder.command("diff", "job:Totals", "--restore", id_)
+        assert (done.code, done.out) == (2, "")
+        assert f"no checkpoint '{id_}' in the checkpoint storage" in done.err
+        assert f"It has {', '.join(kept)}: give one of these, or latest." in done.err
+    accepted = folder.command("diff", "job:Totals", "--restore", last)
+    assert accepted.code == 0
+    assert accepted.out.endswith(f"a run continues from checkpoint {last}.\n")
+    wrong = folder.command("diff", "job:Totals", "--restore", "first")
+    assert wrong.code == 2
+    assert "--restore 'first' is neither latest nor none" in wrong.err
+    without = folder.command("diff", "job:Totals", "--restore", "none")
+    assert without.out == f"{folder.job}: with --restore none a run starts without state.\n"

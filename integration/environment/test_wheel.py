@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -131,6 +133,80 @@ def test_one_file_that_names_its_dependencies_runs_with_uv_alone(
     done = run(tmp_path, UV, "run", *options, file)
     assert done == "finished\n"
     folder.assert_exact(30)
+
+
+@pytest.mark.kafka
+def test_commands_in_the_readme_of_a_new_project_work_in_order(wheel: Path, tmp_path: Path) -> None:
+    """The environment has what the first command of the README installs, and nothing else."""
+    folder = tmp_path / "clicks"
+    run(tmp_path, UV, "venv", "--quiet", "--python", sys.executable, "venv")
+    bin_ = tmp_path / "venv" / "bin"
+    locked = ("--constraints", ROOT / "requirements.lock", "--only-binary", ":all:", "--quiet")
+    found = f"tidegate[broker] @ {wheel.as_uri()}"
+    run(tmp_path, UV, "pip", "install", "--python", bin_ / "python", *locked, found, "pytest")
+    run(tmp_path, bin_ / "tidegate", "new", "clicks")
+    text = (folder / "README.md").read_text()
+    lines = [line.partition("  #")[0].strip() for line in text.splitlines() if line[:4] == "    "]
+    assert lines.pop(0) == 'pip install "tidegate[broker]" pytest'
+    environment = {"PATH": f"{bin_}:{os.environ['PATH']}", "HOME": os.environ["HOME"]}
+    address, output, began = "", tmp_path / "output", list[subprocess.Popen[bytes]]()
+    try:
+        for line in lines:
+            command = line.replace("ADDRESS", address)
+            if command == "tidegate dev" or command.startswith("tidegate run "):
+                with output.open("wb") as file:
+                    began.append(
+                        subprocess.Popen(
+                            command.split(),
+                            cwd=folder,
+                            env=environment,
+                            stdout=file,
+                            stderr=subprocess.STDOUT,
+                        )
+                    )
+                await_text(output, ": running", began[-1])
+                if command == "tidegate dev":
+                    began[-1].send_signal(signal.SIGINT)
+                    assert began[-1].wait(60) == 0, output.read_text()
+                continue
+            done = in_shell(command, folder, environment)
+            if command == "tidegate kafka up":
+                address = done.splitlines()[-1]
+            if " read " in command:
+                assert '"total":"5"' in done
+            if command.startswith("tidegate stop "):
+                assert began[-1].wait(60) == 0
+    finally:
+        for process in began:
+            process.kill()
+            process.wait()
+        if address:
+            in_shell("tidegate kafka down --wipe", folder, environment)
+    done_lines = [line.split()[1] for line in lines if line.startswith("tidegate ")]
+    assert done_lines == ["dev", "kafka", "run", "kafka", "check", "stop", "diff", "kafka"]
+
+
+def in_shell(command: str, folder: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    assert done.returncode == 0, command + done.stdout + done.stderr
+    return done.stdout
+
+
+def await_text(output: Path, text: str, process: subprocess.Popen[bytes]) -> None:
+    end_s = time.monotonic() + 90
+    while text not in output.read_text(errors="replace"):
+        assert process.poll() is None, output.read_text()
+        assert time.monotonic() < end_s, output.read_text()
+        time.sleep(0.1)
 
 
 def test_wheel_has_the_package_its_licence_and_nothing_else(wheel: Path) -> None:

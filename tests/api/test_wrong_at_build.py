@@ -70,6 +70,21 @@ class Nested:
     inner: Nested | None
 
 
+def test_class_statement_without_a_name_says_where_and_what_to_write() -> None:
+    with pytest.raises(
+        PipelineError, match=r"test_wrong_at_build\.py:\d+: .* LateOrders has no name"
+    ) as no:
+
+        class LateOrders(Base):  # type: ignore[call-arg]
+            pass
+
+    assert 'Write class LateOrders(Base, name="late-orders").' in str(no.value)
+    with pytest.raises(PipelineError, match=r'class Été\(Base, name="totals"\)'):
+        type("Été", (Base,), {})
+    with pytest.raises(PipelineError, match=r"has no option nme=\. Did you mean name="):
+        type("Misspelt", (Base,), {}, nme="late")
+
+
 class Tagged(KeyedProcess[str, Order, CustomerTotal]):
     unknown_country = SideOutput(Order)
 

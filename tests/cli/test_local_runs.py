@@ -15,7 +15,9 @@ import pytest
 
 from tidegate.cli import local_runs
 from tidegate.cli.local_runs import RUNS, RunSocket, find_local_runs, stop_local_run
+from tidegate.cli.session import show_job
 from tidegate.cli.stopping import RunStop, StopRequest
+from tidegate.controlplane.client.client import Client
 from tidegate.errors import RefusedError, RpcError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
@@ -57,6 +59,21 @@ def test_run_is_found_with_its_newest_report_while_it_lasts(tmp_path: Path) -> N
         assert (run.report.state, run.report.records_in) == (JobState.RUNNING, 7)
     assert find_local_runs(tmp_path) == []
     assert not list((tmp_path / RUNS).glob("*.sock"))
+
+
+def test_status_of_another_job_names_the_runs_that_the_folder_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(_client: Client, *_given: object) -> None:
+        raise RpcError("no process answers there")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Client, "_call", unanswered)
+    with (
+        RunSocket(tmp_path, JOB, run_stop()[0]),
+        pytest.raises(RpcError, match=rf"'total' is under way in {tmp_path}\. Here runs: totals\."),
+    ):
+        show_job("total", None, as_json=False)
 
 
 def test_only_the_owner_can_reach_the_socket(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tidegate.cli.local_run import with_enough_slots
 from tidegate.cli.main import app, main
 from tidegate.cli.options import parse_pairs
 from tidegate.config_load import load
+from tidegate.controlplane.client.client import Client
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import ConfigError, KafkaUnavailableError, RefusedError, RpcError, UserError
 from tidegate.masking import MASK
@@ -169,6 +170,30 @@ def test_error_of_a_folder_without_runs_names_the_folder(
         run(*words)
 
 
+@pytest.mark.parametrize("words", [("list",), ("status", "x"), ("stop", "x"), ("cancel", "x")])
+def test_folder_without_runs_is_named_at_once_if_no_jobmanager_is_named(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+
+    def unanswered(_client: Client, message: object, *_rest: object) -> None:
+        asked.append(type(message).__name__)
+        raise RpcError("no process answers there")
+
+    monkeypatch.setattr(Client, "_call", unanswered)
+    with pytest.raises(RpcError) as caught:
+        run(*words)
+    said = str(caught.value)
+    assert f"is under way in {tmp_path}. No JobManager answers at localhost:6123" in said
+    assert "Repeat the command in the folder where the run was started." in said
+    assert len(asked) == 1, "a request is not repeated, so the user does not wait"
+    assert "waiting" not in capsys.readouterr().err
+
+
 def test_setting_without_a_value_is_refused_with_an_example_of_a_setting() -> None:
     with pytest.raises(ConfigError, match=r"not NAME=VALUE\. Example: -c 'checkpoint\.interval="):
         run("run", REFERENCE, "-c", "checkpoint.interval")
@@ -177,10 +202,10 @@ def test_setting_without_a_value_is_refused_with_an_example_of_a_setting() -> No
 def test_disk_error_of_any_command_is_one_sentence_that_names_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_given: object) -> None:
+    def fails(**_given: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", "/data/.tidegate")
 
-    monkeypatch.setattr(session, "configuration", fails)
+    monkeypatch.setattr(session, "load_with_origins", fails)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["list"])

@@ -57,6 +57,7 @@ MISTAKES = {
     "method-unknown": (KEY, "self.orders.keyby("),
     "source-made-in-define": (KEY, f'KafkaSource("x", {SOURCE}).key_by('),
     "define-with-a-parameter": ("def define(self)", "def define(self, environment)"),
+    "class-without-a-name": (', name="totals"', ""),
     "class-keyword-unknown": ('name="totals"', 'name="totals", paralelism=2'),
 }
 

@@ -10,10 +10,8 @@ modules that this process has imported.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
-import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -153,19 +151,10 @@ def _remedy(error: Exception) -> str:
     for end, remedy in _REMEDIES.items():
         if said.endswith(end):
             return remedy
-    unknown = re.search(r"__init_subclass__\(\) got an unexpected keyword argument '(\w+)'", said)
-    if unknown is None:
-        return ""
-    near = difflib.get_close_matches(unknown[1], _CLASS_KEYWORDS, n=1)
-    hint = f"Did you mean {near[0]}=? " if near else ""
-    return f". {hint}A pipeline class takes {', '.join(f'{each}=' for each in _CLASS_KEYWORDS)}"
+    return ""
 
 
-_CLASS_KEYWORDS = ("name", "parallelism", "max_parallelism", "checkpoint_interval")
 _REMEDIES = {
-    "argument: 'name'": (
-        '. A pipeline is declared with its name: class Totals(Pipeline, name="totals")'
-    ),
     "argument: 'value'": ". A topic needs the format of its values, as in value=Json(Order)",
     "argument: 'of'": ". Give it the type, as in ValueState(int, default=0)",
 }

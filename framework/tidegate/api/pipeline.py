@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar, overload
 
 import msgspec
 
+from tidegate.api.class_keywords import with_checked_keywords
 from tidegate.api.connector import Connector, declared_in
 from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
@@ -155,6 +156,7 @@ class Pipeline:
     graph: StreamGraph
     _given: Mapping[str, object]
 
+    @with_checked_keywords
     def __init_subclass__(
         cls,
         *,

@@ -15,7 +15,7 @@ from typing import Any
 
 from tidegate.api.evolution import same_key_type, state_conflict
 from tidegate.api.pipeline import build
-from tidegate.checkpoint.manifest import Manifest
+from tidegate.checkpoint.manifest import Manifest, manifest_folder
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.checkpoint.restore import refusals, restore
 from tidegate.checkpoint.source_changes import deleted_topic_error
@@ -25,10 +25,16 @@ from tidegate.cli.code_changes import code_changes
 from tidegate.cli.diff_output import Comparison, Loss
 from tidegate.commit.journal.claimed import restore_point
 from tidegate.commit.journal.reading import read_journal
+from tidegate.commit.journal.state import JournalState, PublicationRef
 from tidegate.commit.publish import load_manifest
 from tidegate.config import Config
 from tidegate.config_load import load
-from tidegate.controlplane.client.preflight import class_settings, job_name, load_for_submit
+from tidegate.controlplane.client.preflight import (
+    check_restore,
+    class_settings,
+    job_name,
+    load_for_submit,
+)
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.controlplane.jobmaster.job_plan import state_metadata
 from tidegate.controlplane.jobmaster.split_enumeration import enumerate_partitions, source_topics
@@ -37,6 +43,7 @@ from tidegate.errors import RefusedError, SourceChangedError
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JobName
+from tidegate.ports.blobs import BlobStore
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.kafka import TransactionAdmin
 from tidegate.protocol.subtask_snapshot import SourceSplit
@@ -55,7 +62,12 @@ def compare(
     *,
     with_kafka: bool,
 ) -> Comparison:
-    """Return the comparison of the code with the checkpoint that a run would restore."""
+    """Return the comparison of the code with the checkpoint that a run would restore.
+
+    ConfigError if `restore_from` is not the id of a checkpoint, and RefusedError if the job has
+    none of that id.
+    """
+    check_restore(restore_from)
     pipeline = load_for_submit(reference, folder)
     config = load(
         folder=folder,
@@ -70,10 +82,16 @@ def compare(
     drivers = SystemDrivers()
     store = drivers.blob_store(locate(config.checkpoint.dir, folder))
     state = run_read_only(store, read_journal(job))
-    point = restore_point(state, "", restore_from) if state.number else None
+    point = _restore_point(job, state, store, restore_from, config.checkpoint.dir)
     lost = None if state.lost is None else Loss(state.lost.statement, accepted=state.accepted)
     if point is None:
-        return Comparison(job=job, reference=reference, storage=config.checkpoint.dir, lost=lost)
+        return Comparison(
+            job=job,
+            reference=reference,
+            storage=config.checkpoint.dir,
+            without_state=restore_from == "none",
+            lost=lost,
+        )
     manifest = run_read_only(store, load_manifest(point))
     reasons = [str(each) for each in refusals(manifest, metadata, schemas=RULES)]
     if with_kafka and not reasons:
@@ -88,6 +106,30 @@ def compare(
         changes=code_changes(manifest, metadata, graph.describe(), RULES),
         refusals=tuple(reasons),
         lost=lost,
+    )
+
+
+def _restore_point(
+    job: JobName, state: JournalState, store: BlobStore, restore_from: str, storage: str
+) -> PublicationRef | None:
+    """Return the publication to compare with. None if a run would start without state.
+
+    The journal also lists checkpoints that have expired, so an id is looked up in the storage.
+    """
+    if restore_from in {"latest", "none"}:
+        return restore_point(state, "", restore_from)
+    there = set(store.list(manifest_folder(job)))
+    kept = {str(ref.checkpoint): ref for ref in state.recent_checkpoints if ref.manifest in there}
+    if restore_from in kept:
+        return kept[restore_from]
+    remedy = (
+        f"It has {', '.join(kept)}: give one of these, or latest."
+        if kept
+        else "It has none: tidegate run takes the first one."
+    )
+    raise RefusedError(
+        f"Job {job!r} has no checkpoint {restore_from!r} in the checkpoint storage {storage!r}. "
+        f"{remedy}"
     )
 
 

@@ -18,31 +18,39 @@ EXAMPLE = "Example: tidegate dev pipelines.order_totals:OrderTotals -p 2"
 INTERVAL = "1 s"
 
 
+PipelineOfFolder = Annotated[
+    str | None,
+    typer.Argument(
+        help="MODULE:CLASS, from the working folder; else the only pipeline below it.",
+        show_default=False,
+    ),
+]
+Partitions = Annotated[int, typer.Option(help="Partitions of topics that it creates.")]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep topics and checkpoints of its broker for the next time."),
+]
+DropState = Annotated[
+    bool,
+    typer.Option(
+        "--drop-state", help="Start without state if the checkpoint no longer fits the code."
+    ),
+]
+JsonEvents = Annotated[bool, typer.Option("--json", help="For scripts: one JSON object per event.")]
+
+
 def dev(
-    pipeline: Annotated[
-        str | None,
-        typer.Argument(
-            help="MODULE:CLASS, from the working folder; else the only pipeline below it.",
-            show_default=False,
-        ),
-    ] = None,
+    pipeline: PipelineOfFolder = None,
     settings: o.Parameters = None,
     config: o.Settings = None,
     kafka: o.Brokers = None,
     parallelism: o.Parallelism = None,
     name: o.As = None,
     checkpoint_interval: o.CheckpointInterval = None,
-    partitions: Annotated[int, typer.Option(help="Partitions of topics that it creates.")] = 4,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Keep topics and checkpoints of its broker for the next time."),
-    ] = False,
-    drop_state: Annotated[
-        bool,
-        typer.Option(
-            "--drop-state", help="Start without state if the checkpoint no longer fits the code."
-        ),
-    ] = False,
+    partitions: Partitions = 4,
+    keep: Keep = False,
+    drop_state: DropState = False,
+    as_json: JsonEvents = False,
 ) -> None:
     """Run a pipeline while you write it: with a broker and topics, and again after each save.
 
@@ -50,7 +58,8 @@ def dev(
     It creates missing topics and shows some of the records in and out. When a file is saved, the
     job continues from its last checkpoint with the new code. Code with an error is shown, and the
     old job continues. Ctrl-C stops the job, and removes the broker that was started here with its
-    data. If no setting says otherwise, it takes a checkpoint every second.
+    data. If no setting says otherwise, it takes a checkpoint every second. With --json, standard
+    output has one object per event: job_started, record, file_saved, job_restarted and others.
 
     Example: tidegate dev pipelines.order_totals:OrderTotals -p 2
     """
@@ -65,7 +74,8 @@ def dev(
     }
     params = o.parse_pairs(settings, "--set", EXAMPLE)
     from tidegate.cli.dev_broker import dev_broker
-    from tidegate.cli.dev_session import DevOptions, DevSession, say
+    from tidegate.cli.dev_output import DevOutput, JsonOutput
+    from tidegate.cli.dev_session import DevOptions, DevSession
     from tidegate.cli.find_pipeline import find_pipeline
     from tidegate.config_load import load
 
@@ -76,8 +86,15 @@ def dev(
         given["checkpoint.interval"] = INTERVAL
     words = [word for key, value in params.items() for word in ("--set", f"{key}={value}")]
     words += [word for key, value in given.items() for word in ("-c", f"{key}={value}")]
-    with dev_broker(folder, effective, say, keep=keep) as broker:
-        say(f"{reference} on Kafka at {broker.bootstrap} ({broker.origin})")
+    output = JsonOutput() if as_json else DevOutput()
+    with dev_broker(folder, effective, output.message, keep=keep) as broker:
+        output.event(
+            "session_started",
+            f"{reference} on Kafka at {broker.bootstrap} ({broker.origin})",
+            pipeline=reference,
+            kafka=broker.bootstrap,
+            origin=broker.origin,
+        )
         options = DevOptions(
             reference=reference,
             words=words,
@@ -85,5 +102,5 @@ def dev(
             partitions=partitions,
             drop_state=drop_state,
         )
-        DevSession(folder, options, broker).run()
-    say("stopped")
+        DevSession(folder, options, broker, output).run()
+    output.event("session_stopped", "stopped")

@@ -15,6 +15,7 @@ import threading
 from typing import Final
 
 from tidegate.cli.dev_processes import RECORDS
+from tidegate.cli.interrupt import ExitOnInterrupt
 
 SECOND_INTERRUPT_S: Final = 0.5
 """The pause before the second interrupt. The first one asks for a final checkpoint, which cannot
@@ -27,16 +28,18 @@ END_S: Final = 15.0
 def main(scratch: str, command: str, *words: str) -> None:
     """Run a command as a child. `scratch` is the folder to remove if the parent dies, or empty."""
     if command == RECORDS:
-        from tidegate.cli.record_viewer import show_records
-        from tidegate.drivers.process.parent_watch import exit_with_parent
+        with ExitOnInterrupt():
+            from tidegate.cli.record_viewer import show_records
+            from tidegate.drivers.process.parent_watch import exit_with_parent
 
         exit_with_parent()
         show_records(*words)
         return
-    from tidegate.cli.main import main as tidegate
+    with ExitOnInterrupt():
+        from tidegate.cli.main import main as tidegate
 
-    parent = ParentWatch()
-    threading.Thread(target=parent.watch, name="parent-watch", daemon=True).start()
+        parent = ParentWatch()
+        threading.Thread(target=parent.watch, name="parent-watch", daemon=True).start()
     try:
         tidegate([command, *words])
     finally:

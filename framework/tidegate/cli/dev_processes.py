@@ -24,7 +24,10 @@ POLL_S: Final = 0.1
 
 
 class DevChild:
-    """A running child. Its lines go to `on_line`, and `on_end` gets its exit status at its end."""
+    """A running child. Its lines go to `on_line`, and `on_end` gets its exit status at its end.
+
+    Lines of its stderr go to `on_error_line` if that is given, and otherwise to `on_line` too.
+    """
 
     def __init__(
         self,
@@ -32,18 +35,27 @@ class DevChild:
         scratch: Path | None,
         on_line: Callable[[str], None],
         on_end: Callable[[int], None] | None = None,
+        *,
+        on_error_line: Callable[[str], None] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", MODULE, str(scratch or ""), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if on_error_line else subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
         self._on_line, self._on_end = on_line, on_end
         self._stopping = False
+        self._errors = threading.Thread(
+            target=_read_lines,
+            args=(self._process.stderr, on_error_line or on_line),
+            name="dev-child-stderr",
+            daemon=True,
+        )
         self._thread = threading.Thread(target=self._follow, name="dev-child", daemon=True)
+        self._errors.start()
         self._thread.start()
 
     @property
@@ -77,16 +89,20 @@ class DevChild:
             self._process.send_signal(number)
 
     def _follow(self) -> None:
-        output: IO[bytes] | None = self._process.stdout
-        if output is not None:
-            with output:
-                for line in output:
-                    self._on_line(line.decode(errors="replace").rstrip("\n"))
+        _read_lines(self._process.stdout, self._on_line)
+        self._errors.join()
         status = self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._on_end is not None and not self._stopping:
             self._on_end(status)
+
+
+def _read_lines(pipe: IO[bytes] | None, on_line: Callable[[str], None]) -> None:
+    if pipe is not None:
+        with pipe:
+            for line in pipe:
+                on_line(line.decode(errors="replace").rstrip("\n"))
 
 
 @dataclass(frozen=True, slots=True)

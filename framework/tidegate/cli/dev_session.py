@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import re
 import signal
 import sys
 import threading
@@ -25,9 +24,10 @@ from types import FrameType
 from typing import Any, Final, TypeVar
 
 from tidegate.cli.dev_broker import DevBroker
+from tidegate.cli.dev_output import DevOutput, JsonOutput
 from tidegate.cli.dev_processes import RECORDS, Answer, DevChild, ask
 from tidegate.cli.diff import REFUSED
-from tidegate.cli.record_viewer import end_positions
+from tidegate.cli.record_viewer import AS_JSON, end_positions
 from tidegate.config_load import load
 from tidegate.drivers.file_watch import wait_for_save
 from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
@@ -63,13 +63,17 @@ class DevOptions:
 class DevSession:
     """A session. `run` returns when the user ends it."""
 
-    def __init__(self, folder: Path, options: DevOptions, broker: DevBroker) -> None:
+    def __init__(
+        self, folder: Path, options: DevOptions, broker: DevBroker, output: DevOutput
+    ) -> None:
         self._folder, self._options, self._broker = folder, options, broker
+        self._output = output
         # A signal handler puts into the queue, which is allowed for a SimpleQueue only.
         self._events: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self._run: DevChild | None = None
         self._viewer: DevChild | None = None
         self._interrupts = 0
+        self._starts = 0
         self._over = threading.Event()
 
     def run(self) -> None:
@@ -84,9 +88,9 @@ class DevSession:
             thread.start()
         try:
             self._start()
-            say(HELP)
+            self._output.hint(HELP)
             if sys.stdin.isatty():
-                say(COMMANDS)
+                self._output.hint(COMMANDS)
             while self._handle(*self._events.get()):
                 continue
         finally:
@@ -99,17 +103,21 @@ class DevSession:
         match event, about:
             case ("interrupt", _) | ("typed", "q"):
                 return False
-            case ("saved", str(names)):
-                say(f"saved: {names}")
+            case ("saved", list(files)):
+                self._output.event("file_saved", f"saved: {', '.join(files)}", files=files)
                 self._start()
             case ("typed", "r"):
                 self._start()
             case ("typed", "d"):
                 self._start(drop_state=True)
             case ("typed", str(text)) if text:
-                say(f"{text!r} is unknown. {COMMANDS}")
+                self._output.message(f"{text!r} is unknown. {COMMANDS}")
             case ("ended", int(status)):
-                say(f"The job ended with exit code {status}. Save a file to start it again.")
+                self._output.event(
+                    "job_failed" if status else "job_ended",
+                    f"The job ended with exit code {status}. Save a file to start it again.",
+                    exit_code=status,
+                )
             case _:
                 pass
         return True
@@ -127,47 +135,59 @@ class DevSession:
             return
         drop_state = drop_state or (compared.code == REFUSED and self._options.drop_state)
         if compared.code and not drop_state:
-            self._explain(compared)
+            self._refuse("state", compared.out or compared.err, f"{DROP}\n")
             return
         if self._interrupts or not self._create(topics):
             return
         self._stop()
         self._view(topics)
         restore = ["--restore", "none"] if drop_state else []
-        words = [self._options.reference, *self._words(), *restore]
+        words = ["run", self._options.reference, *self._words(), *restore]
+        output = self._output
         self._run = DevChild(
-            ["run", *words],
+            [*words, "--json"] if output.as_json else words,
             self._broker.scratch,
-            StatusLines(say).line,
+            output.job_line,
             lambda status: self._events.put(("ended", status)),
+            on_error_line=output.job_text if isinstance(output, JsonOutput) else None,
         )
-        say("started the job")
+        self._output.event(
+            "job_restarted" if self._starts else "job_started",
+            "started the job",
+            with_state=not drop_state,
+        )
+        self._starts += 1
 
     def _checked_topics(self, checked: Answer) -> list[str] | None:
         """Return the topics of the pipeline. None if it cannot be built; the problems are shown."""
         try:
             result = json.loads(checked.out)
         except json.JSONDecodeError:
-            say(checked.err or checked.out)
-            self._say_what_continues()
+            self._refuse("code", checked.err or checked.out)
             return None
         for problem in result["problems"]:
-            say(f"{problem['about']}: {problem['text']}")
+            self._output.event("problem", f"{problem['about']}: {problem['text']}", **problem)
         if not result["accepted"]:
-            self._say_what_continues()
+            self._refuse("code", "")
             return None
         return list(result["topics"])
 
-    def _explain(self, compared: Answer) -> None:
-        say(compared.out or compared.err)
-        say(DROP)
-        self._say_what_continues()
-
-    def _say_what_continues(self) -> None:
-        if self._run is not None and self._run.alive:
-            say("The job continues with the code before this save.")
-        else:
-            say("The job is not started. Save a file to try again.")
+    def _refuse(self, reason: str, text: str, hint: str = "") -> None:
+        """Report that the present code is not started, and whether a job runs."""
+        job_continues = self._run is not None and self._run.alive
+        what_runs = (
+            "The job continues with the code before this save."
+            if job_continues
+            else "The job is not started. Save a file to try again."
+        )
+        shown = f"{text}\n{hint}{what_runs}"
+        self._output.event(
+            "code_refused",
+            shown.lstrip("\n"),
+            reason=reason,
+            text=text,
+            job_continues=job_continues,
+        )
 
     def _ask_kafka(self, question: Callable[[KafkaTopicAdmin], T]) -> T | None:
         """Return the answer of the brokers. Print the error and return None if it fails."""
@@ -178,7 +198,7 @@ class DevSession:
             finally:
                 admin.close()
         except (UserError, ExternalError) as error:
-            say(str(error))
+            self._output.message(str(error))
             return None
 
     def _create(self, topics: list[str]) -> bool:
@@ -186,9 +206,9 @@ class DevSession:
         partitions = self._options.partitions
         made = self._ask_kafka(lambda admin: admin.create_missing(topics, partitions))
         if made is None:
-            self._say_what_continues()
+            self._refuse("brokers", "")
         elif made:
-            say(f"created topics: {', '.join(made)}")
+            self._output.event("topics_created", f"created topics: {', '.join(made)}", topics=made)
         return made is not None
 
     def _view(self, topics: list[str]) -> None:
@@ -204,7 +224,8 @@ class DevSession:
             "kafka.bootstrap_servers": self._broker.bootstrap,
         }
         words = [RECORDS, self._options.reference, json.dumps(settings), json.dumps(ends)]
-        self._viewer = DevChild(words, None, show)
+        words += [AS_JSON] if self._output.as_json else []
+        self._viewer = DevChild(words, None, self._output.record_line)
 
     def _client_settings(self) -> dict[str, str]:
         """Return the settings of a Kafka client for the session's brokers."""
@@ -222,7 +243,7 @@ class DevSession:
             self._viewer.stop(2.0, lambda: False)
         if self._run is not None:
             if self._run.alive:
-                say("stopping the job with a final checkpoint")
+                self._output.event("job_stopping", "stopping the job with a final checkpoint")
             at_start = self._interrupts
             self._run.stop(STOP_S, lambda: self._interrupts > at_start)
         self._run = self._viewer = None
@@ -245,41 +266,16 @@ class DevSession:
             except FileNotFoundError:
                 continue  # a folder was removed between the listing and the watch
             except OSError as error:  # for example, the system's limit of watches is reached
-                say(f"Saved files are not seen: {error}. Type r and Enter to restart the job.")
+                self._output.message(
+                    f"Saved files are not seen: {error}. Type r and Enter to restart the job."
+                )
                 return
             if saved:
                 names = sorted(str(path.relative_to(self._folder)) for path in saved)
-                self._events.put(("saved", ", ".join(names)))
+                self._events.put(("saved", names))
 
     def _read_commands(self) -> None:
         if sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
             return  # the shell would stop a background process that reads from the terminal
         for line in sys.stdin:
             self._events.put(("typed", line.strip().lower()))
-
-
-class StatusLines:
-    """The status lines of a run, without those that only repeat the line before. While no record
-    arrives, a run reports only new checkpoints.
-    """
-
-    def __init__(self, show_line: Callable[[str], None]) -> None:
-        self._show, self._before = show_line, ""
-
-    def line(self, text: str) -> None:
-        """Show a line, unless it differs from the one before only by rates and the checkpoint."""
-        told = re.sub(r" \([\d,]+/s\)|, checkpoint [^;]*", "", text)
-        if told != self._before:
-            self._show(text)
-        self._before = told
-
-
-def say(text: str) -> None:
-    """Print lines about the session on stderr."""
-    for line in text.splitlines():
-        print(f"dev: {line}", file=sys.stderr, flush=True)
-
-
-def show(line: str) -> None:
-    """Print a line of the viewer on stdout."""
-    print(line, flush=True)

@@ -32,7 +32,7 @@ def diff(
     parallelism: o.Parallelism = None,
     name: o.As = None,
     restore: Annotated[
-        str, typer.Option(help="The checkpoint to compare with: latest, or an id.")
+        str, typer.Option(help="The checkpoint to compare with: latest, none, or an id.")
     ] = "latest",
     as_json: o.AsJson = False,
 ) -> None:
@@ -40,7 +40,8 @@ def diff(
 
     The last lines say whether a run would continue from the checkpoint, and what would be lost.
     The command writes nothing and needs no broker. Exit code: 0 the restore is accepted, or there
-    is no checkpoint; 1 the storage or the brokers do not answer; 2 a run would be refused.
+    is no checkpoint; 1 the storage or the brokers do not answer; 2 a run would be refused, or the
+    job has no checkpoint of the given id.
 
     Example: tidegate diff pipelines.order_totals:OrderTotals --kafka localhost:9092
     """

@@ -28,6 +28,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     storage: str
     checkpoint: str = ""
     """The id of the checkpoint; empty if a run would start without one."""
+    without_state: bool = False
+    """Whether the user wants a run without state, whatever checkpoints there are."""
     taken_ms: int = 0
     same: bool = False
     """Whether the graph of the code is the one that wrote the checkpoint."""
@@ -54,11 +56,12 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 def comparison_text(comparison: Comparison) -> str:
     """Return the comparison as lines of text, with the verdict at the end."""
     if not comparison.checkpoint:
+        asked = f"{comparison.job}: with --restore none a run starts without state."
         nothing = (
             f"{comparison.job}: the checkpoint storage {comparison.storage!r} has no checkpoint to "
             "restore, so there is nothing to compare. A run starts without state."
         )
-        return "\n".join([nothing, *_loss_lines(comparison)])
+        return "\n".join([asked if comparison.without_state else nothing, *_loss_lines(comparison)])
     at = datetime.fromtimestamp(comparison.taken_ms / 1000, UTC)
     title = (
         f"{comparison.job}: checkpoint {comparison.checkpoint} of {at:%Y-%m-%d %H:%M:%S} UTC, "

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from tidegate.api.formats import Avro, Format
 from tidegate.api.kafka_connector import KafkaConnector
 from tidegate.api.kafka_names import kafka_nodes, topic_of
@@ -22,10 +24,12 @@ from tidegate.api.pipeline import build
 from tidegate.cli import options as o
 from tidegate.cli.record_text import (
     Decoder,
+    RecordRow,
     auto_key,
     auto_value,
     data_text,
     format_of_pipeline,
+    row_of,
 )
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import class_settings, load_for_submit
@@ -38,6 +42,8 @@ SHOWN_PER_SECOND: Final = 5
 """The number of records of a topic that are shown in a second."""
 WIDTH: Final = 160
 """The number of characters of a record that are shown."""
+AS_JSON: Final = "json"
+"""The word that makes the viewer print events."""
 POLL_RECORDS: Final = 1_000
 POLL_S: Final = 0.2
 
@@ -79,12 +85,51 @@ class Sampler:
         return found
 
 
-def show_records(reference: str, settings: str, positions: str) -> None:
+class Layout:
+    """The lines of the viewer, for people."""
+
+    def following(self, topics: list[str]) -> str:
+        """Return the line for the begin of the display."""
+        return f"showing records of {', '.join(topics)}"
+
+    def left_out(self, topic: str, viewed: ViewedTopic, count: int) -> str:
+        """Return the line for records that are not shown."""
+        return f"{viewed.direction:<3} {topic}: {count:,} more records"
+
+    def record(self, at: TopicPartition, viewed: ViewedTopic, record: RawRecord) -> str:
+        """Return the line of a record."""
+        return record_line(at.topic, viewed, record)
+
+
+class RecordEvent(RecordRow, frozen=True, kw_only=True, tag_field="event", tag="record"):
+    """A record as an event of `tidegate dev --json`."""
+
+    direction: str
+
+
+class JsonLayout(Layout):
+    """The events of the viewer, for scripts."""
+
+    def following(self, topics: list[str]) -> str:
+        return json.dumps({"event": "showing_records", "topics": topics})
+
+    def left_out(self, topic: str, viewed: ViewedTopic, count: int) -> str:
+        facts = {"direction": viewed.direction, "topic": topic, "count": count}
+        return json.dumps({"event": "records_left_out", **facts})
+
+    def record(self, at: TopicPartition, viewed: ViewedTopic, record: RawRecord) -> str:
+        row = row_of(*at, record, viewed.key, viewed.value)
+        event = RecordEvent(direction=viewed.direction, **msgspec.structs.asdict(row))
+        return msgspec.json.encode(event).decode()
+
+
+def show_records(reference: str, settings: str, positions: str, form: str = "") -> None:
     """Print the records after these positions, until this process is interrupted.
 
     `settings` are those of the command line, as a JSON object of dotted keys, with --set as
-    `params`. `positions` is the JSON of `end_positions`.
+    `params`. `positions` is the JSON of `end_positions`. `form` is AS_JSON, or empty for people.
     """
+    layout = JsonLayout() if form == AS_JSON else Layout()
     given: dict[str, Any] = json.loads(settings)
     params = o.parameters(given.pop("params"), "")
     folder = Path.cwd()
@@ -104,17 +149,17 @@ def show_records(reference: str, settings: str, positions: str) -> None:
     sampler = Sampler()
     try:
         reader.assign({TopicPartition(name, part): at for name, part, at in json.loads(positions)})
-        print(f"showing records of {', '.join(sorted(topics))}", flush=True)
+        print(layout.following(sorted(topics)), flush=True)
         while True:
             batches = reader.poll(POLL_RECORDS, POLL_S)
             now_s = time.monotonic()
             for topic, count in sampler.left_out(now_s).items():
-                print(f"{topics[topic].direction:<3} {topic}: {count:,} more records", flush=True)
+                print(layout.left_out(topic, topics[topic], count), flush=True)
             for batch in batches:
-                topic = batch.topic_partition.topic
+                at = batch.topic_partition
                 for record in batch.messages:
-                    if sampler.take(topic, now_s):
-                        print(record_line(topic, topics[topic], record), flush=True)
+                    if sampler.take(at.topic, now_s):
+                        print(layout.record(at, topics[at.topic], record), flush=True)
     except KeyboardInterrupt:
         return
     finally:

@@ -21,7 +21,7 @@ from tidegate.cli.local_run import finished_code
 from tidegate.cli.local_runs import LocalRun, find_local_runs, stop_local_run
 from tidegate.cli.options import job_name
 from tidegate.config import Config
-from tidegate.config_load import load
+from tidegate.config_load import load, load_with_origins
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.preflight import (
     RunOptions,
@@ -106,8 +106,8 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
     """
     runs = local_runs(at)
     try:
-        config = configuration(with_jobmanager({}, at))
-        with _client(config, without_run=_without_run(at)) as client:
+        config, named = _configuration_and_name(at)
+        with _client(config, named=named, without_run=_without_run(at)) as client:
             found = client.list()
     except RpcError:
         if not runs:
@@ -140,8 +140,8 @@ def show_job(job: str, at: str | None, *, as_json: bool) -> None:
             print(f"{run.job}: {_run_text(run)}")
             _print_details(run.report)
         return
-    config = configuration(with_jobmanager({}, at))
-    with _client(config, without_run=_without_run(at, name)) as client:
+    config, named = _configuration_and_name(at)
+    with _client(config, named=named, without_run=_without_run(at, name)) as client:
         report = client.report(name)
     _print(report, as_json=as_json)
 
@@ -152,7 +152,9 @@ def end_job(
     """Stop a job, wait for its end and return the exit code. With `drain`, all timers and windows
     fire first.
 
-    Raise RpcError if no JobManager answers.
+    A named JobManager may be restarting, so the command waits for it. At the default address none
+    may ever have been, so one unanswered request is enough. Raise RpcError if no JobManager
+    answers.
     """
     name = job_name(job)
     for run in (each for each in local_runs(at) if each.job == name):
@@ -160,10 +162,13 @@ def end_job(
         _print(report, as_json=as_json)
         ended_so = report.state is ENDS_AS[final_checkpoint]
         return finished_code(report, bounded=False) if ended_so else FAILED
-    config = configuration(with_jobmanager({}, at))
+    config, named = _configuration_and_name(at)
     without_run = _without_run(at, name)
-    with _client(config, without_run=without_run) as client:
-        _wait_until_up(client, config, without_run=without_run)
+    with _client(config, named=named, without_run=without_run) as client:
+        if named:
+            _wait_until_up(client, config, without_run=without_run)
+        else:
+            client.list()
         report = client.stop_and_wait(name, final_checkpoint=final_checkpoint, drain=drain)
     _print(report, as_json=as_json)
     if report.state not in ENDED:
@@ -180,6 +185,16 @@ def end_job(
     return finished_code(report, bounded=False)
 
 
+def _configuration_and_name(at: str | None) -> tuple[Config, bool]:
+    """Return the configuration, and whether the user has named a JobManager: with `at`, in the file
+    or in the environment.
+    """
+    config, origins = load_with_origins(
+        environment=dict(os.environ), command_line=with_jobmanager({}, at)
+    )
+    return config, not origins.keys().isdisjoint({"jobmanager.host", "jobmanager.port"})
+
+
 def local_runs(at: str | None) -> list[LocalRun]:
     """Return the local runs of this folder; none if the user has named a JobManager."""
     return find_local_runs(Path.cwd()) if at is None else []
@@ -187,8 +202,12 @@ def local_runs(at: str | None) -> list[LocalRun]:
 
 def _without_run(at: str | None, job: str = "") -> str:
     """Return that this folder has no local run; empty if the user has named a JobManager."""
+    if at is not None:
+        return ""
     which = f"tidegate run of job {job!r}" if job else "tidegate run"
-    return "" if at is not None else f"No {which} is under way in {Path.cwd()}. "
+    others = ", ".join(sorted({run.job for run in local_runs(at)}))
+    here = f" Here runs: {others}." if others else ""
+    return f"No {which} is under way in {Path.cwd()}.{here} "
 
 
 def _run_text(run: LocalRun) -> str:
@@ -211,9 +230,9 @@ def _list_json(runs: list[LocalRun], found: JobList | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _client(config: Config, *, without_run: str = "") -> Iterator[Client]:
+def _client(config: Config, *, named: bool = True, without_run: str = "") -> Iterator[Client]:
     """Connect to the JobManager. `without_run` is a sentence about the runs of this folder, which
-    begins the error if no JobManager answers.
+    begins the error if no JobManager answers. `named` is false for the default address.
     """
     drivers = SystemDrivers()
     at = config.jobmanager
@@ -222,6 +241,13 @@ def _client(config: Config, *, without_run: str = "") -> Iterator[Client]:
     try:
         yield client
     except RpcError as error:
+        if not named:
+            raise RpcError(
+                f"{without_run}No JobManager answers at {address}, the default address. Repeat "
+                "the command in the folder where the run was started. For a session cluster add "
+                "--jobmanager HOST:PORT, or set jobmanager.host and jobmanager.port: stop and "
+                f"cancel then wait for a JobManager that restarts. ({error})"
+            ) from error
         raise RpcError(
             f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Is one "
             "up there (tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "

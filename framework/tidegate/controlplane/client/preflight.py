@@ -84,7 +84,7 @@ def make_submission(
 
     Raise PipelineError or ConfigError for mistakes in the pipeline or the settings.
     """
-    _check_restore(options.restore)
+    check_restore(options.restore)
     graph = build(pipeline, options.params)
     plan(graph, config.job.parallelism, config.job.max_parallelism)
     _check_overrides(graph, config)
@@ -261,7 +261,8 @@ def check_transactional_ids(
         log.close()
 
 
-def _check_restore(restore: str) -> None:
+def check_restore(restore: str) -> None:
+    """Raise ConfigError for a text that is neither latest nor none nor the id of a checkpoint."""
     if restore in {"latest", "none"}:
         return
     try:

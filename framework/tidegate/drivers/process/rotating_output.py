@@ -1,11 +1,14 @@
-"""The standard output and the standard error of a slot: files of limited size that raise no error.
+"""The output of a process: files of limited size that raise no error.
 
-User code may print a line for each record. So a full file is renamed to `NAME.1`, which replaces
-the one before, and a new file takes its place at the same descriptor. Native code and processes
-that user code starts later write to the new file too, because they share the descriptor.
+The standard error of every process of a cluster is its log. The standard output of a slot has what
+user code prints. A job may run for months, and user code may print a line for each record. So a
+full file is renamed to `NAME.1`, which replaces the one before, and a new file takes its place at
+the same descriptor. Native code and processes that user code starts later write to the new file
+too, because they share the descriptor.
 
-Invariant: a `print` raises no error of the disk. Output that the disk does not take is dropped. The
-number of dropped bytes is written before the next output that the disk takes.
+Invariant: neither a `print` nor a log line raises an error of the disk. Output that the disk does
+not take is dropped. The number of dropped bytes is written before the next output that the disk
+takes.
 
 This module does not limit what native code and other processes write between two writes of Python.
 """
@@ -16,12 +19,16 @@ import contextlib
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 from tidegate.private_files import private_opener
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+_STANDARD_OUTPUTS: Final = (1, 2)
+"""Descriptors that can be one file: except in a slot, the log is both."""
 
 
 def rotated_name(path: Path) -> Path:
@@ -41,7 +48,7 @@ def rotating_text(descriptor: int, path: Path, max_size: int) -> TextIO:
 
 class RotatingFile(io.RawIOBase):
     """The bytes of a descriptor that is the file `path`, of at most `max_size` bytes. An earlier
-    slot may still write to the same file, and may rename it too.
+    process may still write to the same file, and may rename it too.
     """
 
     def __init__(self, descriptor: int, path: Path, max_size: int) -> None:
@@ -79,9 +86,12 @@ class RotatingFile(io.RawIOBase):
         if not status.st_size or status.st_size + length <= self._max_size:
             return
         with contextlib.suppress(FileNotFoundError):  # a user has removed it
-            if os.path.samestat(status, self._path.stat()):  # else another slot has renamed it
+            if os.path.samestat(status, self._path.stat()):  # else another process has renamed it
                 self._path.replace(rotated_name(self._path))
         open_at(self._descriptor, self._path)
+        for standard in _STANDARD_OUTPUTS:
+            if standard != self._descriptor and _is_open_as(status, standard):
+                os.dup2(self._descriptor, standard)
         self._line_is_open = False
 
     def _note(self) -> bytes:
@@ -92,6 +102,13 @@ class RotatingFile(io.RawIOBase):
     def _write_all(self, data: bytes) -> None:
         while data:
             data = data[os.write(self._descriptor, data) :]
+
+
+def _is_open_as(status: os.stat_result, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(status, os.fstat(descriptor))
+    except OSError:  # the process has no such descriptor
+        return False
 
 
 def open_at(descriptor: int, path: Path) -> None:

@@ -115,7 +115,12 @@ class OsProcesses:
         pass_fds: tuple[int, ...],
     ) -> subprocess.Popen[bytes]:
         path = self._logs / log
-        given = {"common": self._common, "arguments": dict(arguments), "fds": list(pass_fds)}
+        given = {
+            "common": self._common,
+            "arguments": dict(arguments),
+            "fds": list(pass_fds),
+            "log": str(path.absolute()),  # the process limits the size of its log
+        }
         try:
             make_private_folder(path.parent)
             with open(path, "ab", opener=private_opener) as output:
