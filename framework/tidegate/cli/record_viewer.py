@@ -30,6 +30,7 @@ from tidegate.cli.record_text import (
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import class_settings, load_for_submit
 from tidegate.drivers.system import SystemDrivers
+from tidegate.message_text import counted
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import RawRecord
 from tidegate.stream_elements import TopicPartition
@@ -109,7 +110,10 @@ def show_records(reference: str, settings: str, positions: str) -> None:
             batches = reader.poll(POLL_RECORDS, POLL_S)
             now_s = time.monotonic()
             for topic, count in sampler.left_out(now_s).items():
-                print(f"{topics[topic].direction:<3} {topic}: {count:,} more records", flush=True)
+                print(
+                    f"{topics[topic].direction:<3} {topic}: {counted(count, 'more record')}",
+                    flush=True,
+                )
             for batch in batches:
                 topic = batch.topic_partition.topic
                 for record in batch.messages:
