@@ -90,7 +90,7 @@ def edited(folder: Folder, edits: Edits) -> None:
 def shown(folder: Folder, text: str) -> str:
     """Return the output without what differs from run to run."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", folder.normalised(text).rstrip())
-    return re.sub(r"checkpoint \d+-\d+", "checkpoint ID", text)
+    return re.sub(r"([Cc]heckpoint) \d+-\d+", r"\1 ID", text)
 
 
 @pytest.mark.parametrize("edit", ACCEPTED)

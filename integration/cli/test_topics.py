@@ -116,7 +116,7 @@ def test_record_that_kafka_refuses_is_an_error_that_names_its_line(
     assert f"Line 1: topic {topic} has no partition 1" in error
     _, error = shell.run("produce", topic, "--key-separator", ":", given="k:a\nb\n", code=2)
     assert "Line 2: it has no ':'" in error
-    assert "1 records before it were written" in error
+    assert "Kafka took 1 record before it." in error
 
 
 def test_only_uncommitted_reading_shows_records_of_open_transactions(
@@ -131,7 +131,7 @@ def test_only_uncommitted_reading_shows_records_of_open_transactions(
     producer.flush(30)
     out, told = shell.run("read", topic, "--values")
     assert out == "committed\n"
-    assert "1 offsets are behind open transactions" in told
+    assert "1 offset behind open transactions" in told
     assert shell.run("read", topic, "--values", "--uncommitted")[0] == "committed\nopen\n"
     described = shell.json("topics", "describe", topic)
     assert described["partitions"][0]["high_watermark"] == described["partitions"][0]["end"] + 1
@@ -231,7 +231,7 @@ def test_avro_is_shown_as_values_by_a_schema_file_and_by_a_pipeline(
     assert told == "imported\n"
     out_, told = shell.run("read", framed, "--json", *by_file[1:], "avro", code=1)
     assert "try confluent-avro" in json.loads(out_)["error"]
-    assert "1 records could not be decoded" in told
+    assert "1 record could not be decoded" in told
 
 
 def test_broker_that_does_not_answer_is_an_error_within_seconds(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_pa
         time.sleep(2)
         secured.grant(*read)
         live.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
-        assert " 1 restarts" in live.err.splitlines()[-1]
+        assert " 1 restart" in live.err.splitlines()[-1]
         secured.take_away(*read)
         folder.orders(3, first=60)
         kill_slots(live)  # the reader may already have failed because of the missing right

@@ -148,7 +148,7 @@ def test_number_of_skipped_bad_records_is_in_the_last_line_of_a_run(
     outcome = folder.run(config=ONE_CHECKPOINT)
     assert outcome.code == 0, outcome.err
     last = outcome.err.splitlines()[-1]
-    assert last.endswith("1 checkpoints, 0 restarts, 3 bad records skipped")
+    assert last.endswith("1 checkpoint, 0 restarts, 3 bad records skipped")
 
 
 def publishing(folder: Folder, after: int) -> int:

@@ -159,7 +159,7 @@ def test_run_reports_a_full_disk_and_continues_when_there_is_space(
         while remedy not in run.err and time.monotonic() < end_s:
             fill(disk)  # an attempt that ended has freed some space
             time.sleep(0.1)
-        assert "the disk is full" in run.err, run.err
+        assert "disk is full" in run.err, run.err
         assert remedy in run.err, run.err
         assert "Traceback" not in run.err
         (disk / "filler").unlink()

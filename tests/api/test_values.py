@@ -289,7 +289,7 @@ WRONG_INSIDE: list[tuple[Any, Any, str]] = [
     (Dict, {"user": "ann"}, "it has no 'ms'"),
     (Literal["a", "b"], "c", "it is 'c', not Literal['a', 'b']"),
     (list[int], [1, None], "[1] is a NoneType, not an int"),
-    (tuple[str, int], ("a",), "it has 1 parts, not 2"),
+    (tuple[str, int], ("a",), "it has 1 part, not 2"),
     (tuple[str, int], ("a", "b"), "[1] is a str, not an int"),
     (dict[str, int], {"a": "b"}, "['a'] is a str, not an int"),
     (dict[str, int], {1: 1}, " key 1 is an int, not a str"),

@@ -307,7 +307,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "dangling": (built(dangling), "'filter-1' go nowhere; end the chain with .to(sink)"),
     "nothing at all": (
         lambda: build(declare(base=Pipeline, define=lambda self: None)),
-        "pipeline 'case' writes to no sink; end a chain with .to(sink)",
+        "Pipeline 'case' writes to no sink; end a chain with .to(sink)",
     ),
     "sink unused": (built(no_sink), "Case.totals is declared and not used"),
     "key computed": (built(computed_key), ".key_by(..., returns=Type)"),
@@ -341,7 +341,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "side output named main": (side_output_named_main, "'main' is the name of the ordinary"),
     "state read too early": (
         lambda: ReadsTooEarly().open(),
-        "state 'total' is only there while a record is processed; read it in process()",
+        "State 'total' is only there while a record is processed; read it in process()",
     ),
     "state without key": (state_without_key, "Function.total: state belongs to a key"),
     "default of another type": (
@@ -472,19 +472,19 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "base": (lambda: build(Base), "is a base (name=None)"),
     "no such parameter": (
         lambda: build(OrderTotals, {"minimun": 5}),
-        "no parameter 'minimun': did you mean 'minimum'? it has minimum",
+        "no parameter 'minimun'. Did you mean 'minimum'? It has: minimum.",
     ),
     "parameter missing": (
         lambda: build(Limited),
-        "parameter 'limit' of Limited is required: --set limit=...; how many, from 1",
+        "Parameter 'limit' of Limited is required: --set limit=... (how many, from 1).",
     ),
     "parameter not allowed": (
         lambda: build(Limited, {"limit": "0"}),
-        "parameter 'limit': 0 is not allowed; how many, from 1",
+        "Parameter 'limit': 0 is not allowed (how many, from 1).",
     ),
     "parameter read too early": (
         lambda: SetsUpItself({}),
-        "parameter 'limit' of SetsUpItself has no value; give it one: SetsUpItself(limit=...)",
+        "Parameter 'limit' of SetsUpItself has no value; give it one: SetsUpItself(limit=...)",
     ),
     "event time that is no function": (
         source(event_time="placed_at_ms"),
@@ -525,7 +525,7 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "empty header": (lambda: HeaderTime(""), "the name of the header is empty"),
     "bad parameter": (
         lambda: build(OrderTotals, {"minimum": "five"}),
-        "parameter 'minimum': Invalid decimal string",
+        "Parameter 'minimum': Invalid decimal string",
     ),
 }
 

@@ -74,7 +74,7 @@ def refused(new: StepMetadata, stored: dict[str, list[str]]) -> str:
 
 def test_state_that_the_code_does_not_declare_is_refused_with_both_remedies() -> None:
     said = refused(step(["count"]), {"total": ["int"]})
-    assert "step 'total': checkpoint 1-1 holds state 'total'" in said
+    assert "Step 'total': checkpoint 1-1 holds state 'total'" in said
     assert "it declares: count" in said
     assert "renamed_from='total'" in said
     assert "dropped_states = ('total',)" in said

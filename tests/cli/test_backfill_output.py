@@ -79,7 +79,7 @@ def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
     [
         ({"continues": "4-1"}, "the backfill continues from checkpoint 4-1"),
         ({"partitions": (part(0, 5, 3, hidden=7),)}, "offsets 5 to 3 (0)"),
-        ({"partitions": (part(0, 5, 3, hidden=7),)}, "7 offsets lie behind open transactions"),
+        ({"partitions": (part(0, 5, 3, hidden=7),)}, "7 offsets behind open transactions"),
         ({"at_least_once": ("audit", "log")}, "if a wave is run again: audit, log"),
         ({"wave_span_ms": 7_200_000}, "at most 1,000 offsets and 2.0 h: 2 or more"),
         ({"record_bytes": None, "first_ms": None}, "2,000 offsets to read"),
@@ -103,7 +103,7 @@ def test_line_of_a_wave_shows_its_rate_and_the_remaining_time(
         " 1,000 offsets left, about 2.0 s\n"
     )
     output.wave(replace(WAVE, offsets_left=0, skipped=3, dead_letters=1))
-    assert "(500 a second), 3 skipped, 1 dead letters; 0 offsets left\n" in capsys.readouterr().err
+    assert "(500 a second), 3 skipped, 1 dead letter; 0 offsets left\n" in capsys.readouterr().err
 
 
 def test_lines_of_a_wave_and_of_the_end_count_late_records_by_step(
@@ -115,7 +115,7 @@ def test_lines_of_a_wave_and_of_the_end_count_late_records_by_step(
     said = "1 at daily, 1,200 at hourly too late for their windows"
     assert f", 3 skipped, {said}; 1,000 offsets left" in capsys.readouterr().err
     output.end(9, 8, {"hourly": 1_200, "daily": 1})
-    assert f"9 records in, 8 out in 1 waves, {said}. `tidegate run`" in capsys.readouterr().err
+    assert f"9 records in, 8 out in 1 wave, {said}. `tidegate run`" in capsys.readouterr().err
 
 
 def test_json_output_has_one_object_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:

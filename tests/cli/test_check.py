@@ -94,7 +94,7 @@ def test_fitting_topics_have_no_problem() -> None:
 @pytest.mark.parametrize(
     ("changes", "parallelism", "level", "said"),
     [
-        ({"partitions": 2}, 3, "warning", "1 subtasks of the source read nothing"),
+        ({"partitions": 2}, 3, "warning", "leaves 1 subtask without records"),
         ({"cleanup_policy": frozenset({"compact"})}, 1, "warning", "is compacted"),
         ({"retention_ms": 659_999}, 1, "error", "keeps records for 659.999 s"),
     ],

@@ -70,7 +70,7 @@ def run(jobmanager: JobManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_jobs_and_task_managers_are_listed(run: Run) -> None:
     text = run("list").stdout
     assert "a: running, in 1,000, out 0" in text
-    assert "1 TaskManagers with 2 slots" in text
+    assert "1 TaskManager with 2 slots" in text
     body = json.loads(run("list", "--json").stdout)
     assert [job["job"] for job in body["jobs"]] == ["a"]
     assert body["task_managers"] == [{"id": "standalone-x-1", "pid": 9, "slots": 2}]

@@ -220,7 +220,7 @@ def test_brokers_of_the_settings_are_used_and_nothing_is_removed(tmp_path: Path)
         assert broker.scratch is None
         assert not broker.settings
         with (
-            pytest.raises(RefusedError, match="runs in this folder already, as process"),
+            pytest.raises(RefusedError, match="already runs tidegate dev in this folder"),
             dev_broker(tmp_path, config, print, keep=False),
         ):
             pass

@@ -36,7 +36,9 @@ def run(*words: str) -> int:
 def test_slots_given_by_the_user_are_not_raised_to_the_parallelism() -> None:
     given = {"job.parallelism": "4", "taskmanager.slots": "1", "cluster.task_managers": "2"}
     settings = load(command_line=given)
-    with pytest.raises(ConfigError, match=r"needs 4 slots, .* would have 2: 2 TaskManagers with 1"):
+    with pytest.raises(
+        ConfigError, match=r"needs 4 slots, .* would have 2: 2 TaskManagers with 1 slot each"
+    ):
         with_enough_slots(settings, {"taskmanager.slots": 1})
     enough = with_enough_slots(settings, {})
     assert enough.taskmanager.slots == 2
@@ -100,7 +102,9 @@ def test_seeds_that_are_not_a_range_are_refused(
 
 def test_error_names_the_missing_extra_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "greenlet", None)
-    with pytest.raises(ConfigError, match=r"needs the extra `sim`: pip install 'tidegate\[sim\]'"):
+    with pytest.raises(
+        ConfigError, match=r"needs the extra `sim`. Install it: pip install 'tidegate\[sim\]'"
+    ):
         run("sim", "--seed", "1")
 
 
@@ -116,7 +120,7 @@ def test_running_kafka_broker_is_not_started_with_more_nodes(
     monkeypatch.chdir(tmp_path)
     two: Any = SimpleNamespace(pids=[1, 2], alive=[True, True], bootstrap="h:1,h:2")
     monkeypatch.setattr(EmbeddedKafka, "attach", lambda _: two)
-    with pytest.raises(UserError, match=r"runs already, with 2 node\(s\)\. .* kafka down --wipe"):
+    with pytest.raises(UserError, match=r"runs already, with 2 nodes\. .* kafka down --wipe"):
         run("kafka", "up", "--nodes", "3")
     assert run("kafka", "up", "--nodes", "2") == 0
 

@@ -126,7 +126,7 @@ def test_storage_error_after_an_unknown_create_is_retried_and_not_raised(
 
 def test_closed_journal_accepts_only_a_claim_of_a_new_submission(quiet: ProcedureRunner) -> None:
     quiet.close(quiet.claim())
-    with pytest.raises(JobClosedError, match="job 'job' has ended \\(finished\\)"):
+    with pytest.raises(JobClosedError, match="Job 'job' has ended \\(finished\\)"):
         quiet.claim()
     assert quiet.kinds() == ["Claim", "Closed"]
     assert quiet.claim("s2").attempt == 3

@@ -72,4 +72,4 @@ def test_error_after_the_timeout_is_an_error_of_the_system(
 ) -> None:
     error = error_of(EndTxnResult.RETRY, *ids)
     assert type(error) is kind
-    assert f"{len(ids)} published transactions were not completed" in str(error)
+    assert f"did not complete {len(ids)} published transaction" in str(error)

@@ -372,7 +372,7 @@ def test_torn_or_damaged_entry_never_decodes_to_other_content() -> None:
     entry = full_book().entries[1]
     data = encode_entry(entry)
     for cut in range(len(data) - 1):
-        with pytest.raises(CorruptCheckpointError, match=r"journal entry p is torn"):
+        with pytest.raises(CorruptCheckpointError, match=r"Journal entry p is torn"):
             decode_entry(data[:cut], "p")
     for position in range(0, len(data) - 1, 7):
         damaged = bytearray(data)

@@ -143,7 +143,7 @@ def test_commit_raises_the_cause_if_transactions_can_not_be_ended(quiet: Procedu
         quiet.run(commit(journal, retry_policy=RETRY_POLICY), forbidden)
     with pytest.raises(KafkaUnavailableError, match="no coordinator"):
         quiet.run(commit(journal, retry_policy=RETRY_POLICY), away)
-    with pytest.raises(KafkaUnavailableError, match="1 published transactions were not completed"):
+    with pytest.raises(KafkaUnavailableError, match="did not complete 1 published transaction in"):
         quiet.run(commit(journal, retry_policy=RETRY_POLICY), useless)
     assert quiet.kinds() == ["Claim", "Publication"], "nothing was said lost"
 

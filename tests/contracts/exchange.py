@@ -243,7 +243,7 @@ class ExchangeContract:
         high.run_until(lambda: bool(high.frames[0]))
         world.break_off(low)
         high.run_until(lambda: 0 in high.lost)
-        assert "slot 1 lost slot 0 in attempt 1 of job 'job'" in str(high.lost[0])
+        assert "Slot 1 lost slot 0 in attempt 1 of job 'job'" in str(high.lost[0])
         for _ in range(10):
             high.exchange.send(0, 0, (b"into the void",))
         world.environment.clock.sleep(0.05)

@@ -200,7 +200,7 @@ def test_a_side_output_of_another_function_is_refused() -> None:
     operator = ProcessOperator(
         "P", step("process", Other()), {MAIN: Collected().append}, now_ms=no_clock
     )
-    with pytest.raises(UserCodeError, match="side output 'odd' is not declared"):
+    with pytest.raises(UserCodeError, match="Side output 'odd' is not declared"):
         operator.process(batch(1))
 
 

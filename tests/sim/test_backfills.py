@@ -56,7 +56,7 @@ HAPPENS = {
     "a copy runs beside a task": "a copy of level",
     "an output is lost": "is lost",
     "the runs do not fit together": "not of one execution",
-    "a marker is missing": "have no marker",
+    "a marker is missing": "without a marker",
     "the rows of two runs are mixed": "wrote rows in two runs",
     "frames are missing": "its marker counts",
     "a newer driver has claimed": "was claimed by another process",

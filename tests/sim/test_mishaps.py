@@ -76,9 +76,9 @@ def test_store_without_a_mounted_storage_reads_nothing_and_can_not_write() -> No
     def act() -> None:
         host.mounts.mount(nothing(), everyone)
         assert host.store.get("a") is None
-        with pytest.raises(StorageError, match="nothing is mounted"):
+        with pytest.raises(StorageError, match="Nothing is mounted"):
             host.store.put("a", b"1")
-        with pytest.raises(StorageError, match="nothing is mounted"):
+        with pytest.raises(StorageError, match="Nothing is mounted"):
             host.store.identify()
 
     host.does(act)

@@ -148,7 +148,7 @@ def test_a_map_key_that_could_not_be_stored_fails_the_test() -> None:
         harness.push("a", Word("a", 2**70))
     assert str(caught.value) == (
         f"State 'counts' of Count cannot be stored for key 'a': entry {2**70}: PipelineError: "
-        f"{2**70} is not an int of 64 bits; use str or Decimal for such keys"
+        f"{2**70} is not an int of 64 bits; use str or Decimal for such keys."
     )
 
 

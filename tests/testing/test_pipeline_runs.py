@@ -238,7 +238,7 @@ def test_ended_partition_takes_no_record_and_the_others_do() -> None:
             first.push(Order("ann", 2))
         second.push(Order("ann", 8)).end()
         with pytest.raises(
-            PipelineError, match=r"source 'orders' has ended.*no partition 2\. Name"
+            PipelineError, match=r"Source 'orders' has ended.*no partition 2\. Name"
         ):
             test.source(Totals.orders, partition=2)
         test.checkpoint().crash(parallelism=1)

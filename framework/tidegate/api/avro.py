@@ -169,7 +169,7 @@ class _AvroConverterGenerator(ConverterGenerator):
             told = " | ".join(type_name(branch) for branch in branches)
             raise PipelineError(
                 f"Avro cannot tell {told} apart; make every branch a record class of its own, and "
-                "let the schema be derived from the type"
+                "let the schema be derived from the type."
             )
         inner = [_AvroConverterGenerator(from_file=False) for _ in branches]
         generator = [made.converter(branch) for made, branch in zip(inner, branches, strict=True)]
@@ -237,7 +237,7 @@ def _named_once(schema: AvroSchema, seen: dict[str, AvroSchema], where: str) -> 
     if name in seen:
         if seen[name] != schema:
             raise PipelineError(
-                f"{where}: two different types are named {name} in one Avro schema; rename one"
+                f"{where}: two different types are named {name} in one Avro schema; rename one."
             )
         return name
     seen[name] = schema

@@ -72,7 +72,7 @@ def find_schema_file(file: str) -> Path:
             return path
     raise PipelineError(
         f"Avro schema file {file} does not exist; it is looked for from the working folder "
-        f"{Path.cwd()}"
+        f"{Path.cwd()}."
     )
 
 

@@ -22,6 +22,7 @@ from types import ModuleType
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.references import Reference, read_reference
 from tidegate.errors import PipelineError, TidegateError
+from tidegate.message_text import clause
 
 
 def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
@@ -48,8 +49,10 @@ def load(wanted: Reference) -> type[Pipeline]:
     if isinstance(found, type) and issubclass(found, Pipeline) and found.pipeline_name is not None:
         return found
     names = [each.__name__ for each in _declared(module)]
-    offered = f"it has {', '.join(sorted(names))}" if names else "it has none"
-    raise PipelineError(f"{wanted.shown} has no pipeline {wanted.class_name!r}; {offered}")
+    offered = f"It has: {', '.join(sorted(names))}." if names else "It has none."
+    raise PipelineError(
+        f"Module {wanted.shown!r} has no pipeline class {wanted.class_name!r}. {offered}"
+    )
 
 
 def stored_reference(reference: str, folder: Path, pipeline: type[Pipeline]) -> str:
@@ -96,22 +99,22 @@ def _imported(wanted: Reference) -> ModuleType:
             if hasattr(sys.modules.get(parent), name):
                 raise PipelineError(
                     f"{missing!r} is not a module: {name} is declared in the module {parent!r}; "
-                    f"separate them by a colon, as in {parent}:{name}"
+                    f"separate them by a colon, as in {parent}:{name}."
                 ) from None
             raise PipelineError(
-                f"there is no module {missing!r} in {wanted.root} or on the path; run the command "
-                "in the folder that holds your pipelines, or name the file, as in totals.py"
+                f"There is no module {missing!r} in {wanted.root} or on the path; run the command "
+                "in the folder that holds your pipelines, or name the file, as in totals.py."
             ) from None
         raise PipelineError(
-            f"importing {wanted.module} failed at {_location(error)}: {type(error).__name__}: "
-            f"{error}{_remedy(error)}"
+            f"Importing {wanted.module} failed at {_location(error)}: {type(error).__name__}: "
+            f"{clause(error)}{_remedy(error) or '.'}"
         ) from error
     origin = getattr(module, "__file__", None)
     if wanted.file is None or (origin is not None and wanted.file.samefile(origin)):
         return module
     raise PipelineError(
         f"{wanted.file} cannot be imported, because this process has another module "
-        f"{wanted.module!r}, from {origin}; rename the file"
+        f"{wanted.module!r}, from {origin}; rename the file."
     )
 
 
@@ -121,12 +124,12 @@ def _only_pipeline(wanted: Reference, module: ModuleType) -> type[Pipeline]:
         return found[0]
     if not found:
         raise PipelineError(
-            f"{wanted.shown} declares no pipeline; add one: class Totals(Pipeline, name='totals')"
+            f"{wanted.shown} declares no pipeline; add one: class Totals(Pipeline, name='totals')."
         )
     names = sorted(each.__name__ for each in found)
     raise PipelineError(
         f"{wanted.shown} has several pipelines: {', '.join(names)}; name one of them, as in "
-        f"{wanted.shown}:{names[0]}"
+        f"{wanted.shown}:{names[0]}."
     )
 
 
@@ -155,8 +158,8 @@ def _remedy(error: Exception) -> str:
 
 
 _REMEDIES = {
-    "argument: 'value'": ". A topic needs the format of its values, as in value=Json(Order)",
-    "argument: 'of'": ". Give it the type, as in ValueState(int, default=0)",
+    "argument: 'value'": ". A topic needs the format of its values, as in value=Json(Order).",
+    "argument: 'of'": ". Give it the type, as in ValueState(int, default=0).",
 }
 """The remedy by the end of Python's message."""
 

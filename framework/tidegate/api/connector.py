@@ -46,7 +46,7 @@ class Connector(ABC):
         if not self.names:
             raise PipelineError(
                 f"{self.location}: the declaration for {self.target} is not a class attribute of a "
-                "pipeline"
+                "pipeline."
             )
         return self.names[0]
 

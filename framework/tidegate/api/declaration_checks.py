@@ -64,7 +64,7 @@ def check_topic(where: str, topic: object) -> None:
     if not isinstance(topic, str) or _TOPIC.fullmatch(topic) is None or topic in {".", ".."}:
         raise PipelineError(
             f"{where}: {topic!r} is no name of a topic: Kafka takes letters, digits, dots, "
-            "underscores and hyphens, 249 at most"
+            "underscores and hyphens, 249 at most."
         )
 
 
@@ -99,7 +99,7 @@ def error_policy(where: str, location: str, options: ErrorOptions) -> OnError:
     if (on_error == "dead_letter") != (options.get("dead_letter_topic") is not None):
         raise PipelineError(
             f"{where}: on_error='dead_letter' and dead_letter_topic='topic' are given together "
-            "or not at all"
+            "or not at all."
         )
     if on_error == "dead_letter":
         check_topic(location, options["dead_letter_topic"])
@@ -115,4 +115,4 @@ def check_choice(where: str, keyword: str, given: object, allowed: tuple[str, ..
     """Raise PipelineError if a value is not among those allowed."""
     if given not in allowed:
         names = ", ".join(repr(name) for name in allowed)
-        raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}")
+        raise PipelineError(f"{where}: {keyword}={given!r} must be one of {names}.")

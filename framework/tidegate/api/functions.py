@@ -99,7 +99,7 @@ class Context(ProcessContext, Generic[K]):
         """Refuse the access: a function declares its timers. PipelineError."""
         raise PipelineError(
             "ctx.timers does not exist: declare a timer on the function class, as in "
-            "`silence = EventTimer()`, and set it with self.silence.set(ctx.timestamp_ms + 60_000)"
+            "`silence = EventTimer()`, and set it with self.silence.set(ctx.timestamp_ms + 60_000)."
         )
 
 
@@ -165,7 +165,7 @@ class Function:
         if MAIN in cls.declared_outputs:
             raise PipelineError(
                 f"{cls.__name__}.{MAIN}: {MAIN!r} is the name of the ordinary results; choose "
-                "another"
+                "another."
             )
         _check_state_names(cls)
         cls.declared_types = cls._resolve_types()
@@ -217,7 +217,7 @@ class Process(Function, Generic[In, Out]):
         if cls.declared_states:
             raise PipelineError(
                 f"{cls.__name__}.{next(iter(cls.declared_states))}: state belongs to a key; derive "
-                "from KeyedProcess and use the function after key_by"
+                "from KeyedProcess and use the function after key_by."
             )
 
     def process(self, record: In, ctx: ProcessContext, /) -> Iterable[Out]:
@@ -300,7 +300,7 @@ def _check_timers(of: type[Function], *, handled: bool) -> None:
     if declared and not handled:
         raise PipelineError(
             f"{of.__name__}.{declared[0]} is a timer, and the class has no on_timer(self, fired, "
-            "ctx), which handles it"
+            "ctx), which handles it."
         )
 
 

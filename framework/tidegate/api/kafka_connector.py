@@ -27,7 +27,7 @@ class KafkaConnector(Connector):
         for key in self.properties.keys() & RESERVED_PROPERTIES.keys():
             raise PipelineError(
                 f"{self.location}: properties={{{key!r}: ...}} of topic {topic!r} is set by "
-                f"tidegate: {RESERVED_PROPERTIES[key]}"
+                f"tidegate: {RESERVED_PROPERTIES[key]}."
             )
         for key in self.properties:
             how = foreign_code(key)

@@ -138,11 +138,11 @@ class KafkaSink(KafkaConnector, Sink[T]):
         where = f"{self.location}: sink for topic {topic!r}"
         refuse_unknown(where, options, {"record_key", *SinkOptions.__optional_keys__})
         if key is not None and record_key is None:
-            raise PipelineError(f"{where}: key is a format; record_key must say what the key is")
+            raise PipelineError(f"{where}: key is a format; record_key must say what the key is.")
         if record_key is not None and not callable(record_key):
             raise PipelineError(
                 f"{where}: record_key={record_key!r} must be a function of the value, as in "
-                "record_key=lambda total: total.customer"
+                "`record_key=lambda total: total.customer`."
             )
         if record_key is not None:
             check_callable("record_key=", record_key, where)
@@ -183,7 +183,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
         if setting in self.properties:
             raise PipelineError(
                 f"{where}: {keyword}= and properties={{{setting!r}: ...}} say the same; "
-                "write one only"
+                "write one only."
             )
         self.properties[setting] = value
 
@@ -219,7 +219,7 @@ class KafkaSink(KafkaConnector, Sink[T]):
                 if wrong := fault(key, self.key.value_type):
                     raise PipelineError(
                         f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
-                        f"{key!r}, of which {wrong}"
+                        f"{key!r}, of which {wrong}."
                     )
                 encode_key(key)
             elif record_key is not None:

@@ -204,13 +204,13 @@ class KafkaSource(KafkaConnector, Source[T]):
         if not (event_time is None or isinstance(event_time, HeaderTime) or callable(event_time)):
             raise PipelineError(
                 f"{where}: event_time={event_time!r} must be a function from a record to its time, "
-                "as in event_time=lambda sale: sale.sold_at_ms, or HeaderTime('name')"
+                "as in event_time=lambda sale: sale.sold_at_ms, or HeaderTime('name')."
             )
         watermarks: object = self.watermarks
         if watermarks is not None and not isinstance(watermarks, WatermarkStrategy):
             raise PipelineError(
                 f"{where}: watermarks={watermarks!r} must be a strategy, as in "
-                "watermarks=BoundedOutOfOrderness('10 s')"
+                "watermarks=BoundedOutOfOrderness('10 s')."
             )
         if watermarks is not None and event_time is None and watermarks.max_ahead_ms is not None:
             raise PipelineError(
@@ -224,21 +224,21 @@ class KafkaSource(KafkaConnector, Source[T]):
         if not is_starting_offsets(start):
             raise PipelineError(
                 f"{where}: starting_offsets={start!r} must be 'earliest', 'latest', 'committed', a "
-                "timestamp in ms or a dict of offsets by partition"
+                "timestamp in ms or a dict of offsets by partition."
             )
         if isinstance(start, int) and start < 0:
             raise PipelineError(
-                f"{where}: starting_offsets={start} is no timestamp in ms since the epoch"
+                f"{where}: starting_offsets={start} is no timestamp in ms since the epoch."
             )
         if isinstance(start, Mapping) and any(n < 0 for pair in start.items() for n in pair):
             raise PipelineError(
-                f"{where}: starting_offsets={dict(start)} has a negative partition or offset"
+                f"{where}: starting_offsets={dict(start)} has a negative partition or offset."
             )
         check_choice(where, "on_bad_record", self.on_bad_record, get_args(OnBadRecord))
         if (self.on_bad_record == "dead_letter") != (self.dead_letter_topic is not None):
             raise PipelineError(
                 f"{where}: on_bad_record='dead_letter' and dead_letter_topic='topic' are given "
-                "together or not at all"
+                "together or not at all."
             )
         if self.dead_letter_topic is not None:
             check_topic(self.location, self.dead_letter_topic)

@@ -130,7 +130,7 @@ def _key_type(stream: KeyedStream[Any, Any], declared: object, uid: str, locatio
     if declared not in (UNKNOWN, of):
         raise PipelineError(
             f"{location}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "
-            f"{type_name(of)}"
+            f"{type_name(of)}."
         )
     return of
 
@@ -142,6 +142,6 @@ def known_schema(of: object, why: str, step: str, location: str) -> object:
     if of is UNKNOWN:
         raise PipelineError(
             f"{location}: {why}, and the type is not known: say it with .{step}(..., "
-            "returns=Type), or give a def with a return annotation instead of the lambda"
+            "returns=Type), or give a def with a return annotation instead of the lambda."
         )
     return type_info(of).avro

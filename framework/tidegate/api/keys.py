@@ -104,8 +104,7 @@ def check_key(key: object, of: object, where: str) -> None:
     if KeyCheck(of).first_wrong([key]) is not None:
         raise PipelineError(
             f"{where}: key_by gave {key!r}, a {type(key).__name__}, and declares keys of "
-            f"{type_name(of)}; "
-            "correct the function, or its returns="
+            f"{type_name(of)}; correct the function, or what its returns= says."
         )
 
 
@@ -126,7 +125,7 @@ def _refuse(key: object, of: object) -> NoReturn:
     size = f" of {len(key)}" if isinstance(key, tuple) else ""
     raise PipelineError(
         f"{key!r} is {_article(type(key).__name__)}{size}, and the declared keys are "
-        f"{type_name(of)}; correct the function that gives it, or the declared type"
+        f"{type_name(of)}; correct the function that gives it, or the declared type."
     )
 
 
@@ -143,19 +142,19 @@ def _int(key: int) -> bytes:
         return _pack_int(key)
     except struct.error:
         raise PipelineError(
-            f"{key!r} is not an int of 64 bits; use str or Decimal for such keys"
+            f"{key!r} is not an int of 64 bits; use str or Decimal for such keys."
         ) from None
 
 
 def _decimal(key: Decimal) -> bytes:
     if not key.is_finite():
-        raise PipelineError(f"{key!r} is not a key: it is not a finite number")
+        raise PipelineError(f"{key!r} is not a key: it is not a finite number.")
     return str(key.normalize(_EXACT)).encode() if key else b"0"
 
 
 def _datetime(key: datetime) -> bytes:
     if key.tzinfo is None:
-        raise PipelineError(f"{key!r} is not a key: it has no time zone; which instant is it?")
+        raise PipelineError(f"{key!r} is not a key: it has no time zone. Give it one.")
     return _pack_int((key - _EPOCH) // _MICROSECOND)
 
 

@@ -68,5 +68,5 @@ def refuse_unsupported(what: str, instead: str) -> Never:
     `instead` is the remedy.
     """
     raise PipelineError(
-        f"{user_location()}: {what} comes in a later version of tidegate; {instead}"
+        f"{user_location()}: {what} comes in a later version of tidegate; {instead}."
     )

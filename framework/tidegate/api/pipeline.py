@@ -29,6 +29,7 @@ from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_L
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
+from tidegate.message_text import clause
 
 V = TypeVar("V")
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -60,7 +61,7 @@ class Param(Generic[V]):
         self.secret = secret
         if default is not MISSING and not isinstance(default, of):
             raise PipelineError(
-                f"{user_location()}: default={self._shown(default)} is not of type {type_name(of)}"
+                f"{user_location()}: default={self._shown(default)} is not of type {type_name(of)}."
             )
         self.name = ""
 
@@ -75,8 +76,8 @@ class Param(Generic[V]):
         if instance is None:
             return self
         raise PipelineError(
-            f"parameter {self.name!r} of {type(instance).__name__} has no value; give it one: "
-            f"{type(instance).__name__}({self.name}=...)"
+            f"Parameter {self.name!r} of {type(instance).__name__} has no value; give it one: "
+            f"{type(instance).__name__}({self.name}=...)."
         )
 
     def to_text(self, value: object) -> str:
@@ -89,7 +90,7 @@ class Param(Generic[V]):
         text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
         if self.parse(text) != given:
             raise PipelineError(
-                f"parameter {self.name!r}: {self._shown(value)} cannot be given to the processes "
+                f"Parameter {self.name!r}: {self._shown(value)} cannot be given to the processes "
                 "of a job, which get parameters as text. Use a number, a text, a date or an enum."
             )
         return text
@@ -107,12 +108,12 @@ class Param(Generic[V]):
         except msgspec.ValidationError as error:
             why = "not of its type" if self.secret else str(error)  # msgspec may quote the value
             raise PipelineError(
-                f"parameter {self.name!r}: {why}; given was {self._shown(raw)}. Give it a value of "
+                f"Parameter {self.name!r}: {why}; given was {self._shown(raw)}. Give it a value of "
                 f"type {type_name(self.value_type)}."
             ) from None
         if self.check is not None and not self._is_allowed(self.check, value):
             raise PipelineError(
-                f"parameter {self.name!r}: {self._shown(value)} is not allowed; {self.help}"
+                f"Parameter {self.name!r}: {self._shown(value)} is not allowed{self.meaning}."
             )
         return value
 
@@ -122,8 +123,13 @@ class Param(Generic[V]):
         except Exception as error:
             raise PipelineError(
                 f"{_raised_at(error)}: check= of parameter {self.name!r} raised "
-                f"{type(error).__name__}: {error}, for the value {self._shown(value)}."
+                f"{type(error).__name__}: {clause(error)}, for the value {self._shown(value)}."
             ) from error
+
+    @property
+    def meaning(self) -> str:
+        """The help in brackets, for the end of a sentence; empty without help."""
+        return f" ({clause(self.help)})" if self.help else ""
 
     def _shown(self, value: object) -> str:
         return MASK if self.secret else repr(value)
@@ -169,7 +175,7 @@ class Pipeline:
         if name is not None and re.fullmatch(JOB_NAME, name) is None:
             raise PipelineError(
                 f"{cls.__name__}: name={name!r} must be lower-case letters, digits and hyphens, 63 "
-                "at most: it is part of transactional ids"
+                "at most: it is part of transactional ids."
             )
         cls.settings = ClassSettings(
             parallelism=parallelism,
@@ -187,14 +193,14 @@ class Pipeline:
         for key in (*cls.connectors, *cls.params):
             if key in vars(Pipeline) or key in Pipeline.__annotations__:
                 raise PipelineError(
-                    f"{cls.__name__}.{key}: the name is used by Pipeline itself; choose another"
+                    f"{cls.__name__}.{key}: the name is used by Pipeline itself; choose another."
                 )
         for base in cls.__mro__:
             _check_dropped(base)
         for key, connector in cls.connectors.items():
             _check_connector(cls.__name__, key, connector)
         if name is not None and cls.define is Pipeline.define:
-            raise PipelineError(f"{cls.__name__} has no define(); it says how records flow")
+            raise PipelineError(f"{cls.__name__} has no define(); it says how records flow.")
 
     def __init__(self, params: Mapping[str, object] | None = None, /, **values: object) -> None:
         """Give parameters their values, as a mapping or as keywords: `OrderTotals(minimum=5)`.
@@ -205,14 +211,14 @@ class Pipeline:
         self._given = {**(params or {}), **values}
         params = self._given
         if self.pipeline_name is None:
-            raise PipelineError(f"{type(self).__name__} is a base (name=None) and cannot be run")
+            raise PipelineError(f"{type(self).__name__} is a base (name=None) and cannot be run.")
         unknown = params.keys() - self.params.keys()
         if unknown:
             given = min(unknown)
             near = difflib.get_close_matches(given, self.params, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            has = f"it has {', '.join(sorted(self.params))}" if self.params else "it has none"
-            raise PipelineError(f"{type(self).__name__} has no parameter {given!r}: {hint}{has}")
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            has = f"It has: {', '.join(sorted(self.params))}." if self.params else "It has none."
+            raise PipelineError(f"{type(self).__name__} has no parameter {given!r}.{hint} {has}")
         self.graph = StreamGraph(self.pipeline_name)
         for key, param in self.params.items():
             raw = params.get(key, param.default)
@@ -309,8 +315,8 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     for key, param in pipeline.params.items():
         if key not in instance.__dict__:
             raise PipelineError(
-                f"parameter {key!r} of {pipeline.__name__} is required: --set {key}=...; "
-                f"{param.help}"
+                f"Parameter {key!r} of {pipeline.__name__} is required: --set {key}=..."
+                f"{param.meaning}."
             )
     try:
         instance.define()
@@ -319,13 +325,13 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     except Exception as error:
         raise PipelineError(
             f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: "
-            f"{error}{_remedy(error)}"
+            f"{clause(error)}{_remedy(error) or '.'}"
         ) from error
     for name, connector in pipeline.connectors.items():
         if name not in instance.graph.nodes:
             raise PipelineError(
                 f"{connector.location}: {pipeline.__name__}.{name} is declared and not used in "
-                "define(); use it or remove it"
+                "define(); use it or remove it."
             )
     for node in instance.graph.nodes.values():
         if isinstance(node.declaration, Connector):
@@ -368,13 +374,13 @@ def _remedy(error: Exception) -> str:
     if isinstance(error, TypeError) and ".define() missing" in str(error):
         return (
             ". define() takes only self. Declare parameters as class attributes, as in "
-            "limit = Param(int, default=10)"
+            "`limit = Param(int, default=10)`."
         )
     if not (isinstance(error, TypeError) and str(error).endswith("argument: 'uid'")):
         return ""
     return (
         ". A step with state needs a name of its own, as in process(..., uid='running-total'): "
-        "it names the state in checkpoints, so choose it once and keep it"
+        "it names the state in checkpoints, so choose it once and keep it."
     )
 
 
@@ -385,7 +391,7 @@ def _remedy_of_attribute(error: AttributeError) -> str:
     if isinstance(given, Connector):
         return (
             f". Declare a source or a sink as a class attribute of the pipeline. In define(), "
-            f"self.NAME.{name}(...) then reads it"
+            f"self.NAME.{name}(...) then reads it."
         )
     if not type(given).__module__.startswith(__package__ or ""):
         return ""
@@ -393,7 +399,7 @@ def _remedy_of_attribute(error: AttributeError) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f". Did you mean {near[0]!r}?"
-    return ". A step of this name comes before key_by(...)" if name in _BEFORE_KEY_BY else ""
+    return ". A step of this name comes before key_by(...)." if name in _BEFORE_KEY_BY else ""
 
 
 _BEFORE_KEY_BY = frozenset({"map", "filter", "flat_map", "to", "union", "key_by"})
@@ -404,7 +410,7 @@ def _check_parallelism(name: str, parallelism: int, max_parallelism: int | None)
     if not 1 <= parallelism <= groups <= MAX_PARALLELISM_LIMIT:
         raise PipelineError(
             f"{name}: 1 <= parallelism ({parallelism}) <= max_parallelism ({groups}) <= "
-            f"{MAX_PARALLELISM_LIMIT} must hold"
+            f"{MAX_PARALLELISM_LIMIT} must hold."
         )
 
 
@@ -431,5 +437,5 @@ def _check_connector(pipeline: str, key: str, connector: Connector) -> None:
     if _CONNECTOR_NAME.fullmatch(key) is None:
         raise PipelineError(
             f"{connector.location}: {pipeline}.{key}: the name of a source or sink is lower-case "
-            "letters, digits and underscores, 63 at most: it is part of transactional ids"
+            "letters, digits and underscores, 63 at most: it is part of transactional ids."
         )

@@ -23,6 +23,7 @@ from typing import Final
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.errors import PipelineError
+from tidegate.message_text import counted
 
 FILES_MAX: Final = 10_000
 """Maximum number of files that are stored. If there are more, whole folders of data files are left
@@ -297,7 +298,7 @@ def limit_file_count(found: FoundFiles) -> None:
             if len(found.files) <= FILES_MAX:
                 return
             _leave_out(found, inside)
-            reason = f"{len(inside)} files: more than {FILES_MAX} are not stored"
+            reason = f"{counted(len(inside), 'file')}: more than {FILES_MAX} are not stored"
             found.left_out.append(LeftOut(folder, reason))
     if len(found.files) > FILES_MAX:
         raise PipelineError(

@@ -162,7 +162,7 @@ def type_hints(of: type, *, extras: bool = False) -> dict[str, Any]:
     except NameError as error:
         raise PipelineError(
             f"{type_name(of)}: {error} at run time; import it outside TYPE_CHECKING (ruff's TC "
-            "rules move such imports: switch them off for pipelines)"
+            "rules move such imports: switch them off for pipelines)."
         ) from None
 
 
@@ -220,7 +220,7 @@ def _typed_dict_fields(of: type) -> tuple[RecordField, ...]:
     if optional:
         raise PipelineError(
             f"{of.__name__}.{optional[0]}: a key that may be missing has no schema; "
-            "make it required and its type `... | None`"
+            "make it required and its type `... | None`."
         )
     return tuple(RecordField(name=name, type=hint) for name, hint in type_hints(of).items())
 

@@ -68,7 +68,7 @@ def read_reference(text: str, folder: Path) -> Reference:
     # A file may have a name that no import statement can spell, as in `hourly-totals.py`.
     if not (named and where and all(part and "/" not in part for part in where.split("."))):
         raise PipelineError(
-            f"{text!r} is not MODULE:CLASS or FILE.py:CLASS; write, say, {_example(text)}"
+            f"{text!r} is not MODULE:CLASS or FILE.py:CLASS; write, say, {_example(text)}."
         )
     return Reference(text=text, module=where, class_name=class_name, root=folder, file=None)
 
@@ -77,7 +77,7 @@ def _of_file(text: str, where: str, class_name: str, folder: Path) -> Reference:
     file = Path(os.path.normpath(folder / where))
     if not file.is_file():
         found = "is a folder" if file.is_dir() else "does not exist"
-        raise PipelineError(f"The file {file} {found}; a pipeline is in a file such as totals.py")
+        raise PipelineError(f"The file {file} {found}; a pipeline is in a file such as totals.py.")
     root, parts = file.parent, [file.stem]
     while (root / "__init__.py").is_file() and root.name.isidentifier():
         parts.insert(0, root.name)
@@ -86,12 +86,12 @@ def _of_file(text: str, where: str, class_name: str, folder: Path) -> Reference:
         parts.pop()
     if any("." in part for part in parts):
         raise PipelineError(
-            f"{where} cannot be imported, because its name has a dot in it; rename the file"
+            f"{where} cannot be imported, because its name has a dot in it; rename the file."
         )
     if parts[0] in sys.stdlib_module_names or parts[0] in NEEDED:
         what = "the file" if len(parts) == 1 else f"the package {parts[0]!r}"
         raise PipelineError(
-            f"{where} would hide the module {parts[0]!r}, which a job needs; rename {what}"
+            f"{where} would hide the module {parts[0]!r}, which a job needs; rename {what}."
         )
     return Reference(text=text, module=".".join(parts), class_name=class_name, root=root, file=file)
 

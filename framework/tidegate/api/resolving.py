@@ -115,7 +115,7 @@ def _branches(writer: list[AvroSchema], of: object) -> list[object]:
     branches = get_args(of)
     pairs = pair_branches(writer, [stored_schema(branch) for branch in branches])
     if isinstance(pairs, str):
-        raise PipelineError(pairs)
+        raise PipelineError(f"{pairs}.")
     return [branches[position] for position in pairs]
 
 

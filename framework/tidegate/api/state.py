@@ -456,8 +456,8 @@ class MapState(State, Generic[A, V]):
 def unbound(declaration: State) -> Any:
     """Refuse the access to a cell outside of a call of the function."""
     raise PipelineError(
-        f"state {declaration.name!r} is only there while a record is processed; read it in "
-        "process()"
+        f"State {declaration.name!r} is only there while a record is processed; read it in "
+        "process()."
     )
 
 
@@ -469,7 +469,7 @@ def _check_default(of: object, default: object, *, mutable: bool) -> None:
     if mutable and default is not None and type(default) not in (str, bytes, int, float, bool):
         raise PipelineError(
             f"default={default!r} would be shared by all keys; write "
-            f"factory={type(default).__name__}"
+            f"factory={type(default).__name__}."
         )
     if isinstance(of, type) and not isinstance(default, of):
-        raise PipelineError(f"default={default!r} is not of type {type_name(of)}")
+        raise PipelineError(f"default={default!r} is not of type {type_name(of)}.")

@@ -26,7 +26,7 @@ def check_outputs(function: Function, options: ErrorOptions, location: str) -> N
     if DEAD_LETTERS in function.declared_outputs and "dead_letter_topic" in options:
         raise PipelineError(
             f"{location}: {type(function).__name__}.{DEAD_LETTERS} is a side output, and the step "
-            "has on_error='dead_letter'; give the side output another name"
+            "has on_error='dead_letter'; give the side output another name."
         )
 
 
@@ -41,14 +41,14 @@ def check_function(
         given = _named(function)
         raise PipelineError(
             f"{location}: process() takes an object of a class derived from {base.__name__} here, "
-            f"not {given}{_instead(function, base)}"
+            f"not {given}.{_instead(function, base)}"
         )
     check_methods(function, location)
     for node in graph:
         if node.function is function:
             raise PipelineError(
                 f"{location}: this {type(function).__name__} object belongs to the step "
-                f"{node.id!r} at {node.location}; make one for each step"
+                f"{node.id!r} at {node.location}; make one for each step."
             )
 
 
@@ -64,11 +64,11 @@ def _named(given: object) -> str:
 def _instead(given: object, base: type[Function]) -> str:
     """Return the remedy for an object that is not of the class that a step takes."""
     if isinstance(given, type) and issubclass(given, base):
-        return f". Write {given.__name__}()."
+        return f" Write {given.__name__}()."
     if isinstance(given, Function) and base is Process:
-        return ". State belongs to a key: call key_by(...) before process(...)."
+        return " State belongs to a key: call key_by(...) before process(...)."
     if isinstance(given, Process):
-        return ". A function without state comes before key_by(...), or derives from KeyedProcess."
+        return " A function without state comes before key_by(...), or derives from KeyedProcess."
     return ""
 
 
@@ -84,7 +84,7 @@ def check_sink_type(declared: object, of: object, target: str) -> None:
         raise PipelineError(
             f"{user_location()}: the sink for {target} takes records of "
             f"{type_name(declared)}"
-            f", the stream has {type_name(of)}; map them"
+            f", the stream has {type_name(of)}; map them."
         )
 
 
@@ -109,7 +109,7 @@ def _check_type(function: Function, declared: object, of: object, step: str, loc
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
             f"{location}: {step}: {type(function).__name__} declares records of "
-            f"{type_name(declared)}, the stream has {type_name(of)}"
+            f"{type_name(declared)}, the stream has {type_name(of)}."
         )
 
 
@@ -119,7 +119,7 @@ def check_timestamps(event_time: object, watermarks: object, uid: object, locati
     if not isinstance(uid, str):
         raise PipelineError(
             f"{where}: uid={uid!r} must be a name, as in uid='event-time': it names the watermark "
-            "of the step in checkpoints"
+            "of the step in checkpoints."
         )
     if isinstance(event_time, HeaderTime) or not callable(event_time):
         raise PipelineError(
@@ -130,7 +130,7 @@ def check_timestamps(event_time: object, watermarks: object, uid: object, locati
     if not isinstance(watermarks, WatermarkStrategy):
         raise PipelineError(
             f"{where}: watermarks={watermarks!r} must be a strategy, as in "
-            "watermarks=BoundedOutOfOrderness('10 s')"
+            "watermarks=BoundedOutOfOrderness('10 s')."
         )
     if watermarks.max_ahead_ms is not None:
         raise PipelineError(
@@ -149,5 +149,5 @@ def check_event_timers(
         raise PipelineError(
             f"{location}: step {uid!r}: {type(function).__name__}.{timers[0]} is a timer of event "
             "time, and no source in front of the step has watermarks. Give a source watermarks=, "
-            "for example BoundedOutOfOrderness('10 s'), or declare a ProcessingTimer"
+            "for example BoundedOutOfOrderness('10 s'), or declare a ProcessingTimer."
         )

@@ -110,7 +110,7 @@ class Stream(Generic[T]):
                 raise PipelineError(
                     f"{user_location()}: a union of streams of {type_name(known[0])} and "
                     f"{type_name(of)}"
-                    "; map them to one type first"
+                    "; map them to one type first."
                 )
         edges = self.edges + tuple(edge for other in others for edge in other.edges)
         return Stream(self.graph, edges, known[0] if known else UNKNOWN)
@@ -213,7 +213,7 @@ class Stream(Generic[T]):
         sink, or if the record types do not fit.
         """
         if not isinstance(sink, Sink):
-            raise PipelineError(f"{user_location()}: .to() takes a KafkaSink, not {sink!r}")
+            raise PipelineError(f"{user_location()}: .to() takes a KafkaSink, not {sink!r}.")
         check_sink_type(sink.record_type(), self.record_type, sink.target)
         sink.connect(self.graph, self.edges)
 
@@ -269,7 +269,7 @@ class ProcessedStream(Stream[T]):
         if self.function.declared_outputs.get(tag.name) is not tag:
             raise PipelineError(
                 f"{user_location()}: {self.function.__name__} declares no side output {tag.name!r}"
-                "; take the tag from the function class itself"
+                "; take the tag from the function class itself."
             )
         edges = tuple(
             Edge(node=e.node, port=tag.name, record_type=tag.record_type) for e in self.edges
@@ -406,12 +406,14 @@ class Connected(Generic[K, L, R]):
     def __init__(self, left: KeyedStream[K, L], right: KeyedStream[K, R]) -> None:
         self._left, self._right = left, right
         if left.graph is not right.graph:
-            raise PipelineError(f"{user_location()}: connect() takes a stream of the same pipeline")
+            raise PipelineError(
+                f"{user_location()}: connect() takes a stream of the same pipeline."
+            )
         known = [of for of in (left.key_type, right.key_type) if of is not UNKNOWN]
         if len(known) > 1 and known[0] != known[1]:
             raise PipelineError(
                 f"{user_location()}: connect(): the left stream has keys of {type_name(known[0])}, "
-                f"the right one of {type_name(known[1])}; equal keys would not meet"
+                f"the right one of {type_name(known[1])}; equal keys would not meet."
             )
 
     def process(

@@ -25,13 +25,13 @@ def to_ms(duration: object, where: str) -> int:
     """
     if isinstance(duration, timedelta):
         if duration < timedelta(0):
-            raise PipelineError(f"{where}: {duration!r} is negative; a duration here goes forward")
+            raise PipelineError(f"{where}: {duration!r} is negative; a duration here goes forward.")
         return duration // timedelta(milliseconds=1)
     match = _PATTERN.fullmatch(duration.strip()) if isinstance(duration, str) else None
     if match is None:
         units = ", ".join(_UNITS_MS)
         raise PipelineError(
             f"{where}: {duration!r} is not a duration; write a whole number and one of {units}: "
-            "'10 s'"
+            "'10 s'."
         )
     return int(match[1]) * _UNITS_MS[match[2]]

@@ -91,7 +91,7 @@ def _annotated(function: Callable[..., object]) -> object:
     except NameError as error:
         raise PipelineError(
             f"{function.__qualname__}: {error} at run time; import it outside TYPE_CHECKING or "
-            "give returns="
+            "give returns=Type."
         ) from None
 
 

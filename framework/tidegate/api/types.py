@@ -116,7 +116,7 @@ def literal_type(of: object) -> type:
     """Return the common type of a Literal's values; PipelineError if they have several types."""
     kinds = {type(value) for value in get_args(of)}
     if len(kinds) != 1:
-        raise PipelineError(f"{type_name(of)} mixes types; use values of one type, or an Enum")
+        raise PipelineError(f"{type_name(of)} mixes types; use values of one type, or an Enum.")
     return kinds.pop()
 
 
@@ -124,7 +124,7 @@ def _info(of: object, inside: tuple[object, ...]) -> TypeInfo:
     try:
         scalar = of in _SCALARS
     except TypeError:  # not hashable, so `of` is not a type
-        raise PipelineError(f"{of!r} is not a type") from None
+        raise PipelineError(f"{of!r} is not a type.") from None
     if scalar:
         never = of in _NEVER_KEYS
         why_not = f"{type_name(of)} is not a key: it has no canonical bytes" if never else ""
@@ -155,7 +155,7 @@ def _generic(of: object, inside: tuple[object, ...]) -> TypeInfo | None:
     if origin in (dict, Mapping):
         return _mapping(of, arguments, inside)
     if of in (list, set, frozenset, tuple, dict):
-        raise PipelineError(f"{type_name(of)} does not say of what: write {type_name(of)}[...]")
+        raise PipelineError(f"{type_name(of)} does not say of what: write {type_name(of)}[...].")
     return None
 
 
@@ -165,7 +165,7 @@ def _compound(of: object, avro: AvroSchema, why_not_key: str) -> TypeInfo:
 
 def _enum(of: type[enum.Enum]) -> TypeInfo:
     if issubclass(of, enum.Flag):
-        raise PipelineError(f"{of.__name__} is a Flag, which has no schema; keep it as an int")
+        raise PipelineError(f"{of.__name__} is a Flag, which has no schema; keep it as an int.")
     symbols = [member.name for member in of]
     avro = {"type": "enum", "name": of.__name__, "symbols": symbols}
     return TypeInfo(of, avro, immutable=True, why_not_key="")
@@ -178,7 +178,7 @@ def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...])
         return _compound(of, {"type": "map", "values": value}, why_not)
     if arguments[0] not in _SCALARS and not isinstance(arguments[0], type(enum.Enum)):
         raise PipelineError(
-            f"{type_name(of)}: the keys of a dict must be of a plain type to be stored"
+            f"{type_name(of)}: the keys of a dict must be of a plain type to be stored."
         )
     entry = [{"name": "key", "type": key}, {"name": "value", "type": value}]
     items = {"type": "record", "name": "entry", "fields": entry}
@@ -188,7 +188,7 @@ def _mapping(of: object, arguments: tuple[Any, ...], inside: tuple[object, ...])
 def _tuple(of: object, arguments: tuple[object, ...], inside: tuple[object, ...]) -> TypeInfo:
     parts = [_info(a, inside) for a in arguments if a is not ...]
     if not parts:
-        raise PipelineError(f"{type_name(of)} has no parts and so no schema")
+        raise PipelineError(f"{type_name(of)} has no parts and so no schema.")
     why_not = next((part.why_not_key for part in parts if part.why_not_key), "")
     avro: AvroSchema = {"type": "array", "items": parts[0].avro}
     if ... not in arguments:
@@ -202,7 +202,7 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
     if fields is None:
         raise PipelineError(
             f"{type_name(of)} has no schema; use a dataclass, a msgspec Struct, a pydantic model, "
-            "a TypedDict or a plain type"
+            "a TypedDict or a plain type."
         )
     if of in inside:
         raise PipelineError(f"{type_name(of)} contains itself. Recursive types are not supported.")

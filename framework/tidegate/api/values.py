@@ -33,6 +33,7 @@ from tidegate.api.record_fields import MISSING, RecordField, fields_of, record_c
 from tidegate.api.types import is_union, literal_type, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
+from tidegate.message_text import counted
 
 _CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
     list: (list,),
@@ -235,7 +236,7 @@ def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -
     """Return the parts of a value, or a text if a part is missing or there are too many."""
     if origin is tuple and ... not in arguments:
         if len(value) != len(arguments):
-            return f"has {len(value)} parts, not {len(arguments)}"
+            return f"has {counted(len(value), 'part')}, not {len(arguments)}"
         return [(f"[{i}]", p, a) for i, (p, a) in enumerate(zip(value, arguments, strict=True))]
     if origin in (dict, Mapping):
         keys = [(f" key {key!r}", key, arguments[0]) for key in value]

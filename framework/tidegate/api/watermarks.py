@@ -165,7 +165,7 @@ class HeaderTime:
     def __init__(self, name: str, *, unit: Literal["s", "ms", "us", "iso"] = "ms") -> None:
         where = f"{user_location()}: HeaderTime({name!r})"
         if not name:
-            raise PipelineError(f"{where}: the name of the header is empty")
+            raise PipelineError(f"{where}: the name of the header is empty.")
         check_choice(where, "unit", unit, self.UNITS)
         self.name, self.unit = name, unit
 

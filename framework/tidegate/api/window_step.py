@@ -29,6 +29,7 @@ from tidegate.api.triggers import Trigger
 from tidegate.api.windows import Assigner, Calendar, Session, Sliding, WindowProcess
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import Node, function_name
+from tidegate.message_text import counted
 
 LATE: Final = "late"
 """The port of the records that come after the last window in which they would be."""
@@ -213,7 +214,7 @@ def check_into(into: object, count: int, where: str) -> None:
     try:
         inspect.signature(into).bind(*range(count + 1))
     except TypeError:
-        results = "1 result" if count == 1 else f"{count} results"
+        results = counted(count, "result")
         raise PipelineError(
             f"{where}: into takes the window and {results}, in the order of the aggregates, as in "
             f"lambda w, {', '.join('abcde'[:count])}: ..."

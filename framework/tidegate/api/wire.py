@@ -149,8 +149,8 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
             if data.startswith(their_prefix):
                 return resolve(data[len(their_prefix) :])
         raise CorruptCheckpointError(
-            f"a stored value begins with {data[:3].hex()!r}, a schema number that the manifest "
-            "does not list; the checkpoint's files and its manifest do not belong together"
+            f"A stored value begins with {data[:3].hex()!r}, a schema number that the manifest "
+            "does not list; the checkpoint's files and its manifest do not belong together."
         )
 
     return StateCodec(inner.encode, decode, inner.source)

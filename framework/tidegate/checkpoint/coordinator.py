@@ -77,6 +77,7 @@ from tidegate.checkpoint.pending import (
 )
 from tidegate.errors import CheckpointError, InternalError, StorageGoneError, check
 from tidegate.ids import Attempt, CheckpointId, SubtaskId
+from tidegate.message_text import clause, counted
 
 EVENT_LOG_LENGTH: Final = 50
 """The number of events kept for the message of an illegal event: a few checkpoints' worth at common
@@ -435,7 +436,7 @@ class CheckpointCoordinator:
         missing = ", ".join(str(subtask) for subtask in sorted(pending.missing)[:5])
         reason = (
             f"expired after {self._settings.timeout_s:g} s (checkpoint.timeout) without an "
-            f"acknowledgement of {len(pending.missing)} subtasks, among them {missing}"
+            f"acknowledgement of {counted(len(pending.missing), 'subtask')}, among them {missing}"
         )
         return self._fail(pending.id, reason, event.now_s)
 
@@ -475,7 +476,7 @@ class CheckpointCoordinator:
             f"{self.counts.failed_in_a_row} checkpoints in a row failed, and "
             "checkpoint.tolerable_failed_checkpoints is "
             f"{self._settings.tolerable_failed_checkpoints}; the last one: "
-            f"{self.counts.last_failure}"
+            f"{clause(self.counts.last_failure)}."
         )
         return [abort, FailAttempt(error=error)]
 

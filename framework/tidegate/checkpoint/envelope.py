@@ -48,11 +48,11 @@ def decode_file(data: bytes, *, what: str) -> bytes:
             raise written_by_newer(what, f"its format is version {version}")
         envelope = msgspec.json.decode(data, type=_Envelope)
     except msgspec.MsgspecError as error:
-        message = f"{what} is torn or was edited: it is not a whole JSON document ({error})"
+        message = f"{what} is torn or was edited: it is not a whole JSON document ({error})."
         raise CorruptCheckpointError(message) from error
     body = bytes(envelope.body)
     if _digest(body) != envelope.sha256:
-        message = f"{what} is torn or was edited: its content does not match its checksum"
+        message = f"{what} is torn or was edited: its content does not match its checksum."
         raise CorruptCheckpointError(message)
     return body
 
@@ -60,7 +60,7 @@ def decode_file(data: bytes, *, what: str) -> bytes:
 def written_by_newer(what: str, how: str) -> CorruptCheckpointError:
     """Return the error for a file that only a newer tidegate can read."""
     return CorruptCheckpointError(
-        f"{what} was written by a newer version of tidegate ({how}); run the job with that version"
+        f"{what} was written by a newer version of tidegate ({how}); run the job with that version."
     )
 
 

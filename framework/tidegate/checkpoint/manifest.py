@@ -104,7 +104,7 @@ def decode_manifest(data: bytes | None, path: str, sha256: str | None = None) ->
     CorruptCheckpointError, with the path and the remedy, if the file is missing, torn, edited, of a
     newer version, or not the file that the publication recorded.
     """
-    what = f"checkpoint file {path}"
+    what = f"Checkpoint file {path}"
     try:
         return msgspec.json.decode(_body(data, what, sha256), type=Manifest)
     except msgspec.MsgspecError as error:
@@ -118,7 +118,7 @@ def _body(data: bytes | None, what: str, sha256: str | None) -> bytes:
     try:
         body = decode_file(data, what=what)
     except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"{error}. {REMEDY}") from error
+        raise CorruptCheckpointError(f"{error} {REMEDY}") from error
     if sha256 is not None and file_digest(data) != sha256:
         message = f"{what} is not the file that the journal recorded. {REMEDY}"
         raise CorruptCheckpointError(message)
@@ -127,5 +127,5 @@ def _body(data: bytes | None, what: str, sha256: str | None) -> bytes:
 
 REMEDY: Final = (
     "Bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
-    "`tidegate checkpoints JOB` lists them): the records after it are then written again"
+    "`tidegate checkpoints JOB` lists them): the records after it are then written again."
 )

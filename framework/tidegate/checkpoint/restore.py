@@ -29,6 +29,7 @@ from tidegate.checkpoint.state_metadata import StateMetadata
 from tidegate.errors import CorruptCheckpointError, RefusedError, check
 from tidegate.graph.key_groups import key_group_range
 from tidegate.ids import SubtaskIndex, Uid
+from tidegate.message_text import counted
 from tidegate.protocol.subtask_snapshot import KeyedSnapshot, SourceSplit, StepWatermark
 from tidegate.stream_elements import MIN_MS
 
@@ -177,8 +178,9 @@ def _check_key_group_coverage(uid: Uid, old: Sequence[KeyedSnapshot], max_parall
             return
     ranges = ", ".join(f"{keyed.first_key_group}-{keyed.last_key_group}" for keyed in old)
     message = (
-        f"the checkpoint's state of step {uid!r} does not cover its {max_parallelism} key groups "
-        f"once each (it has {ranges}); restore an older checkpoint with --restore ID"
+        f"The checkpoint's state of step {uid!r} does not cover its "
+        f"{counted(max_parallelism, 'key group')} once each (it has {ranges}); restore "
+        "an older checkpoint with --restore ID."
     )
     raise CorruptCheckpointError(message)
 
@@ -304,12 +306,12 @@ def _refuse_expired(old: SourceSplit, offsets: PartitionOffsets) -> None:
     """
     if old.offset < offsets.earliest:
         message = (
-            f"source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
+            f"Source {old.source!r}: topic {old.topic!r}, partition {old.partition} was read up to "
             f"offset {old.offset}, but Kafka has deleted everything before {offsets.earliest} by "
             "the topic's retention: what stood between can not be read any more, be it records or "
             "nothing but the markers that transactions leave. Restore a newer checkpoint if there "
             "is one (tidegate checkpoints), or start from what is there with --restore none: the "
-            "state is dropped then"
+            "state is dropped then."
         )
         raise RefusedError(message)
 
@@ -335,11 +337,11 @@ def _refuse_start_outside(offsets: PartitionOffsets) -> None:
             raise change
     elif offsets.latest is not None and not offsets.earliest <= offsets.start <= offsets.latest:
         message = (
-            f"source {offsets.source!r}: it would begin at offset {offsets.start} of partition "
+            f"Source {offsets.source!r}: it would begin at offset {offsets.start} of partition "
             f"{offsets.partition} of topic {offsets.topic!r}, as starting_offsets= or its consumer "
             f"group says, but the log there begins at {offsets.earliest} and ends at "
             f"{offsets.latest}. Give it an offset between them, or 'earliest', 'latest' or a "
-            "timestamp"
+            "timestamp."
         )
         raise RefusedError(message)
 
@@ -353,11 +355,11 @@ def _drain_refusals(manifest: Manifest, submission_id: str) -> Iterator[RefusedE
     """
     if manifest.drained and manifest.submission_id != submission_id:
         message = (
-            f"checkpoint {manifest.checkpoint} was taken when the job drained (--bounded, or stop "
+            f"Checkpoint {manifest.checkpoint} was taken when the job drained (--bounded, or stop "
             "--drain): all timers and windows have fired, and more input would make second results "
             "for them. To start without state, use --restore none. To continue from before the "
             "end, use --restore with an earlier checkpoint (tidegate checkpoints shows them). A "
-            "bounded run that another run shall continue needs --no-drain"
+            "bounded run that another run shall continue needs --no-drain."
         )
         yield RefusedError(message)
 
@@ -368,7 +370,7 @@ def _parallelism_refusals(manifest: Manifest, plan: StateMetadata) -> Iterator[R
         message = (
             f"max_parallelism is {plan.max_parallelism}, but checkpoint {manifest.checkpoint} was "
             f"taken with {old.max_parallelism}: it is the number of key groups and fixed for the "
-            f"life of the state. Set job.max_parallelism to {old.max_parallelism}"
+            f"life of the state. Set job.max_parallelism to {old.max_parallelism}."
         )
         yield RefusedError(message)
 
@@ -379,17 +381,17 @@ def _source_refusals(manifest: Manifest, plan: StateMetadata) -> Iterator[Refuse
         topic = new_topics.get(source.uid)
         if topic is None:
             message = (
-                f"checkpoint {manifest.checkpoint} holds the position of a source {source.uid!r}, "
+                f"Checkpoint {manifest.checkpoint} holds the position of a source {source.uid!r}, "
                 f"which the pipeline no longer has (its sources are: {_list(new_topics)}). If the "
                 "attribute was renamed, name it so again; to forget all positions, start with "
-                "--restore none"
+                "--restore none."
             )
             yield RefusedError(message)
         elif topic != source.topic:
             message = (
-                f"source {source.uid!r} reads topic {topic!r}, but the checkpoint has its position "
+                f"Source {source.uid!r} reads topic {topic!r}, but the checkpoint has its position "
                 f"in topic {source.topic!r}. Give the source of the new topic another attribute "
-                "name, or start with --restore none"
+                "name, or start with --restore none."
             )
             yield RefusedError(message)
 

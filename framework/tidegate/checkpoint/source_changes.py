@@ -17,6 +17,7 @@ from typing import Final
 
 from tidegate.checkpoint.partition_offsets import PartitionOffsets
 from tidegate.errors import SourceChangedError
+from tidegate.message_text import counted
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
 REMEDY: Final = (
@@ -136,9 +137,10 @@ def _beyond_end_error(
 ) -> SourceChangedError:
     message = (
         f"{_position_text(old)}, but the partition {_log_range_text(offsets)}, "
-        f"{old.offset - latest} offsets before the position: Kafka has lost these records, or the "
-        "topic is another one. Restore an older checkpoint with --restore ID (tidegate checkpoints "
-        f"lists them), or wait until Kafka has the records again. {REMEDY}"
+        f"{counted(old.offset - latest, 'offset')} before the position: Kafka has "
+        "lost these records, or the topic is another one. Restore an older checkpoint with "
+        "--restore ID (tidegate checkpoints lists them), or wait until Kafka has the records "
+        f"again. {REMEDY}"
     )
     return SourceChangedError(message, _finding("beyond the end", old))
 

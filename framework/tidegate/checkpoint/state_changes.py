@@ -61,10 +61,10 @@ def step_refusals(
     for step in manifest.plan.steps:
         if step.uid not in new_steps:
             message = (
-                f"checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
+                f"Checkpoint {manifest.checkpoint} holds state of a step {step.uid!r}, which the "
                 f"pipeline no longer has (its keyed steps are: {_list(new_steps)}). If the step "
                 f"was renamed, give it uid={step.uid!r} again; to drop all state, start with "
-                "--restore none"
+                "--restore none."
             )
             yield RefusedError(message)
             continue
@@ -107,8 +107,8 @@ def _window_refusals(old: StepMetadata, new: StepMetadata) -> Iterator[RefusedEr
     if not old.fixed or not new.fixed:
         without, having = ("checkpoint", "pipeline") if new.fixed else ("pipeline", "checkpoint")
         message = (
-            f"step {old.uid!r} has windows in the {having} and none in the {without}. Restore the "
-            "step, or give the new one another uid"
+            f"Step {old.uid!r} has windows in the {having} and none in the {without}. Restore the "
+            "step, or give the new one another uid."
         )
         yield RefusedError(message)
         return
@@ -119,10 +119,10 @@ def _window_refusals(old: StepMetadata, new: StepMetadata) -> Iterator[RefusedEr
         if old.fixed.get(name) != new.fixed.get(name)
     ]
     message = (
-        f"step {old.uid!r}: its windows have changed in a way that open windows cannot follow: "
+        f"Step {old.uid!r}: its windows have changed in a way that open windows cannot follow: "
         f"{', '.join(changed)}. Restore the windows, or give the step another uid and start "
         "without its state. Allowed lateness, triggers, into, the size of tumbling windows and the "
-        "gap of sessions may change"
+        "gap of sessions may change."
     )
     yield RefusedError(message)
 
@@ -137,18 +137,18 @@ def _key_refusals(
 ) -> Iterator[RefusedError]:
     if old.key_type != new.key_type:
         message = (
-            f"step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
+            f"Step {old.uid!r} is keyed by {new.key_type}, but its state was written with keys of "
             f"type {old.key_type}: equal keys would not meet. Key it by {old.key_type} again, or "
-            "give the step another uid and start without its state"
+            "give the step another uid and start without its state."
         )
         yield RefusedError(message)
         return
     for schema in stored.get(KEY_TYPE, ()):
         if not rules.same_keys(schema, new.key_schema):
             message = (
-                f"step {old.uid!r} is keyed by {new.key_type}, and the fields of this type have "
+                f"Step {old.uid!r} is keyed by {new.key_type}, and the fields of this type have "
                 f"changed since the checkpoint, so equal keys have other bytes. It was {schema} "
-                f"and is {new.key_schema}. Restore the type, or give the step another uid"
+                f"and is {new.key_schema}. Restore the type, or give the step another uid."
             )
             yield RefusedError(message)
 
@@ -162,17 +162,17 @@ def _unknown_state_refusals(
     for name in match.ambiguous:
         former = new.renamed_from[name]
         message = (
-            f"step {new.uid!r}: state {name!r} is declared with renamed_from={former!r}, and "
+            f"Step {new.uid!r}: state {name!r} is declared with renamed_from={former!r}, and "
             f"checkpoint {manifest.checkpoint} holds both names. To keep the values of {name!r}, "
-            f"remove renamed_from and add dropped_states = ({former!r},) to the function class"
+            f"remove renamed_from and add dropped_states = ({former!r},) to the function class."
         )
         yield RefusedError(message)
     for name in match.unknown:
         message = (
-            f"step {new.uid!r}: checkpoint {manifest.checkpoint} holds state {name!r}, and the "
+            f"Step {new.uid!r}: checkpoint {manifest.checkpoint} holds state {name!r}, and the "
             f"function declares no state of this name (it declares: {_list(new.states)}). If the "
             f"state was renamed, add renamed_from={name!r} to its declaration. To delete its "
-            f"values, add dropped_states = ({name!r},) to the function class. Nothing was changed"
+            f"values, add dropped_states = ({name!r},) to the function class. Nothing was changed."
         )
         yield RefusedError(message)
 
@@ -186,9 +186,9 @@ def _schema_refusals(
             conflict = rules.conflict(schema, declared)
             if conflict is not None:
                 message = (
-                    f"step {new.uid!r}: the values of state {state!r} in the checkpoint cannot "
+                    f"Step {new.uid!r}: the values of state {state!r} in the checkpoint cannot "
                     f"all be read as its present type: {conflict}. Undo the change, give a new "
-                    "field a default, or give the new type another state name"
+                    "field a default, or give the new type another state name."
                 )
                 yield RefusedError(message)
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan
 from tidegate.cli.display import late_records, print_status
+from tidegate.message_text import counted
 
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 UNIT: Final = 1024
@@ -43,15 +44,17 @@ class BackfillText:
         rate = self._read / self._seconds if self._seconds else 0.0
         left = f", about {duration(self._left / rate)}" if self._left and rate else ""
         print_status(
-            f"{self._job}: wave {self._waves} committed: {wave.records_in:,} records in,"
+            f"{self._job}: wave {self._waves} committed: {counted(wave.records_in, 'record')} in,"
             f" {wave.records_out:,} out in {duration(wave.seconds)}"
             f" ({wave.records_in / max(wave.seconds, 1e-3):,.0f} a second){_bad(wave)};"
-            f" {self._left:,} offsets left{left}"
+            f" {counted(self._left, 'offset')} left{left}"
         )
 
     def progress(self, finished: int, tasks: int) -> None:
         """Report how many tasks of the present wave have finished."""
-        print_status(f"{self._job}: wave {self._waves + 1}: {finished} of {tasks} tasks finished")
+        print_status(
+            f"{self._job}: wave {self._waves + 1}: {finished} of {counted(tasks, 'task')} finished"
+        )
 
     def stopping(self) -> None:
         """Report the first Ctrl-C."""
@@ -80,9 +83,9 @@ class BackfillText:
     def end(self, records_in: int, records_out: int, late: Mapping[str, int]) -> None:
         """Report that every source is at its end."""
         print_status(
-            f"{self._job}: the backfill is done: {records_in:,} records in, {records_out:,} out in"
-            f" {self._waves} waves{_late(late)}. `tidegate run` and `tidegate submit` continue from"
-            " here."
+            f"{self._job}: the backfill is done: {counted(records_in, 'record')} in,"
+            f" {records_out:,} out in {counted(self._waves, 'wave')}{_late(late)}."
+            " `tidegate run` and `tidegate submit` continue from here."
         )
 
     def done_before(self) -> None:
@@ -127,8 +130,9 @@ class BackfillJson(BackfillText):
 
 
 def _bad(wave: WaveCompleted) -> str:
-    parts = [(wave.skipped, "skipped"), (wave.dead_letters, "dead letters")]
-    return "".join(f", {count:,} {what}" for count, what in parts if count) + _late(wave.late)
+    skipped = f", {wave.skipped:,} skipped" if wave.skipped else ""
+    letters = f", {counted(wave.dead_letters, 'dead letter')}" if wave.dead_letters else ""
+    return skipped + letters + _late(wave.late)
 
 
 def _late(late: Mapping[str, int]) -> str:
@@ -141,7 +145,7 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
     begins = (
         f"continues from checkpoint {plan.continues}" if plan.continues else "starts without state"
     )
-    read = f"{plan.offsets:,} offsets to read"
+    read = f"{counted(plan.offsets, 'offset')} to read"
     if plan.record_bytes is not None:
         read += f", about {data_size(plan.offsets * plan.record_bytes)}"
     lines = [f"{plan.job}: the backfill {begins}; {read}"]
@@ -156,14 +160,14 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
     timeout = duration(plan.transaction_timeout_ms / 1000)
     span = f" and {duration(plan.wave_span_ms / 1000)}" if plan.wave_span_ms else ""
     lines += [
-        f"  waves of at most {plan.wave_records:,} offsets{span}: {plan.waves} or more",
+        f"  waves of at most {counted(plan.wave_records, 'offset')}{span}: {plan.waves} or more",
         f"  parallelism {plan.parallelism} on {plan.master}",
         f"  a wave's transactions are open for {timeout} at most (transaction.max.timeout.ms)",
         "  read_committed readers of the sinks' topics wait for the end of each wave",
     ]
     if plan.hidden:
         lines.append(
-            f"  {plan.hidden:,} offsets lie behind open transactions and are not read"
+            f"  {counted(plan.hidden, 'offset')} behind open transactions and not read"
             " (`tidegate txn why-stuck` names the transactions)"
         )
     if plan.at_least_once:

@@ -27,6 +27,7 @@ from tidegate.drivers.kafka.topic_settings import TopicSettings, TopicSettingsAd
 from tidegate.errors import ExternalError, RefusedError
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import JobName
+from tidegate.message_text import counted
 from tidegate.ports.drivers import Drivers
 
 Level = Literal["error", "warning"]
@@ -115,9 +116,10 @@ def source_topic_problems(
     """Yield the problems of a topic that a source reads."""
     if settings.partitions < config.job.parallelism:
         text = (
-            f"Topic {topic!r} has {settings.partitions} partitions and the job has parallelism "
-            f"{config.job.parallelism}, so {config.job.parallelism - settings.partitions} subtasks "
-            "of the source read nothing. Add partitions, or lower --parallelism."
+            f"Topic {topic!r} has {counted(settings.partitions, 'partition')} and the job has "
+            f"parallelism {config.job.parallelism}, so the source leaves "
+            f"{counted(config.job.parallelism - settings.partitions, 'subtask')} without records. "
+            "Add partitions, or lower --parallelism."
         )
         yield Problem(level="warning", about=about, text=text)
     if "compact" in settings.cleanup_policy:
@@ -155,7 +157,7 @@ def sink_topic_problems(
         yield Problem(about=about, text=text)
     if settings.min_insync_replicas > settings.replicas:
         text = (
-            f"Topic {topic!r} has {settings.replicas} replicas and min.insync.replicas="
+            f"Topic {topic!r} has {counted(settings.replicas, 'replica')} and min.insync.replicas="
             f"{settings.min_insync_replicas}, so Kafka refuses all records. Lower that setting, or "
             "add replicas."
         )

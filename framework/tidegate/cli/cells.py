@@ -27,6 +27,7 @@ from typing import Any, Final
 from tidegate.api.code import load_pipeline
 from tidegate.api.pipeline import Pipeline
 from tidegate.errors import PipelineError
+from tidegate.message_text import clause
 
 HEADER: Final = '"""Written by tidegate from the cells of a notebook. A run writes it again."""'
 _REMEDY: Final = "Run the cells in their order again, or move the pipeline into a file."
@@ -258,7 +259,8 @@ def _imported(file: Path, class_name: str) -> Mapping[str, Any]:
         if error.__cause__ is None:
             raise
         raise PipelineError(
-            f"The cells of {class_name} do not run in the order of their last execution: {error}. "
+            f"The cells of {class_name} do not run in the order of their last execution: "
+            f"{clause(error)}. "
             f"{_REMEDY}"
         ) from error.__cause__
     return vars(sys.modules[file.stem])

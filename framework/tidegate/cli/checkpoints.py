@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli import options as o
+from tidegate.message_text import counted
 
 if TYPE_CHECKING:
     from tidegate.checkpoint.manifest import Manifest
@@ -91,7 +92,8 @@ def _rows(store: BlobStore, job: JobName, state: JournalState) -> list[dict[str,
             if missing:
                 print(
                     f"{job}: checkpoint {ref.checkpoint} is not listed: {missing[0]} is missing, "
-                    f"one of {len(missing)} files. Bring the storage back from a backup.",
+                    f"one of {counted(len(missing), 'file')}. Bring the storage back from a "
+                    "backup.",
                     file=sys.stderr,
                 )
                 continue

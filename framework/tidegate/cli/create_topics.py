@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from tidegate.message_text import counted
+
 if TYPE_CHECKING:
     from tidegate.config import Config
     from tidegate.graph.stream_graph import StreamGraph
@@ -84,4 +86,4 @@ def create_missing_topics(graph: StreamGraph, config: Config, partitions: int) -
 def print_created(topics: list[str], partitions: int) -> None:
     """Say on standard error which topics were created."""
     for topic in topics:
-        print(f"created topic {topic} with {partitions} partitions", file=sys.stderr)
+        print(f"created topic {topic} with {counted(partitions, 'partition')}", file=sys.stderr)

@@ -89,7 +89,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = path.read_text(encoding="utf-8").strip() or "unknown"
             raise RefusedError(
-                f"tidegate dev runs in this folder already, as process {holder}. Stop it first."
+                f"Process {holder} already runs tidegate dev in this folder. Stop it first."
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))

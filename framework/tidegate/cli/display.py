@@ -23,6 +23,7 @@ from tidegate.config import Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
 from tidegate.exit_status import exit_text
+from tidegate.message_text import counted
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.reports import JobReport
@@ -90,10 +91,10 @@ class Display:
         """Report how the job ended."""
         self._print_notes(report)
         print_status(
-            f"{self.job}: {ended(report)}; {report.records_in:,} records in, "
+            f"{self.job}: {ended(report)}; {counted(report.records_in, 'record')} in, "
             f"{report.records_out:,} out in {self._duration()}, "
-            f"{report.checkpoints_completed} checkpoints, "
-            f"{report.restarts} restarts{_bad_records(report)}"
+            f"{counted(report.checkpoints_completed, 'checkpoint')}, "
+            f"{counted(report.restarts, 'restart')}{_bad_records(report)}"
         )
         self._print_hidden_offsets(report)
 
@@ -104,9 +105,9 @@ class Display:
     def _print_hidden_offsets(self, report: JobReport) -> None:
         if report.hidden_offsets:
             print_status(
-                f"{self.job}: {report.hidden_offsets:,} offsets lie behind transactions that were "
-                "open when the run began, and were not read. `tidegate txn why-stuck` names the "
-                "transactions; the next run reads their records."
+                f"{self.job}: {counted(report.hidden_offsets, 'offset')} behind "
+                "transactions that were open when the run began, and not read. `tidegate txn "
+                "why-stuck` names the transactions; the next run reads their records."
             )
 
     def failed(self, report: JobReport) -> None:
@@ -341,7 +342,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     closing = report.state is not JobState.FINISHED  # a job that is not finished may still fail
     parts = [report.state.shown if closing else ended(report)]
     if report.slots_missing and report.state is JobState.WAITING_FOR_SLOTS:
-        parts.append(f"{report.slots_missing} slots missing")
+        parts.append(f"{counted(report.slots_missing, 'slot')} missing")
     if rates is None:
         parts.append(f"in {report.records_in:,}, out {report.records_out:,}")
     else:
@@ -355,7 +356,7 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
         last = report.last_checkpoint
         parts.append(f"checkpoint {last.id} in {last.duration_ms} ms, {size_text(last.size)}")
     if report.restarts:
-        parts.append(f"{report.restarts} restarts")
+        parts.append(counted(report.restarts, "restart"))
     if report.waiting_for:
         parts.append(_wait(report))
     parts.extend(call.describe(report.reported_ms) for call in report.hanging_calls)
@@ -403,7 +404,8 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     table.add_row("slots", f"{len(report.slots)} of {len(report.slots) + report.slots_missing}")
     if report.skipped or report.dead_letters:
         table.add_row(
-            "bad records", f"{report.skipped} skipped, {report.dead_letters} dead letters"
+            "bad records",
+            f"{report.skipped:,} skipped, {counted(report.dead_letters, 'dead letter')}",
         )
     if report.late:
         table.add_row("late records", late_records(report.late))
@@ -430,9 +432,9 @@ def _bad_records(report: JobReport) -> str:
     """Return how many records the policies have skipped or dead-lettered, and how many came too
     late for their windows; empty if none.
     """
-    skipped = f", {report.skipped:,} bad records skipped" if report.skipped else ""
-    letters = f", {report.dead_letters:,} dead letters" if report.dead_letters else ""
-    late = f", {sum(report.late.values()):,} late records" if report.late else ""
+    skipped = f", {counted(report.skipped, 'bad record')} skipped" if report.skipped else ""
+    letters = f", {counted(report.dead_letters, 'dead letter')}" if report.dead_letters else ""
+    late = f", {counted(sum(report.late.values()), 'late record')}" if report.late else ""
     return skipped + letters + late
 
 

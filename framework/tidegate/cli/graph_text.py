@@ -20,6 +20,7 @@ from tidegate.graph.stream_graph import (
     StreamGraph,
     function_name,
 )
+from tidegate.message_text import counted
 
 
 class Box(NamedTuple):
@@ -65,7 +66,7 @@ def drawing(graph: StreamGraph, config: Config) -> Drawing:
 
 def plain_text(picture: Drawing) -> str:
     """Return a line per step, and a line per input below it."""
-    lines = [f"{picture.name}: {len(picture.boxes)} steps"]
+    lines = [f"{picture.name}: {counted(len(picture.boxes), 'step')}"]
     kinds, ids = (
         max(len(value) for value in column)
         for column in zip(*((box.kind, box.id) for box in picture.boxes), strict=True)

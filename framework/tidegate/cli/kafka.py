@@ -19,6 +19,7 @@ import typer
 from tidegate.cli import topics
 from tidegate.cli.produce import produce
 from tidegate.cli.read import read
+from tidegate.message_text import counted
 
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -64,15 +65,15 @@ def up(
         what = f"started in {time.monotonic() - begun:.1f} s"
     elif len(kafka.pids) != nodes:
         message = (
-            f"Kafka {version} runs already, with {len(kafka.pids)} node(s). Use it, or stop it and"
-            " delete its data first: tidegate kafka down --wipe."
+            f"Kafka {version} runs already, with {counted(len(kafka.pids), 'node')}. Use it, or "
+            "stop it and delete its data first: tidegate kafka down --wipe."
         )
         raise UserError(message)
     else:
         dead = [node for node, alive in enumerate(kafka.alive) if not alive]
         for node in dead:
             kafka.restart(node)
-        what = f"had {len(dead)} dead node(s), started again" if dead else "runs already"
+        what = f"had {counted(len(dead), 'dead node')}, started again" if dead else "runs already"
     print(f"Kafka {version} {what}; stop it with: tidegate kafka down", file=sys.stderr)
     print(OPEN_TO_ALL, file=sys.stderr)
     print(kafka.bootstrap)

@@ -46,6 +46,7 @@ from tidegate.errors import (
     RefusedError,
     TidegateError,
 )
+from tidegate.message_text import counted
 from tidegate.protocol.errors import KINDS
 from tidegate.protocol.job_state import JobState
 
@@ -213,16 +214,17 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
         return config
     if "taskmanager.slots" in command_line:
         raise ConfigError(
-            f"The job needs {config.job.parallelism} slots, one for each of its parallel subtasks, "
-            f"and this run would have {slots * managers}: {managers} TaskManagers with {slots} "
-            "slots each. Give it more (--slots, --task-managers) or lower --parallelism."
+            f"The job needs {counted(config.job.parallelism, 'slot')}, one for each of its "
+            f"parallel subtasks, and this run would have {slots * managers}: "
+            f"{counted(managers, 'TaskManager')} with {counted(slots, 'slot')} each. Give it more "
+            "(--slots, --task-managers) or lower --parallelism."
         )
     each = math.ceil(config.job.parallelism / managers)
     if each > SLOTS_MAX:
         raise ConfigError(
-            f"The job needs {config.job.parallelism} slots, one for each of its parallel subtasks, "
-            f"and a TaskManager has {SLOTS_MAX} at most. Start more of them: --task-managers "
-            f"{math.ceil(config.job.parallelism / SLOTS_MAX)}."
+            f"The job needs {counted(config.job.parallelism, 'slot')}, one for each of its "
+            f"parallel subtasks, and a TaskManager has {SLOTS_MAX} at most. Start more of them: "
+            f"--task-managers {math.ceil(config.job.parallelism / SLOTS_MAX)}."
         )
     slots_each = config.taskmanager.model_copy(update={"slots": each})
     return config.model_copy(update={"taskmanager": slots_each})

@@ -18,6 +18,7 @@ from typing import Annotated, Final
 import typer
 
 from tidegate.cli import options as o
+from tidegate.message_text import counted
 
 TEMPLATES: Final = Path(__file__).with_name("project_template")
 
@@ -62,7 +63,7 @@ def new(
     if as_json:
         print(json.dumps({"folder": str(folder), "files": files, "next": commands}))
         return
-    print(f"Made {folder} with {len(files)} files:")
+    print(f"Made {folder} with {counted(len(files), 'file')}:")
     for file in files:
         print(f"    {file}")
     print("Next:")

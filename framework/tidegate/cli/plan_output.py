@@ -22,6 +22,7 @@ from tidegate.graph.operator_kinds import operator_kind
 from tidegate.graph.plan import PhysicalPlan, plan
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.ids import JobName
+from tidegate.message_text import counted
 
 
 class StepSummary(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -122,7 +123,7 @@ def result_text(result: CheckResult) -> str:
         lines.append(f"{number}. {each.level}, {each.about}: {each.text}")
     errors, warnings = len(result.errors), len(result.problems) - len(result.errors)
     if result.problems:
-        lines.append(f"{_count(errors, 'error')}, {_count(warnings, 'warning')}.")
+        lines.append(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}.")
     else:
         lines.append("No problem was found.")
     return "\n".join(lines)
@@ -131,7 +132,7 @@ def result_text(result: CheckResult) -> str:
 def _plan_lines(summary: PlanSummary) -> list[str]:
     lines = [f"{summary.job}: {_parallelism_text(summary)}", _checkpoint_text(summary)]
     for vertex in summary.vertices:
-        lines.append(f"vertex {vertex.id}, {_count(summary.parallelism, 'subtask')}")
+        lines.append(f"vertex {vertex.id}, {counted(summary.parallelism, 'subtask')}")
         lines += [f"    {step.id:<24} {_step_text(step)}".rstrip() for step in vertex.steps]
         for output in vertex.outputs:
             how = "by key" if output.partitioning == "key" else "one to one"
@@ -184,7 +185,3 @@ def _outputs(laid_out: PhysicalPlan, vertex: Any) -> tuple[OutputSummary, ...]:
         OutputSummary(to=edge.target, partitioning=edge.partitioning)
         for edge in laid_out.outputs_of(vertex)
     )
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

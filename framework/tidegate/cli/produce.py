@@ -16,6 +16,7 @@ import typer
 
 from tidegate.cli import options as o
 from tidegate.cli.topic_options import Brokers, KafkaSettings, TopicArgument, kafka_settings
+from tidegate.message_text import counted
 
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.record_producer import RecordProducer
@@ -116,7 +117,7 @@ def produce(
     if as_json:
         print(json.dumps({"topic": topic, "records": written, "partitions": producer.delivered}))
     else:
-        print(f"{topic}: {written:,} records written", file=sys.stderr)
+        print(f"{topic}: {counted(written, 'record')} written", file=sys.stderr)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -169,7 +170,9 @@ def _send_all(
         if wrong:
             producer.finish()
             before = sum(producer.delivered.values())
-            raise ConfigError(f"Line {number}: {wrong}. {before:,} records before it were written.")
+            raise ConfigError(
+                f"Line {number}: {wrong}. Kafka took {counted(before, 'record')} before it."
+            )
 
 
 def _numbered(

@@ -30,6 +30,7 @@ from tidegate.drivers.kafka.reader import (
 )
 from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin
 from tidegate.errors import ConfigError, RefusedError
+from tidegate.message_text import counted
 from tidegate.stream_elements import TopicPartition
 
 Layout = Literal["lines", "values", "json"]
@@ -88,7 +89,7 @@ def print_records(
         hidden = sum(high_watermarks[each] - ends[each] for each in chosen)
         if hidden:
             print(
-                f"{topic}: {hidden:,} offsets are behind open transactions and are not read. "
+                f"{topic}: {counted(hidden, 'offset')} behind open transactions and not read. "
                 f"--uncommitted reads them; `tidegate txn why-stuck {topic}` names the "
                 "transactions.",
                 file=sys.stderr,
@@ -111,7 +112,7 @@ def print_records(
             reader.close()
     if run.undecodable:
         print(
-            f"{topic}: {run.undecodable:,} records could not be decoded; they are in base64",
+            f"{topic}: {counted(run.undecodable, 'record')} could not be decoded; shown in base64",
             file=sys.stderr,
         )
     return 1 if run.undecodable else 0

@@ -34,6 +34,7 @@ from tidegate.cli.record_text import (
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import class_settings, load_for_submit
 from tidegate.drivers.system import SystemDrivers
+from tidegate.message_text import counted
 from tidegate.ports.drivers import KafkaAdmin
 from tidegate.ports.kafka import RawRecord
 from tidegate.stream_elements import TopicPartition

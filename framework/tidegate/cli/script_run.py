@@ -58,7 +58,7 @@ def run_pipeline(
     if is_loading():
         raise PipelineError(
             f"{pipeline.__name__}.run() is called when {pipeline.__module__} is imported, and "
-            'every process of the job imports it. Call run() below `if __name__ == "__main__":`'
+            'every process of the job imports it. Call run() below `if __name__ == "__main__":`.'
         )
     began_s = time.monotonic()
     folder = Path.cwd()

@@ -33,6 +33,7 @@ from tidegate.controlplane.client.preflight import (
 from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, ExternalError, RefusedError, RpcError
+from tidegate.message_text import clause, counted
 from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.reports import JobList, JobReport
 
@@ -125,7 +126,7 @@ def list_jobs(at: str | None, *, as_json: bool) -> None:
     if not found.jobs:
         print("no jobs: tidegate submit MODULE:CLASS starts one")
     slots = sum(slots for _, _, slots in found.task_managers)
-    print(f"{len(found.task_managers)} TaskManagers with {slots} slots")
+    print(f"{counted(len(found.task_managers), 'TaskManager')} with {counted(slots, 'slot')}")
     for id_, _, count in found.task_managers:
         print(f"  {id_}: {count}")
 
@@ -251,7 +252,7 @@ def _client(config: Config, *, named: bool = True, without_run: str = "") -> Ite
         raise RpcError(
             f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Is one "
             "up there (tidegate jobmanager)? Say where it is with --jobmanager HOST:PORT, or set "
-            f"jobmanager.host and jobmanager.port. ({error})"
+            f"jobmanager.host and jobmanager.port. ({clause(error)})."
         ) from error
     finally:
         client.close()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.message_text import counted
+
 if TYPE_CHECKING:
     from tidegate.sim.seed_runner import Summary, Verdict
     from tidegate.sim.trace import TraceEvent
@@ -50,7 +52,7 @@ def sim(
     try:
         import greenlet  # noqa: F401
     except ImportError:
-        message = "the simulator needs the extra `sim`: pip install 'tidegate[sim]'"
+        message = "The simulator needs the extra `sim`. Install it: pip install 'tidegate[sim]'"
         raise ConfigError(message) from None
     if seed is not None:
         violated = _replay(
@@ -101,8 +103,9 @@ def _replay(seed: int, *, backfills: bool, event_time: bool, step: bool, as_json
         for told in outcome.story:
             print(told)
     figures = (
-        f"{outcome.virtual_s:.1f} s of virtual time, {outcome.turns} turns, {outcome.kills} kills, "
-        f"{outcome.freezes} freezes, {outcome.attempts} attempts, {outcome.visible} results"
+        f"{outcome.virtual_s:.1f} s of virtual time, {counted(outcome.turns, 'turn')}, "
+        f"{counted(outcome.kills, 'kill')}, {counted(outcome.freezes, 'freeze')}, "
+        f"{counted(outcome.attempts, 'attempt')}, {counted(outcome.visible, 'result')}"
     )
     print(f"seed {seed}: {figures}\n{outcome.violation or 'exact'}")
     return outcome.violation is not None

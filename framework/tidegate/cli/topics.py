@@ -16,6 +16,7 @@ import typer
 
 from tidegate.cli import options as o
 from tidegate.cli.topic_options import Brokers, KafkaSettings, TopicArgument, kafka_settings
+from tidegate.message_text import counted
 
 if TYPE_CHECKING:
     from tidegate.drivers.kafka.topic_admin import KafkaTopicAdmin, TopicDescription
@@ -84,7 +85,9 @@ def create(
                 )
             rows.append({"topic": topic, "partitions": found, "created": created})
             if not as_json:
-                print(f"{topic}: {'created' if created else 'exists'}, {_partitions(found)}")
+                print(
+                    f"{topic}: {'created' if created else 'exists'}, {counted(found, 'partition')}"
+                )
     if as_json:
         print(json.dumps(rows))
 
@@ -118,8 +121,9 @@ def list_(
         return
     width = max(map(len, found), default=0)
     for topic, (partitions, replicas) in found.items():
-        copies = "1 replica" if replicas == 1 else f"{replicas} replicas"
-        print(f"{topic:<{width}}  {_partitions(partitions)}, {copies}")
+        print(
+            f"{topic:<{width}}  {counted(partitions, 'partition')}, {counted(replicas, 'replica')}"
+        )
     if not found:
         print("no topics: tidegate kafka topics create TOPIC makes one", file=sys.stderr)
 
@@ -192,12 +196,8 @@ def _admin(kafka: str | None, config: list[str] | None) -> Iterator[KafkaTopicAd
         admin.close()
 
 
-def _partitions(number: int) -> str:
-    return "1 partition" if number == 1 else f"{number} partitions"
-
-
 def _description(facts: TopicDescription) -> str:
-    lines = [f"{facts.topic}: {_partitions(len(facts.partitions))}"]
+    lines = [f"{facts.topic}: {counted(len(facts.partitions), 'partition')}"]
     lines += [f"  {name} = {value}" for name, value in (facts.config or {}).items()]
     if facts.config is None:
         lines.append("  its settings cannot be read without DESCRIBE_CONFIGS on the topic")

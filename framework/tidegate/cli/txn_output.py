@@ -15,6 +15,7 @@ from typing import Any, Final
 from tidegate.cli import txn_text as texts
 from tidegate.commit.diagnosis import OPEN, JournalStatus, OpenTransaction, PartitionStatus
 from tidegate.commit.transactional_ids import parse_transactional_id
+from tidegate.message_text import counted
 from tidegate.ports.inspection import PartitionEndOffsets, Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
@@ -67,7 +68,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def print_unreachable(unreachable: Sequence[str]) -> None:
     """Print what is missing in the answer, on stderr."""
     for each in unreachable:
-        print(f"tidegate: not asked: {each}. The answer is incomplete.", file=sys.stderr)
+        print(f"tidegate: Not asked: {each}. The answer is incomplete.", file=sys.stderr)
 
 
 def progress() -> Callable[[str, int, int], None]:
@@ -147,7 +148,7 @@ def details(
             continue
         if topic_partition in end_offsets:
             stable, end = end_offsets[topic_partition].stable, end_offsets[topic_partition].end
-            waiting = texts.count(max(0, end - stable), "offset")
+            waiting = counted(max(0, end - stable), "offset")
             where += f": readable to {stable}, written to {end}, {waiting} waiting"
         else:
             where += ": its leader did not answer"

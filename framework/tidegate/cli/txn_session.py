@@ -45,6 +45,7 @@ from tidegate.errors import (
     StorageError,
 )
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 from tidegate.ports.inspection import Transaction, TransactionInspector
 from tidegate.ports.kafka import TransactionState
 from tidegate.storage_location import locate
@@ -156,7 +157,7 @@ class Session:
             output.print_table(output.COLUMNS, [output.row(each, now_ms) for each in found])
         else:
             what = "transactional id" if everything else "open transaction"
-            print(f"tidegate: no {what} fits.", file=sys.stderr)
+            print(f"tidegate: No {what} matches.", file=sys.stderr)
         output.print_unreachable(listed.unreachable)
         return not listed.unreachable
 
@@ -191,8 +192,8 @@ class Session:
         elif found:
             output.print_table(output.HANGING_COLUMNS, [output.hanging_row(each) for each in found])
         else:
-            seen = texts.count(len(leaders), "partition")
-            print(f"tidegate: no hanging transaction on {seen}.", file=sys.stderr)
+            seen = counted(len(leaders), "partition")
+            print(f"tidegate: No hanging transaction is on {seen}.", file=sys.stderr)
         output.print_unreachable(unreachable)
         return not unreachable
 
@@ -341,7 +342,7 @@ class Session:
             store = open_store(locate(self._storage, Path.cwd()))
             return run_read_only(store, read_journal(parts.job))
         except (StorageError, CorruptCheckpointError) as error:
-            print(f"tidegate: the journal cannot be read: {error}", file=sys.stderr)
+            print(f"tidegate: The journal cannot be read: {error}", file=sys.stderr)
             return None
 
     def _require_broker(self, broker: int | None) -> None:

@@ -20,6 +20,7 @@ from tidegate.commit.diagnosis import (
 )
 from tidegate.commit.transactional_ids import parse_claim_id, parse_transactional_id
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
@@ -68,11 +69,6 @@ def list_partitions(topic_partitions: Sequence[TopicPartition]) -> str:
     return (f"{shown} and {more} more" if more > 0 else shown) or "-"
 
 
-def count(number: int, what: str) -> str:
-    """Return a number with its noun: `1 offset`, `2 offsets`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def describe_partition(found: PartitionStatus) -> list[str]:
     """Return lines about a partition: what is held back, by what, since when, and what to do."""
     where = f"{found.topic_partition.topic}-{found.topic_partition.partition}"
@@ -87,17 +83,18 @@ def describe_partition(found: PartitionStatus) -> list[str]:
             return [f"{where}: not held back, readers see all of it up to offset {end}."]
         return [
             (
-                f"{where}: {count(found.waiting, 'offset')} not readable yet, but no transaction "
+                f"{where}: {counted(found.waiting, 'offset')} not readable yet, but no transaction "
                 "is open: the one that was has just ended. Ask again."
             )
         ]
     first = found.open_transactions[0]
     behind = len(found.open_transactions) - 1
-    also = f" {count(behind, 'more transaction')} open behind it." if behind else ""
+    also = f" {counted(behind, 'more transaction')} open behind it." if behind else ""
     return [
         (
             f"{where}: readers wait at offset {first.producer.start_offset}; "
-            f"{count(found.waiting, 'offset')} from there on (records and markers) cannot be read."
+            f"{counted(found.waiting, 'offset')} from there on (records and markers) cannot be "
+            "read."
         ),
         f"  {_holder(first)}{also}",
         f"  What to do: {advice(first)}",

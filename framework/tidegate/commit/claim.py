@@ -128,7 +128,7 @@ def claim(
             yield from write_missing_snapshot(journal)
             return journal
         state = state.after(found)
-    message = f"job {job!r}: others have added {COMPETITIONS_MAX} journal entries during one claim"
+    message = f"Job {job!r}: others have added {COMPETITIONS_MAX} journal entries during one claim."
     raise StorageError(message)
 
 
@@ -253,8 +253,8 @@ def _refuse(request: _ClaimRequest, state: JournalState) -> Procedure[None]:
         raise JournalLostError(_lost_journal(job, state, written))
     if request.repeated and state.process_id != request.process_id:
         raise FencedError(
-            f"job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
-            "exits and claims nothing any more"
+            f"Job {job!r} was claimed by another process, as attempt {state.attempt}: this one "
+            "exits and claims nothing any more."
         )
     _refuse_ended(request, state)
     point = (
@@ -312,8 +312,8 @@ def _refuse_ended(request: _ClaimRequest, state: JournalState) -> None:
     first_claim = request.is_first_claim(state)
     if state.closed is not None and not first_claim:
         message = (
-            f"job {request.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
-            "only a new submit may begin it again"
+            f"Job {request.job!r} has ended ({state.closed.outcome}): its journal is closed, and "
+            "only a new submit may begin it again."
         )
         raise JobClosedError(message, state.closed.outcome, state.closed.stopped)
     if (
@@ -337,9 +337,9 @@ def _refuse_deleted(
         return
     kept = [str(ref.checkpoint) for ref in state.recent_checkpoints if ref.manifest in there]
     raise RefusedError(
-        f"the files of checkpoint {request.restore!r} are not in the checkpoint storage any more; "
+        f"The files of checkpoint {request.restore!r} are not in the checkpoint storage any more; "
         f"those of {', '.join(kept) or 'none'} are. Give one of these, or `latest`, and set "
-        "checkpoint.num_retained if more are to be kept"
+        "checkpoint.num_retained if more are to be kept."
     )
 
 
@@ -348,11 +348,11 @@ def _refuse_used_name(job: JobName, listed: tuple[TransactionalId, ...]) -> None
     others = sorted({journal_id for owner, journal_id, _ in list_attempts(listed) if owner == job})
     if others:
         message = (
-            f"job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
+            f"Job {job!r} has no journal in this checkpoint storage, but Kafka holds transactional "
             f"ids of that name, of journal {', '.join(others)}: the name is used by another job, "
             "or the checkpoint storage is not the one that the job was run with. Set "
             "checkpoint.dir to that one, choose another name, or, if nothing of that name "
-            "runs any more, submit with --take-over: its open transactions are then aborted"
+            "runs any more, submit with --take-over: its open transactions are then aborted."
         )
         raise RefusedError(message)
 
@@ -364,7 +364,7 @@ def _read_back(job: JobName, own: Claim) -> Procedure[None]:
     found = yield from read_entry(job, own.number)
     if found != own:
         message = (
-            f"journal entry {entry_path(job, own.number)} was created, but reads back as "
-            f"{'nothing' if found is None else 'another'}: this storage can not hold a journal"
+            f"Journal entry {entry_path(job, own.number)} was created, but reads back as "
+            f"{'nothing' if found is None else 'another'}: this storage can not hold a journal."
         )
         raise CorruptCheckpointError(message)

@@ -28,6 +28,7 @@ from tidegate.commit.retry import (
 from tidegate.commit.transactional_ids import transaction_system
 from tidegate.errors import KafkaError, KafkaUnavailableError, TransactionSystemError
 from tidegate.ids import KAFKA
+from tidegate.message_text import counted
 from tidegate.ports.kafka import EndTxnResult, TransactionDescription
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
@@ -145,7 +146,7 @@ def _send_end_or_error(
         return KafkaError(
             f"Kafka does not authorise ending transaction {transaction.transactional_id}; give "
             "the job's principal the rights Describe and Write on its transactional ids, within "
-            "the transaction timeout"
+            "the transaction timeout."
         )
     return None
 
@@ -168,6 +169,6 @@ def not_completed(remaining: Sequence[PreparedTransaction], message: str) -> Tra
 def _incomplete_message(remaining: Sequence[PreparedTransaction], retry_policy: RetryPolicy) -> str:
     ids = ", ".join(txn.transactional_id for txn in remaining[:5])
     return (
-        f"{len(remaining)} published transactions were not completed by their coordinators in "
-        f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and tries again"
+        f"The coordinators did not complete {counted(len(remaining), 'published transaction')} in "
+        f"{retry_policy.timeout_s:g} s, among them {ids}; the job restarts and tries again."
     )

@@ -144,22 +144,22 @@ def _create_or_read(path: str, data: bytes, retry_policy: RetryPolicy) -> Proced
     while (yield from create_entry(path, data)) is CreateResult.UNKNOWN:
         if not (yield from waiting.wait()):
             raise StorageError(
-                f"the checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
-                f"{path} was written; the attempt ends, and the next one reads it"
+                f"The checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
+                f"{path} was written; the attempt ends, and the next one reads it."
             )
     stands = yield from read_object(path)
     if stands is None:
-        raise StorageError(f"{path} was written to the checkpoint storage and is not there")
+        raise StorageError(f"{path} was written to the checkpoint storage and is not there.")
     return stands
 
 
 def _decoded(data: bytes, path: str) -> dict[tuple[Uid, str, int], InitialPartitionOffsets]:
-    what = f"checkpoint file {path}"
-    remedy = "Remove it to let the job look again: it holds only where the job began"
+    what = f"Checkpoint file {path}"
+    remedy = "Remove it to let the job look again: it holds only where the job began."
     try:
         body = msgspec.json.decode(decode_file(data, what=what), type=InitialOffsets)
     except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"{error}. {remedy}") from error
+        raise CorruptCheckpointError(f"{error} {remedy}") from error
     except msgspec.MsgspecError as error:
         message = f"{what} does not read as beginnings ({error}). {remedy}"
         raise CorruptCheckpointError(message) from error

@@ -22,6 +22,7 @@ from typing import Final
 from tidegate.commit.journal.state import JournalState
 from tidegate.commit.transactional_ids import list_attempts
 from tidegate.ids import Attempt, CheckpointId, JobName, TransactionalId, Uid
+from tidegate.message_text import counted
 from tidegate.ports.kafka import GroupCommit
 from tidegate.protocol.subtask_snapshot import SourceSplit
 
@@ -121,5 +122,9 @@ def read_again(
         for split in restored
         if (end := ends.get((split.source, split.topic, split.partition), 0)) > split.offset
     ]
-    more = f" and {len(ranges) - SHOWN_MAX} more partitions" if len(ranges) > SHOWN_MAX else ""
+    more = (
+        f" and {counted(len(ranges) - SHOWN_MAX, 'more partition')}"
+        if len(ranges) > SHOWN_MAX
+        else ""
+    )
     return ", ".join(ranges[:SHOWN_MAX]) + more

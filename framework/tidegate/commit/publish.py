@@ -161,9 +161,9 @@ def _check_prepared(
         if not is_as_prepared(transaction, description):
             state = "it does not know the id" if description is None else f"it says {description}"
             message = (
-                f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
+                f"Transaction {transaction.transactional_id} (producer {transaction.producer_id}, "
                 f"epoch {transaction.epoch}) was prepared, but is not open any more at its "
                 f"coordinator: {state}. Nothing is lost: the job restarts from its last published "
-                "checkpoint"
+                "checkpoint."
             )
             raise TransactionError(message)

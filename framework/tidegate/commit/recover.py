@@ -94,8 +94,8 @@ def close(
     """
     if journal.last_write_unknown:
         message = (
-            f"it is not known what the last entry of job {journal.job!r} is; it must be claimed "
-            "again before it can be closed"
+            f"It is not known what the last entry of job {journal.job!r} is; it must be claimed "
+            "again before it can be closed."
         )
         raise OutcomeUnknownError(message)
     yield from abandon_foreign_transactions(journal, storage_retry=storage_retry)

@@ -34,6 +34,7 @@ from tidegate.commit.journal.claimed import (
 from tidegate.commit.journal.entries import RolledBack
 from tidegate.commit.retry import RetryLoop, RetryPolicy
 from tidegate.ids import CheckpointId
+from tidegate.message_text import counted
 
 
 def roll_back(
@@ -86,9 +87,9 @@ def _abort_introduced(journal: ClaimedJournal, retry_policy: RetryPolicy) -> Pro
         failure = yield from send_end_txn(open_, commit=False)
         if not (yield from waiting.wait()):
             message = (
-                f"{len(open_)} transactions of a checkpoint that is to be rolled back were not "
-                f"aborted by their coordinators in {retry_policy.timeout_s:g} s, among them "
-                f"{open_[0].transactional_id}; the job restarts and tries again"
+                f"The coordinators did not abort {counted(len(open_), 'transaction')} of a "
+                f"checkpoint that is to be rolled back in {retry_policy.timeout_s:g} s, among them "
+                f"{open_[0].transactional_id}; the job restarts and tries again."
             )
             raise failure or not_completed(open_, message)
 

@@ -25,6 +25,7 @@ from tidegate.commit.retry import COMMIT_RETRY, STORAGE_RETRY, RetryPolicy
 from tidegate.commit.rollback import can_still_roll_back
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.errors import DataLossError, InternalError, TransactionError, check
+from tidegate.message_text import counted
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
 
@@ -50,7 +51,7 @@ def settle(
         message = (
             f"Kafka has aborted published transactions ({ids}), and nothing of their checkpoint is "
             "committed as far as this attempt knows: the job restarts, and takes the checkpoint "
-            "back if that is so"
+            "back if that is so."
         )
         raise TransactionError(message)
     if result.lost:
@@ -112,11 +113,11 @@ def loss_statement(
     ids = ", ".join(txn.transactional_id for txn in lost)
     age_s = max(0, now_ms - publication.created_ms) / 1000
     return (
-        f"job {journal.job!r} has lost output: checkpoint {publication.checkpoint} was published "
+        f"Job {journal.job!r} has lost output: checkpoint {publication.checkpoint} was published "
         f"{age_s:.0f} s ago by this machine's clock, and Kafka has since aborted {len(lost)} of "
-        f"its {len(publication.transactions)} transactions ({ids}), of sink {', '.join(sinks)}. "
-        "That happens when brokers or the job are away for longer than the transaction timeout, "
-        "or when another client uses the job's transactional ids. The records of these "
-        "transactions will not appear, and those of the others do; the job stays failed until it "
-        "is submitted with --accept-data-loss, and then continues after them"
+        f"its {counted(len(publication.transactions), 'transaction')} ({ids}), of sink "
+        f"{', '.join(sinks)}. That happens when brokers or the job are away for longer than the "
+        "transaction timeout, or when another client uses the job's transactional ids. The records "
+        "of these transactions will not appear, and those of the others do; the job stays failed "
+        "until it is submitted with --accept-data-loss, and then continues after them."
     )

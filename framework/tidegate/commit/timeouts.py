@@ -32,7 +32,7 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
     if required <= broker_max_ms:
         return required
     message = (
-        f"the job's transactions may have to stay open for {_text(required)} = "
+        f"The job's transactions may have to stay open for {_text(required)} = "
         f"({settings.tolerable_failed_checkpoints} tolerable_failed_checkpoints + 1) x max("
         f"interval {_text(settings.interval)}, interval_during_backlog "
         f"{_text(settings.interval_during_backlog)}, timeout {_text(settings.timeout)} + min_pause "
@@ -40,7 +40,7 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "
         f"that setting of the broker to {required} or more, or lower checkpoint.timeout, "
-        "checkpoint.tolerable_failed_checkpoints or checkpoint.tolerated_outage"
+        "checkpoint.tolerable_failed_checkpoints or checkpoint.tolerated_outage."
     )
     raise RefusedError(message)
 

@@ -20,6 +20,7 @@ from collections.abc import MutableMapping
 from typing import Any, Final, Literal, TextIO
 
 from tidegate.masking import masked, masked_text
+from tidegate.message_text import counted
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -52,7 +53,7 @@ class BestEffortStream:
         try:
             if self._dropped:
                 # "late": the stream writes its buffered text when the disk has space again.
-                said = {"message": f"{self._dropped} lines are lost or late: {self._reason}"}
+                said = {"message": f"{counted(self._dropped, 'line')} lost or late: {self._reason}"}
                 self._stream.write(_line(time.time(), "warning", said) + "\n")
             self._stream.write(text)
             self._stream.flush()

@@ -19,6 +19,7 @@ import mmh3
 
 from tidegate.errors import check
 from tidegate.ids import KeyGroup, SubtaskIndex
+from tidegate.message_text import counted
 
 DEFAULT_MAX_PARALLELISM: Final = 128
 """Default number of key groups: one byte before a state key, and up to 128 subtasks."""
@@ -48,7 +49,7 @@ def key_group_range(subtask: SubtaskIndex, parallelism: int, max_parallelism: in
     """Return the key groups of a subtask: a contiguous half-open range, never empty."""
     check(
         0 <= subtask < parallelism <= max_parallelism,
-        f"subtask {subtask} of {parallelism} with {max_parallelism} key groups",
+        f"subtask {subtask} of {parallelism} with {counted(max_parallelism, 'key group')}",
     )
     first = -(-subtask * max_parallelism // parallelism)
     last = ((subtask + 1) * max_parallelism - 1) // parallelism

@@ -111,9 +111,9 @@ def plan(graph: StreamGraph, parallelism: int, max_parallelism: int) -> Physical
     """Lay out a graph on subtasks. PipelineError if the parallelism is out of bounds."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         message = (
-            f"pipeline {graph.name!r}: 1 <= parallelism ({parallelism}) <= max_parallelism "
+            f"Pipeline {graph.name!r}: 1 <= parallelism ({parallelism}) <= max_parallelism "
             f"({max_parallelism}) <= {MAX_PARALLELISM_LIMIT} must hold; max_parallelism is the "
-            "number of key groups, fixed for the life of the state"
+            "number of key groups, fixed for the life of the state."
         )
         raise PipelineError(message)
     heads: dict[str, str] = {}

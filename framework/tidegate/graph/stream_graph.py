@@ -206,10 +206,11 @@ class StreamGraph:
             if node.kind != "sink" and node.id not in read:
                 message = (
                     f"{node.location}: the results of {node.id!r} go nowhere; end the chain with "
+                    ".to(sink), or remove the step."
                 )
-                raise PipelineError(message + ".to(sink), or remove the step")
+                raise PipelineError(message)
         if not any(node.kind == "sink" for node in self.nodes.values()):
-            message = f"pipeline {self.name!r} writes to no sink; end a chain with .to(sink)"
+            message = f"Pipeline {self.name!r} writes to no sink; end a chain with .to(sink)."
             raise PipelineError(message)
 
     def describe(self) -> dict[str, object]:
@@ -245,13 +246,13 @@ class StreamGraph:
         if _UID.fullmatch(uid) is None:
             message = (
                 f"{location}: uid={uid!r} must be 1 to 80 lower-case letters, digits, hyphens and "
-                "underscores, and begin with a letter or digit: it names files and state"
+                "underscores, and begin with a letter or digit: it names files and state."
             )
             raise PipelineError(message)
         if _NUMBERED.fullmatch(uid) is not None:
             message = (
                 f"{location}: uid={uid!r} is how tidegate numbers steps that have no uid; "
-                "choose a name that says what the step does"
+                "choose a name that says what the step does."
             )
             raise PipelineError(message)
         taken = self.nodes.get(uid)
@@ -259,7 +260,7 @@ class StreamGraph:
             message = (
                 f"{location}: uid {uid!r} is already used by the step at {taken.location}; a uid "
                 "names one step's state, and sources and sinks take theirs from the attribute's "
-                "name"
+                "name."
             )
             raise PipelineError(message)
 

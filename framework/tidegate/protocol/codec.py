@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tidegate.errors import RpcError
+from tidegate.message_text import clause
 from tidegate.protocol import messages, reports
 from tidegate.protocol.messages import Message
 
@@ -53,4 +54,4 @@ def decode(data: bytes) -> Message:
     try:
         return _decoder.decode(memoryview(data)[1:])
     except msgspec.DecodeError as error:
-        raise RpcError(f"A control message cannot be read: {error}.") from error
+        raise RpcError(f"A control message cannot be read: {clause(error)}.") from error

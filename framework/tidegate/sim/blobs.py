@@ -122,7 +122,7 @@ class SimBlobStore:
         try:
             data = source.read_bytes()
         except OSError as error:
-            raise StorageError(f"cannot write {path}: {source}: {error.strerror}") from error
+            raise StorageError(f"Cannot write {path}: {source}: {error.strerror}") from error
         self._put("put_file", path, data)
 
     def get(self, path: str) -> bytes | None:
@@ -135,7 +135,7 @@ class SimBlobStore:
         try:
             target.write_bytes(data)
         except OSError as error:
-            raise StorageError(f"cannot read {path} into {target}: {error.strerror}") from error
+            raise StorageError(f"Cannot read {path} into {target}: {error.strerror}") from error
         return True
 
     def list(self, prefix: str) -> list[str]:
@@ -161,7 +161,7 @@ class SimBlobStore:
         if not self._identity:
             self._identity = self._storages.seen_by(self._process).identity
             if not self._identity:
-                raise StorageError("nothing is mounted at the path of the storage")
+                raise StorageError("Nothing is mounted at the path of the storage.")
         return self._identity
 
     def bind(self, identity: str) -> None:
@@ -174,14 +174,16 @@ class SimBlobStore:
         """Return the storage behind the path. Raise StorageGoneError if its identity changed."""
         here = self._storages.seen_by(self._process)
         if self._identity not in {"", here.identity}:
-            raise StorageGoneError("the storage is gone, or another one is there")
+            raise StorageGoneError("The storage is gone, or another one is there.")
         return here
 
     def _note_write(self, here: MemoryBlobs, kind: str, path: str) -> None:
         if here.written is not None:
             here.written(self._process, path)
         if not here.identity:
-            raise StorageError(f"nothing is mounted, and no process may write there: {kind} {path}")
+            raise StorageError(
+                f"Nothing is mounted, and no process may write there: {kind} {path}."
+            )
 
     def _put(self, kind: str, path: str, data: bytes) -> None:
         self._note_write(self._confirmed(), kind, path)
@@ -197,7 +199,7 @@ class SimBlobStore:
         answer = self._ask(kind, path, lambda: (act(here.objects),))
         self.confirm()
         if answer is None:
-            raise StorageError(f"the storage does not answer: {kind} {path}")
+            raise StorageError(f"The storage does not answer: {kind} {path}.")
         return answer[0]
 
     def _ask(self, kind: str, path: str, act: Callable[[], T]) -> T | None:
@@ -210,7 +212,7 @@ class SimBlobStore:
         verdict = self._faults.of_storage(self._process, kind, path)
         if verdict.fails:
             _wait(self._process, verdict.request_s + verdict.answer_s)
-            raise StorageError(f"the storage refuses: {kind} {path}")
+            raise StorageError(f"The storage refuses: {kind} {path}.")
         if verdict.hangs:
             scheduler.wait(FOREVER_S)
         answer: list[T] = []

@@ -274,7 +274,7 @@ class End:
         """Close this end. The other end receives a `Closed` after all items sent before."""
         if not self.closed:
             self._forget()
-            self.other.end(BASE_LATENCY_S, "its process ended, or it closed the connection")
+            self.other.end(BASE_LATENCY_S, "Its process ended, or it closed the connection.")
 
     def refuse(self, why: str) -> None:
         """Refuse the connection of an end whose address has no listener."""
@@ -286,7 +286,7 @@ class End:
         if not self.closed:
             self._forget()
             self.other.lose_some()
-            self.other.end(BASE_LATENCY_S, "its process ended, or it closed the connection")
+            self.other.end(BASE_LATENCY_S, "Its process ended, or it closed the connection.")
 
     def cut(self, others: Collection[SimProcess]) -> None:
         """Break the connection if it leads to one of these processes."""

@@ -250,7 +250,7 @@ class _Job:
         elif run.task not in self._outputs:
             self._failures[run.task] += 1
             if self._failures[run.task] >= FAILURES_MAX:
-                raise SparkError(f"{run.task} has failed {FAILURES_MAX} times")
+                raise SparkError(f"{run.task} has failed {FAILURES_MAX} times.")
             self._start(run.task, run.rows)
 
     def _launch(self, task: TaskId) -> None:

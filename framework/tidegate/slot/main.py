@@ -484,7 +484,7 @@ class Slot:
 
     def _required_exchange(self) -> Exchange:
         if self._exchange is None:
-            message = "the slot was deployed before it listened"
+            message = "The slot was deployed before it listened."
             raise TidegateError(message)
         return self._exchange
 

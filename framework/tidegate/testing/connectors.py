@@ -88,7 +88,7 @@ class PipelineSource(Generic[T]):
         self._check_has_watermarks()
         if cast("Any", self._source.watermarks).idle_after_ms is None:
             raise PipelineError(
-                f"source {self._source.name!r} has no idle_after, so none of its partitions "
+                f"Source {self._source.name!r} has no idle_after, so none of its partitions "
                 "becomes idle in a job. Give its strategy one: idle_after='1 min', for example."
             )
         self._run.set_watermark(self._uid, self._of, Watermark(MIN_MS, idle=True))
@@ -104,7 +104,7 @@ class PipelineSource(Generic[T]):
     def _check_has_watermarks(self) -> None:
         if self._source.watermarks is None:
             raise PipelineError(
-                f"source {self._source.name!r} declares no watermarks=, so it takes no part in "
+                f"Source {self._source.name!r} declares no watermarks=, so it takes no part in "
                 "event time. Give it watermarks=BoundedOutOfOrderness('10 s'), for example."
             )
 

@@ -59,7 +59,7 @@ class FunctionHarness(Generic[K, T, U]):
         if kind.key_type() is UNKNOWN:
             raise PipelineError(
                 f"{kind.__name__} does not declare its types: derive it from KeyedProcess[K, In, "
-                "Out]"
+                "Out]."
             )
         self.function = function
         self._key: Any = None

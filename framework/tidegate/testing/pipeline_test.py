@@ -131,7 +131,7 @@ class PipelineTest:
         if uid not in uids:
             raise PipelineError(
                 f"late({uid!r}): no step with windows has this uid; the pipeline has "
-                f"{', '.join(uids) or 'no windows'}"
+                f"{', '.join(uids) or 'no windows'}."
             )
         return self.counters.late.get(uid, 0)
 
@@ -149,8 +149,8 @@ class PipelineTest:
         self._check_ours(source)
         if partition < 0:
             raise PipelineError(
-                f"source {source.name!r}: partition={partition!r} is no partition: Kafka numbers "
-                "them from 0"
+                f"Source {source.name!r}: partition={partition!r} is no partition: Kafka numbers "
+                "them from 0."
             )
         return PipelineSource(self._run, source, partition)
 
@@ -187,7 +187,7 @@ class PipelineTest:
         partitions = self._run.timed_partitions()
         if not partitions:
             raise PipelineError(
-                f"no partition of {self._pipeline.__name__} has a watermark: its sources declare "
+                f"No partition of {self._pipeline.__name__} has a watermark: its sources declare "
                 "no watermarks=, or the test has ended them. Give a source "
                 "watermarks=BoundedOutOfOrderness('10 s'), for example."
             )
@@ -244,7 +244,7 @@ class PipelineTest:
 
     def _check_ours(self, connector: Connector) -> None:
         if self._pipeline.connectors.get(connector.name) is not connector:
-            raise PipelineError(f"{connector.name!r} is not of {self._pipeline.__name__}")
+            raise PipelineError(f"{connector.name!r} is not of {self._pipeline.__name__}.")
 
 
 def _check_setup(setup: object) -> None:
@@ -254,8 +254,8 @@ def _check_setup(setup: object) -> None:
             "PipelineTest(Totals, Setup(parallelism=3), minimum=5)."
         )
     if setup.batch < 1:
-        raise PipelineError(f"batch={setup.batch}: a batch has at least one record")
+        raise PipelineError(f"batch={setup.batch}: a batch has at least one record.")
     if setup.checkpoint_every < 0:
         raise PipelineError(
-            f"checkpoint_every={setup.checkpoint_every}: give a number of steps, or 0 for none"
+            f"checkpoint_every={setup.checkpoint_every}: give a number of steps, or 0 for none."
         )

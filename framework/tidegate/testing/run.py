@@ -179,7 +179,7 @@ class PipelineRun:
             others = [each for each in self._partitions[source].values() if each.named]
             if others and all(each.closed for each in others):
                 raise PipelineError(
-                    f"source {source!r} has ended: the test has ended all of its partitions, so "
+                    f"Source {source!r} has ended: the test has ended all of its partitions, so "
                     f"it reads no partition {of.partition}. Name each partition before that."
                 )
             self._do(_Named(source, of))
@@ -264,7 +264,7 @@ class PipelineRun:
         """Drop the attempt, restore the last checkpoint, and process again what came after it."""
         if self._drained:
             raise PipelineError(
-                "the test has drained this job: all timers have fired, so no other run continues "
+                "The test has drained this job: all timers have fired, so no other run continues "
                 "it. Use stop() in place of drain() for a job that starts again."
             )
         if parallelism is None:
@@ -389,9 +389,9 @@ class PipelineRun:
     def _check_running(self) -> None:
         if self._stopped:
             raise PipelineError(
-                "the test has drained this job, so it processes nothing more"
+                "The test has drained this job, so it processes nothing more."
                 if self._drained
-                else "the test has stopped this job, so it processes nothing more. crash() starts "
+                else "The test has stopped this job, so it processes nothing more. crash() starts "
                 "it again, from the checkpoint with which it stopped."
             )
 
@@ -399,8 +399,8 @@ class PipelineRun:
         self.name(source, of)
         if self._partition(source, of).closed:
             raise PipelineError(
-                f"the test has ended partition {of.partition} of source {source!r}, so nothing "
-                "follows in it"
+                f"The test has ended partition {of.partition} of source {source!r}, so nothing "
+                "follows in it."
             )
 
     # --- checkpoints and attempts -----------------------------------------------------------------

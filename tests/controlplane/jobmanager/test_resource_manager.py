@@ -180,7 +180,7 @@ def test_slot_lost_message_carries_the_allocation_id() -> None:
 def test_second_request_of_an_attempt_with_another_slot_count_is_refused(cluster: Cluster) -> None:
     cluster.request("a", 1)
     cluster.run_until_idle()
-    refused = Refused(reason="attempt 1 asked for 1 slots")
+    refused = Refused(reason="attempt 1 asked for 1 slot")
     assert cluster.call_resource_manager(request("a", 2)) == refused
     assert cluster.running("a") == [(1, 0)]
 

@@ -35,9 +35,9 @@ def test_a_job_that_does_not_wait_has_no_delay() -> None:
 
 def test_delay_begins_anew_when_the_reason_of_the_wait_changes() -> None:
     watched = monitor("2 slots are missing")
-    watched.observe(109.0, "1 slots are missing")
+    watched.observe(109.0, "1 slot is missing")
     assert watched.delay(112.0) is None
-    watched.observe(112.0, "1 slots are missing")
+    watched.observe(112.0, "1 slot is missing")
     found = watched.delay(119.0)
     assert found is not None
     assert found.since_s == 109.0

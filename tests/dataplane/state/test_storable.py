@@ -172,7 +172,7 @@ def test_big_ints_in_list_and_map_states_are_restored(store: MemoryStore) -> Non
 
 def test_lookup_of_a_map_key_that_cannot_be_encoded_names_the_state(store: MemoryStore) -> None:
     (cell,) = keyed(store, by=MapState(int, int)).rows(["a"])
-    with pytest.raises(StateValueError, match="state 'by' cannot have the entry 1180"):
+    with pytest.raises(StateValueError, match="State 'by' cannot have the entry 1180"):
         cell.get(BIG)
 
 
@@ -245,7 +245,7 @@ def test_error_names_the_record_that_looks_up_a_map_key_that_cannot_be_encoded(
         operator.process(batch(1, BIG, 2))
     said = str(caught.value)
     assert said.startswith("P: step uid 'asks' (")
-    assert "state 'by' cannot have the entry 1180" in said
+    assert "State 'by' cannot have the entry 1180" in said
     assert "The record came from orders-3 at offset 101. " in said
 
 

@@ -54,7 +54,7 @@ def test_receiver_accepts_a_complete_channel_and_records_the_run_of_its_sender()
 def test_wave_is_incomplete_if_an_empty_channel_has_no_marker() -> None:
     made, _ = receiver(2)
     accept(made, sent(0))
-    with pytest.raises(IncompleteWaveError, match="1 of 2 channels have no marker"):
+    with pytest.raises(IncompleteWaveError, match="1 of 2 channels without a marker"):
         made.finish()
     accept(made, sent(0, index=1))
     made.finish()

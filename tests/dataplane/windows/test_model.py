@@ -175,6 +175,7 @@ def check(
 
 
 @pytest.mark.hypothesis
+@pytest.mark.timeout(600)  # its stores wait for a disk that other tests use too
 @pytest.mark.parametrize("case", CASES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -189,6 +190,7 @@ def test_results_in_the_bound_are_those_of_a_batch(
 
 
 @pytest.mark.hypothesis
+@pytest.mark.timeout(600)  # its stores wait for a disk that other tests use too
 @pytest.mark.parametrize("case", CASES)
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

@@ -153,4 +153,4 @@ def test_a_killed_slot_is_lost_at_once(receiver: Slot, sender: Sender) -> None:
     os.kill(process.pid, signal.SIGKILL)
     receiver.run_until(lambda: bool(lost), 10.0)  # its socket's end shows it: no time has to pass
     assert len(lost) == 1
-    assert "slot 1 lost slot 0" in str(lost[0])
+    assert "Slot 1 lost slot 0" in str(lost[0])

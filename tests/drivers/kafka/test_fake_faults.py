@@ -274,12 +274,12 @@ class TestProducing:
         world.script.planned[Api.PRODUCE] = [Verdict(request_s=5.0)]
         producer.send("out", [b"a"], None)
         started = world.clock.now_s
-        with pytest.raises(TransactionError, match="1 records"):
+        with pytest.raises(TransactionError, match="1 record acknowledged"):
             producer.flush(2.0)
         assert world.clock.now_s == started + 2.0
         world.passes(5.0)
         assert world.written() == [b"a"]
-        with pytest.raises(TransactionError, match="1 records"):
+        with pytest.raises(TransactionError, match="1 record acknowledged"):
             producer.flush(2.0)
 
     def test_late_batch_of_a_fenced_producer_is_not_written(self, world: World) -> None:

@@ -96,7 +96,7 @@ def test_downloaded_jar_is_cached_and_a_failed_download_is_retried(
     said: list[str] = []
     (path,) = jars("v", said.append)
     assert path.read_bytes() == b"good"
-    assert said == ["downloading Kafka v: 1 of 1 jars"]
+    assert said == ["downloading Kafka v: 1 of 1 jar"]
     assert jars("v", said.append) == [path]
     assert registry.asked == 3
     assert sorted(each.name for each in path.parent.parent.iterdir()) == ["kafka-v"]

@@ -134,7 +134,7 @@ class TestLogs:
         stream.write("three\n")
         stream.write("four\n")
         said, *others = disk.getvalue().splitlines()
-        assert 'level=warning message="2 lines are lost or late: No space left on device"' in said
+        assert 'level=warning message="2 lines lost or late: No space left on device"' in said
         assert others == ["three", "four"]
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")

@@ -298,7 +298,7 @@ def test_close_does_not_wait_for_a_running_full_checkpoint(
         files = upload.submit(frozen.files)
         assert begun.wait(10)
         rocks.close()
-        with pytest.raises(StorageError, match="could not checkpoint: it is closed"):
+        with pytest.raises(StorageError, match="could not checkpoint: The state store is closed"):
             files.result(10)
     assert len(pieces) == 1
 

@@ -51,7 +51,7 @@ def test_failed_put_raises_storage_error_of_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(obstore, "put", _raising(PermissionDeniedError("no right\n\nDebug source")))
     with pytest.raises(StorageError) as caught:
         store.put("a/b", b"")
-    assert str(caught.value) == "checkpoint storage memory:///: can not write a/b: no right"
+    assert str(caught.value) == "Checkpoint storage memory:///: can not write a/b: no right"
 
 
 def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from tidegate.backfill.spark.rows import (
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.backfill.spark.spark_errors import spark_error
 from tidegate.errors import check
+from tidegate.message_text import counted
 
 RUN_ID_BYTES: Final = 16
 
@@ -217,7 +218,10 @@ def run_levels(
         SparkError: a task failed more often than Spark retries it.
         SparkLostError: the JVM of the session has ended.
     """
-    check(parallelism >= 1 and levels >= 1, f"a job of {levels} levels with {parallelism} tasks")
+    check(
+        parallelism >= 1 and levels >= 1,
+        f"a job of {counted(levels, 'level')}, each with {counted(parallelism, 'task')}",
+    )
     spark = session.spark
     job_id = f"tidegate-{uuid.uuid4().hex}"
     tasks = [LevelTask(level, levels, parallelism, entry, payload) for level in range(levels)]
@@ -225,7 +229,7 @@ def run_levels(
     def run() -> list[Any]:
         try:
             spark.sparkContext.setJobGroup(
-                job_id, f"tidegate: {levels} levels of {parallelism} tasks"
+                job_id, f"tidegate: {counted(levels, 'level')} of {counted(parallelism, 'task')}"
             )
             plan = build_plan(spark, parallelism, tasks)
             rows: list[Any] = plan.select("report").collect()

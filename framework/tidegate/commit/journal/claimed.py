@@ -147,8 +147,8 @@ def restore_point(state: JournalState, submission_id: str, restore: str) -> Publ
             return ref
     known = ", ".join(str(ref.checkpoint) for ref in state.recent_checkpoints[-5:]) or "none"
     message = (
-        f"there is no published checkpoint {restore!r} to restore; the last ones are: {known}. "
-        "Give one of these, `latest`, or `none` to start from nothing"
+        f"There is no published checkpoint {restore!r} to restore; the last ones are: {known}. "
+        "Give one of these, `latest`, or `none` to start from nothing."
     )
     raise RefusedError(message)
 
@@ -201,7 +201,7 @@ def append_entry(
     if found.nonce != entry.nonce:
         if found.previous != entry.previous:
             message = (
-                f"journal entry {entry_path(journal.job, found.number)} does not follow the one "
+                f"Journal entry {entry_path(journal.job, found.number)} does not follow the one "
                 f"before it: entries of this journal are missing, or were replaced. {REMEDY}"
             )
             raise CorruptCheckpointError(message)
@@ -255,8 +255,8 @@ def write_entry(
                 raise
         if not (yield from waiting.wait()):
             message = (
-                f"the checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
-                f"journal entry {path} was written; the attempt ends, and the next claim finds out"
+                f"The checkpoint storage did not say in {retry_policy.timeout_s:g} s whether "
+                f"journal entry {path} was written; the attempt ends, and the next claim finds out."
             )
             raise OutcomeUnknownError(message)
 

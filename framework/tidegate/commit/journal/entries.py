@@ -200,11 +200,11 @@ def decode_entry(data: bytes, path: str) -> AnyEntry:
     """Return the entry in a file. CorruptCheckpointError, with the path and the remedy, if the file
     is torn, edited, of a newer version or not an entry.
     """
-    what = f"journal entry {path}"
+    what = f"Journal entry {path}"
     try:
         body = decode_file(data, what=what)
     except CorruptCheckpointError as error:
-        raise CorruptCheckpointError(f"{error}. {REMEDY}") from error
+        raise CorruptCheckpointError(f"{error} {REMEDY}") from error
     try:
         kind = msgspec.json.decode(body, type=_Kind).kind
         if kind not in KINDS:

@@ -92,7 +92,7 @@ def read_journal(job: JobName) -> Procedure[JournalState]:
         elif (yield from read_entry(job, state.number + 1)) is None:  # else it was just created
             next_present = next(number for number in listing.entries if number > state.number)
             message = (
-                f"journal entry {entry_path(job, state.number + 1)} is missing, but entry "
+                f"Journal entry {entry_path(job, state.number + 1)} is missing, but entry "
                 f"{next_present} is there. {REMEDY}"
             )
             raise CorruptCheckpointError(message)
@@ -119,7 +119,7 @@ def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalStat
             if entry is not None and entry.nonce == state.nonce:
                 return state
             missing = (
-                f"journal entry {entry_path(job, number)} is missing or is not the one that "
+                f"Journal entry {entry_path(job, number)} is missing or is not the one that "
                 f"{snapshot_path(job, number)} was written after. {REMEDY}"
             )
             break
@@ -127,7 +127,7 @@ def _start_state(job: JobName, listing: JournalListing) -> Procedure[JournalStat
             if not listing.entries or listing.entries[0] == 1:
                 return JournalState()
             missing = (
-                f"the journal of job {job!r} begins with entry {listing.entries[0]}, and no "
+                f"The journal of job {job!r} begins with entry {listing.entries[0]}, and no "
                 f"snapshot in {journal_folder(job)} can be read. {REMEDY}"
             )
         newer = yield from list_journal(job)

@@ -194,10 +194,10 @@ def decode_snapshot(data: bytes, path: str) -> JournalState:
     """
     try:
         return msgspec.json.decode(
-            decode_file(data, what=f"journal snapshot {path}"), type=JournalState
+            decode_file(data, what=f"Journal snapshot {path}"), type=JournalState
         )
     except msgspec.MsgspecError as error:
-        message = f"journal snapshot {path} does not read as a state ({error})"
+        message = f"Journal snapshot {path} does not read as a state ({error})."
         raise CorruptCheckpointError(message) from error
 
 
@@ -320,5 +320,5 @@ def _newer(state: JournalState, attempt: Attempt) -> str:
 def _require(holds: bool, entry: AnyEntry, why: str) -> None:
     if not holds:
         kind = entry.__struct_config__.tag  # the kind as it is in the entry's file
-        message = f"journal entry {entry.number} ({kind}) is not valid: {why}. {REMEDY}"
+        message = f"Journal entry {entry.number} ({kind}) is not valid: {why}. {REMEDY}"
         raise CorruptCheckpointError(message)

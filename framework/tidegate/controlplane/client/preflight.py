@@ -32,6 +32,7 @@ from tidegate.errors import ConfigError, ExternalError, RefusedError, TopicAbsen
 from tidegate.graph.plan import plan
 from tidegate.graph.stream_graph import DEAD_LETTERS, KEY_DEAD_LETTERS, Node, StreamGraph
 from tidegate.ids import KAFKA, CheckpointId, JobName, TransactionalId
+from tidegate.message_text import counted
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.ports.kafka import EndTxnResult
 from tidegate.private_files import make_private_folder
@@ -197,7 +198,7 @@ def _check_topics(graph: StreamGraph, config: Config, admin: KafkaAdmin) -> None
         raise refused[0]
     if refused:
         raise RefusedError(
-            "\n".join([f"{len(refused)} topics cannot be used.", *map(str, refused)])
+            "\n".join([f"{counted(len(refused), 'topic')} cannot be used.", *map(str, refused)])
         )
 
 

@@ -50,6 +50,7 @@ from tidegate.controlplane.jobmanager.resource_manager_events import (
 from tidegate.errors import check
 from tidegate.exit_status import exit_text
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
+from tidegate.message_text import counted
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.messages import (
     Acknowledge,
@@ -345,7 +346,9 @@ class ResourceManager:
             return Refused(reason=reason)
         if known is not None and known.attempt == message.attempt:
             if known.count != message.count:
-                return Refused(reason=f"attempt {message.attempt} asked for {known.count} slots")
+                return Refused(
+                    reason=f"attempt {message.attempt} asked for {counted(known.count, 'slot')}"
+                )
             known.jobmaster_address = message.jobmaster_address
             known.waits = True
         else:

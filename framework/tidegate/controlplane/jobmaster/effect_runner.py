@@ -144,7 +144,7 @@ class EffectRunner:
         while True:
             if should_stop():
                 procedure.close()
-                raise ProcedureStopped("stopped between two steps of the commit protocol")
+                raise ProcedureStopped("Stopped between two steps of the commit protocol.")
             try:
                 effect = procedure.send(answer) if failure is None else procedure.throw(failure)
             except StopIteration as end:

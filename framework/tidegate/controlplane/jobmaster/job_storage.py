@@ -90,7 +90,7 @@ class JobStorage:
                     self.store.confirm()
             except StorageGoneError as error:
                 if replaced():
-                    raise ProcedureStopped("another JobMaster has the job") from error
+                    raise ProcedureStopped("Another JobMaster has the job.") from error
                 if not told:
                     _log.error("the recovery waits: %s", error)
                     told = True

@@ -68,6 +68,7 @@ from tidegate.errors import (
     is_recoverable,
 )
 from tidegate.ids import Attempt, SlotId, SubtaskId
+from tidegate.message_text import counted
 from tidegate.protocol.job_state import ENDED, JobState, ended_as
 
 _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
@@ -297,7 +298,7 @@ class JobMachine:
             return []
         have = len(self._slots)
         error = ExternalError(
-            f"The job needs {self._slots_needed} slots and got {have} within "
+            f"The job needs {counted(self._slots_needed, 'slot')} and got {have} within "
             "cluster.slot_request_timeout. Start more TaskManagers, or submit it with a smaller "
             "parallelism."
         )

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tidegate.config import RestartSettings
+from tidegate.message_text import counted
 
 RAN_S: Final = 20.0
 """The time in seconds after which a failure of an attempt is not blamed on its start.
@@ -60,7 +61,7 @@ def final_message(message: str, settings: RestartSettings) -> str:
             why = 'restart.strategy is "none"'
         case "failure_rate":
             why = (
-                f"{settings.max_failures_per_interval} failures within "
+                f"{counted(settings.max_failures_per_interval, 'failure')} within "
                 f"{settings.failure_rate_interval / 1000:g} s is the limit of restart.strategy "
                 '"failure_rate"'
             )

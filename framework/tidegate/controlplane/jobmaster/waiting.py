@@ -8,6 +8,7 @@ from __future__ import annotations
 from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.slot_shutdown import SlotShutdown
+from tidegate.message_text import counted
 from tidegate.protocol.job_state import JobState
 
 
@@ -21,7 +22,8 @@ def waits_for(machine: JobMachine, live: LiveAttempt | None, slot_shutdown: Slot
                 "The recovery commits the last checkpoint and fences transactions of older attempts"
             )
         case JobState.WAITING_FOR_SLOTS:
-            return f"{machine.slots_missing} slots are missing"
+            verb = "is" if machine.slots_missing == 1 else "are"
+            return f"{counted(machine.slots_missing, 'slot')} {verb} missing"
         case JobState.DEPLOYING:
             return "The slots restore their state and open their functions"
         case JobState.RUNNING | JobState.STOPPING if live is not None:

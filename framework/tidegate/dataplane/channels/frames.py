@@ -39,6 +39,7 @@ from tidegate.errors import (
     check,
 )
 from tidegate.ids import Attempt, CheckpointId
+from tidegate.message_text import clause
 from tidegate.ports.exchange import MAX_FRAME_BYTES
 from tidegate.stream_elements import (
     Barrier,
@@ -153,10 +154,10 @@ class FrameCodec:
             return []
         if len(batch) == 1:
             raise RecordTooLargeError(
-                f"the result of step {self._step!r} that came from {origin_of(batch, 0)} takes "
+                f"The result of step {self._step!r} that came from {origin_of(batch, 0)} takes "
                 f"{size} bytes on the edge {self.edge}, and a frame between slots holds "
                 f"{MAX_FRAME_BYTES}; send less per record (a reference to a large object, or its "
-                "parts as several records)"
+                "parts as several records)."
             )
         half = len(batch) // 2
         return [
@@ -190,8 +191,8 @@ class FrameCodec:
             raise
         except Exception as error:
             raise ExchangeError(
-                f"a frame of {len(payload)} bytes on the edge {self.edge} cannot be read: {error}; "
-                "the attempt ends and the job is restored"
+                f"A frame of {len(payload)} bytes on the edge {self.edge} cannot be read: "
+                f"{clause(error)}; the attempt ends and the job is restored."
             ) from error
 
     def _read(self, payload: bytes) -> list[RecordBatch]:
@@ -244,9 +245,9 @@ class FrameCodec:
                 break
         value = batch.values[index]
         return UserCodeError(
-            f"step {self._step!r} gave a {type(value).__name__} that came from "
+            f"Step {self._step!r} gave a {type(value).__name__} that came from "
             f"{origin_of(batch, index)} and that cannot be sent along the edge {self.edge}: "
-            f"{error}; results must be of the type that the step declares"
+            f"{clause(error)}; results must be of the type that the step declares."
         )
 
 
@@ -282,8 +283,8 @@ def frame_kind(payload: bytes) -> FrameKind:
     if payload[:1] == _VERSION and payload[1:2] in _KINDS:
         return _KINDS[payload[1:2]]
     raise ExchangeError(
-        f"a frame of {len(payload)} bytes begins with {payload[:2]!r}, which no slot of this "
-        "version sends; the attempt ends and the job is restored"
+        f"A frame of {len(payload)} bytes begins with {payload[:2]!r}, which no slot of this "
+        "version sends; the attempt ends and the job is restored."
     )
 
 
@@ -297,7 +298,7 @@ def read_control(payload: bytes) -> Control:
     if len(payload) == _WATERMARK.size and frame_kind(payload) is FrameKind.WATERMARK:
         _, _, timestamp_ms, idle = _WATERMARK.unpack(payload)
         return Watermark(timestamp_ms, idle=bool(idle))
-    raise ExchangeError(f"{payload[:32]!r} is no barrier, no end of input and no watermark")
+    raise ExchangeError(f"{payload[:32]!r} is no barrier, no end of input and no watermark.")
 
 
 def read_credit(payload: bytes) -> int:
@@ -305,7 +306,7 @@ def read_credit(payload: bytes) -> int:
     if len(payload) == _CREDIT.size and frame_kind(payload) is FrameKind.CREDIT:
         frames: int = _CREDIT.unpack(payload)[2]
         return frames
-    raise ExchangeError(f"{payload[:32]!r} is no credit")
+    raise ExchangeError(f"{payload[:32]!r} is no credit.")
 
 
 def _require(holds: object, what: str) -> None:

@@ -112,8 +112,8 @@ class InputChannel:
         """Add an encoded data frame. Raise ExchangeError if the sender had no credit for it."""
         if self._data + self._unannounced_credit >= self.capacity:
             raise ExchangeError(
-                f"subtask {self.sender} sent more than {self.capacity} frames without credit along "
-                f"the edge {self.edge.source_node} -> {self.edge.target_node}"
+                f"Subtask {self.sender} sent more than {self.capacity} frames without credit along "
+                f"the edge {self.edge.source_node} -> {self.edge.target_node}."
             )
         self._data += 1
         self._queue.append(payload)

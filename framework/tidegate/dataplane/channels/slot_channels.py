@@ -94,8 +94,8 @@ class SlotChannels(PlanChannels):
             channels = self._remote if kind is FrameKind.CREDIT else self._inputs
             if peer == self._here or (number, peer) not in channels:
                 raise ExchangeError(
-                    f"slot {peer} sent a frame of kind {kind.name} on channel {number}, which slot "
-                    f"{self._here} does not have; the attempt ends and the job is restored"
+                    f"Slot {peer} sent a frame of kind {kind.name} on channel {number}, which slot "
+                    f"{self._here} does not have; the attempt ends and the job is restored."
                 )
             match kind:
                 case FrameKind.DATA:

@@ -38,7 +38,7 @@ class SideOutputs:
         if self._declared.get(tag.name) is not tag:
             names = ", ".join(sorted(self._declared)) or "none"
             message = (
-                f"side output {tag.name!r} is not declared by this function; it declares {names}"
+                f"Side output {tag.name!r} is not declared by this function; it declares {names}."
             )
             raise UserCodeError(message)
         values, offsets = self._collected.setdefault(tag.name, ([], []))

@@ -15,6 +15,7 @@ from tidegate.api.timers import Fired
 from tidegate.dataplane.columns import origin_of
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
 from tidegate.graph.stream_graph import Node
+from tidegate.message_text import clause
 from tidegate.stream_elements import RecordBatch
 
 
@@ -44,14 +45,15 @@ def user_code_error(
     index = len(batch.values) - operator.length_hint(remaining) - 1
     if isinstance(error, StateValueError):
         return StateValueError(
-            f"{pipeline}: step {_name(node)} ({node.location}): {error}. The record came from "
-            f"{origin_of(batch, index)}. Correct the code; the job fails, because the record "
+            f"{pipeline}: step {_name(node)} ({node.location}): {clause(error)}. The record came "
+            f"from {origin_of(batch, index)}. Correct the code; the job fails, because the record "
             "would do the same after a restart."
         )
     if isinstance(error, NotResultsError):
         return result_error(pipeline, node, batch, index, error.what, error.remedy)
     return UserCodeError(
-        f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: {error}, "
+        f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: "
+        f"{clause(error)}, "
         f"on the record that came from {origin_of(batch, index)}. Correct the code or filter such "
         "records out before this step; the job restarts from its last checkpoint as the restart "
         "strategy says."
@@ -67,7 +69,7 @@ def timer_error(
     if isinstance(error, NotResultsError):
         what, remedy = error.what, error.remedy
     else:
-        what = f"raised {type(error).__name__}: {error}"
+        what = f"raised {type(error).__name__}: {clause(error)}"
         remedy = "Correct the code."
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}): on_timer {what}, on {fired!r} of key "
@@ -91,8 +93,8 @@ def call_lifecycle_method(
     except Exception as error:
         raise UserCodeError(
             f"{pipeline}: {method}() of step {_name(node)} ({node.location}) raised "
-            f"{type(error).__name__}: {error}. Fix the code, or the service that it uses. The job "
-            "restarts from its last checkpoint as the restart strategy says."
+            f"{type(error).__name__}: {clause(error)}. Fix the code, or the service that it uses. "
+            "The job restarts from its last checkpoint as the restart strategy says."
         ) from error
 
 

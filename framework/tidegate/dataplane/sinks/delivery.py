@@ -229,5 +229,5 @@ class NonTransactionalDelivery:
 
 def _pooled(lease: ProducerLease) -> PooledProducer:
     if lease.pooled is None:
-        raise TransactionError("a plain producer was used where a transaction is asked for")
+        raise TransactionError("A plain producer was used where a transaction is asked for.")
     return lease.pooled

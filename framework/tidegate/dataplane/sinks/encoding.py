@@ -20,6 +20,7 @@ from tidegate.dataplane.refusals import Refusals, reason_of
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
 from tidegate.errors import PipelineError, TidegateError, UserCodeError, check_complete
 from tidegate.ids import Uid
+from tidegate.message_text import clause
 from tidegate.stream_elements import RecordBatch
 
 RECORD_OVERHEAD_BYTES: Final = 100
@@ -208,7 +209,7 @@ class BatchEncoder:
             value = batch.values[len(done)]
             raise UserCodeError(
                 f"{self._named} could not {what} a value of type "
-                f"{type(value).__name__}: {type(error).__name__}: {error}. It came from "
+                f"{type(value).__name__}: {type(error).__name__}: {clause(error)}. It came from "
                 f"{origin_of(batch, len(done))}. Correct the step that "
                 "made the value, or the sink's format or record_key; the job restarts from its "
                 "last checkpoint as the restart strategy says."

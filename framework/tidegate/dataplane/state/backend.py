@@ -60,6 +60,7 @@ from tidegate.errors import (
 )
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
+from tidegate.message_text import clause
 from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
@@ -209,8 +210,9 @@ class KeyedStateBackend:
 
     def _unreadable(self, name: str, error: Exception) -> CorruptCheckpointError:
         return CorruptCheckpointError(
-            f"a stored value of state {name!r} of step {self._uid!r} cannot be read: {error}; "
-            "was a value of another type assigned to it before?"
+            f"A stored value of state {name!r} of step {self._uid!r} cannot be read: "
+            f"{clause(error)}. "
+            "An earlier version of the pipeline may have stored a value of another type."
         )
 
     def rows(self, keys: Sequence[Any]) -> list[Row]:
@@ -377,7 +379,7 @@ class KeyedStateBackend:
 
     def _cannot_store(self, name: str, for_key: str, reason: str) -> StateValueError:
         return StateValueError(
-            f"State {name!r} of step {self._uid!r} cannot be stored{for_key}: {reason}. "
+            f"State {name!r} of step {self._uid!r} cannot be stored{for_key}: {clause(reason)}. "
             "Correct the code that makes this value, or declare its type. The job fails, because "
             "it would make the same value again after a restart."
         )
@@ -470,7 +472,7 @@ class KeyedStateBackend:
             raise
         except Exception as error:  # an encoder may raise anything for a key of another type
             raise UserCodeError(
-                f"step {self._uid!r} was given a key that is not of the type declared by key_by: "
+                f"Step {self._uid!r} was given a key that is not of the type declared by key_by: "
                 f"{error}"
             ) from error
         heads, max_parallelism = self._key_prefixes, self._max_parallelism
@@ -492,8 +494,8 @@ def _checked_key_type(uid: Uid, key_type: object, stored: Sequence[str]) -> list
     now = key_text(key_type)
     if stored and not same_key_type(stored[0], now):
         raise PipelineError(
-            f"step {uid!r} had keys of type {stored[0]} in the checkpoint and has keys of type "
+            f"Step {uid!r} had keys of type {stored[0]} in the checkpoint and has keys of type "
             f"{now} now; the type of a key can never change: restore it, or start without this "
-            "state under a new uid"
+            "state under a new uid."
         )
     return [now]

@@ -272,7 +272,7 @@ class StoredMap(MapCell[Any, Any]):
                 store_key = self._prefix + access.key_bytes(key)
             except PipelineError as error:
                 raise StateValueError(
-                    f"state {access.name!r} cannot have the entry {key!r:.200}: {error}"
+                    f"State {access.name!r} cannot have the entry {key!r:.200}: {error}"
                 ) from error
             (data,) = access.store.get_many([store_key])
             value = (

@@ -147,7 +147,7 @@ def identity_of(path: Path) -> FileIdentity:
     try:
         found = path.stat()
     except OSError as error:
-        raise StorageError(f"state file {path} cannot be read: {error}") from error
+        raise StorageError(f"State file {path} cannot be read: {error}") from error
     return FileIdentity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -177,4 +177,4 @@ def sha256_of(path: Path) -> str:
         with path.open("rb") as source:
             return hashlib.file_digest(source, "sha256").hexdigest()
     except OSError as error:
-        raise StorageError(f"state file {path} cannot be read: {error}") from error
+        raise StorageError(f"State file {path} cannot be read: {error}") from error

@@ -180,8 +180,8 @@ def restore(
     schemas, names = mine[0].schemas, mine[0].stored_names
     if any(one.schemas != schemas or one.stored_names != names for one in mine):
         raise CorruptCheckpointError(
-            f"the subtasks of {uid!r} state different schemas in one checkpoint; restore an "
-            "earlier one"
+            f"The subtasks of {uid!r} state different schemas in one checkpoint; restore an "
+            "earlier one."
         )
     download = _Download(job=job, blobs=blobs, local=local, counters=counters or Counters())
     if len(mine) == 1 and _groups(mine[0]) == key_groups and mine[0].backend == backend:
@@ -216,7 +216,7 @@ class _Download:
         try:
             make_private_folder(target, exist_ok=False)
         except OSError as error:
-            raise StorageError(f"cannot restore state into {target}: {error}") from error
+            raise StorageError(f"Cannot restore state into {target}: {error}") from error
         return {
             file.name: self._fetch(snapshot, file, target / file.name) for file in snapshot.files
         }
@@ -227,19 +227,19 @@ class _Download:
         taken = self.local.link(file, target)
         if taken is not None:
             return SharedFile(file, target, taken)
-        what = f"state of {snapshot.uid!r}: {path} in the checkpoint storage"
+        what = f"State of {snapshot.uid!r}: {path} in the checkpoint storage"
         remedy = (
-            "bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
-            "`tidegate checkpoints JOB` lists them): the records after it are then written again"
+            "Bring it back from a backup, or restore an older checkpoint by hand (`--restore ID`; "
+            "`tidegate checkpoints JOB` lists them): the records after it are then written again."
         )
         if not self._get(path, target):
-            raise CorruptCheckpointError(f"{what} is missing; {remedy}")
+            raise CorruptCheckpointError(f"{what} is missing. {remedy}")
         identity = identity_of(target)
         if identity.size != file.size:
             sizes = f"{identity.size} bytes instead of {file.size}"
-            raise CorruptCheckpointError(f"{what} has {sizes}; {remedy}")
+            raise CorruptCheckpointError(f"{what} has {sizes}. {remedy}")
         if sha256_of(target) != file.sha256:
-            raise CorruptCheckpointError(f"{what} fails its checksum; {remedy}")
+            raise CorruptCheckpointError(f"{what} fails its checksum. {remedy}")
         return SharedFile(file, target, identity)
 
     def _get(self, path: str, target: Path) -> bool:
@@ -262,8 +262,8 @@ def _check_owners(uid: Uid, snapshots: Sequence[KeyedSnapshot], key_groups: rang
     if sorted(owners) != list(key_groups):
         wrong = sorted({group for group in key_groups if owners.count(group) != 1})
         raise CorruptCheckpointError(
-            f"the checkpoint does not hold the state of {uid!r} exactly once for each key group: "
-            f"groups {wrong} have none or several; restore another checkpoint"
+            f"The checkpoint does not hold the state of {uid!r} exactly once for each key group: "
+            f"groups {wrong} have none or several; restore another checkpoint."
         )
 
 

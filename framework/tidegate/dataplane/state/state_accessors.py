@@ -105,7 +105,7 @@ def make_state_accessor(
             return TimerAccessor(where, state, stored)
         case _:
             raise PipelineError(
-                f"{where} is a {type(state).__name__}, which keyed steps do not have"
+                f"{where} is a {type(state).__name__}, which keyed steps do not have."
             )
 
 
@@ -120,7 +120,7 @@ class Stored:
             if why_not is not None:
                 raise PipelineError(
                     f"{where} cannot be read from the checkpoint: {why_not}. Restore its "
-                    "declaration, or give the state another name"
+                    "declaration, or give the state another name."
                 )
         written = [json.loads(schema) for schema in self.schemas]
         if now not in written:

@@ -13,6 +13,7 @@ from typing import Any
 from tidegate.api.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
 from tidegate.dataplane.counters import Counters
 from tidegate.errors import TidegateError, UserCodeError
+from tidegate.message_text import clause
 from tidegate.stream_elements import MIN_MS
 
 
@@ -62,8 +63,9 @@ class GeneratedWatermark:
             raise
         except Exception as error:
             raise UserCodeError(
-                f"{name} ({strategy.location}) raised {type(error).__name__}: {error}. Correct it; "
-                "the job restarts from its last checkpoint as the restart strategy says."
+                f"{name} ({strategy.location}) raised {type(error).__name__}: {clause(error)}. "
+                "Correct it; the job restarts from its last checkpoint as the restart strategy "
+                "says."
             ) from error
 
 

@@ -18,6 +18,7 @@ from tidegate.dataplane.channels.frames import FrameKind, frame_kind, read_contr
 from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.errors import IncompleteWaveError
 from tidegate.ids import CheckpointId, VertexId
+from tidegate.message_text import counted
 from tidegate.protocol.waves import Row, TaskId
 from tidegate.stream_elements import Barrier
 
@@ -77,8 +78,9 @@ class RowReceiver:
         if missing:
             edge, sender = missing[0]
             raise IncompleteWaveError(
-                f"{len(missing)} of {len(self._progress)} channels have no marker, among them the "
-                f"one of edge {edge} from subtask {sender}: rows are missing. The wave runs again."
+                f"{len(missing)} of {counted(len(self._progress), 'channel')} without a "
+                f"marker, among them the one of edge {edge} from subtask "
+                f"{sender}: rows are missing. The wave runs again."
             )
 
     def consumed(self) -> tuple[tuple[TaskId, str], ...]:

@@ -25,6 +25,7 @@ from tidegate.dataplane.operators.user_errors import NotResultsError
 from tidegate.dataplane.windows.accumulators import Accumulators, Parts
 from tidegate.errors import TidegateError, UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
+from tidegate.message_text import clause
 from tidegate.stream_elements import NO_OFFSET, RecordBatch
 
 Label = Literal["early", "on_time", "late"]
@@ -246,7 +247,7 @@ class Firing:
                 )
 
     def _error(self, window: Window[Any], error: Exception) -> UserCodeError:
-        what = f"raised {type(error).__name__}: {error}"
+        what = f"raised {type(error).__name__}: {clause(error)}"
         if isinstance(error, NotResultsError):
             what = f"{error.what}. {error.remedy}"
         return UserCodeError(

@@ -49,7 +49,7 @@ def listen(host: str | None, reached_as: str | None = None) -> Listener:
         return _listen_unix() if host is None else _listen_tcp(host, reached_as or host)
     except OSError as error:
         where = "a Unix socket" if host is None else f"a port of {host}"
-        raise ExchangeError(f"the exchange cannot listen on {where}: {error}") from error
+        raise ExchangeError(f"The exchange cannot listen on {where}: {error}") from error
 
 
 def dial(address: str) -> socket.socket:

@@ -22,6 +22,7 @@ from tidegate.drivers.exchange.wire import (
     decode_exchange_message,
 )
 from tidegate.errors import ExchangeError
+from tidegate.message_text import clause
 from tidegate.ports.exchange import Frame
 
 HANDSHAKE_BYTES_MAX: Final = 4096
@@ -73,7 +74,7 @@ def receive(connection: socket.socket, reader: FrameReader) -> list[Frame]:
     except BlockingIOError:
         return []
     if received == 0:
-        raise ExchangeError("its process ended, or it closed the connection")
+        raise ExchangeError("Its process ended, or it closed the connection.")
     return reader.take(received)
 
 
@@ -125,6 +126,6 @@ def rejection_reason(
 def lost_error(peer: int, why: str, *, job: str, attempt: int, ordinal: int) -> ExchangeError:
     """Return the error that `on_lost` receives."""
     return ExchangeError(
-        f"slot {ordinal} lost slot {peer} in attempt {attempt} of job {job!r}: {why}; the attempt "
-        "ends and the job is restored"
+        f"Slot {ordinal} lost slot {peer} in attempt {attempt} of job {job!r}: "
+        f"{clause(why)}. The attempt ends and the job is restored."
     )

@@ -89,7 +89,7 @@ def decode_exchange_message(payload: bytes) -> ExchangeMessage:
     try:
         return _decoder.decode(payload)
     except msgspec.DecodeError as error:
-        raise ExchangeError(f"a message of the exchange cannot be read: {error}") from error
+        raise ExchangeError(f"A message of the exchange cannot be read: {error}") from error
 
 
 class FrameReader:
@@ -127,8 +127,8 @@ class FrameReader:
                 size, channel = _HEAD.unpack_from(buffer, at)
                 if size > self._limit:
                     raise ExchangeError(
-                        f"a frame of {size} bytes is announced, and {self._limit} is the limit; "
-                        "the sender is not a slot of this version"
+                        f"A frame of {size} bytes is announced, and {self._limit} is the limit; "
+                        "the sender is not a slot of this version."
                     )
                 end = at + _HEAD.size + size
                 if end > filled:

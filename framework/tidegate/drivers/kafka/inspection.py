@@ -31,6 +31,7 @@ from tidegate.drivers.kafka.coordinator_connection import (
 )
 from tidegate.errors import KafkaNotAuthorisedError, RefusedError, check
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 from tidegate.ports.inspection import (
     AbortResult,
     ClusterTransactions,
@@ -383,7 +384,8 @@ def _leaderless(known: _Metadata) -> Iterator[str]:
     leaders = _leaders(known)
     without = [part for part, (leader, _) in leaders.items() if leader not in known.brokers]
     if without:
-        yield f"{len(without)} of {len(leaders)} partitions of {STATE_TOPIC}: they have no leader"
+        partitions = counted(len(leaders), "partition")
+        yield f"{len(without)} of {partitions} of {STATE_TOPIC}: they have no leader"
 
 
 def _tried(once: Callable[[], T]) -> T:
@@ -403,7 +405,7 @@ def _named(topic_partitions: Sequence[TopicPartition]) -> str:
         for topic_partition in topic_partitions[:NAMES_SHOWN]
     )
     more = len(topic_partitions) - NAMES_SHOWN
-    return f"{shown} and {more} more partitions" if more > 0 else shown
+    return f"{shown} and {counted(more, 'more partition')}" if more > 0 else shown
 
 
 def _reason(error: Exception) -> str:

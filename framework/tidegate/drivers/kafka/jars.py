@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tidegate.errors import ExternalError, UserError, check
+from tidegate.message_text import counted
 
 VERSIONS = ("4.3.0", "4.3.1", "3.9.1")
 """The versions of Kafka with a lock in this package; the first is the default."""
@@ -143,7 +144,7 @@ def _download(version: str, wanted: list[Jar], folder: Path, report: Report) -> 
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise
-                report(f"downloading Kafka {version}: {count} of {len(wanted)} jars")
+                report(f"downloading Kafka {version}: {count} of {counted(len(wanted), 'jar')}")
         _put_in_place(staging / "jars", folder, [jar.file_name for jar in wanted])
     finally:
         shutil.rmtree(staging, ignore_errors=True)

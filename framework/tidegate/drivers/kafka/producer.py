@@ -38,6 +38,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 
 INITIALISE_TIMEOUT_S: Final = 60.0
 """The maximum time to initialise the transactional id at its coordinator, in seconds. It takes
@@ -237,9 +238,9 @@ class KafkaProducer:
         self._check()
         if left:
             self._failure.set_text(
-                f"{left} records of {self._what} were not acknowledged by {self._servers} within "
-                f"{timeout_s:.0f} s. Check that the leaders of the sink's partitions run and that "
-                "enough replicas are in sync."
+                f"{self._servers} did not acknowledge {counted(left, 'record')} of {self._what} "
+                f"within {timeout_s:.0f} s. Check that the leaders of the sink's partitions run "
+                "and that enough replicas are in sync."
             )
             self._check()
 

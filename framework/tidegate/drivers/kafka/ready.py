@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tidegate.drivers.kafka.broker_config import HOST
+from tidegate.message_text import counted
 
 METADATA, FIND_COORDINATOR, INIT_PRODUCER_ID = 3, 10, 22
 GROUP, TRANSACTION = 0, 1  # kinds of coordinators
@@ -60,7 +61,7 @@ def _readiness_checks(
     ports: Sequence[int], *, warm: bool
 ) -> Iterator[tuple[int, str, _ReadinessCheck]]:
     alone = "did not answer"
-    known = alone if len(ports) == 1 else f"{alone}, or did not list {len(ports)} nodes,"
+    known = alone if len(ports) == 1 else f"{alone}, or did not list {counted(len(ports), 'node')},"
     for port in ports:
         yield port, known, partial(_knows_nodes, port, len(ports))
     if warm:

@@ -18,6 +18,7 @@ from confluent_kafka import Producer as Client
 from tidegate.drivers.kafka.producer_errors import REMEDIES
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
 from tidegate.errors import ConfigError, KafkaError
+from tidegate.message_text import counted
 
 ROOM_PAUSE_S: Final = 0.05
 """The pause in seconds between tries while the queue of the client is full."""
@@ -117,7 +118,7 @@ class RecordProducer:
         count = sum(self.delivered.values())
         raise KafkaError(
             f"Line {line}: Kafka at {self._servers} did not take the record for topic "
-            f"{self._topic}: {why} {count:,} records of other lines were written."
+            f"{self._topic}: {why} It took {counted(count, 'record')} of other lines."
         )
 
     def _fail(self, line: int, error: Any) -> None:

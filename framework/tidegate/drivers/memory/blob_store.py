@@ -40,7 +40,7 @@ class MemoryBlobStore:
         try:
             self.put(path, source.read_bytes())
         except OSError as error:
-            raise StorageError(f"cannot write {path}: {source}: {error.strerror}") from error
+            raise StorageError(f"Cannot write {path}: {source}: {error.strerror}") from error
 
     def get(self, path: str) -> bytes | None:
         self.confirm()
@@ -53,7 +53,7 @@ class MemoryBlobStore:
         try:
             target.write_bytes(data)
         except OSError as error:
-            raise StorageError(f"cannot read {path} into {target}: {error.strerror}") from error
+            raise StorageError(f"Cannot read {path} into {target}: {error.strerror}") from error
         return True
 
     def list(self, prefix: str) -> list[str]:
@@ -75,7 +75,7 @@ class MemoryBlobStore:
 
     def confirm(self) -> None:
         if self._bound_to != _IDENTITY:
-            raise StorageGoneError("the storage in memory is not the storage that was bound")
+            raise StorageGoneError("The storage in memory is not the storage that was bound.")
 
 
 if TYPE_CHECKING:

@@ -62,7 +62,7 @@ class MemoryStore:
                     self._checkpoints = int(named[1] or 0)
                     self._load(path, path.read_bytes())
         except OSError as error:
-            raise StorageError(f"the state store in {directory} could not open: {error}") from error
+            raise StorageError(f"The state store in {directory} could not open: {error}") from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         get = self._values.get
@@ -111,7 +111,7 @@ class MemoryStore:
         if content.format != FORMAT or len(content.keys) != len(content.values):
             raise CorruptCheckpointError(
                 f"{path} holds a state store of format {content.format}; this version of tidegate "
-                f"reads format {FORMAT}"
+                f"reads format {FORMAT}."
             )
         self._values = dict(zip(content.keys, content.values, strict=True))
         self._sorted = content.keys
@@ -142,5 +142,5 @@ class MemoryCheckpoint:
                     other.unlink()
         except OSError as error:
             raise StorageError(
-                f"the state store in {self._store} could not checkpoint: {error}"
+                f"The state store in {self._store} could not checkpoint: {error}"
             ) from error

@@ -170,7 +170,7 @@ def take_segments(directory: Path) -> Iterator[Write]:
         if segment.format != FORMAT:
             raise CorruptCheckpointError(
                 f"{path} holds changes of state in format {segment.format}; this version of "
-                f"tidegate reads format {FORMAT}"
+                f"tidegate reads format {FORMAT}."
             )
         yield from segment.writes
         path.unlink()

@@ -55,4 +55,4 @@ class RocksDBCheckpoint:
         with self._lock:
             if self._make_files is not None:
                 self._make_files = None
-                self._failure = StorageError("the state store was closed before its checkpoint")
+                self._failure = StorageError("The state store was closed before its checkpoint.")

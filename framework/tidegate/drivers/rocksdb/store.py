@@ -61,6 +61,7 @@ from rocksdict import (
 from tidegate.drivers.rocksdb.changelog import Changelog, restore_file_names, take_segments
 from tidegate.drivers.rocksdb.frozen import RocksDBCheckpoint
 from tidegate.errors import CorruptCheckpointError, StorageError
+from tidegate.message_text import clause
 from tidegate.private_files import make_private_folder
 
 BUFFER_BYTES_MAX: Final = 32 << 20
@@ -226,7 +227,7 @@ class RocksDBStore:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StorageError("it is closed")
+            raise StorageError("The state store is closed.")
 
     def _stored(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._translated("read"):
@@ -364,14 +365,14 @@ class RocksDBStore:
         except CorruptCheckpointError:
             raise
         except Exception as error:  # rocksdict has no exception class for the errors of RocksDB
-            reason = str(error)
-            remedy = "the job is restored from its last checkpoint"
+            reason = clause(error)
+            remedy = "The job is restored from its last checkpoint."
             if any(sign in reason for sign in _NO_SPACE):
                 remedy = (
-                    "the disk is full: free space there, or set state.local_dir to a larger disk"
+                    "The disk is full: free space there, or set state.local_dir to a larger disk."
                 )
             raise StorageError(
-                f"the state store in {self._directory} could not {doing}: {reason}; {remedy}"
+                f"The state store in {self._directory} could not {doing}: {reason}. {remedy}"
             ) from error
 
 

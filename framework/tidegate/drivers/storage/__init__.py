@@ -33,13 +33,16 @@ def open_store(url: str) -> BlobStore:
     if scheme == "file":
         parts = urlsplit(url)
         if parts.netloc not in {"", "localhost"} or not parts.path:
-            message = f"checkpoint.dir {url!r} names no local folder; write file:///PATH"
+            message = (
+                f"checkpoint.dir {url!r} names no local folder; write it as file:///PATH, with "
+                "three slashes."
+            )
             raise ConfigError(message)
         return LocalStore(Path(unquote(parts.path)))
     if scheme not in OBJECT_SCHEMES:
         message = (
             f"checkpoint.dir {url!r}: no driver knows {scheme}://. Give a folder's path, or a "
-            f"URL of one of file://, {', '.join(f'{known}://' for known in OBJECT_SCHEMES)}"
+            f"URL of one of file://, {', '.join(f'{known}://' for known in OBJECT_SCHEMES)}."
         )
         raise ConfigError(message)
     from tidegate.drivers.storage.objects import ObjectStore

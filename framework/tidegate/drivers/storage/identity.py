@@ -39,7 +39,9 @@ def read_or_create(store: BlobStore, where: str) -> str:
         if found is not None:
             return _parse_valid_id(found, where)
         store.create(IDENTITY, secrets.token_hex(8).encode())
-    message = f"checkpoint.dir {where} does not say whether it has written; is it reachable?"
+    message = (
+        f"checkpoint.dir {where} does not say whether it has written. Check that it is reachable."
+    )
     raise StorageError(message)
 
 

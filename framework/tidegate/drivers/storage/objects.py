@@ -148,7 +148,7 @@ class ObjectStore:
 
     def _translated(self, error: Exception, what: str, path: str) -> StorageError:
         return StorageError(
-            f"checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}"
+            f"Checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}"
         )
 
 

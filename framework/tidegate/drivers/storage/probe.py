@@ -33,7 +33,7 @@ def check_create_if_absent(store: BlobStore, where: str, nonce: str) -> None:
         message = (
             f"checkpoint.dir {where} can not hold a job's journal: creating one name twice "
             f"gave {first.value!r}, then {second.value!r}, and what is there is {found!r}. It must "
-            "refuse the second one: use a local folder or an object store with conditional writes"
+            "refuse the second one: use a local folder or an object store with conditional writes."
         )
         raise RefusedError(message)
 
@@ -45,5 +45,7 @@ def _create(store: BlobStore, path: str, data: bytes, where: str) -> CreateResul
             return CreateResult.CREATED  # by an earlier try that the store did not confirm
         if outcome is not CreateResult.UNKNOWN:
             return outcome
-    message = f"checkpoint.dir {where} does not say whether it has written; is it reachable?"
+    message = (
+        f"checkpoint.dir {where} does not say whether it has written. Check that it is reachable."
+    )
     raise StorageError(message)

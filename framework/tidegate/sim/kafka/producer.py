@@ -29,6 +29,7 @@ from tidegate.errors import (
     TransactionError,
 )
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 from tidegate.sim.kafka.brokers import Brokers
 from tidegate.sim.kafka.connection import Connection, Exchange
 from tidegate.sim.kafka.faults import RETRIABLE, Api, BrokerError, Call, Code
@@ -166,7 +167,9 @@ class FakeProducer:
         while self._left and self._failure is None:
             now_s = timeline.now_s()
             if now_s >= end_s - ROUNDING_S:
-                self._fail(f"get {self._left} records acknowledged within {timeout_s:.0f} s")
+                self._fail(
+                    f"get {counted(self._left, 'record')} acknowledged within {timeout_s:.0f} s"
+                )
             self._wakes = [at for at in self._wakes if at > now_s + ROUNDING_S]
             self._connection.sleep_until(min([end_s, *self._wakes]))
         self._check()

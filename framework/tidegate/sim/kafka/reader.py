@@ -259,4 +259,4 @@ class FakeReader:
             return KafkaNotAuthorisedError(
                 f"The fake Kafka does not allow reading {where}: grant READ on the topic."
             )
-        return KafkaError(f"Reading {where} of the fake Kafka failed: {code.value}")
+        return KafkaError(f"Reading {where} of the fake Kafka failed: {code.value}.")

@@ -1,0 +1,20 @@
+"""Parts of the text of messages: a number with its noun, and the text of one error in another.
+
+The form of a message is a rule of the whole framework: `tests/repository/test_messages.py` reads
+every message of an error. This module is pure and has no dependencies, so every package may use it.
+"""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 record`, `1,200 records`.
+
+    `plural` is for a noun that does not form its plural with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def clause(error: object) -> str:
+    """Return the text of an error without its full stop, for a sentence that continues after it."""
+    return str(error).rstrip().removesuffix(".")
