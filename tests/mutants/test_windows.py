@@ -208,7 +208,7 @@ MUTANTS = [
         "a session fires behind the watermark of its end",
         TIMER_BEHIND_THE_END,
         sessions(
-            session_tests.test_session_fires_at_the_first_watermark_at_its_end_also_between_two_ticks
+            session_tests.test_session_fires_at_the_first_watermark_of_its_end_also_between_ticks
         ),
         1,
         1,

@@ -95,7 +95,7 @@ class Layout:
 
     def left_out(self, topic: str, viewed: ViewedTopic, count: int) -> str:
         """Return the line for records that are not shown."""
-        return f"{viewed.direction:<3} {topic}: {count:,} more records"
+        return f"{viewed.direction:<3} {topic}: {counted(count, 'more record')}"
 
     def record(self, at: TopicPartition, viewed: ViewedTopic, record: RawRecord) -> str:
         """Return the line of a record."""

@@ -247,7 +247,7 @@ def _client(config: Config, *, named: bool = True, without_run: str = "") -> Ite
                 f"{without_run}No JobManager answers at {address}, the default address. Repeat "
                 "the command in the folder where the run was started. For a session cluster add "
                 "--jobmanager HOST:PORT, or set jobmanager.host and jobmanager.port: stop and "
-                f"cancel then wait for a JobManager that restarts. ({error})"
+                f"cancel then wait for a JobManager that restarts. ({clause(error)})."
             ) from error
         raise RpcError(
             f"{without_run}No JobManager has answered at {address}{_unless_known(at.host)}. Is one "

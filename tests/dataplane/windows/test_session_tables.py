@@ -82,7 +82,7 @@ def test_burst_of_sessions_loses_and_repeats_nothing_at_a_checkpoint_between_two
     assert sorted(str(one.key) for one in step.results) == sorted(keys)
 
 
-def test_session_fires_at_the_first_watermark_at_its_end_also_between_two_ticks(
+def test_session_fires_at_the_first_watermark_of_its_end_also_between_ticks(
     tmp_path: Path,
 ) -> None:
     step = subtasks(tmp_path, Session("160 ms"))  # a tick is 10 ms long
