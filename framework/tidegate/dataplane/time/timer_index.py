@@ -47,14 +47,13 @@ class TimerIndex:
 
     def add(self, at_ms: int, key: Hashable) -> None:
         """Look at the row of a key when the time reaches `at_ms`."""
-        if at_ms not in self._keys:
+        keys = self._keys.get(at_ms)
+        if type(keys) is dict:
+            keys[key] = None
+        elif at_ms not in self._keys:
             self._keys[at_ms] = key
             heapq.heappush(self._times, at_ms)
             self.next_ms = min(self.next_ms, at_ms)
-            return
-        keys = self._keys[at_ms]
-        if type(keys) is dict:
-            keys[key] = None
         elif keys != key:
             self._keys[at_ms] = {keys: None, key: None}
 
