@@ -185,7 +185,7 @@ def test_session_with_its_own_broker_leaves_nothing_after_ctrl_c(project: Path) 
             [TIDEGATE, "dev"], cwd=project, capture_output=True, text=True, check=False
         )
         assert second.returncode == 2
-        assert f"as process {dev.process.pid}" in second.stderr
+        assert f"Process {dev.process.pid} already runs" in second.stderr
         below = dev.below()
         dev.process.send_signal(signal.SIGINT)
         assert dev.process.wait(WAIT_S) == 0

@@ -97,7 +97,7 @@ def test_script_without_the_guard_is_refused_before_anything_starts(folder: Fold
     assert (code, out) == (1, "")
     assert err.rstrip().endswith(
         "PipelineError: Totals.run() is called when order-totals is imported, and every process of "
-        'the job imports it. Call run() below `if __name__ == "__main__":`'
+        'the job imports it. Call run() below `if __name__ == "__main__":`.'
     )
     assert not (folder.path / ".tidegate").exists()
 

@@ -14,6 +14,7 @@ import pytest
 from integration.support.user_project import TOTALS, Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
+from tidegate.message_text import counted
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -49,7 +50,7 @@ def runs_again(err: str, restarts: int) -> bool:
     A job that is stopped while it deploys ends without a final checkpoint, with another exit code.
     """
     line = err.rstrip().rpartition("\n")[2]
-    return ": running" in line and f"{restarts} restarts" in line
+    return ": running" in line and counted(restarts, "restart") in line
 
 
 def wait_until_running(run: Run, restarts: int) -> None:
