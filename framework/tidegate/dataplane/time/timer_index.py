@@ -10,6 +10,8 @@ row, and adds the key again if its time is still to come. A time that moves to l
 nothing until its first entry is reached. The owner discards the entry of a timer that is cancelled,
 so that timers that rarely fire, such as a timeout of a month, leave nothing behind.
 
+For sessions in a table, the row itself is the entry in place of its key.
+
 The module is pure. There are entries by distinct time, and a heap of these times. A time with one
 key has no container, which saves half of the memory if most times are distinct. The heap may have
 times without entries, but not more than it has times with entries.

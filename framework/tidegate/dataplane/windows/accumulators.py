@@ -127,7 +127,7 @@ def make_accumulators(step: WindowStep) -> Accumulators:
         for number, (each, fields) in enumerate(zip(step.aggregates, step.fields, strict=True))
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
-    names["NO_OTHERS"] = NO_OTHERS
+    names |= {"NO_OTHERS": NO_OTHERS}
     source = source_of(plans, by_key=step.by_key)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]

@@ -4,8 +4,13 @@ The rows are those of `by_key.py`. The table and its place in checkpoints are in
 `dataplane/state/window_tables.py`. A row of the table is changed only after `touch` of its key,
 because a snapshot may need it as it was. The last firing of a session changes nothing in it.
 
+The entries of the timers are the rows themselves, and not keys. So a firing finds a row without a
+lookup. The entry of a row that was removed does nothing, because its key has another row or none.
+If sessions fire at their ends only, the times of the timers are rounded to ticks (`TICKS`).
+
 All rows of the table are in memory. When they are more than the cache of the step may hold, all of
 them become rows of the backend, as `session_operator.py` has them, whose class this one extends.
+The entries of the timers are keys then.
 They stay there until the step restores a checkpoint without such rows.
 """
 
