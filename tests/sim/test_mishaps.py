@@ -131,8 +131,8 @@ def test_some_plans_have_mishaps_of_each_kind_and_none_of_them_has_a_blackout() 
 
 MET = {
     mishaps.HANGS: ("a call never returns", f"ends with status {STORAGE_HANGS}"),
-    mishaps.VANISHES: ("the storage is gone", "is back; the job continues"),
-    mishaps.REPLACED: ("the storage is gone", "is back; the job continues"),
+    mishaps.VANISHES: ("The storage is gone", "is back; the job continues"),
+    mishaps.REPLACED: ("The storage is gone", "is back; the job continues"),
     mishaps.SLOTS_ELSEWHERE: ("StorageMismatchError",),
     mishaps.SLOTS_MISDIRECTED: ("ClusterMismatchError",),
 }
