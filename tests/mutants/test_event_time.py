@@ -15,6 +15,7 @@ from tests.testing import test_with_timestamps as stamped_tests
 from tests.testing.test_barriers_in_flight import judge as in_flight
 from tidegate.checkpoint.restore import _combined_ms, _resolve_splits
 from tidegate.dataplane.input_task import InputTask
+from tidegate.dataplane.operators import registry
 from tidegate.dataplane.operators.keyed import KeyedOperator
 from tidegate.dataplane.operators.timed import TimedKeyedOperator
 from tidegate.dataplane.operators.with_timestamps import TimestampsOperator
@@ -28,6 +29,8 @@ from tidegate.sim.plan import Plan
 
 RUNS = 40
 """Runs of the simulator."""
+STAMPS = 20
+"""Runs of the simulator with `with_timestamps`."""
 
 
 def rescales(plan: Plan) -> bool:
@@ -51,15 +54,21 @@ def has_timers(plan: Plan) -> bool:
     return plan.event_time is not None and plan.event_time.windows is None
 
 
+def has_stamps(plan: Plan) -> bool:
+    """Whether event times come from `with_timestamps`."""
+    return plan.event_time is not None and plan.event_time.stamped
+
+
 TIMERS = event_time_in("with timers", has_timers)
 IDLE = event_time_in("whose partitions become idle", becomes_idle)
+STAMPED = event_time_in("of with_timestamps", has_stamps)
 RESCALED = event_time_in("whose parallelism changes", rescales)
 
 OVERTAKES = (
     Edit(
         SourceTask._read,
         "    self._pending.extend(batches)\n",
-        "    for batch in batches:\n"
+        "    for batch in batches if self.watermarks else ():\n"
         "        self.watermarks.observe(batch)\n"
         "    if batches:\n"
         "        self._emit_watermark()\n"
@@ -169,6 +178,39 @@ PAUSE_COUNTS = (
         TimestampsOperator.advance_processing_time,
         "min(now_ms - self._looked_ms, 2 * self._look_ms)",
         "now_ms - self._looked_ms",
+    ),
+)
+
+STAMP_LOST = (
+    Edit(registry._with_timestamps, "restored_ms=chain.restored_watermark_ms(node),", ""),
+)
+END_IN_STAMP = (
+    Edit(
+        TimestampsOperator.snapshot,
+        "found_ms = self._generated.watermark_ms",
+        "found_ms = self._emitted.timestamp_ms",
+    ),
+)
+REJECTED_TWICE = (
+    Edit(
+        TimestampsOperator.process,
+        "        batch, times_ms = self._reject_untimed(batch)\n",
+        "        self._reject_untimed(batch)\n"
+        "        batch, times_ms = self._reject_untimed(batch)\n",
+    ),
+)
+UNTIMED_MOVES = (
+    Edit(
+        TimestampsOperator._reject_untimed,
+        "    return select(batch, good), times_ms\n",
+        "    return select(batch, good), [max(times_ms, default=0)] * len(good)\n",
+    ),
+)
+MARK_AHEAD = (
+    Edit(
+        TimestampsOperator.process,
+        "        self._emit(with_times(batch, times_ms))\n",
+        "        self.emit_watermark()\n        self._emit(with_times(batch, times_ms))\n",
     ),
 )
 
@@ -317,6 +359,20 @@ MUTANTS = [
     Mutant("a watermark is forwarded before what it makes due", FORWARDED_FIRST, TIMERS, RUNS, 3),
     Mutant("timers fire in the order of declaration", WRONG_ORDER, TIMERS, RUNS, 3),
     Mutant("only the first piece of a burst fires", PIECE_LOST, TIMERS, RUNS, 2),
+    Mutant(
+        "a watermark overtakes the records that it follows from", MARK_AHEAD, STAMPED, STAMPS, 8
+    ),
+    Mutant("the watermark of with_timestamps is not restored", STAMP_LOST, STAMPED, STAMPS, 2),
+    Mutant(
+        "a step with its own time continues from the highest of its subtasks",
+        LATER_COUNTS,
+        STAMPED,
+        STAMPS,
+        1,
+    ),
+    Mutant("with_timestamps stores what it has sent", END_IN_STAMP, STAMPED, STAMPS, 2),
+    Mutant("a record is rejected twice", REJECTED_TWICE, STAMPED, STAMPS, 5),
+    Mutant("the others of a batch get a wrong time", UNTIMED_MOVES, STAMPED, STAMPS, 5),
     Mutant("a timer that is set to the past waits", PAST_TIMER_WAITS, TIMERS, RUNS, 2),
 ]
 

@@ -27,7 +27,7 @@ from unittest.mock import patch
 
 from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.watermarks import BoundedOutOfOrderness
-from tidegate.sim import window_pipelines
+from tidegate.sim import stamped_pipelines, window_pipelines
 from tidegate.sim.pipelines import Shape
 from tidegate.sim.plan import TOLERATED_OUTAGE_MS, Input, JobRun, Plan
 from tidegate.sim.timed_pipelines import (
@@ -137,7 +137,7 @@ def with_event_time(plan: Plan, rng: random.Random) -> Plan:
         shape=shape,
         partitions=partitions,
         fault_rates=replace(plan.fault_rates, blackout=0.0),
-        job_runs=_draining(plan.job_runs) if event_time.drains else plan.job_runs,
+        job_runs=draining(plan.job_runs) if event_time.drains else plan.job_runs,
         inputs=inputs,
         settings={**plan.settings, "checkpoint": checkpoint, "job": job},
         swaps=(None,) * len(plan.swaps),
@@ -163,7 +163,7 @@ def _windows(rng: random.Random, *, twice: bool) -> WindowSettings:
     )
 
 
-def _draining(job_runs: tuple[JobRun, ...]) -> tuple[JobRun, ...]:
+def draining(job_runs: tuple[JobRun, ...]) -> tuple[JobRun, ...]:
     """Let the user stop the last job run with a drain, unless it ends at its bounds."""
     last = job_runs[-1]
     ends = "drain" if last.ends == "finished" else last.ends
@@ -257,16 +257,19 @@ class _Times:
 
 @contextlib.contextmanager
 def patch_event_time(shape: Shape, event_time: EventTime | None) -> Iterator[None]:
-    """Give the sources the strategy of the run, and apply its limits."""
+    """Give the sources, or `with_timestamps`, the strategy of the run, and apply its limits."""
     with contextlib.ExitStack() as stack:
         if event_time is not None:
             idle_ms = event_time.idle_after_ms
             strategy = BoundedOutOfOrderness(
                 f"{event_time.delay_ms} ms", idle_after=None if idle_ms is None else f"{idle_ms} ms"
             )
-            for source in vars(shape.pipeline).values():
-                if isinstance(source, KafkaSource):
-                    stack.enter_context(patch.object(source, "watermarks", strategy))
+            if event_time.stamped:
+                stack.enter_context(patch.object(stamped_pipelines, "STRATEGY", strategy))
+            else:
+                for source in vars(shape.pipeline).values():
+                    if isinstance(source, KafkaSource):
+                        stack.enter_context(patch.object(source, "watermarks", strategy))
             if event_time.windows is not None:
                 stack.enter_context(patch.object(window_pipelines, "SETTINGS", event_time.windows))
             for name, size in event_time.limits.items():

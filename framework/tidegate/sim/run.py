@@ -58,6 +58,7 @@ from tidegate.sim.result_groups import Violation
 from tidegate.sim.retention import Retention
 from tidegate.sim.scheduler import Scheduler, SimProcess
 from tidegate.sim.session_cluster import SessionCluster
+from tidegate.sim.stamped_plan import with_stamps
 from tidegate.sim.swaps import Swaps
 from tidegate.sim.trace import Trace, TraceEvent
 from tidegate.sim.window_plan import with_more_windows
@@ -145,6 +146,7 @@ def plan_of(seed: int, *, backfills: bool = False, event_time: bool = False) -> 
         plan = with_event_time(plan, random.Random(f"{seed}/event time"))  # noqa: S311 - as above
         plan = with_more_windows(plan, random.Random(f"{seed}/windows"))  # noqa: S311 - as above
         plan = with_local_days(plan, random.Random(f"{seed}/local days"))  # noqa: S311 - as above
+        plan = with_stamps(plan, random.Random(f"{seed}/timestamps"))  # noqa: S311 - as above
     return plan
 
 

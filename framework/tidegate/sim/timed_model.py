@@ -24,6 +24,7 @@ from tidegate.sim.timed_pipelines import (
     Entry,
     EventTime,
     TimedEvent,
+    has_time,
 )
 from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER, TopicPartition
 
@@ -42,13 +43,16 @@ class SourcePartition:
     offsets: list[int] = field(default_factory=list)
     watermarks: list[int] = field(default_factory=list)
     """The watermark after each record. It never goes back."""
+    own: list[int] = field(default_factory=list)
+    """The watermark that each record gives by itself."""
     of_key: dict[str, list[int]] = field(default_factory=dict)
-    """The positions of the records of each key in the two lists."""
+    """The positions of the records of each key in the lists."""
 
     def add(self, event: TimedEvent, offset: int) -> None:
         self.of_key.setdefault(event.key, []).append(len(self.offsets))
         self.offsets.append(offset)
-        self.watermarks.append(max(event.at_ms - self.delay_ms - 1, self.last_ms))
+        self.own.append(event.at_ms - self.delay_ms - 1)
+        self.watermarks.append(max(self.own[-1], self.last_ms))
 
     @property
     def last_ms(self) -> int:
@@ -59,6 +63,11 @@ class SourcePartition:
         """Return the watermark after the records before an offset; MIN_MS for the first offset."""
         count = bisect_left(self.offsets, offset)
         return self.watermarks[count - 1] if count else MIN_MS
+
+    def newest(self, start: int, end: int) -> int:
+        """Return the watermark of the records from one offset to another; MIN_MS without any."""
+        found = self.own[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+        return max(found, default=MIN_MS)
 
     def needed(self, watermark_ms: int, key: str) -> int | None:
         """Return how many records of a key are at or before the first record that makes a watermark
@@ -86,14 +95,21 @@ class Sources:
         self.events: dict[str, tuple[TopicPartition, TimedEvent]] = {}
         self.offsets: dict[str, int] = {}
         """The offset of each record, by its name."""
-        self.idles = event_time.idle_after_ms is not None
+        self.stamped = event_time.stamped
+        self.idles = event_time.idle_after_ms is not None or self.stamped
+        """Whether one partition alone can bring a watermark. With `with_timestamps` it can, because
+        the others of its subtask do not hold it back.
+        """
         self.drains = False
         """Whether the last job run drains, so that a partition may have ended anywhere."""
 
     def last_ms(self) -> int:
         """Return the last watermark, if all records are read and all partitions have had time to
-        become idle.
+        become idle. With `with_timestamps` none is sure: a restore takes the progress of a subtask
+        that was ahead.
         """
+        if self.stamped:
+            return MIN_MS
         lasts = [each.last_ms for each in self.partitions.values()]
         return max(lasts) if self.idles else min(lasts)
 
@@ -106,7 +122,9 @@ class Sources:
         return min(each.last_ms for each in self.partitions.values())
 
     def add(self, topic_partition: TopicPartition, event: TimedEvent, offset: int) -> None:
-        """Add a record that was committed."""
+        """Add a record that was committed, if it has an event time."""
+        if not has_time(event):
+            return
         self.events[event.name] = topic_partition, event
         self.offsets[event.name] = offset
         self.partitions[topic_partition].add(event, offset)
@@ -133,7 +151,7 @@ class Sources:
         """Return why no step can have seen this watermark; empty if one can."""
         if watermark_ms == MIN_MS or (self.drains and watermark_ms == MAX_MS):
             return ""
-        if not any(each.gives(watermark_ms) for each in self.partitions.values()):
+        if not self._is_given(watermark_ms):
             return "no record has this watermark"
         reached = [each.last_ms >= watermark_ms for each in self.partitions.values()]
         if self.idles or self.drains or all(reached):
@@ -146,7 +164,7 @@ class Sources:
         """
         if watermark_ms == MIN_MS or (self.drains and watermark_ms == MAX_MS):
             return ""
-        if not any(each.gives(watermark_ms) for each in self.partitions.values()):
+        if not self._is_given(watermark_ms):
             return "no record has this watermark"
         reasons = []
         for topic_partition, partition in self.partitions.items():
@@ -159,6 +177,14 @@ class Sources:
         if self.idles or self.drains:
             return "; ".join(reasons) if len(reasons) == len(self.partitions) else ""
         return reasons[0] if reasons else ""
+
+    def _is_given(self, watermark_ms: int) -> bool:
+        """Return whether this is the watermark after some record. With `with_timestamps` it may be
+        behind an older record that another attempt has read.
+        """
+        if self.stamped:
+            return any(watermark_ms in each.own for each in self.partitions.values())
+        return any(each.gives(watermark_ms) for each in self.partitions.values())
 
 
 class KeyModel:

@@ -23,7 +23,7 @@ from tidegate.api.kafka_source import KafkaSource
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.state import ValueState
 from tidegate.api.timers import EventTimer, EventTimers, Fired, ProcessingTimer
-from tidegate.api.watermarks import BoundedOutOfOrderness
+from tidegate.api.watermarks import TIME_MAX_MS, BoundedOutOfOrderness
 from tidegate.sim import pipelines
 from tidegate.sim.pipelines import IN_A, IN_B, OUT_A, Event, Result, Shape
 
@@ -36,6 +36,12 @@ MOVE_MS: Final = 300
 """The time from a deadline that moves another to the new time of that one."""
 REPEAT_MS: Final = 150
 """The time from a firing to the next one, while the key has repetitions left."""
+STAMP: Final = "stamp"
+"""The step with `with_timestamps` (`stamped_pipelines.py`)."""
+REJECTED: Final = "rejected"
+"""The kind of an entry of a record that this step cannot use."""
+UNTIMED_MS: Final = TIME_MAX_MS + 1
+"""An event time that no strategy can use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +109,15 @@ class EventTime:
     """The patched limits, by qualified name."""
     windows: WindowSettings | None = None
     """The windows of the pipeline, if it has a step with windows."""
+    stamped: bool = False
+    """Whether event times and watermarks come from `with_timestamps`, and not from the source."""
 
     def __str__(self) -> str:
         limits = {name.rsplit(".", 1)[1]: size for name, size in self.limits.items()}
         return (
             f"event time with a delay of {self.delay_ms} ms, idle after {self.idle_after_ms}, "
             f"{'processing timers, ' * self.alarms}{'a drain, ' * self.drains}"
+            f"{'with_timestamps, ' * self.stamped}"
             f"{f'{self.windows}, ' if self.windows else ''}{limits}"
         )
 
@@ -131,6 +140,11 @@ class TimedEvent(Event, frozen=True):
     """Number of times that `silence` is set again when it fires. None changes nothing."""
 
 
+def has_time(event: Event) -> bool:
+    """Return whether a record has an event time that a strategy can use."""
+    return isinstance(event, TimedEvent) and event.at_ms != UNTIMED_MS
+
+
 class Entry(Result, frozen=True):
     """One call of a function: a result of a record, or without a name that of a timer.
 
@@ -151,7 +165,7 @@ class Entry(Result, frozen=True):
     relay_timestamp_ms: int = 0
     relay_watermark_ms: int = 0
     kind: str = ""
-    """`WINDOW` or `LATE` for entries of a step with windows."""
+    """`WINDOW` or `LATE` for entries of a step with windows; `REJECTED`."""
     stage: int = 0
     """The number of the step with windows."""
     start_ms: int = 0

@@ -42,10 +42,14 @@ A step with windows has these rules for each key, in every interleaving (`window
 
 No order holds between firings and late records, because they come through two channels.
 
+With `with_timestamps` one partition alone can bring a watermark, and no last watermark is sure. So
+these runs end with a drain. Records without a usable time come out once each, by a sink of their
+own, which `oracle.py` checks.
+
 A published checkpoint has more: the watermark of each partition follows exactly from the records
 before its offset. A partition without a new record stays idle. A step's watermark is not ahead of
 the partitions, and not behind an earlier checkpoint. A partition that has drained is not read any
-further.
+further. `stamp_model.py` has the watermarks of `with_timestamps`.
 
 When the user goes back to an older checkpoint, a new generation begins. The log of each key then
 continues from what that checkpoint contains.
@@ -62,8 +66,9 @@ from tidegate.ids import CheckpointId
 from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.sim.pipelines import Event
 from tidegate.sim.result_groups import Violation
+from tidegate.sim.stamp_model import Stamp, check_stamps, stamps_of
 from tidegate.sim.timed_model import KeyModel, RelayModel, Sources, timer_text
-from tidegate.sim.timed_pipelines import Entry, EventTime, TimedEvent
+from tidegate.sim.timed_pipelines import REJECTED, Entry, EventTime, TimedEvent, has_time
 from tidegate.sim.window_model import Item, WindowModel
 from tidegate.sim.window_pipelines import LATE, TOGETHER
 from tidegate.stream_elements import MAX_MS, MIN_MS, TopicPartition
@@ -112,6 +117,7 @@ class _Cut:
     ended: frozenset[tuple[str, str, int]]
     """The splits whose sources have drained."""
     steps: tuple[_Step, ...]
+    stamps: tuple[Stamp, ...]
 
     def watermark_ms(self, uid: str) -> int:
         """Return the highest watermark of a step."""
@@ -134,12 +140,14 @@ class TimedResults:
         self._cuts: dict[CheckpointId, _Cut] = {}
         self._current: CheckpointId | None = None
         """The checkpoint from which the job continues."""
+        self._began: CheckpointId | None = None
+        """The checkpoint with which the attempt has begun."""
         self.fired = 0
         """The number of visible firings."""
 
     def expect(self, topic_partition: TopicPartition, event: Event, offset: int) -> None:
         """Add an event that was committed to a partition of a source."""
-        if isinstance(event, TimedEvent):
+        if isinstance(event, TimedEvent) and has_time(event):
             self._sources.add(topic_partition, event, offset)
             together = self._windows is not None and self._windows.together
             self._keys.add(TOGETHER if together else event.key)
@@ -149,6 +157,8 @@ class TimedResults:
         """Check an entry that has become visible. Raise Violation. Return how many records are
         in the log of their key for the first time, if it is one of windows.
         """
+        if entry.kind == REJECTED:  # it has no event time, and belongs to no log
+            return 0
         self.fired += not entry.name and entry.kind != LATE
         self._missing = None
         accounted = 0
@@ -279,16 +289,20 @@ class TimedResults:
         )
         of_log: dict[Log, list[Entry]] = {log: [] for log in self._known()}
         for entry in hidden:
-            for log in _logs(entry):
+            for log in () if entry.kind == REJECTED else _logs(entry):
                 of_log.setdefault(log, []).append(entry)
         ends = {log: self._end_of(log, entries) for log, entries in of_log.items()}
         number = len(self._generations) - 1
         counts = {log: count for log, (count, _) in ends.items()}
-        cut = _Cut(number, counts, splits, frozenset(ended), steps)
+        stamps = stamps_of(manifest.subtasks)
+        cut = _Cut(number, counts, splits, frozenset(ended), steps, stamps)
         for _, own in ends.values():
             for entry in own:
                 self._check_hidden(entry, cut)
         self._check_splits(cut)
+        if self._sources.stamped:
+            base = self._cuts[self._began] if self._began else None
+            check_stamps(stamps, () if base is None else base.stamps, self._sources)
         self._check_steps(cut)
         self._cuts[manifest.checkpoint] = cut
         self._current = manifest.checkpoint
@@ -315,7 +329,7 @@ class TimedResults:
 
     def start_attempt(self, checkpoint: CheckpointId | None) -> None:
         """Begin an attempt that continues from a checkpoint, or from the beginning (None)."""
-        self._missing = None
+        self._missing, self._began = None, checkpoint
         if checkpoint == self._current:
             return
         before = self._before()
@@ -362,7 +376,7 @@ class TimedResults:
         for place, split in cut.splits.items():
             _, topic, number = place
             partition = self._sources.partitions[TopicPartition(topic, number)]
-            expected = partition.before(split.offset)
+            expected = MIN_MS if self._sources.stamped else partition.before(split.offset)
             found = MIN_MS if split.watermark_ms is None else split.watermark_ms
             if found != expected:
                 message = (
@@ -393,6 +407,11 @@ class TimedResults:
             MIN_MS if each.watermark_ms is None else each.watermark_ms
             for each in cut.splits.values()
         ]
+        if sources.stamped:
+            known = [
+                sources.partitions[each.topic_partition].before(each.offset)
+                for each in cut.splits.values()
+            ]
         known += [MIN_MS] * (len(sources.partitions) - len(known))
         highest = max(known) if sources.idles or cut.ended else min(known)
         before = self._before()

@@ -3,8 +3,8 @@
 `event_time_plan.py` has drawn tumbling, sliding or session windows with triggers that count. Here
 some of these plans get a global window, windows of all records, `Repeatedly`, firings after a
 period, or firings without the records of those before them. The stream is separate, so all other
-seeds keep their plans. `calendar_plan.py` draws local days. `with_timestamps` is not drawn: which
-records share its watermark depends on the assignment of partitions, which the model does not know.
+seeds keep their plans. `calendar_plan.py` draws local days. `stamped_plan.py` draws
+`with_timestamps`.
 
 If windows take late records, a part of the records comes when the watermark has ended their window
 and their own partition cannot have removed it. So the model is certain that these are not late.
