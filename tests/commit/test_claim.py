@@ -292,7 +292,7 @@ def test_an_unknown_restore_point_is_refused_before_the_claim(quiet: ProcedureRu
     journal = quiet.claim()
     quiet.publish(journal, 1)
     quiet.publish(journal, 2)
-    with pytest.raises(RefusedError, match=r"'1-7' to restore; the last ones are: 1-1, 1-2"):
+    with pytest.raises(RefusedError, match=r"'1-7' to restore; the last one is 1-2\. `tide"):
         quiet.claim("s2", restore="1-7")
     assert len(quiet.entries()) == 3
     by_hand = quiet.claim("s2", restore="1-1")

@@ -4,8 +4,9 @@ The source of such a run has no strategy, and a step in its chain has it (`stamp
 Some records get a time that no strategy can use.
 
 Each subtask has one watermark for the records of all its partitions, and after a restore all
-subtasks continue from the least of these watermarks. So the model does not know which
-watermark the last records reach. The last job run of each of these plans therefore drains, and then everything is due.
+subtasks continue from the least of these watermarks. So the model does not know which watermark the
+last records reach. The last job run of each of these plans therefore drains. Then everything is
+due.
 
 The stream is separate, so all other seeds keep their plans.
 """

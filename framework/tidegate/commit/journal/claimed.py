@@ -145,10 +145,10 @@ def restore_point(state: JournalState, submission_id: str, restore: str) -> Publ
     for ref in state.recent_checkpoints:
         if str(ref.checkpoint) == restore:
             return ref
-    known = ", ".join(str(ref.checkpoint) for ref in state.recent_checkpoints[-5:]) or "none"
+    known = f"the last one is {last.checkpoint}" if last is not None else "the job has none"
     message = (
-        f"There is no published checkpoint {restore!r} to restore; the last ones are: {known}. "
-        "Give one of these, `latest`, or `none` to start from nothing."
+        f"There is no published checkpoint {restore!r} to restore; {known}. `tidegate checkpoints` "
+        "lists those that are kept. Give one of these, `latest`, or `none` to start from nothing."
     )
     raise RefusedError(message)
 
