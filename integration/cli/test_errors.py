@@ -139,9 +139,8 @@ def test_run_is_refused_when_no_broker_answers(kafka: EmbeddedKafka, tmp_path: P
 
 
 def test_jobmanager_whose_port_another_process_holds_ends_and_does_not_serve(
-    kafka: EmbeddedKafka, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    folder = Folder.make(tmp_path, kafka.bootstrap)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         command = [TIDEGATE, "jobmanager", "-c", f"jobmanager.port={port}"]
