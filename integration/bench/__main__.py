@@ -27,10 +27,11 @@ from integration.bench import page
 from integration.bench.cost import SMALL, Rig, measure_cost, measure_intervals
 from integration.bench.cpu_breakdown import PIPELINES, measure_cpu, measure_settings
 from integration.bench.exchange_micro import measure_exchange
+from integration.bench.idle_cost import measure_idle
 from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
 from integration.bench.recovery import measure_recovery
-from integration.bench.startup_recovery import measure_startup_recovery
+from integration.bench.startup_recovery import IDLE_S, measure_startup_recovery
 from integration.bench.window_latency import measure_window_latency
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -40,13 +41,14 @@ PARTS: Final = (
     "latency",
     "window-latency",
     "moments",
+    "idle",
     "budget",
     "exchange",
     "settings",
     "recovery",
 )
 NOT_QUICK: Final = frozenset(
-    {"windows", "tumbling", "sessions", "intervals", "budget", "settings", "recovery"}
+    {"windows", "tumbling", "sessions", "intervals", "idle", "budget", "settings", "recovery"}
 )
 """Parts that a quick run skips. They are slow, have no goal, or need more records."""
 
@@ -147,6 +149,9 @@ def measured(  # noqa: C901 - one arm for each part
         yield measure_window_latency(rig, *((5.0, 2.0) if quick else (60.0,))), True
     if "moments" in wanted:
         yield measure_startup_recovery(rig, options.rounds, quick=quick), True
+    if "idle" in wanted:
+        for table in measure_idle(rig, IDLE_S / 2 if quick else 2 * IDLE_S):
+            yield table, True
     if "budget" in wanted:
         for workload in PIPELINES:
             yield measure_cpu(rig, workload, options.rounds), True

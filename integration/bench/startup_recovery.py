@@ -96,7 +96,7 @@ def start_s(rig: Rig) -> float:
     """Measure from the start of the command to the first committed record that a reader sees."""
     sink, folder = rig.fresh("start")
     began = time.monotonic()
-    config = _settings("copies", "bench-small", sink)
+    config = job_settings("copies", "bench-small", sink)
     with TidegateRun(folder, rig.bootstrap, pipeline=COPY, options=TAKE_OVER, config=config):
         _first(rig.bootstrap, sink, lambda _: True)
         return time.monotonic() - began
@@ -106,7 +106,7 @@ def recovery_s(rig: Rig) -> float:
     """Measure from the kill of the slot to the first visible record produced after it."""
     source, _ = rig.fresh("feed")
     sink, folder = rig.fresh("recovery")
-    config = _settings("copies", source, sink)
+    config = job_settings("copies", source, sink)
     with (
         SteadyProducer(rig.bootstrap, source, FEED_PER_S),
         TidegateRun(folder, rig.bootstrap, pipeline=COPY, options=TAKE_OVER, config=config) as run,
@@ -129,7 +129,7 @@ def recovery_of_total_s(rig: Rig) -> float:
     source, _ = rig.fresh("feed")
     sink, folder = rig.fresh("recovery")
     fill(rig.bootstrap, source, everyone())
-    config = _settings("totals", source, sink)
+    config = job_settings("totals", source, sink)
 
     def is_new(value: bytes) -> bool:
         total = msgspec.json.decode(value, type=UserTotal)
@@ -163,7 +163,7 @@ def idle(rig: Rig, interval: str, seconds: float) -> tuple[float, float]:
     source, _ = rig.fresh("silent")
     sink, folder = rig.fresh("idle")
     config = {
-        **_settings("totals", source, sink),
+        **job_settings("totals", source, sink),
         "job.parallelism": "2",
         "taskmanager.slots": "2",
         "checkpoint.interval": interval,
@@ -181,7 +181,8 @@ def idle(rig: Rig, interval: str, seconds: float) -> tuple[float, float]:
         return sum(map(proportional_bytes, cluster)) / 1e6, spent / seconds
 
 
-def _settings(sink: str, source: str, topic: str) -> dict[str, str]:
+def job_settings(sink: str, source: str, topic: str) -> dict[str, str]:
+    """Return the settings of a job with one slot and a checkpoint every second."""
     return {
         "sources.clicks.topic": source,
         f"sinks.{sink}.topic": topic,
