@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from integration.bench import page
+from integration.bench.broker_requests import measure_requests
 from integration.bench.cost import SMALL, Rig, measure_cost, measure_intervals
 from integration.bench.cpu_breakdown import PIPELINES, measure_cpu, measure_settings
 from integration.bench.exchange_micro import measure_exchange
@@ -31,6 +32,7 @@ from integration.bench.idle_cost import measure_idle
 from integration.bench.latency import measure_latency
 from integration.bench.machine import speed
 from integration.bench.recovery import measure_recovery
+from integration.bench.scaling import measure_scaling
 from integration.bench.startup_recovery import IDLE_S, measure_startup_recovery
 from integration.bench.window_latency import measure_window_latency
 from integration.bench.workloads import WORKLOADS
@@ -42,13 +44,18 @@ PARTS: Final = (
     "window-latency",
     "moments",
     "idle",
+    "requests",
+    "scaling",
     "budget",
     "exchange",
     "settings",
     "recovery",
 )
 NOT_QUICK: Final = frozenset(
-    {"windows", "tumbling", "sessions", "intervals", "idle", "budget", "settings", "recovery"}
+    {
+        *("windows", "tumbling", "sessions", "intervals", "idle", "requests", "scaling"),
+        *("budget", "settings", "recovery"),
+    }
 )
 """Parts that a quick run skips. They are slow, have no goal, or need more records."""
 
@@ -152,6 +159,11 @@ def measured(  # noqa: C901 - one arm for each part
     if "idle" in wanted:
         for table in measure_idle(rig, IDLE_S / 2 if quick else 2 * IDLE_S):
             yield table, True
+    if "requests" in wanted:
+        for table in measure_requests(rig.count, IDLE_S / 2 if quick else IDLE_S):
+            yield table, True
+    if "scaling" in wanted:
+        yield measure_scaling(rig, options.rounds), True
     if "budget" in wanted:
         for workload in PIPELINES:
             yield measure_cpu(rig, workload, options.rounds), True

@@ -124,32 +124,45 @@ class Rig:
     def once(self, kind: str, workload: Workload, source: str, count: int, pace: Pace) -> Run:
         """Run once to the end and check the output. Raise RuntimeError if it fails or is wrong."""
         sink, folder = self.fresh("out")
+        command = self.command(kind, workload, source, sink, count, pace)
+        began_s = time.time()
+        usage = measure(command, folder, self.environment(), self.brokers)
+        log = self.check_run(kind, workload, usage, folder)
+        self.check(workload, sink, count)
+        return Run(usage, synchronous_ms(log.splitlines()), self.span(source, began_s))
+
+    def command(
+        self, kind: str, workload: Workload, source: str, sink: str, count: int, pace: Pace
+    ) -> list[str]:
+        """Return the command of a run."""
         if kind == "loop":
             words = ["integration.bench.loop", workload.loop, self.bootstrap, source, sink]
-            command = [sys.executable, "-m", *words, str(count), str(pace.interval_ms)]
-        else:
-            settings = {
-                "kafka.bootstrap_servers": self.bootstrap,
-                "sources.clicks.topic": source,
-                f"sinks.{workload.sink}.topic": sink,
-                **pace.settings(),
-                **workload.settings,
-            }
-            command = [
-                *(sys.executable, "-m", "tidegate.cli.main", "run"),
-                *(f"integration.bench.pipelines:{workload.pipeline}", "--bounded"),
-                *("--take-over", "--json"),  # each run has its own storage
-                *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
-            ]
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
-        began_s = time.time()
-        usage = measure(command, folder, environment, self.brokers)
+            return [sys.executable, "-m", *words, str(count), str(pace.interval_ms)]
+        settings = {
+            "kafka.bootstrap_servers": self.bootstrap,
+            "sources.clicks.topic": source,
+            f"sinks.{workload.sink}.topic": sink,
+            **pace.settings(),
+            **workload.settings,
+        }
+        return [
+            *(sys.executable, "-m", "tidegate.cli.main", "run"),
+            *(f"integration.bench.pipelines:{workload.pipeline}", "--bounded"),
+            *("--take-over", "--json"),  # each run has its own storage
+            *(word for key, value in settings.items() for word in ("-c", f"{key}={value}")),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a run."""
+        return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'framework'}"}
+
+    def check_run(self, kind: str, workload: Workload, usage: Usage, folder: Path) -> str:
+        """Return the output of a run. RuntimeError if it has failed."""
         log = (folder / "output.log").read_text()
         if usage.status != 0:
             message = f"{kind} {workload.name} ended with status {usage.status}:\n{log[-4000:]}"
             raise RuntimeError(message)
-        self.check(workload, sink, count)
-        return Run(usage, synchronous_ms(log.splitlines()), self.span(source, began_s))
+        return log
 
     def span(self, source: str, began_s: float) -> Span | None:
         """Return the time between the first and the last commit of the run that began then."""

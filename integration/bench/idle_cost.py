@@ -116,7 +116,7 @@ class Figures:
 def measure_idle(rig: Rig, seconds: float) -> Iterator[Table]:
     """Measure one table for each case."""
     for case in CASES:
-        with _cluster(rig, case) as processes:
+        with cluster(rig, case) as processes:
             yield table(case, measured(processes, seconds, time.sleep), seconds)
 
 
@@ -143,7 +143,7 @@ def table(case: Case, found: Sequence[tuple[str, Figures]], seconds: float) -> T
 
 
 @contextmanager
-def _cluster(rig: Rig, case: Case) -> Iterator[list[psutil.Process]]:
+def cluster(rig: Rig, case: Case) -> Iterator[list[psutil.Process]]:
     """Run a job, and yield its processes when it has settled."""
     source, _ = rig.fresh("steady" if case.records_per_s else "silent")
     sink, folder = rig.fresh("idle")

@@ -88,15 +88,8 @@ class ValueCell(Cell, Generic[V]):
         self._new = new
         self.value = self.saved = new()
 
-    def __getattr__(self, name: str) -> Never:
-        """Refuse a use of the cell as if it were the value. Python calls this for unknown names."""
-        message = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if not name.startswith("_"):
-            message = (
-                f"a state has no attribute {name!r}. Write .value behind the name of the state, as "
-                f"in self.total.value.{name}"
-            )
-        raise AttributeError(message)
+    # There is no `__getattr__` with a hint, because Python reads every attribute of such a class
+    # three times as slowly. `dataplane/operators/user_errors.py` adds the hint to the error.
 
     def _is_no_value(self, *_: object) -> Never:
         """Refuse an operator on the cell."""

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+from tidegate.api.state import ValueCell
 from tidegate.api.timers import Fired
 from tidegate.dataplane.columns import origin_of
 from tidegate.errors import StateValueError, TidegateError, UserCodeError
@@ -54,9 +55,9 @@ def user_code_error(
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: "
         f"{clause(error)}, "
-        f"on the record that came from {origin_of(batch, index)}. Correct the code or filter such "
-        "records out before this step; the job restarts from its last checkpoint as the restart "
-        "strategy says."
+        f"on the record that came from {origin_of(batch, index)}. {_state_hint(error)}Correct the "
+        "code or filter such records out before this step; the job restarts from its last "
+        "checkpoint as the restart strategy says."
     )
 
 
@@ -70,7 +71,7 @@ def timer_error(
         what, remedy = error.what, error.remedy
     else:
         what = f"raised {type(error).__name__}: {clause(error)}"
-        remedy = "Correct the code."
+        remedy = f"{_state_hint(error)}Correct the code."
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}): on_timer {what}, on {fired!r} of key "
         f"{key!r:.200}. {remedy} The job restarts from its last checkpoint as the restart strategy "
@@ -107,6 +108,16 @@ def result_error(
         f"{origin_of(batch, index)}. {remedy} The job restarts from its last checkpoint as the "
         "restart strategy says."
     )
+
+
+def _state_hint(error: Exception) -> str:
+    """Return a sentence for code that uses a state as if it were its value; empty otherwise."""
+    if isinstance(error, AttributeError) and isinstance(error.obj, ValueCell):
+        return (
+            "A state is not its value: write .value behind its name, as in "
+            f"self.total.value.{error.name}. "
+        )
+    return ""
 
 
 def _name(node: Node) -> str:

@@ -1,0 +1,96 @@
+"""The part of the bench that splits the cost per second of a cluster by process and by cause."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psutil
+import pytest
+
+from integration.bench.idle_cost import (
+    CASES,
+    COLUMNS,
+    GRPC,
+    KAFKA,
+    OTHER,
+    PYTHON,
+    Figures,
+    cause_of,
+    measured,
+    table,
+    threads_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("thread", "cause"),
+    [
+        ("python", PYTHON),
+        ("rdk:broker1", KAFKA),
+        ("event_engine", GRPC),
+        ("grpc_global_tim", GRPC),
+        ("rocksdb:low", OTHER),
+    ],
+)
+def test_name_of_a_thread_says_whose_it_is(thread: str, cause: str) -> None:
+    assert cause_of(thread, "python") == cause
+
+
+def test_work_of_a_process_counts_as_cpu_and_its_waits_as_wake_ups() -> None:
+    def work(_seconds: float) -> None:
+        end_s = time.thread_time() + 0.3
+        while time.thread_time() < end_s:
+            pass
+        for _ in range(50):
+            time.sleep(0.001)
+
+    ((kind, figures),) = measured([psutil.Process()], 0.3, work)
+    assert kind == "client"
+    spent = figures.cpu[PYTHON] + figures.cpu[OTHER]  # by the name of the main thread
+    assert spent > 0.2
+    assert sum(figures.wakes.values()) > 20
+    assert 0 < figures.own_mb <= figures.pss_mb
+
+
+def test_threads_that_begin_during_a_measurement_count_from_their_start() -> None:
+    begin = threading.Event()
+    waiting = threading.Thread(target=begin.wait)
+
+    def start(_seconds: float) -> None:
+        waiting.start()
+        time.sleep(0.05)
+
+    before = len(threads_of(psutil.Process().pid))
+    ((_, figures),) = measured([psutil.Process()], 0.05, start)
+    begin.set()
+    waiting.join()
+    assert figures.threads == before + 1
+
+
+def figures(share: float, pss_mb: float) -> Figures:
+    found = Figures(pss_mb, pss_mb / 2, 3)
+    found.cpu[PYTHON] = share
+    return found
+
+
+def rows_of(number: int) -> dict[str, dict[str, str]]:
+    """The rows of the table of a case with a JobMaster of 2 % and two slots of 10 %."""
+    found = [("jobmaster", figures(0.02, 30)), *[("slot", figures(0.10, 50))] * 2]
+    made = table(CASES[number], found, 20.0)
+    return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in made.rows}
+
+
+def test_table_has_the_sum_of_all_and_of_all_but_the_slots() -> None:
+    rows = rows_of(0)
+    assert rows["all"]["PSS MB"] == "130"
+    assert rows["all"]["CPU, of one core"] == "22.0%"
+    assert rows["all but the slots"]["CPU, of one core"] == "2.0%"
+    assert rows["all"]["goal"] == "180 MB"
+
+
+def test_goal_of_the_cpu_is_that_of_all_if_idle_and_of_all_but_the_slots_under_load() -> None:
+    idle, loaded = rows_of(1), rows_of(2)
+    assert (idle["all"]["goal"], idle["all but the slots"]["goal"]) == ("5%", "")
+    assert (loaded["all"]["goal"], loaded["all but the slots"]["goal"]) == ("", "10%")
+    assert loaded["slot"]["goal"] == "120 MB"
