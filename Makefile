@@ -21,7 +21,7 @@ test: check docs  ## everything: check, the site, every example, 2,000 simulated
 	$(bin)/pytest integration --ignore integration/spark --numprocesses 3 --dist loadfile --no-loadscope-reorder
 	@$(MAKE) --no-print-directory test-spark
 test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own
-	.venv-spark/bin/pytest integration/spark
+	.venv-spark/bin/pytest integration/spark --numprocesses 2 --dist loadfile
 test-spark-oldest: .venv-spark-4.2/installed  ## some of them on the oldest Spark that is supported
 	.venv-spark-4.2/bin/pytest $(addprefix integration/spark/test_,$(oldest_spark))
 test-lowest: .venv-lowest/installed  ## a part of the tests with the lowest version of every dependency

@@ -1,4 +1,4 @@
-"""Counts the requests that the broker gets, by their API, from a job and from the loop beside it.
+"""Counts the requests that the broker gets, by their API, from a job and from its loop.
 
 A broker of its own runs for this part, and writes each request that it has answered into its log.
 That costs the broker CPU, so no CPU is measured here. The requests of a run are those between the

@@ -1,7 +1,7 @@
 """Measures the throughput of the running total with one slot and with two.
 
 The records of half of the keys go from one slot to the other. A figure is the number of records
-between the first and the last commit of a run, by the time between both. Beside it stand the cores
+between the first and the last commit of a run, by the time between both. Other columns have the cores
 that the job and the broker used in that time: a machine without a free core says nothing about
 tidegate.
 """
@@ -23,7 +23,7 @@ GOAL: Final = 1.7
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """What a run did between its first and its last commit."""
+    """The work of a run between its first and its last commit."""
 
     records_per_s: float
     job_cores: float
