@@ -1,9 +1,9 @@
 """Measures the throughput of the running total with one slot and with two.
 
 The records of half of the keys go from one slot to the other. A figure is the number of records
-between the first and the last commit of a run, by the time between both. Other columns have the cores
-that the job and the broker used in that time: a machine without a free core says nothing about
-tidegate.
+between the first and the last commit of a run, by the time between both. Other columns have the
+cores that the job and the broker used in that time: a machine without a free core says nothing
+about tidegate.
 """
 
 from __future__ import annotations
