@@ -204,5 +204,5 @@ def test_terminal_keeps_a_summary_after_the_end(kafka: Kafka, tmp_path: Path) ->
     assert text.count("[subtask 0] seen") == 4
     summary = text[text.rindex(f"{folder.job}: finished") :]
     assert re.search(r"records +4 in, 4 out", summary)
-    assert re.search(r"duration +[\d.]+ s \(", summary)
+    assert re.search(r"duration +[\d.]+ m?s \(", summary)
     assert re.search(r"restarts +0", summary)
