@@ -144,7 +144,9 @@ def test_jobmanager_whose_port_another_process_holds_ends_and_does_not_serve(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         command = [TIDEGATE, "jobmanager", "-c", f"jobmanager.port={port}"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
     assert ended.returncode == 1, ended.stderr
     assert "serving" not in ended.stderr
     said = "\n".join(re.findall(r'message="(.*)"', ended.stderr))

@@ -53,6 +53,24 @@ def test_small_budget_bench_lists_the_costs_of_a_slot() -> None:
 
 
 @pytest.mark.timeout(180)
+def test_small_bench_counts_the_requests_of_loop_job_and_idle_job() -> None:
+    words = ["--records", "5000", "--only", "requests"]
+    done = subprocess.run(
+        [*BENCH, *words], check=False, capture_output=True, text=True, cwd=ROOT, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    of_runs, idle = done.stdout.split("\nRequests to the broker from an idle job\n")
+    for api in ("PRODUCE", "FETCH", "END_TXN", "all requests"):
+        found = re.search(rf"^{api} +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+)", of_runs, re.MULTILINE)
+        assert found is not None, done.stdout
+        assert "0" not in found.groups(), found
+    # A slot commits its offsets with each checkpoint, so more often with the shorter interval.
+    commits = re.search(r"^OFFSET_COMMIT +([\d.]+) +([\d.]+)", idle, re.MULTILINE)
+    assert commits is not None, done.stdout
+    assert 0 < float(commits[1]) < float(commits[2]), done.stdout
+
+
+@pytest.mark.timeout(180)
 def test_commits_of_loop_and_job_are_found_in_the_offsets_that_they_commit(tmp_path: Path) -> None:
     """The checkpoints and commits come often, because the runs are short."""
     count, pace = 60_000, Pace(100, during_backlog_ms=0)

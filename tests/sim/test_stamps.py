@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -12,6 +11,8 @@ from tests.sim.test_event_time import PLANS, event_time_of
 from tests.sim.test_timed_results import DELAY_MS
 from tidegate.ids import SubtaskIndex, Uid, VertexId
 from tidegate.protocol.subtask_snapshot import SourceSplit, StepWatermark, SubtaskSnapshot
+from tidegate.sim.calendar_plan import with_local_days
+from tidegate.sim.event_time_plan import with_event_time
 from tidegate.sim.oracle import Oracle
 from tidegate.sim.pipelines import IN_A, OUT_B
 from tidegate.sim.plan import Plan
@@ -19,7 +20,6 @@ from tidegate.sim.result_groups import Violation
 from tidegate.sim.run import plan_of, run_seed
 from tidegate.sim.stamp_model import Stamp, check_stamps, combined_ms, stamps_of
 from tidegate.sim.stamped_pipelines import STAMPED, WINDOWED_STAMPED
-from tidegate.sim.stamped_plan import with_stamps
 from tidegate.sim.timed_model import Sources
 from tidegate.sim.timed_pipelines import (
     REJECTED,
@@ -28,9 +28,12 @@ from tidegate.sim.timed_pipelines import (
     Entry,
     EventTime,
     TimedEvent,
+    Watched,
     has_time,
 )
 from tidegate.sim.timed_results import TimedResults
+from tidegate.sim.window_pipelines import Windowed
+from tidegate.sim.window_plan import with_more_windows
 from tidegate.stream_elements import MIN_MS, TopicPartition
 
 FIRST, SECOND = (TopicPartition(IN_A, number) for number in range(2))
@@ -67,12 +70,17 @@ def test_some_plans_have_stamps_and_records_without_a_usable_time() -> None:
 
 
 def test_stamps_draw_from_a_stream_of_their_own_and_only_for_some_shapes() -> None:
-    for plan in PLANS:
-        if event_time_of(plan).stamped:
-            continue
-        after = with_stamps(plan, Random(1))
-        if plan.shape.pipeline.__name__ not in {"Watched", "Windowed"}:
-            assert after == plan
+    shapes = {Watched: STAMPED, Windowed: WINDOWED_STAMPED}
+    for seed, after in enumerate(PLANS[:80]):
+        before = with_event_time(plan_of(seed), Random(f"{seed}/event time"))
+        before = with_more_windows(before, Random(f"{seed}/windows"))
+        before = with_local_days(before, Random(f"{seed}/local days"))
+        if event_time_of(after).stamped:
+            assert after.shape is shapes[before.shape.pipeline]
+            assert [each.at_s for each in after.inputs] == [each.at_s for each in before.inputs]
+            assert after.settings == before.settings
+        else:
+            assert after == before
 
 
 def test_plan_that_ends_with_a_backfill_has_no_stamps() -> None:
@@ -176,5 +184,7 @@ def test_oracle_expects_a_record_without_a_usable_time_in_the_sink_of_the_reject
     assert oracle.missing == 2
     with pytest.raises(Violation, match=r"2 results are missing .* in-a-0:0"):
         oracle.complete()
-    assert STAMPED.sinks[OUT_B](event) == ()
-    assert replace(EVENT_TIME, stamped=False) != EVENT_TIME
+    untimed_event = msgspec.structs.replace(event, at_ms=UNTIMED_MS)
+    for shape in (STAMPED, WINDOWED_STAMPED):
+        assert shape.sinks[OUT_B](event) == ()
+        assert shape.sinks[OUT_B](untimed_event) == (event.name,)

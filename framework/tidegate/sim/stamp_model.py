@@ -61,7 +61,7 @@ def check_stamps(stamps: Sequence[Stamp], base: Sequence[Stamp], sources: Source
     starts = {place: offset for each in base for place, offset in each.offsets.items()}
     for each in stamps:
         read = (
-            sources.partitions[place].newest(starts.get(place, 0), offset)
+            sources.partitions[place].highest_ms(starts.get(place, 0), offset)
             for place, offset in each.offsets.items()
         )
         expected = max((floor_ms, *read))

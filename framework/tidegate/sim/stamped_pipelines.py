@@ -26,16 +26,13 @@ from tidegate.sim.timed_pipelines import (
     Entry,
     TimedEvent,
     Watch,
+    event_ms,
     has_time,
 )
-from tidegate.sim.window_pipelines import windowed
+from tidegate.sim.window_pipelines import no_result, windowed
 
 STRATEGY = BoundedOutOfOrderness("0 s")
 """The strategy of the run."""
-
-
-def _event_ms(event: TimedEvent) -> int:
-    return event.at_ms
 
 
 def _rejected(event: TimedEvent) -> Entry:
@@ -45,7 +42,7 @@ def _rejected(event: TimedEvent) -> Entry:
 
 def stamped(events: Stream[TimedEvent], rejected: KafkaSink[Entry]) -> Stream[TimedEvent]:
     """Return the records with event times. Those without a usable one go to a sink."""
-    timed = events.with_timestamps(_event_ms, watermarks=STRATEGY, uid=STAMP)
+    timed = events.with_timestamps(event_ms, watermarks=STRATEGY, uid=STAMP)
     timed.rejected.map(_rejected).to(rejected)
     return timed
 
@@ -81,18 +78,12 @@ def _if_untimed(event: Event) -> tuple[str, ...]:
     return () if has_time(event) else (event.name,)
 
 
-def _none(event: Event) -> tuple[str, ...]:
-    """Return that a record has no result of its own: its windows have."""
-    del event
-    return ()
-
-
 STAMPED: Final = Shape(
     Stamped, (IN_A,), {OUT_A: _if_timed, OUT_B: _if_untimed}, frozenset(), timed=True
 )
 """A shape that replaces `Watched` in some runs."""
 
 WINDOWED_STAMPED: Final = Shape(
-    WindowedStamped, (IN_A,), {OUT_A: _none, OUT_B: _if_untimed}, frozenset(), timed=True
+    WindowedStamped, (IN_A,), {OUT_A: no_result, OUT_B: _if_untimed}, frozenset(), timed=True
 )
 """A shape that replaces `Windowed` in some runs."""

@@ -44,7 +44,7 @@ class SourcePartition:
     watermarks: list[int] = field(default_factory=list)
     """The watermark after each record. It never goes back."""
     own: list[int] = field(default_factory=list)
-    """The watermark that each record gives by itself."""
+    """The watermark that follows from each record alone."""
     of_key: dict[str, list[int]] = field(default_factory=dict)
     """The positions of the records of each key in the lists."""
 
@@ -64,8 +64,8 @@ class SourcePartition:
         count = bisect_left(self.offsets, offset)
         return self.watermarks[count - 1] if count else MIN_MS
 
-    def newest(self, start: int, end: int) -> int:
-        """Return the watermark of the records from one offset to another; MIN_MS without any."""
+    def highest_ms(self, start: int, end: int) -> int:
+        """Return the highest watermark of the records between two offsets; MIN_MS without any."""
         found = self.own[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
         return max(found, default=MIN_MS)
 

@@ -317,7 +317,8 @@ class Relay(KeyedProcess[str, Entry, Entry]):
         )
 
 
-def _event_ms(event: TimedEvent) -> int:
+def event_ms(event: TimedEvent) -> int:
+    """Return the event time of a record."""
     return event.at_ms
 
 
@@ -326,7 +327,7 @@ def timed_source(topic: str) -> KafkaSource[TimedEvent]:
     return KafkaSource(
         topic,
         value=Json(TimedEvent),
-        event_time=_event_ms,
+        event_time=event_ms,
         watermarks=BoundedOutOfOrderness("0 s"),
     )
 

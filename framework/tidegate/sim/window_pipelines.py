@@ -285,14 +285,14 @@ class WindowedTwice(Pipeline, name="windowed-twice"):
         numbered.process(Number(), uid="number-wider").to(self.entries)
 
 
-def _none(event: Event) -> tuple[str, ...]:
+def no_result(event: Event) -> tuple[str, ...]:
     """Return that a record has no result of its own: its windows have."""
     del event
     return ()
 
 
 WINDOW_SHAPES: Final[tuple[Shape, ...]] = tuple(
-    Shape(pipeline, sources, {OUT_A: _none}, frozenset(), timed=True)
+    Shape(pipeline, sources, {OUT_A: no_result}, frozenset(), timed=True)
     for pipeline, sources in (
         (Windowed, (IN_A,)),
         (WindowedUnion, (IN_A, IN_B)),
