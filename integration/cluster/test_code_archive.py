@@ -9,17 +9,16 @@ submit uses the edited files.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from integration.support import running
 from integration.support.session_cluster import Processes, tidegate
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -123,12 +122,7 @@ def kill(run: Run, role: str) -> None:
     """Kill the JobMaster, or all slots."""
     victims = run.slots() if role == "slot" else jobmasters(run)
     assert victims, role
-    killed = 0
-    for pid in victims:
-        with suppress(ProcessLookupError):  # an attempt that has lost one slot ends its others too
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    assert killed, f"{role}: {victims} ended by themselves"
+    assert running.kill(victims), f"{role}: {victims} ended by themselves"
 
 
 def jobmasters(run: Run) -> list[int]:

@@ -4,9 +4,6 @@ and no password appears anywhere.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -27,7 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # exported by
 
 from integration.support.brokers import TIMEOUT_S, create_topic, unique
 from integration.support.txn_command import Answer, in_folder, normalised, opened
-from integration.support.user_project import Folder, Outcome, Run, assert_golden, paragraph
+from integration.support.user_project import Folder, Outcome, assert_golden, paragraph
 from tidegate.drivers.kafka.broker_config import HOST, choose_ports
 from tidegate.drivers.kafka.embedded import ClusterFile, EmbeddedKafka
 
@@ -202,7 +199,7 @@ def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_pa
         live.until(lambda: len(folder.read("totals")) == 30, "at the end of its input")
         folder.orders(30, first=30)
         secured.take_away(*read)
-        kill_slots(live)
+        live.kill_slots()
         live.until(lambda: "asks Kafka again" in folder.logs(), "refused by Kafka")
         time.sleep(2)
         secured.grant(*read)
@@ -210,19 +207,13 @@ def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_pa
         assert " 1 restart" in live.err.splitlines()[-1]
         secured.take_away(*read)
         folder.orders(3, first=60)
-        kill_slots(live)  # the reader may already have failed because of the missing right
+        live.kill_slots()  # the reader may already have failed because of the missing right
         named = "Grant the job's principal READ on it. Kafka has repeated this for 4 s"
         live.until(lambda: named in live.err, "told why it restarts")
         secured.grant(*read)
         live.until(lambda: len(folder.read("totals")) == 63, "at the end of its input")
         assert live.stop().code == 0
     folder.assert_exact(63)
-
-
-def kill_slots(run: Run) -> None:
-    for pid in run.slots():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_run_with_a_wrong_password_is_refused_without_showing_it(

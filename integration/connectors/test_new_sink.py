@@ -5,9 +5,6 @@ Its guarantee is "at_least_once": after kills no record is missing, and records 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -38,11 +35,8 @@ def test_a_sink_without_kafka_loses_nothing_when_slots_are_killed(
             before = len(folder.published())
             run.until(lambda: len(folder.published()) > before + 1, "a checkpoint")  # noqa: B023
             folder.send_amounts(range(kills * ORDERS // 3, (kills + 1) * ORDERS // 3))
-            victims = run.slots()
-            assert len(victims) == 2, "both slots write"
-            for pid in victims:
-                with contextlib.suppress(ProcessLookupError):  # the attempt ends with the first
-                    os.kill(pid, signal.SIGKILL)
+            assert len(run.slots()) == 2, "both slots write"
+            run.kill_slots()
         code = run.stop().code
         assert code == code_of_stop(folder.journal()), run.err
     outcome = folder.run("--parallelism", "2", reference=REFERENCE, config=config)

@@ -7,8 +7,6 @@ exactly once.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -85,8 +83,7 @@ def test_each_order_is_in_a_committed_file_once_after_kills_of_slots_and_jobmast
         folder.send_amounts(range(3 * part, ORDERS))
         before = len(folder.published())
         run.until(lambda: len(folder.published()) > before + 1, "a checkpoint after the kills")
-        for pid in run.slots():
-            os.kill(pid, signal.SIGKILL)
+        run.kill_slots()
         code = run.stop().code
         assert code == code_of_stop(folder.journal()), run.err
     outcome = folder.run("--parallelism", "2", reference=REFERENCE, config=config)

@@ -8,9 +8,7 @@ Each order has exactly one outcome, and the outcome is unpaid only if its paymen
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -105,8 +103,7 @@ def outcomes(folder: Folder) -> Outcomes:
 
 def kill_slots(folder: Folder, run: Run) -> None:
     """Kill all slots, and wait for the first checkpoints of the next attempt."""
-    for pid in run.slots():
-        os.kill(pid, signal.SIGKILL)
+    run.kill_slots()
     published = len(folder.published())
     run.until(lambda: len(folder.published()) > published + 1, "a checkpoint")
 
@@ -186,8 +183,7 @@ def test_drain_survives_kills_in_the_middle(kafka: Kafka, tmp_path: Path) -> Non
     with folder.started(*words, reference="job:PaidOrders", bounded=True) as run:
         for _ in range(3):
             run.until(lambda: len(outcomes(folder)) > 1_000, "outcomes")
-            for pid in run.slots():
-                os.kill(pid, signal.SIGKILL)
+            run.kill_slots()
             time.sleep(0.5)
         assert run.wait().code == 0, run.err
     assert outcomes(folder) == shop.due

@@ -8,8 +8,6 @@ watermark that the records of a key see never goes back, also not by a restore.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -183,8 +181,7 @@ def test_no_record_is_late_and_no_watermark_goes_back_after_kills_and_rescaling(
         run.until(lambda: count(folder) > 0, "output")
         for number in range(2):
             clicks.send(range(200 + 100 * number, 300 + 100 * number), range(3))
-            for pid in run.slots():
-                os.kill(pid, signal.SIGKILL)
+            run.kill_slots()
             published = len(folder.published())
             run.until(lambda: len(folder.published()) > published + 1, "a checkpoint")  # noqa: B023
         assert run.stop().code == code_of_stop(folder.journal()), run.err

@@ -8,8 +8,6 @@ window once, whatever is killed. The kills come while windows fire.
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -162,8 +160,7 @@ def read(folder: Folder, topic: str) -> Found:
 
 
 def kill_slots(folder: Folder, run: Run) -> None:
-    for pid in run.slots():
-        os.kill(pid, signal.SIGKILL)
+    run.kill_slots()
     published = len(folder.published())
     run.until(lambda: len(folder.published()) > published + 1, "a checkpoint", 60.0)
 

@@ -7,8 +7,6 @@ behind the step, and the watermark that the records of a key see never goes back
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +105,7 @@ def test_no_record_is_late_behind_the_step_after_kills_and_rescaling(
             # A job that catches up may read one partition after the other. The delay covers these.
             clicks.send(range(400 * number, 400 * number + 400), range(3))
             if number > 1:
-                for pid in run.slots():
-                    os.kill(pid, signal.SIGKILL)
+                run.kill_slots()
             run.until(lambda: count(folder) == clicks.sent - 1, "all records")
         assert run.stop().code == code_of_stop(folder.journal()), run.err
     clicks.send(range(1_600, 1_800), range(3))

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -258,6 +258,19 @@ def alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def kill(pids: Iterable[int]) -> list[int]:
+    """Send SIGKILL to each process that still exists, and return the ids of these.
+
+    An attempt that loses one slot ends its others too, so some may be gone already.
+    """
+    killed = []
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
 
 
 def await_gone(pids: set[int], timeout_s: float = 10.0) -> set[int]:

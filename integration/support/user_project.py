@@ -25,7 +25,7 @@ import psutil
 from confluent_kafka import Message
 
 from integration.support.brokers import create_topic, produce, read_all, unique
-from integration.support.running import ROOT, alive, await_gone, journal
+from integration.support.running import ROOT, alive, await_gone, journal, kill
 from tidegate.drivers.kafka import die_with_parent
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "messages"
@@ -300,6 +300,10 @@ class Run:
             for process in self._below()
             if (parent := process.parent()) is not None and parent.cmdline()[-1:] == ["zygote"]
         ]
+
+    def kill_slots(self) -> None:
+        """Kill every slot with SIGKILL, and wait for the first one if there is none yet."""
+        self.until(lambda: kill(self.slots()), "a kill of a slot")
 
     def clear(self) -> None:
         """Kill the command if it still runs, and fail if its processes outlive it."""
