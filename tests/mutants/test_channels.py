@@ -19,7 +19,7 @@ from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.service import JobMaster
 from tidegate.dataplane.channels.frames import data_frame
 from tidegate.dataplane.channels.input_gate import InputChannel
-from tidegate.dataplane.channels.record_writer import RemoteOutputChannel, _KeyRoutes
+from tidegate.dataplane.channels.record_writer import KeyGroupWriter, RemoteOutputChannel
 from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.subtask import Subtask
 from tidegate.drivers.exchange import handshake
@@ -106,16 +106,16 @@ LEAK_AT_SENDER = (
 )
 GROUPS_BY_PARALLELISM = (
     Edit(
-        _KeyRoutes.__missing__,
-        "key_group(self._key_encoder(key), self._max_parallelism)",
-        "key_group(self._key_encoder(key), self._parallelism)",
+        KeyGroupWriter.emit,
+        "key_groups(keys_bytes, self._max_parallelism)",
+        "key_groups(keys_bytes, len(self.channels))",
     ),
 )
 OLDER_PARALLELISM = (
     Edit(
-        _KeyRoutes.__missing__,
-        "subtask_of(group, self._parallelism, self._max_parallelism)",
-        "subtask_of(group, max(1, self._parallelism - 1), self._max_parallelism)",
+        KeyGroupWriter.__init__,
+        "subtask_of(one, len(channels), max_parallelism)",
+        "subtask_of(one, max(1, len(channels) - 1), max_parallelism)",
     ),
 )
 STALE_AT_EXCHANGE = (Edit(handshake.rejection_reason, "attempt=attempt", "attempt=hello.attempt"),)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tidegate.dataplane.channels.record_writer as outlet_module
 from tests.dataplane.channels.parts import TOPIC_PARTITION, batch, codec, edge
 from tidegate.dataplane.channels.frames import FrameKind, frame_kind
 from tidegate.dataplane.channels.input_gate import InputChannel, InputGate
@@ -110,24 +109,6 @@ def test_records_go_to_the_owner_of_their_key_group_in_order(
             keys and [keys[row] for row in rows],
         )
         assert channel.elements == ([expected] if rows else [])
-
-
-def test_a_known_key_is_not_encoded_again_and_the_cache_is_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(outlet_module, "CACHED_KEYS", 3)
-    encoded: list[str] = []
-
-    def encoder(key: str) -> bytes:
-        encoded.append(key)
-        return key.encode()
-
-    record_writer = KeyGroupWriter(lambda value: value, encoder, 128, [Heard(), Heard()], step="s")
-    record_writer.emit(RecordBatch(["a", "b", "a", "b", "c", "a"], list(range(6)), TOPIC_PARTITION))
-    assert encoded == ["a", "b", "c"]
-    record_writer.emit(RecordBatch(["d", "d", "a"], list(range(3)), TOPIC_PARTITION))
-    assert encoded == ["a", "b", "c", "d", "a"]
-    assert len(record_writer._routes) <= 3
 
 
 def test_a_failing_key_function_names_step_and_record() -> None:
