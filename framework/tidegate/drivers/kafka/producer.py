@@ -44,6 +44,10 @@ INITIALISE_TIMEOUT_S: Final = 60.0
 """The maximum time to initialise the transactional id at its coordinator, in seconds. It takes
 0.06 s, and 10 to 14 s during a failover.
 """
+POLL_INTERVAL_S: Final = 0.02
+"""The minimum time between two looks for failed deliveries while records are sent, in seconds. A
+look gives the interpreter's lock away, so after each batch it cost a twentieth of a record.
+"""
 CONNECT_TIMEOUT_S: Final = 0.5
 """The maximum time to wait for the first connection to a broker, in seconds. A producer that is
 initialised without a connection waits as long before it looks for its coordinator. Without this
@@ -121,6 +125,7 @@ class KafkaProducer:
         "_client",
         "_failure",
         "_poll",
+        "_poll_at_s",
         "_produce",
         "_servers",
         "_what",
@@ -137,6 +142,7 @@ class KafkaProducer:
             "a producer" if transactional_id is None else f"the producer of {transactional_id}"
         )
         self._begun = False
+        self._poll_at_s = 0.0
         failures = ProducerErrors(self._what)
         self._failure = failures
         ours = {
@@ -195,7 +201,10 @@ class KafkaProducer:
                     produce(topic, value, key)
                 except BufferError:
                     self._produce_when_queue_has_space(topic, value, key, (), 0)
-            self._poll(0)
+            now_s = time.monotonic()
+            if now_s >= self._poll_at_s:
+                self._poll_at_s = now_s + POLL_INTERVAL_S
+                self._poll(0)
         except Exception as error:  # noqa: BLE001  # as in begin
             self._fail(f"write to topic {topic}", error)
         self._check()

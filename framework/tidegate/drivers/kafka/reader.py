@@ -152,15 +152,19 @@ class KafkaPartitionReader:
         if self._failure is not None:
             raise self._failure
         try:
-            # consume(n, t) would wait for n records or the whole time t. So wait for one record,
-            # then take the others that are there.
-            first = self._poll(timeout_s)
-            if first is None:
-                self._check_idle()
-                return []
+            # consume(n, t) would wait for n records or the whole time t. So take what is there. If
+            # there is nothing, wait for one record, and take those that came with it.
+            messages = self._consume(max_records, 0)
+            if not messages:
+                first = self._poll(timeout_s)
+                if first is None:
+                    self._check_idle()
+                    return []
+                messages = [first]
+                if max_records > 1:
+                    messages += self._consume(max_records - 1, 0)
             self._heard_at, self._denied = time.monotonic(), None
             self._client_error = self._connection_error = ""
-            messages = [first, *self._consume(max_records - 1, 0)] if max_records > 1 else [first]
         except KafkaException as error:
             raise self._error(TopicPartition("", -1), error.args[0]) from None
         if any(map(Message.error, messages)):
