@@ -83,3 +83,34 @@ def test_commits_of_loop_and_job_are_found_in_the_offsets_that_they_commit(tmp_p
             tree_s, broker_s = run.usage.between(run.span.first_s, run.span.last_s)
             assert 0 < tree_s < run.usage.samples[-1].tree_s, kind
             assert 0 < broker_s < run.usage.samples[-1].brokers_s, kind
+
+
+@pytest.mark.timeout(180)
+def test_two_versions_of_the_code_are_compared_at_the_same_time() -> None:
+    words = ["integration.bench.two_trees", str(ROOT), "--records", "20000", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(r"^([\d.]+) -> ([\d.]+) us a record: ([\d.]+) x$", done.stdout, re.MULTILINE)
+    assert found is not None, done.stdout
+    before, after, ratio = map(float, found.groups())
+    assert ratio == pytest.approx(after / before, abs=0.01)
+    assert f"total: median {ratio:.3f} x the cost of {ROOT}" in done.stdout
+
+
+def test_comparison_with_a_folder_without_the_code_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "integration.bench.two_trees", str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2
+    assert f"{tmp_path} has no integration/bench/pipelines.py" in done.stderr
