@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +12,9 @@ from typing import Any
 import pytest
 
 import tidegate.config_load as loading
-from tidegate.config import NO_VALUE, RENAMED, ClusterSettings, Config
-from tidegate.config_load import flattened, known_keys, load
+from tidegate import bootstrap
+from tidegate.config import NO_VALUE, RENAMED, ClusterSettings, Config, flattened
+from tidegate.config_load import known_keys, load
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, masked
 
@@ -372,3 +375,29 @@ def test_earlier_name_of_a_setting_is_refused_with_the_present_name(before: str,
 def test_renamed_setting_is_known_only_by_its_present_name(before: str, now: str) -> None:
     assert now in known_keys()
     assert before not in known_keys()
+
+
+def test_settings_of_a_later_version_are_refused_with_their_names() -> None:
+    settings = Config().to_dict()
+    settings["checkpoint"]["compression"] = "zstd"
+    with pytest.raises(ConfigError, match=r"have checkpoint\.compression.*run that version"):
+        Config.from_dict(settings)
+
+
+def test_settings_of_another_type_are_refused() -> None:
+    settings = Config().to_dict()
+    settings["checkpoint"]["interval"] = "10 s"
+    with pytest.raises(ConfigError, match=r"Expected `int`, got `str` - at `\$\.checkpoint"):
+        Config.from_dict(settings)
+
+
+def test_processes_of_a_cluster_do_not_import_pydantic() -> None:
+    modules = {"tidegate.bootstrap"}
+    for preloaded in bootstrap._PRELOADED.values():
+        modules |= {main.partition(":")[0] for main in preloaded}
+    script = f"import importlib, sys; [*map(importlib.import_module, {sorted(modules)})]"
+    script += "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    found = set(done.stdout.decode().split())
+    assert "tidegate.slot.main" in found
+    assert not {"pydantic", "pydantic_core", "tidegate.config_load"} & found

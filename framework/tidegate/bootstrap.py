@@ -215,8 +215,8 @@ def run_session_jobmanager(config: Config, *, insecure: bool = False) -> NoRetur
     def serve() -> int:
         # JobMasters and slots have other working folders.
         storage = locate(config.checkpoint.dir, Path.cwd())
-        checkpoint = config.checkpoint.model_copy(update={"dir": storage})
-        own = config.model_copy(update={"checkpoint": checkpoint})
+        checkpoint = dataclasses.replace(config.checkpoint, dir=storage)
+        own = dataclasses.replace(config, checkpoint=checkpoint)
         endpoint = Endpoint(host=own.jobmanager.host, bind_host=own.jobmanager.bind_host)
         require_insecure(endpoint, "jobmanager", insecure=insecure)
         cluster_spec = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)

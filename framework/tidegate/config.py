@@ -1,4 +1,4 @@
-"""The configuration. This module holds one model per section and every default value.
+"""The configuration. This module holds one class per section and every default value.
 `default.toml` documents every key.
 
 Values come from five places. The first place that has a value wins: the command line, the
@@ -7,51 +7,32 @@ folder, the pipeline's class statement, and the defaults. `cli` and tests call `
 a cluster get the effective settings with their submission (`from_dict`). An unknown key is an error
 that names the key and its nearest neighbour. Durations carry their unit in the text ("10 s"); in
 code they are milliseconds.
+
+The classes are plain dataclasses and check nothing themselves. `config_load` has pydantic check
+what a user wrote, by the types and the `Limits` that are declared here. Every other process reads
+settings that were checked before. It does without pydantic, which takes 11 MB of memory and a tenth
+of a second to import.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+import msgspec
 
+from tidegate.errors import ConfigError
 from tidegate.ids import JOB_NAME
 from tidegate.masking import remember
 
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
 _DURATION_MS = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(rf"(\d+)\s*({'|'.join(_DURATION_MS)})")
 _SIZE_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20}
-_SIZE = re.compile(rf"(\d+)\s*({'|'.join(_SIZE_BYTES)})")
-
-
-def _to_ms(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value  # already in milliseconds, as `Config.to_dict` returns it
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        units = ", ".join(_DURATION_MS)
-        raise ValueError(f"{value!r} is not a duration; write a whole number and one of {units}")
-    return int(match[1]) * _DURATION_MS[match[2]]
-
-
-def _to_bytes(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value  # already in bytes, as `Config.to_dict` returns it
-    match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        units = ", ".join(_SIZE_BYTES)
-        raise ValueError(f"{value!r} is not a size; write a whole number and one of {units}")
-    return int(match[1]) * _SIZE_BYTES[match[2]]
 
 
 def with_unit(value: int, units: tuple[str, ...]) -> str:
@@ -94,15 +75,64 @@ SLOTS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a number, or the pattern of a text. pydantic checks them under the same names."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    pattern: str | None = None
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema of the type with these limits. Only pydantic calls this."""
+        limits = {name: limit for name, limit in asdict(self).items() if limit is not None}
+        return {**handler(source), **limits}
+
+
+@dataclass(frozen=True, slots=True)
 class Units:
-    """The units that a setting may be written with."""
+    """The units that a setting may be written with. `what` is what they measure."""
 
-    names: tuple[str, ...]
+    what: str
+    factors: tuple[tuple[str, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The units, from the smallest to the largest."""
+        return tuple(name for name, _ in self.factors)
+
+    def read(self, value: object) -> int:
+        """Return a value in the smallest unit. A number has this unit already, as `Config.to_dict`
+        returns it. Raise ValueError for a text without a unit, and for any other value.
+        """
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        pattern = rf"(\d+)\s*({'|'.join(self.names)})"
+        match = re.fullmatch(pattern, value.strip()) if isinstance(value, str) else None
+        if match is None:
+            units = ", ".join(self.names)
+            raise ValueError(
+                f"{value!r} is not a {self.what}; write a whole number and one of {units}"
+            )
+        return int(match[1]) * dict(self.factors)[match[2]]
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema of the number, behind `read`. Only pydantic calls this."""
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
 
 
-DurationMs = Annotated[int, BeforeValidator(_to_ms), Field(ge=0), Units(tuple(_DURATION_MS))]
+_DURATION = Units("duration", tuple(_DURATION_MS.items()))
+_SIZE = Units("size", tuple(_SIZE_BYTES.items()))
+
+DurationMs = Annotated[int, Limits(ge=0), _DURATION]
 """Milliseconds, written with a unit: "10 s"."""
-PositiveMs = Annotated[DurationMs, Field(gt=0)]
+PositiveMs = Annotated[int, Limits(gt=0), _DURATION]
 """Milliseconds, at least 1. A setting has this type if zero would be wrong, for example for a pause
 that the code repeats.
 """
@@ -125,25 +155,18 @@ def foreign_code(property_name: str) -> str | None:
     return RUNS_FOREIGN_CODE.get(property_name.split("\0", maxsplit=1)[0].strip().lower())
 
 
-SizeBytes = Annotated[int, BeforeValidator(_to_bytes), Units(tuple(_SIZE_BYTES))]
-"""Bytes, written with a unit: "16 MiB"."""
 MAX_CODE_SIZE: Final = 48 << 20
 """The upper limit of `job.max_code_size`, in bytes. The archive of the code travels in one control
 message, of 64 MiB at most (`drivers/rpc`).
 """
 
 
-class Section(BaseModel):
-    """The base class of all sections. Sections are immutable and refuse unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class KafkaSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaSettings:
     """The Kafka cluster that the job reads, writes and commits on."""
 
     bootstrap_servers: str = "localhost:9092"
-    properties: dict[str, str] = Field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
     """librdkafka settings for every client, such as security settings."""
 
     def client_settings(self, overrides: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -151,23 +174,25 @@ class KafkaSettings(Section):
         return {"bootstrap.servers": self.bootstrap_servers, **self.properties, **(overrides or {})}
 
 
-class JobSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
     """The name of a job, its parallelism, and the maximum size of its code. `max_parallelism` is
     fixed for the life of the job's state.
     """
 
-    name: str | None = Field(default=None, pattern=f"^{JOB_NAME}$")
+    name: Annotated[str, Limits(pattern=f"^{JOB_NAME}$")] | None = None
     """None means the name in the class statement."""
-    parallelism: int = Field(default=1, ge=1)
-    max_parallelism: int = Field(default=128, ge=1, le=32_768)
-    max_code_size: Annotated[SizeBytes, Field(gt=0, le=MAX_CODE_SIZE)] = 16 << 20
+    parallelism: Annotated[int, Limits(ge=1)] = 1
+    max_parallelism: Annotated[int, Limits(ge=1, le=32_768)] = 128
+    max_code_size: Annotated[int, Limits(gt=0, le=MAX_CODE_SIZE), _SIZE] = 16 << 20
     watermark_interval: PositiveMs = 200
     """The time between two watermarks of a source. A watermark also precedes each barrier."""
     stop_grace_period: DurationMs = 15_000
     """The time that calls of user code have to return after a stop or a cancel."""
 
 
-class CheckpointSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
     """The times, limits and storage of checkpoints."""
 
     interval: PositiveMs = 10_000
@@ -177,8 +202,8 @@ class CheckpointSettings(Section):
     """
     timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
-    tolerable_failed_checkpoints: int = Field(default=2, ge=0)
-    num_retained: int = Field(default=2, ge=2)
+    tolerable_failed_checkpoints: Annotated[int, Limits(ge=0)] = 2
+    num_retained: Annotated[int, Limits(ge=2)] = 2
     mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     dir: str = ".tidegate/checkpoints"
     allow_network_filesystem: bool = False
@@ -193,7 +218,8 @@ class CheckpointSettings(Section):
         return during if during > self.interval else 0
 
 
-class StateSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSettings:
     """The backend and the local folder of keyed state between checkpoints."""
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
@@ -201,51 +227,43 @@ class StateSettings(Section):
     """The local folder of keyed state. Files that a failed attempt leaves here help the next
     attempt on the same host, which then fetches less. If the folder is lost, no state is lost.
     """
-    cache_entries: int = Field(default=200_000, ge=1_000)
+    cache_entries: Annotated[int, Limits(ge=1_000)] = 200_000
 
 
-class JobManagerSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobManagerSettings:
     """The address of the JobManager of a session cluster, and the address that it listens on."""
 
     host: str = "localhost"
-    port: int = Field(default=6123, ge=1, le=65_535)
+    port: Annotated[int, Limits(ge=1, le=65_535)] = 6123
     bind_host: str | None = None
     """None means `host`."""
 
 
-class TaskManagerSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskManagerSettings:
     """The settings of a TaskManager. All except `slots` apply only to a standalone TaskManager."""
 
-    slots: int = Field(default=1, ge=1, le=SLOTS_MAX)
+    slots: Annotated[int, Limits(ge=1, le=SLOTS_MAX)] = 1
     host: str | None = None
     """None means the local address from which the TaskManager reaches the JobManager."""
-    port: int = Field(default=0, ge=0, le=65_535)
+    port: Annotated[int, Limits(ge=0, le=65_535)] = 0
     bind_host: str | None = None
     """None means `host`."""
 
 
-class ClusterSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
     """The processes of a cluster, and the timeouts after which a process counts as lost."""
 
-    name: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    name: Annotated[str, Limits(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "default"
     """The name of a session cluster. The caller that starts a local cluster gives that cluster its
     name.
     """
-    task_managers: int = Field(default=1, ge=1, le=256)
+    task_managers: Annotated[int, Limits(ge=1, le=256)] = 1
     slot_request_timeout: PositiveMs = 300_000
     heartbeat_interval: PositiveMs = 1_000
-    heartbeat_timeout: DurationMs = Field(default=15_000, validate_default=True)
-
-    @field_validator("heartbeat_timeout")
-    @classmethod
-    def _leaves_time_for_two(cls, timeout: int, others: ValidationInfo) -> int:
-        interval = others.data.get("heartbeat_interval", 0)  # absent if it is invalid itself
-        if timeout < 2 * interval:
-            raise ValueError(
-                f"heartbeats are {interval} ms apart, so a healthy process could count as lost; "
-                "make the timeout at least twice cluster.heartbeat_interval"
-            )
-        return timeout
+    heartbeat_timeout: DurationMs = 15_000
 
     @property
     def quiet_interval(self) -> int:
@@ -259,7 +277,8 @@ class ClusterSettings(Section):
         return max(self.heartbeat_interval, min(3_000, self.heartbeat_timeout // 5))
 
 
-class RestartSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartSettings:
     """The restart strategy, which decides whether and when a new attempt follows a failed one."""
 
     strategy: Literal["exponential_delay", "fixed_delay", "failure_rate", "none"] = (
@@ -267,69 +286,77 @@ class RestartSettings(Section):
     )
     initial_backoff: DurationMs = 100
     max_backoff: DurationMs = 60_000
-    backoff_multiplier: float = Field(default=2.0, ge=1.0)
-    jitter_factor: float = Field(default=0.1, ge=0.0, le=1.0)
+    backoff_multiplier: Annotated[float, Limits(ge=1.0)] = 2.0
+    jitter_factor: Annotated[float, Limits(ge=0.0, le=1.0)] = 0.1
     reset_backoff_threshold: DurationMs = 600_000
-    attempts: int | None = Field(default=None, ge=1)
+    attempts: Annotated[int, Limits(ge=1)] | None = None
     """The number of restarts before the job fails; None means unlimited. With `exponential_delay`,
     the count starts again after an attempt that ran for `reset_backoff_threshold`.
     """
     delay: DurationMs = 1_000
     """The pause before each restart with `fixed_delay` and `failure_rate`, in milliseconds."""
-    max_failures_per_interval: int = Field(default=3, ge=1)
+    max_failures_per_interval: Annotated[int, Limits(ge=1)] = 3
     """The limit of `failure_rate`: this number of failures within `failure_rate_interval` fails the
     job.
     """
     failure_rate_interval: DurationMs = 60_000
 
 
-class ExchangeSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
     """The connections between slots."""
 
-    credits: int = Field(default=8, ge=2)
+    credits: Annotated[int, Limits(ge=2)] = 8
     """Frames in flight per channel."""
 
 
-class BackfillSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillSettings:
     """The settings of `tidegate backfill`, which processes the history of topics."""
 
     master: str = "local[*]"
-    wave_records: int = Field(default=1_000_000, gt=0)
+    wave_records: Annotated[int, Limits(gt=0)] = 1_000_000
     wave_span: PositiveMs | None = None
     ship: bool = False
 
 
-class LogSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
     """The folder and the level of the processes' logs, and the maximum size of each file."""
 
     dir: str = ".tidegate/logs"
     level: Literal["debug", "info", "warning", "error"] = "info"
-    max_file_size: Annotated[SizeBytes, Field(gt=0)] = 10 << 20
+    max_file_size: Annotated[int, Limits(gt=0), _SIZE] = 10 << 20
 
 
-class ConnectorSettings(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorSettings:
     """Overrides of one source or sink, by its attribute name."""
 
     topic: str | None = None
-    properties: dict[str, str] = Field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
 
 
-class Config(Section):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
     """The effective configuration of a process."""
 
-    kafka: KafkaSettings = KafkaSettings()
-    job: JobSettings = JobSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    state: StateSettings = StateSettings()
-    jobmanager: JobManagerSettings = JobManagerSettings()
-    taskmanager: TaskManagerSettings = TaskManagerSettings()
-    cluster: ClusterSettings = ClusterSettings()
-    restart: RestartSettings = RestartSettings()
-    exchange: ExchangeSettings = ExchangeSettings()
-    backfill: BackfillSettings = BackfillSettings()
-    logs: LogSettings = LogSettings()
-    sources: dict[str, ConnectorSettings] = Field(default_factory=dict)
-    sinks: dict[str, ConnectorSettings] = Field(default_factory=dict)
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+    """pydantic refuses unknown keys, also in the sections."""
+
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
+    job: JobSettings = field(default_factory=JobSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    state: StateSettings = field(default_factory=StateSettings)
+    jobmanager: JobManagerSettings = field(default_factory=JobManagerSettings)
+    taskmanager: TaskManagerSettings = field(default_factory=TaskManagerSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    restart: RestartSettings = field(default_factory=RestartSettings)
+    exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    backfill: BackfillSettings = field(default_factory=BackfillSettings)
+    logs: LogSettings = field(default_factory=LogSettings)
+    sources: dict[str, ConnectorSettings] = field(default_factory=dict)
+    sinks: dict[str, ConnectorSettings] = field(default_factory=dict)
 
     def source(self, uid: str) -> ConnectorSettings:
         """Return the settings of one source. Without settings, return the defaults."""
@@ -343,16 +370,37 @@ class Config(Section):
         """Return plain values, with durations in milliseconds. Settings travel with a submission in
         this form.
         """
-        return self.model_dump(mode="json")
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Return the configuration from the output of `to_dict`, of this version or an earlier one.
 
-        From now on, the process masks the secrets in these settings.
+        Raise ConfigError for an unknown key and for a value of another type. From now on, the
+        process masks the secrets in these settings.
         """
         remember(settings)
-        return cls.model_validate(with_present_names(settings))
+        named = with_present_names(settings)
+        try:
+            config = msgspec.convert(named, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"The settings of a job cannot be read: {error}.") from error
+        unknown = dict(flattened(named)).keys() - dict(flattened(config.to_dict())).keys()
+        if unknown:
+            raise ConfigError(
+                f"The settings of a job have {', '.join(sorted(unknown))}, which this version of "
+                "tidegate does not know. A later version wrote them: run that version."
+            )
+        return config
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables, each with its dotted key."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def with_present_names(settings: Mapping[str, Any]) -> dict[str, Any]:

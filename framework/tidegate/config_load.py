@@ -7,8 +7,8 @@ Every key below `kafka.properties`, and below the `properties` of a source or si
 setting: `sasl.password` may be written as a table, as a quoted key, or as
 `TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`.
 
-Only the process that talks to the user loads the configuration. All other processes receive the
-result (`Config.from_dict`).
+Only the process that talks to the user loads the configuration, and only this module imports
+pydantic for it. All other processes receive the result (`Config.from_dict`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_origin
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from tidegate.config import NO_VALUE, RENAMED, Config, Units, foreign_code, with_unit
+from tidegate.config import (
+    NO_VALUE,
+    RENAMED,
+    ClusterSettings,
+    Config,
+    Units,
+    flattened,
+    foreign_code,
+    with_unit,
+)
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, is_secret, masked_text, remember
 
@@ -35,6 +45,12 @@ PARAMETERS = "TIDEGATE_PARAMS__"
 
 CLASS_STATEMENT = "the class statement"
 COMMAND_LINE = "the command line"
+
+Section = TypeVar("Section")
+"""A class of `config.py`."""
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+"""The validators by class. pydantic takes 40 ms to make that of the whole configuration."""
 
 _ROOT_USER = 0
 """The id of the superuser, who can change every file anyway."""
@@ -70,13 +86,14 @@ def load(
 
 def load_with_origins(
     *,
+    folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     command_line: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, str]]:
     """Return the configuration as `load` does, and where each key that is not a default comes
     from.
     """
-    values = _layers(None, environment, None, command_line, COMMAND_LINE)
+    values = _layers(folder, environment, None, command_line, COMMAND_LINE)
     remember({key: value for key, (value, _) in values.items()})
     return _validated(values), {key: origin for key, (_, origin) in values.items()}
 
@@ -136,15 +153,6 @@ def known_keys() -> dict[str, Any]:
 def no_value(key: str) -> str:
     """Return the text that stands for None in an optional setting."""
     return NO_VALUE.get(key, "none")
-
-
-def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables, each with its dotted key."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _refuse_foreign_owner(path: Path, folder: Path) -> None:
@@ -280,9 +288,32 @@ def _validated(values: Mapping[str, _Value]) -> Config:
             table = table.setdefault(name, {})
         table[path[-1]] = value
     try:
-        return Config.model_validate(nested)
+        config = checked(Config, nested)
     except ValidationError as error:
         raise _explained(error, values) from error
+    _check_heartbeats(config.cluster, values)
+    return config
+
+
+def checked(section: type[Section], settings: Mapping[str, Any]) -> Section:
+    """Return a section of the configuration, or all of it, with these settings. Durations may be
+    texts. Raise pydantic.ValidationError for a wrong value and an unknown key.
+    """
+    if section not in _ADAPTERS:
+        _ADAPTERS[section] = TypeAdapter(section)
+    found: Section = _ADAPTERS[section].validate_python(dict(settings))
+    return found
+
+
+def _check_heartbeats(cluster: ClusterSettings, values: Mapping[str, _Value]) -> None:
+    if cluster.heartbeat_timeout < 2 * cluster.heartbeat_interval:
+        key = "cluster.heartbeat_timeout"
+        found = values.get(key, _Value(cluster.heartbeat_timeout, "the configuration"))
+        raise ConfigError(
+            f"Setting {key} = {found.value!r} in {found.origin}: heartbeats are "
+            f"{cluster.heartbeat_interval} ms apart, so a healthy process could count as lost; "
+            "make the timeout at least twice cluster.heartbeat_interval."
+        )
 
 
 def _explained(error: ValidationError, values: Mapping[str, _Value]) -> ConfigError:
@@ -291,8 +322,9 @@ def _explained(error: ValidationError, values: Mapping[str, _Value]) -> ConfigEr
     """
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    origin = values[key].origin if key in values else "the configuration"
-    shown = MASK if is_secret(key) else masked_text(repr(first["input"]))
+    given = values.get(key, _Value(first["input"], "the configuration"))
+    origin = given.origin
+    shown = MASK if is_secret(key) else masked_text(repr(given.value))
     reason = masked_text(first["msg"].removeprefix("Value error, "))
     if reason.startswith(shown):
         return ConfigError(f"Setting {key} in {origin}: {reason}.")
@@ -305,27 +337,31 @@ def _property_text(value: Any) -> str:
     return str(value)
 
 
-def _keys_of(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, info in section.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys_of(kind, f"{prefix}{name}.")
-        elif get_origin(kind) is dict:
-            item = get_args(kind)[1]
-            if isinstance(item, type) and issubclass(item, BaseModel):
-                yield from _keys_of(item, f"{prefix}{name}.*.")
-            else:
-                yield f"{prefix}{name}.*", None
+def _keys_of(section: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for field in fields(section):
+        kind = _types(section)[field.name]
+        item = get_args(kind)[1] if get_origin(kind) is dict else None
+        if is_dataclass(kind):
+            yield from _keys_of(cast("type[Any]", kind), f"{prefix}{field.name}.")
+        elif is_dataclass(item):
+            yield from _keys_of(cast("type[Any]", item), f"{prefix}{field.name}.*.")
+        elif item is not None:
+            yield f"{prefix}{field.name}.*", None
         else:
-            yield f"{prefix}{name}", info.default
+            yield f"{prefix}{field.name}", field.default
 
 
-def _measured(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _measured(section: type[Any], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each key whose values carry a unit, with the possible units."""
-    for name, info in section.model_fields.items():
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _measured(kind, f"{prefix}{name}.")
-        for units in info.metadata:
-            if isinstance(units, Units):
-                yield f"{prefix}{name}", units.names
+    for name, kind in _types(section).items():
+        if is_dataclass(kind):
+            yield from _measured(cast("type[Any]", kind), f"{prefix}{name}.")
+        for alternative in (kind, *get_args(kind)):
+            for units in getattr(alternative, "__metadata__", ()):
+                if isinstance(units, Units):
+                    yield f"{prefix}{name}", units.names
+
+
+def _types(section: type[Any]) -> Mapping[str, Any]:
+    """Return the declared types of a section's settings, with their limits and units."""
+    return get_type_hints(section, include_extras=True)

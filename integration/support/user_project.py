@@ -302,7 +302,7 @@ class Run:
         ]
 
     def kill_slots(self) -> None:
-        """Kill every slot with SIGKILL, and wait for the first one if there is none yet."""
+        """Kill every slot with SIGKILL, and wait for the first one if no slot runs yet."""
         self.until(lambda: kill(self.slots()), "a kill of a slot")
 
     def clear(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,8 +104,8 @@ def test_source_topic_that_does_not_fit_is_named_with_its_setting(
     changes: dict[str, object], parallelism: int, level: str, said: str
 ) -> None:
     config = Config()
-    job = config.job.model_copy(update={"parallelism": parallelism})
-    config = config.model_copy(update={"job": job})
+    job = replace(config.job, parallelism=parallelism)
+    config = replace(config, job=job)
     (found,) = source_topic_problems("source a", "a", settings(**changes), config)
     assert (found.level, found.about) == (level, "source a")
     assert said in found.text

@@ -28,7 +28,6 @@ from tidegate.cli.record_viewer import (
     decoder_of,
     record_line,
 )
-from tidegate.config_load import load
 from tidegate.drivers.file_watch import wait_for_save, watched_folders
 from tidegate.errors import RefusedError
 
@@ -213,15 +212,14 @@ def test_status_lines_that_only_repeat_the_one_before_are_left_out() -> None:
 
 
 def test_brokers_of_the_settings_are_used_and_nothing_is_removed(tmp_path: Path) -> None:
-    config = load(folder=tmp_path, command_line={"kafka.bootstrap_servers": "h:1"})
     kept = write(tmp_path, ".tidegate/checkpoints/a", "a")
-    with dev_broker(tmp_path, config, print, keep=False) as broker:
+    with dev_broker(tmp_path, "h:1", print, keep=False) as broker:
         assert broker.bootstrap == "h:1"
         assert broker.scratch is None
         assert not broker.settings
         with (
             pytest.raises(RefusedError, match="already runs tidegate dev in this folder"),
-            dev_broker(tmp_path, config, print, keep=False),
+            dev_broker(tmp_path, "h:1", print, keep=False),
         ):
             pass
     assert kept.exists()

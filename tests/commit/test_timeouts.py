@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tidegate.commit.timeouts import check_against_broker, required_transaction_timeout_ms
@@ -28,9 +30,9 @@ def test_required_transaction_timeout_follows_the_formula() -> None:
         tolerated_outage=7_000,
     )
     assert required_transaction_timeout_ms(settings) == 4 * 2_500 + 2_000 + 7_000
-    slow = settings.model_copy(update={"interval": 60_000})
+    slow = replace(settings, interval=60_000)
     assert required_transaction_timeout_ms(slow) == 4 * 60_000 + 2_000 + 7_000
-    behind = settings.model_copy(update={"interval_during_backlog": 30_000})
+    behind = replace(settings, interval_during_backlog=30_000)
     assert required_transaction_timeout_ms(behind) == 4 * 30_000 + 2_000 + 7_000
 
 

@@ -77,17 +77,20 @@ def dev(
     from tidegate.cli.dev_output import DevOutput, JsonOutput
     from tidegate.cli.dev_session import DevOptions, DevSession
     from tidegate.cli.find_pipeline import find_pipeline
-    from tidegate.config_load import load
+    from tidegate.config_load import load_with_origins
 
     folder = Path.cwd()
     reference = pipeline or find_pipeline(folder)
-    effective = load(folder=folder, environment=dict(os.environ), command_line=given)
-    if "interval" not in effective.checkpoint.model_fields_set:
+    effective, origins = load_with_origins(
+        folder=folder, environment=dict(os.environ), command_line=given
+    )
+    if "checkpoint.interval" not in origins:
         given["checkpoint.interval"] = INTERVAL
     words = [word for key, value in params.items() for word in ("--set", f"{key}={value}")]
     words += [word for key, value in given.items() for word in ("-c", f"{key}={value}")]
     output = JsonOutput() if as_json else DevOutput()
-    with dev_broker(folder, effective, output.message, keep=keep) as broker:
+    named = effective.kafka.bootstrap_servers if "kafka.bootstrap_servers" in origins else None
+    with dev_broker(folder, named, output.message, keep=keep) as broker:
         output.event(
             "session_started",
             f"{reference} on Kafka at {broker.bootstrap} ({broker.origin})",

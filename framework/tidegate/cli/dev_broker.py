@@ -18,7 +18,6 @@ from typing import Final
 
 from tidegate.cli.kafka import DEFAULT_VERSION
 from tidegate.cli.kafka import FOLDER as PERMANENT
-from tidegate.config import Config
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import RefusedError
 from tidegate.private_files import make_private_folder
@@ -42,14 +41,15 @@ class DevBroker:
 
 @contextmanager
 def dev_broker(
-    folder: Path, config: Config, say: Callable[[str], None], *, keep: bool
+    folder: Path, servers: str | None, say: Callable[[str], None], *, keep: bool
 ) -> Iterator[DevBroker]:
     """Yield the brokers of a session. At the end, stop a broker that was started here and remove
     its data, unless `keep` is set. RefusedError if another session runs in this folder.
+
+    `servers` are those that the configuration names, None if it names none.
     """
     with _locked(folder):
-        if "bootstrap_servers" in config.kafka.model_fields_set:
-            servers = config.kafka.bootstrap_servers
+        if servers is not None:
             yield DevBroker(bootstrap=servers, origin="kafka.bootstrap_servers")
             return
         running = EmbeddedKafka.attach(folder / PERMANENT / DEFAULT_VERSION)

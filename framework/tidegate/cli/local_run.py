@@ -6,6 +6,7 @@ It is separate from `run.py`, so that help does not import what this module need
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import os
@@ -226,5 +227,5 @@ def with_enough_slots(config: Config, command_line: dict[str, Any]) -> Config:
             f"parallel subtasks, and a TaskManager has {SLOTS_MAX} at most. Start more of them: "
             f"--task-managers {math.ceil(config.job.parallelism / SLOTS_MAX)}."
         )
-    slots_each = config.taskmanager.model_copy(update={"slots": each})
-    return config.model_copy(update={"taskmanager": slots_each})
+    slots_each = dataclasses.replace(config.taskmanager, slots=each)
+    return dataclasses.replace(config, taskmanager=slots_each)

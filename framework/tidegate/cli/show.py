@@ -23,7 +23,8 @@ def config(given: o.Settings = None, as_json: o.AsJson = False) -> None:
 
     Example: tidegate config -c checkpoint.interval=1s --json
     """
-    from tidegate.config_load import flattened, load_with_origins, written
+    from tidegate.config import flattened
+    from tidegate.config_load import load_with_origins, written
     from tidegate.masking import masked
 
     command_line = o.parse_pairs(

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from tidegate.commit.retention import RETAINED_MIN
 from tidegate.commit.timeouts import required_transaction_timeout_ms
 from tidegate.config import CheckpointSettings
+from tidegate.config_load import checked
 from tidegate.sim import mishaps, swaps
 from tidegate.sim.faults import FaultRates
 from tidegate.sim.load import Load
@@ -123,7 +124,7 @@ class Plan:
     @property
     def blackout_s(self) -> float:
         """Duration of the one blackout in seconds; 0 without a blackout."""
-        checkpoint = CheckpointSettings.model_validate(self.settings["checkpoint"])
+        checkpoint = checked(CheckpointSettings, self.settings["checkpoint"])
         return self.fault_rates.blackout * required_transaction_timeout_ms(checkpoint) / 1000
 
     @classmethod

@@ -59,9 +59,10 @@ POLL_INTERVAL_MS: Final = 100
 makes no partition idle (`BETWEEN_S_MAX` of the source's watermarks).
 """
 
-_CONFIG: Final = Config(state=StateSettings(backend="memory")).model_copy(
-    # No pause between two watermarks. The setting must be positive in a job, so it is not checked.
-    update={"job": JobSettings().model_copy(update={"watermark_interval": 0})}
+_CONFIG: Final = Config(
+    state=StateSettings(backend="memory"),
+    # No pause between two watermarks. In a job, the setting must be positive.
+    job=JobSettings(watermark_interval=0),
 )
 
 

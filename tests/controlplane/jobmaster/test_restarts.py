@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tidegate.config import RestartSettings
+from tidegate.config_load import checked
 from tidegate.controlplane.jobmaster.restarts import RestartStrategy, restart_strategy
 
 
 def strategy(chance: float = 0.5, **settings: object) -> RestartStrategy:
-    return restart_strategy(RestartSettings.model_validate(settings), lambda: chance)
+    return restart_strategy(checked(RestartSettings, settings), lambda: chance)
 
 
 def test_default_restart_delay_doubles_up_to_its_maximum_without_an_attempt_limit() -> None:

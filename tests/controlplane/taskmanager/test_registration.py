@@ -14,6 +14,7 @@ import pytest
 from tests.controlplane.client.test_client import Lines
 from tests.controlplane.test_loop import VirtualClock
 from tidegate.config import Config
+from tidegate.config_load import checked
 from tidegate.controlplane.taskmanager.service import _answer_s, _heartbeat_s, _register, _Service
 from tidegate.errors import RpcError
 from tidegate.ids import LeaderEpoch, TaskManagerId
@@ -58,7 +59,7 @@ def test_heartbeat_timeout_leaves_time_for_another_heartbeat_after_a_lost_one(
 ) -> None:
     """A connection that has gone silent is found out by it, and the next one has a new one."""
     cluster = {"heartbeat_interval": interval, "heartbeat_timeout": timeout}
-    config = Config.model_validate({"cluster": cluster})
+    config = checked(Config, {"cluster": cluster})
     every_s, waits = _heartbeat_s(config, standalone=standalone), list[float]()
     service: Any = SimpleNamespace(
         loop=SimpleNamespace(submit=lambda call, *_: call()),

@@ -12,6 +12,7 @@ from tests.drivers.kafka.surroundings import SubtaskHarness
 from tidegate.api.formats import Raw
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.config import Config
+from tidegate.config_load import checked
 from tidegate.dataplane.sinks.kafka import KafkaSinkWriter
 from tidegate.dataplane.sizes import CLIENT_MAX_BYTES
 from tidegate.ids import Uid
@@ -33,7 +34,7 @@ def given(
         "sinks": {"out": {"properties": here or {}}},
     }
     broker = Broker()
-    harness = SubtaskHarness(broker, broker, config=Config.model_validate(config))
+    harness = SubtaskHarness(broker, broker, config=checked(Config, config))
     KafkaSinkWriter(sink, Uid("out"), harness.context).open()
     harness.run_until_idle()
     settings = dict(broker.settings[0])

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.config import Config
-from tidegate.config_load import flattened
+from tidegate.config import Config, flattened
 from tidegate.controlplane.jobmanager.job_store import without_secrets
 from tidegate.masking import MASK, is_secret
 from tidegate.protocol.submission import Submission
