@@ -377,6 +377,12 @@ def test_renamed_setting_is_known_only_by_its_present_name(before: str, now: str
     assert before not in known_keys()
 
 
+def test_optional_duration_without_a_unit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tidegate.toml").write_text("[backfill]\nwave_span = 10\n")
+    with pytest.raises(ConfigError, match=r"backfill\.wave_span = 10 in .* has no unit"):
+        load(folder=tmp_path)
+
+
 def test_settings_of_a_later_version_are_refused_with_their_names() -> None:
     settings = Config().to_dict()
     settings["checkpoint"]["compression"] = "zstd"
