@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import tidegate.config_load as loading
 from tidegate import bootstrap
-from tidegate.config import NO_VALUE, RENAMED, ClusterSettings, Config, flattened
-from tidegate.config_load import known_keys, load
+from tidegate.config import (
+    NO_VALUE,
+    RENAMED,
+    CheckpointSettings,
+    ClusterSettings,
+    Config,
+    flattened,
+)
+from tidegate.config_load import checked, known_keys, load
 from tidegate.errors import ConfigError
 from tidegate.masking import MASK, masked
 
@@ -386,8 +394,16 @@ def test_optional_duration_without_a_unit_is_refused(tmp_path: Path) -> None:
 def test_settings_of_a_later_version_are_refused_with_their_names() -> None:
     settings = Config().to_dict()
     settings["checkpoint"]["compression"] = "zstd"
-    with pytest.raises(ConfigError, match=r"have checkpoint\.compression.*run that version"):
+    settings["metrics"] = {}
+    with pytest.raises(ConfigError, match=r"have checkpoint\.compression, metrics, which this"):
         Config.from_dict(settings)
+
+
+def test_a_section_alone_is_checked_as_in_the_whole_configuration() -> None:
+    assert checked(CheckpointSettings, {"interval": "2 s"}).interval == 2_000
+    for wrong in ({"intervall": "2 s"}, {"interval": "0 s"}):
+        with pytest.raises(ValidationError):
+            checked(CheckpointSettings, wrong)
 
 
 def test_settings_of_another_type_are_refused() -> None:

@@ -9,9 +9,9 @@ that names the key and its nearest neighbour. Durations carry their unit in the 
 code they are milliseconds.
 
 The classes are plain dataclasses and check nothing themselves. `config_load` has pydantic check
-what a user wrote, by the types and the `Limits` that are declared here. Every other process reads
-settings that were checked before. It does without pydantic, which takes 11 MB of memory and a tenth
-of a second to import.
+what a user wrote, by the types and the `Limits` that are declared here. Processes that get their
+settings from another one read settings that were checked before (`from_dict`). They do without
+pydantic, which takes 11 MB of memory and a tenth of a second to import.
 """
 
 from __future__ import annotations
@@ -161,8 +161,15 @@ message, of 64 MiB at most (`drivers/rpc`).
 """
 
 
+class Section:
+    """The base class of all sections. Sections are immutable, and pydantic refuses unknown keys."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaSettings:
+class KafkaSettings(Section):
     """The Kafka cluster that the job reads, writes and commits on."""
 
     bootstrap_servers: str = "localhost:9092"
@@ -175,7 +182,7 @@ class KafkaSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
+class JobSettings(Section):
     """The name of a job, its parallelism, and the maximum size of its code. `max_parallelism` is
     fixed for the life of the job's state.
     """
@@ -192,7 +199,7 @@ class JobSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSettings:
+class CheckpointSettings(Section):
     """The times, limits and storage of checkpoints."""
 
     interval: PositiveMs = 10_000
@@ -219,7 +226,7 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateSettings:
+class StateSettings(Section):
     """The backend and the local folder of keyed state between checkpoints."""
 
     backend: Literal["rocksdb", "memory"] = "rocksdb"
@@ -231,7 +238,7 @@ class StateSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobManagerSettings:
+class JobManagerSettings(Section):
     """The address of the JobManager of a session cluster, and the address that it listens on."""
 
     host: str = "localhost"
@@ -241,7 +248,7 @@ class JobManagerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskManagerSettings:
+class TaskManagerSettings(Section):
     """The settings of a TaskManager. All except `slots` apply only to a standalone TaskManager."""
 
     slots: Annotated[int, Limits(ge=1, le=SLOTS_MAX)] = 1
@@ -253,7 +260,7 @@ class TaskManagerSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
+class ClusterSettings(Section):
     """The processes of a cluster, and the timeouts after which a process counts as lost."""
 
     name: Annotated[str, Limits(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "default"
@@ -278,7 +285,7 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestartSettings:
+class RestartSettings(Section):
     """The restart strategy, which decides whether and when a new attempt follows a failed one."""
 
     strategy: Literal["exponential_delay", "fixed_delay", "failure_rate", "none"] = (
@@ -303,7 +310,7 @@ class RestartSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeSettings:
+class ExchangeSettings(Section):
     """The connections between slots."""
 
     credits: Annotated[int, Limits(ge=2)] = 8
@@ -311,7 +318,7 @@ class ExchangeSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillSettings:
+class BackfillSettings(Section):
     """The settings of `tidegate backfill`, which processes the history of topics."""
 
     master: str = "local[*]"
@@ -321,7 +328,7 @@ class BackfillSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
+class LogSettings(Section):
     """The folder and the level of the processes' logs, and the maximum size of each file."""
 
     dir: str = ".tidegate/logs"
@@ -330,7 +337,7 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectorSettings:
+class ConnectorSettings(Section):
     """Overrides of one source or sink, by its attribute name."""
 
     topic: str | None = None
@@ -338,11 +345,8 @@ class ConnectorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Section):
     """The effective configuration of a process."""
-
-    __pydantic_config__: ClassVar[Mapping[str, str]] = {"extra": "forbid"}
-    """pydantic refuses unknown keys, also in the sections."""
 
     kafka: KafkaSettings = field(default_factory=KafkaSettings)
     job: JobSettings = field(default_factory=JobSettings)
@@ -376,8 +380,8 @@ class Config:
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Return the configuration from the output of `to_dict`, of this version or an earlier one.
 
-        Raise ConfigError for an unknown key and for a value of another type. From now on, the
-        process masks the secrets in these settings.
+        Raise ConfigError for an unknown key and for a value of another type. Limits are not checked
+        again. From now on, the process masks the secrets in these settings.
         """
         remember(settings)
         named = with_present_names(settings)
@@ -385,13 +389,22 @@ class Config:
             config = msgspec.convert(named, cls)
         except msgspec.ValidationError as error:
             raise ConfigError(f"The settings of a job cannot be read: {error}.") from error
-        unknown = dict(flattened(named)).keys() - dict(flattened(config.to_dict())).keys()
+        unknown = set(_names(named, "")) - set(_names(config.to_dict(), ""))
         if unknown:
             raise ConfigError(
                 f"The settings of a job have {', '.join(sorted(unknown))}, which this version of "
-                "tidegate does not know. A later version wrote them: run that version."
+                "tidegate does not know. Another version wrote them, probably a later one: run "
+                "that version."
             )
         return config
+
+
+def _names(settings: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the dotted keys of nested tables, also those of the tables themselves."""
+    for name, value in settings.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

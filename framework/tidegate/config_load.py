@@ -7,8 +7,8 @@ Every key below `kafka.properties`, and below the `properties` of a source or si
 setting: `sasl.password` may be written as a table, as a quoted key, or as
 `TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`.
 
-Only the process that talks to the user loads the configuration, and only this module imports
-pydantic for it. All other processes receive the result (`Config.from_dict`).
+Only the process that a user starts loads the configuration, and only this module imports pydantic
+for it. All other processes receive the result (`Config.from_dict`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,20 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    NoReturn,
+    TypeGuard,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -28,6 +39,7 @@ from tidegate.config import (
     RENAMED,
     ClusterSettings,
     Config,
+    Section,
     Units,
     flattened,
     foreign_code,
@@ -46,8 +58,7 @@ PARAMETERS = "TIDEGATE_PARAMS__"
 CLASS_STATEMENT = "the class statement"
 COMMAND_LINE = "the command line"
 
-Section = TypeVar("Section")
-"""A class of `config.py`."""
+AnySection = TypeVar("AnySection", bound=Section)
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 """The validators by class. pydantic takes 40 ms to make that of the whole configuration."""
@@ -104,7 +115,7 @@ def written(key: str, value: object) -> object:
     """
     if value is None:
         return no_value(key)
-    units = dict(_measured(Config, "")).get(key)
+    units = _units().get(key)
     if units is None or not isinstance(value, int):
         return value
     return with_unit(value, units)
@@ -147,7 +158,7 @@ def known_keys() -> dict[str, Any]:
     """Return every key with its default; `*` stands for the name of a source or sink, or of a
     property.
     """
-    return dict(_keys_of(Config, ""))
+    return dict(_known())
 
 
 def no_value(key: str) -> str:
@@ -264,7 +275,7 @@ def _pattern(key: str) -> str:
 
 def _validated(values: Mapping[str, _Value]) -> Config:
     nested: dict[str, Any] = {}
-    measured = dict(_measured(Config, ""))
+    measured = _units()
     optional = {name for name, default in known_keys().items() if default is None}
     for key, (value, origin) in values.items():
         path = key.split(".")
@@ -295,13 +306,13 @@ def _validated(values: Mapping[str, _Value]) -> Config:
     return config
 
 
-def checked(section: type[Section], settings: Mapping[str, Any]) -> Section:
+def checked(section: type[AnySection], settings: Mapping[str, Any]) -> AnySection:
     """Return a section of the configuration, or all of it, with these settings. Durations may be
     texts. Raise pydantic.ValidationError for a wrong value and an unknown key.
     """
     if section not in _ADAPTERS:
         _ADAPTERS[section] = TypeAdapter(section)
-    found: Section = _ADAPTERS[section].validate_python(dict(settings))
+    found: AnySection = _ADAPTERS[section].validate_python(dict(settings))
     return found
 
 
@@ -337,31 +348,42 @@ def _property_text(value: Any) -> str:
     return str(value)
 
 
-def _keys_of(section: type[Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for field in fields(section):
-        kind = _types(section)[field.name]
+@cache
+def _known() -> Mapping[str, Any]:
+    """Return what `known_keys` copies. To read the declarations takes milliseconds."""
+    return dict(_keys_of(Config, ""))
+
+
+@cache
+def _units() -> Mapping[str, tuple[str, ...]]:
+    """Return each key whose values carry a unit, with the possible units."""
+    return dict(_measured(Config, ""))
+
+
+def _keys_of(section: type[Section], prefix: str) -> Iterator[tuple[str, Any]]:
+    kinds = get_type_hints(section, include_extras=True)
+    for field in fields(cast("type[Config]", section)):
+        kind = kinds[field.name]
         item = get_args(kind)[1] if get_origin(kind) is dict else None
-        if is_dataclass(kind):
-            yield from _keys_of(cast("type[Any]", kind), f"{prefix}{field.name}.")
-        elif is_dataclass(item):
-            yield from _keys_of(cast("type[Any]", item), f"{prefix}{field.name}.*.")
+        if _is_section(kind):
+            yield from _keys_of(kind, f"{prefix}{field.name}.")
+        elif _is_section(item):
+            yield from _keys_of(item, f"{prefix}{field.name}.*.")
         elif item is not None:
             yield f"{prefix}{field.name}.*", None
         else:
             yield f"{prefix}{field.name}", field.default
 
 
-def _measured(section: type[Any], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each key whose values carry a unit, with the possible units."""
-    for name, kind in _types(section).items():
-        if is_dataclass(kind):
-            yield from _measured(cast("type[Any]", kind), f"{prefix}{name}.")
+def _measured(section: type[Section], prefix: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, kind in get_type_hints(section, include_extras=True).items():
+        if _is_section(kind):
+            yield from _measured(kind, f"{prefix}{name}.")
         for alternative in (kind, *get_args(kind)):
             for units in getattr(alternative, "__metadata__", ()):
                 if isinstance(units, Units):
                     yield f"{prefix}{name}", units.names
 
 
-def _types(section: type[Any]) -> Mapping[str, Any]:
-    """Return the declared types of a section's settings, with their limits and units."""
-    return get_type_hints(section, include_extras=True)
+def _is_section(kind: object) -> TypeGuard[type[Section]]:
+    return isinstance(kind, type) and issubclass(kind, Section)

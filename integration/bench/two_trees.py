@@ -9,7 +9,7 @@ and each output is checked.
     python -m integration.bench.two_trees /tmp/before --workload total
 
 The ratio says which version is cheaper while two jobs share the machine. `cost.py` measures what a
-job costs.
+job costs. The other version must know the settings and the pipelines of the present one.
 """
 
 from __future__ import annotations
@@ -40,21 +40,24 @@ def compare(
     The versions take turns in starting first. Raise RuntimeError if a run fails or is wrong.
     """
     for number in range(rounds):
-        order = trees if number % 2 == 0 else trees[::-1]
+        outputs = [rig.fresh("out") for _ in trees]
         with ThreadPoolExecutor(len(trees)) as pool:
             runs = {
-                tree: pool.submit(_cost, rig, workload, tree, *rig.fresh("out")) for tree in order
+                place: pool.submit(_run, rig, workload, trees[place], *outputs[place])
+                for place in ((0, 1) if number % 2 == 0 else (1, 0))
             }
-        before, after = (runs[tree].result() for tree in trees)
-        yield before, after
+        # The outputs are read when both runs have ended, so that this slows down neither of them.
+        for sink, _ in outputs:
+            rig.check(workload, sink, rig.count)
+        yield runs[0].result(), runs[1].result()
 
 
-def _cost(rig: Rig, workload: Workload, tree: Path, sink: str, folder: Path) -> float:
+def _run(rig: Rig, workload: Workload, tree: Path, sink: str, folder: Path) -> float:
+    """Run a version to its end, and return its CPU microseconds per record."""
     command = rig.command("tidegate", workload, "bench-in", sink, rig.count, SECOND)
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'framework'}"}
     usage = measure(command, folder, environment)
     rig.check_run("tidegate", workload, usage, folder)
-    rig.check(workload, sink, rig.count)
     return usage.cpu_s / rig.count * 1e6
 
 

@@ -261,12 +261,12 @@ def alive(pid: int) -> bool:
 
 
 def kill(pids: Iterable[int]) -> list[int]:
-    """Send SIGKILL to each process that still exists, and return the ids of these.
+    """Send SIGKILL to each process that still runs, and return the ids of these.
 
-    An attempt that loses one slot ends its others too, so some may be gone already.
+    An attempt that loses one slot ends its others too, so some may have ended already.
     """
     killed = []
-    for pid in pids:
+    for pid in filter(alive, pids):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)

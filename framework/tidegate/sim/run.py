@@ -24,6 +24,7 @@ import msgspec
 from tidegate.api.pipeline import build
 from tidegate.commit.journal.entries import Claim, Lost, Publication, RolledBack
 from tidegate.config import Config
+from tidegate.config_load import checked
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
@@ -497,7 +498,7 @@ class Run:
             settings["kafka"] = {"bootstrap_servers": self._swaps.bootstrap}
         settings["taskmanager"] = {"slots": job_run.slots}
         settings["cluster"]["task_managers"] = job_run.task_managers
-        return Config.from_dict(settings)
+        return checked(Config, settings)
 
 
 class _User:

@@ -187,8 +187,9 @@ class KafkaProducer:
         """Pass a batch of records to the client, in order. While the queue is full, wait and serve
         its callbacks.
 
-        TransactionError for any failure, in this call or since the last one. RecordTooLargeError if
-        the cause is a record that is too large.
+        TransactionError for any failure in this call, and for an earlier one that the client has
+        reported. The client is asked at most every `POLL_INTERVAL_S`, and by `flush`.
+        RecordTooLargeError if the cause is a record that is too large.
         """
         self._check()
         produce = self._produce
