@@ -24,6 +24,7 @@ from tidegate.dataplane.input_task import InputTask
 from tidegate.dataplane.subtask import Subtask
 from tidegate.drivers.exchange import handshake
 from tidegate.drivers.exchange.wire import FrameReader
+from tidegate.graph.key_groups import owners
 from tidegate.slot.main import Slot
 
 
@@ -113,9 +114,9 @@ GROUPS_BY_PARALLELISM = (
 )
 OLDER_PARALLELISM = (
     Edit(
-        KeyGroupWriter.__init__,
-        "subtask_of(one, len(channels), max_parallelism)",
-        "subtask_of(one, max(1, len(channels) - 1), max_parallelism)",
+        owners,
+        "subtask_of(group, parallelism, max_parallelism)",
+        "subtask_of(group, max(1, parallelism - 1), max_parallelism)",
     ),
 )
 STALE_AT_EXCHANGE = (Edit(handshake.rejection_reason, "attempt=attempt", "attempt=hello.attempt"),)

@@ -46,6 +46,12 @@ def subtask_of(group: KeyGroup, parallelism: int, max_parallelism: int) -> Subta
     return SubtaskIndex(group * parallelism // max_parallelism)
 
 
+def owners(parallelism: int, max_parallelism: int) -> list[SubtaskIndex]:
+    """Return the owner of each key group."""
+    groups = map(KeyGroup, range(max_parallelism))
+    return [subtask_of(group, parallelism, max_parallelism) for group in groups]
+
+
 def key_group_range(subtask: SubtaskIndex, parallelism: int, max_parallelism: int) -> range:
     """Return the key groups of a subtask: a contiguous half-open range, never empty."""
     check(

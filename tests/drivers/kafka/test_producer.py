@@ -5,6 +5,7 @@ before anything is sent.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from confluent_kafka import KafkaError as Code
 
 from tests.drivers.kafka.given import BROKERS, Client, client_settings
 from tidegate.api.declaration_checks import RESERVED_PROPERTIES
-from tidegate.drivers.kafka.producer import DEFAULTS, KafkaProducer
+from tidegate.drivers.kafka.producer import DEFAULTS, POLL_INTERVAL_S, KafkaProducer
 from tidegate.drivers.kafka.producer_errors import ProducerErrors
 from tidegate.errors import RecordTooLargeError, TransactionError
 from tidegate.ids import TransactionalId
@@ -167,6 +168,7 @@ def test_fatal_error_of_the_client_is_raised_by_every_producer_call(
     if waiting:
         producer.send("out", [b"z"] * 5, None)
     _fail_as_a_whole(producer)
+    time.sleep(POLL_INTERVAL_S)  # a send without records does nothing but ask for failures
     for _ in range(2):
         with pytest.raises(TransactionError, match=r"were fenced\. Another producer"):
             call(producer)

@@ -32,8 +32,7 @@ from tidegate.dataplane.channels.input_gate import InputChannel
 from tidegate.dataplane.columns import origin_of, slice_batch, split
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import UserCodeError, check, check_complete
-from tidegate.graph.key_groups import key_groups, subtask_of
-from tidegate.ids import KeyGroup
+from tidegate.graph.key_groups import key_groups, owners
 from tidegate.ports.exchange import MAX_FRAME_BYTES
 from tidegate.stream_elements import Control, RecordBatch, Watermark
 
@@ -305,9 +304,7 @@ class KeyGroupWriter(RecordWriter):
         self._key, self._key_encoder = key, key_encoder
         self._step = step
         self._max_parallelism = max_parallelism
-        groups = map(KeyGroup, range(max_parallelism))
-        self._owners = [subtask_of(one, len(channels), max_parallelism) for one in groups]
-        """The receiver of each key group."""
+        self._owners = owners(len(channels), max_parallelism)
 
     def emit(self, batch: RecordBatch) -> None:
         """Split a batch by receiver and send the parts. Raise UserCodeError if the key function
