@@ -45,8 +45,9 @@ INITIALISE_TIMEOUT_S: Final = 60.0
 0.06 s, and 10 to 14 s during a failover.
 """
 POLL_INTERVAL_S: Final = 0.02
-"""The minimum time between two looks for failed deliveries while records are sent, in seconds. A
-look gives the interpreter's lock away, so after each batch it cost a twentieth of a record.
+"""The minimum time between two polls for failed deliveries while records are sent, in seconds. A
+poll gives the interpreter's lock away. One after each batch was a twentieth of the cost of a
+shuffle.
 """
 CONNECT_TIMEOUT_S: Final = 0.5
 """The maximum time to wait for the first connection to a broker, in seconds. A producer that is
