@@ -207,6 +207,10 @@ class CheckpointSettings(Section):
     """The checkpoint interval while the job works off a backlog, in milliseconds. It has an effect
     only if it is longer than `interval`.
     """
+    interval_when_idle: DurationMs = 1_000
+    """The checkpoint interval while the job reads and writes no records, in milliseconds. The next
+    record ends it at once. It has an effect only if it is longer than `interval`.
+    """
     timeout: PositiveMs = 120_000
     min_pause: DurationMs = 0
     tolerable_failed_checkpoints: Annotated[int, Limits(ge=0)] = 2

@@ -25,6 +25,7 @@ SHORT_MS, LONG_MS = 100, 1_000
 CONFIG = {
     "checkpoint.interval": f"{SHORT_MS} ms",
     "checkpoint.interval_during_backlog": f"{LONG_MS} ms",
+    "checkpoint.interval_when_idle": "0 ms",
     "restart.strategy": "fixed_delay",
     "restart.delay": "100 ms",
 }

@@ -37,6 +37,7 @@ from tidegate.checkpoint.coordinator_events import (
     CoordinatorInstruction,
     Declined,
     FailAttempt,
+    IdleChanged,
     LogIgnoredAcknowledge,
     PublishCheckpoint,
     Published,
@@ -353,6 +354,7 @@ class Slots:
         settings = CoordinatorSettings(
             interval_s=1,
             interval_during_backlog_s=rng.choice([0, 4]),
+            interval_when_idle_s=rng.choice([0, 6]),
             timeout_s=3,
             min_pause_s=rng.choice([0, 2]),
             tolerable_failed_checkpoints=3,
@@ -440,6 +442,9 @@ class Slots:
         elif choice < 0.85:
             behind = self.rng.random() < 0.5
             self.obey(handle(BacklogChanged(behind=behind, now_s=self.now_s)))
+        elif choice < 0.9:
+            idle = self.rng.random() < 0.5
+            self.obey(handle(IdleChanged(idle=idle, now_s=self.now_s)))
         else:
             idle = self.live is None and not self.failed
             self.obey(handle(CheckpointTick(now_s=self.now_s)))

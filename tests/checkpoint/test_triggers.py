@@ -10,6 +10,7 @@ from tidegate.checkpoint.coordinator_events import (
     AttemptStarted,
     BacklogChanged,
     CheckpointTick,
+    IdleChanged,
     Published,
     StopRequested,
     TriggerBarriers,
@@ -153,10 +154,70 @@ def test_backlog_does_not_change_a_checkpoint_under_way() -> None:
     assert coordinator.handle(Published(checkpoint=cid(1), now_s=132)) == [WakeAt(time_s=150)]
 
 
+IDLE = CoordinatorSettings(interval_s=10, interval_when_idle_s=40, timeout_s=60)
+
+
+def waiting_while_idle() -> CheckpointCoordinator:
+    coordinator = started(IDLE)
+    coordinator.handle(CheckpointTick(now_s=110))
+    complete(coordinator, 1)
+    assert coordinator.handle(IdleChanged(idle=True, now_s=112)) == []
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=150)]
+    return coordinator
+
+
+def test_while_idle_the_longer_interval_counts_from_the_last_trigger() -> None:
+    coordinator = waiting_while_idle()
+    assert coordinator.handle(CheckpointTick(now_s=149)) == []
+    assert coordinator.handle(CheckpointTick(now_s=150))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=False
+    )
+
+
+def test_end_of_an_idle_time_brings_the_next_checkpoint_forward() -> None:
+    coordinator = waiting_while_idle()
+    assert coordinator.handle(IdleChanged(idle=False, now_s=115)) == [WakeAt(time_s=120)]
+
+
+def test_overdue_checkpoint_begins_at_once_at_the_end_of_an_idle_time() -> None:
+    coordinator = waiting_while_idle()
+    ended = coordinator.handle(IdleChanged(idle=False, now_s=130))
+    assert ended == [TriggerBarriers(checkpoint=cid(2), final=False), WakeAt(time_s=190)]
+
+
+def test_final_checkpoint_does_not_wait_for_the_end_of_an_idle_time() -> None:
+    coordinator = waiting_while_idle()
+    assert coordinator.handle(StopRequested(now_s=116))[0] == TriggerBarriers(
+        checkpoint=cid(2), final=True
+    )
+
+
+def test_longer_of_both_intervals_counts_if_an_idle_job_has_a_backlog() -> None:
+    both = CoordinatorSettings(
+        interval_s=10, interval_during_backlog_s=20, interval_when_idle_s=40, timeout_s=60
+    )
+    coordinator = started(both)
+    coordinator.handle(CheckpointTick(now_s=110))
+    complete(coordinator, 1)
+    coordinator.handle(IdleChanged(idle=True, now_s=112))
+    coordinator.handle(BacklogChanged(behind=True, now_s=112))
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=150)]
+    assert coordinator.handle(IdleChanged(idle=False, now_s=114)) == [WakeAt(time_s=130)]
+
+
+def test_shorter_interval_for_an_idle_job_changes_nothing() -> None:
+    coordinator = started(CoordinatorSettings(interval_s=10, interval_when_idle_s=1, timeout_s=60))
+    coordinator.handle(CheckpointTick(now_s=110))
+    complete(coordinator, 1)
+    coordinator.handle(IdleChanged(idle=True, now_s=112))
+    assert coordinator.handle(Published(checkpoint=cid(1), now_s=113)) == [WakeAt(time_s=120)]
+
+
 def test_coordinator_settings_come_from_the_configuration() -> None:
     assert CoordinatorSettings.of(CheckpointSettings()) == CoordinatorSettings(
         interval_s=10,
         interval_during_backlog_s=3,
+        interval_when_idle_s=1,
         timeout_s=120,
         first_s=FIRST_S,
         min_pause_s=0,

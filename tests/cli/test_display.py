@@ -166,7 +166,8 @@ def test_skipped_records_and_dead_letters_are_shown_at_the_end(
 
 
 def test_backlog_and_its_checkpoint_interval_are_shown() -> None:
-    config = Config.from_dict({"checkpoint": {"interval": 100, "interval_during_backlog": 2_000}})
+    checkpoint = {"interval": 100, "interval_during_backlog": 2_000, "interval_when_idle": 500}
+    config = Config.from_dict({"checkpoint": checkpoint})
     report = JobReport(job=JobName("totals"), state=JobState.RUNNING, lag=70_000)
     told = {}
     for backlog in (False, True):
@@ -177,7 +178,7 @@ def test_backlog_and_its_checkpoint_interval_are_shown() -> None:
         told[backlog] = describe(now, None), shown.get()
     assert "lag 70,000" in told[False][0]
     assert "backlog" not in " ".join(told[False])
-    assert "(every 0.1 s)" in told[False][1]
+    assert "(every 0.1 s, 0.5 s while idle)" in told[False][1]
     assert "lag 70,000 (backlog)" in told[True][0]
     assert "(every 2 s, for the backlog)" in told[True][1]
 

@@ -41,6 +41,7 @@ from tidegate.protocol.messages import TasksReady
 from tidegate.slot import main as slot_main
 from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
 from tidegate.slot.main import DUE_WAIT_MIN_S, Slot, log_generated_code
+from tidegate.slot.progress_news import ProgressNews
 
 UNWATCHED = SimpleNamespace(turn_s=0.0, long_call=lambda: None)
 
@@ -143,7 +144,7 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
     slot: Any = Slot.__new__(Slot)
     slot._calls = UNWATCHED
     slot._config, slot._drivers = Config(), SimpleNamespace(clock=SystemClock())
-    slot._counters = Counters()
+    slot._counters, slot._news = Counters(), ProgressNews()
     slot._engine = Engine(SystemThreads(), slot._fail)
     slot._mailbox = slot._engine.mailbox
     slot._tasks = slot._sources = [Idle()]
@@ -165,7 +166,7 @@ def test_slot_does_not_wait_for_records_while_actions_are_in_its_mailbox() -> No
 
 def run_loop(slot: Any, source: object, now_s: Callable[[], float]) -> None:
     """Run the loop of a slot that has one source and this clock."""
-    slot._config, slot._counters = Config(), Counters()
+    slot._config, slot._counters, slot._news = Config(), Counters(), ProgressNews()
     slot._drivers = SimpleNamespace(clock=SimpleNamespace(monotonic=now_s))
     slot._engine = Engine(SystemThreads(), slot._fail)
     slot._mailbox = slot._engine.mailbox

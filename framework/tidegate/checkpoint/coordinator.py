@@ -15,7 +15,8 @@ The first checkpoint starts soon after the attempt starts. So the output that re
 becomes visible soon, and the progress of a new attempt is saved early. The next checkpoint starts
 one interval after the trigger of the last one, but not before `min_pause` after the last
 publication. While the job works off a backlog (`backlog.py`), that interval is at least
-`interval_during_backlog` (FLIP-309). When the backlog ends, a checkpoint that is overdue by the
+`interval_during_backlog` (FLIP-309). While the job is idle (`idleness.py`), it is at least
+`interval_when_idle`. When the backlog or the idle time ends, a checkpoint that is overdue by the
 shorter interval starts at once. Successive failures are counted, each checkpoint once, and a
 publication resets the count. The attempt fails when the count exceeds
 `tolerable_failed_checkpoints`.
@@ -57,6 +58,7 @@ from tidegate.checkpoint.coordinator_events import (
     CoordinatorInstruction,
     Declined,
     FailAttempt,
+    IdleChanged,
     LogIgnoredAcknowledge,
     PublishCheckpoint,
     Published,
@@ -145,6 +147,7 @@ class CheckpointCoordinator:
         (Phase.IDLE, TransactionsCommitted): "_drop_committed",
         (Phase.IDLE, StopRequested): "_stop_now",
         (Phase.IDLE, BacklogChanged): "_reschedule",
+        (Phase.IDLE, IdleChanged): "_reschedule_idle",
         (Phase.IDLE, StorageStateChanged): "_note_storage",
         (Phase.IDLE, TaskEnded): "_end_task",
         (Phase.PENDING, CheckpointTick): "_expire_if_due",
@@ -153,6 +156,7 @@ class CheckpointCoordinator:
         (Phase.PENDING, TransactionsCommitted): "_drop_committed",
         (Phase.PENDING, StopRequested): "_stop_later",
         (Phase.PENDING, BacklogChanged): "_note_backlog",
+        (Phase.PENDING, IdleChanged): "_note_idle",
         (Phase.PENDING, StorageStateChanged): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
         (Phase.PUBLISHING, CheckpointTick): "_fail_publication_without_storage",
@@ -163,6 +167,7 @@ class CheckpointCoordinator:
         (Phase.PUBLISHING, TransactionsCommitted): "_drop_committed",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
         (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
+        (Phase.PUBLISHING, IdleChanged): "_note_idle",
         (Phase.PUBLISHING, StorageStateChanged): "_note_storage",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
         (Phase.FINISHED, CheckpointTick): "_nothing",
@@ -171,6 +176,7 @@ class CheckpointCoordinator:
         (Phase.FINISHED, TransactionsCommitted): "_drop_committed",
         (Phase.FINISHED, StopRequested): "_nothing",
         (Phase.FINISHED, BacklogChanged): "_nothing",
+        (Phase.FINISHED, IdleChanged): "_nothing",
         (Phase.FINISHED, StorageStateChanged): "_nothing",
         (Phase.FINISHED, TaskEnded): "_end_task",
         (Phase.FAILED, CheckpointTick): "_nothing",
@@ -181,6 +187,7 @@ class CheckpointCoordinator:
         (Phase.FAILED, TransactionsCommitted): "_drop_committed",
         (Phase.FAILED, StopRequested): "_nothing",
         (Phase.FAILED, BacklogChanged): "_nothing",
+        (Phase.FAILED, IdleChanged): "_nothing",
         (Phase.FAILED, StorageStateChanged): "_nothing",
         (Phase.FAILED, TaskEnded): "_end_task",
     }
@@ -202,7 +209,7 @@ class CheckpointCoordinator:
         #: The time at which the next ordinary checkpoint is due by the interval alone.
         self._due_s = math.inf
         self._triggered_s = -math.inf
-        self._is_processing_backlog = False
+        self._is_processing_backlog = self._is_idle = False
         self._gone_reason = ""
         self._gone_since_s = -math.inf
         self._last_completion_s = -math.inf
@@ -310,6 +317,14 @@ class CheckpointCoordinator:
 
     def _reschedule(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
         self._is_processing_backlog = event.behind
+        return self._trigger_next(event.now_s)
+
+    def _note_idle(self, event: IdleChanged) -> list[CoordinatorInstruction]:
+        self._is_idle = event.idle
+        return []
+
+    def _reschedule_idle(self, event: IdleChanged) -> list[CoordinatorInstruction]:
+        self._is_idle = event.idle
         return self._trigger_next(event.now_s)
 
     # --- a storage that is gone -----------------------------------------------------------------
@@ -481,8 +496,8 @@ class CheckpointCoordinator:
         return [abort, FailAttempt(error=error)]
 
     def _trigger_next(self, now_s: float) -> list[CoordinatorInstruction]:
-        """Trigger the next checkpoint at once if it is due; called when a checkpoint or a backlog
-        has ended.
+        """Trigger the next checkpoint at once if it is due; called when a checkpoint, a backlog or
+        an idle time has ended.
         """
         return self._trigger(now_s) if now_s >= self._next_trigger_s() else []
 
@@ -500,7 +515,9 @@ class CheckpointCoordinator:
         settings = self._settings
         next_s = max(self._due_s, self._last_completion_s + settings.min_pause_s)
         if self._is_processing_backlog:
-            return max(next_s, self._triggered_s + settings.interval_during_backlog_s)
+            next_s = max(next_s, self._triggered_s + settings.interval_during_backlog_s)
+        if self._is_idle:
+            next_s = max(next_s, self._triggered_s + settings.interval_when_idle_s)
         return next_s
 
     def _next_wake_s(self) -> float:

@@ -94,6 +94,14 @@ class BacklogChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdleChanged:
+    """The job has become idle, or has read or written a record after that (`idleness.py`)."""
+
+    idle: bool
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStateChanged:
     """The checkpoint storage is gone, or is back."""
 
@@ -122,6 +130,7 @@ CoordinatorEvent = (
     | TransactionsCommitted
     | StopRequested
     | BacklogChanged
+    | IdleChanged
     | StorageStateChanged
     | TaskEnded
 )

@@ -36,6 +36,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     interval_s: float
     interval_during_backlog_s: float = 0.0
+    interval_when_idle_s: float = 0.0
     timeout_s: float
     first_s: float = math.inf
     """The time from the start of an attempt to its first checkpoint. `min_pause_s` can make it
@@ -54,6 +55,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             interval_s=settings.interval / 1000,
             interval_during_backlog_s=settings.interval_during_backlog / 1000,
+            interval_when_idle_s=settings.interval_when_idle / 1000,
             timeout_s=settings.timeout / 1000,
             first_s=FIRST_S,
             min_pause_s=settings.min_pause / 1000,

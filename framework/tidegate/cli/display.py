@@ -19,7 +19,7 @@ import msgspec
 
 from tidegate.api.archive import CodeArchive
 from tidegate.api.pipeline_files import CACHE, TOOL
-from tidegate.config import Config
+from tidegate.config import CheckpointSettings, Config
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.errors import Domain
 from tidegate.exit_status import exit_text
@@ -365,6 +365,14 @@ def describe(report: JobReport, rates: tuple[float, float] | None) -> str:
     return ", ".join(parts) + (f". {report.storage_trouble}" if report.storage_trouble else "")
 
 
+def _interval(checkpoint: CheckpointSettings, report: JobReport) -> str:
+    if report.processing_backlog:
+        return f"every {checkpoint.interval_during_backlog / 1000:g} s, for the backlog"
+    idle_ms = checkpoint.interval_when_idle
+    while_idle = f", {idle_ms / 1000:g} s while idle" if idle_ms > checkpoint.interval else ""
+    return f"every {checkpoint.interval / 1000:g} s{while_idle}"
+
+
 def _watermark(report: JobReport) -> str:
     """Return how far the watermark is behind the clock, and what holds it back."""
     if report.watermark_ms is None:
@@ -392,12 +400,7 @@ def _table(report: JobReport, rates: tuple[float, float], config: Config) -> Any
     told = (
         "none yet" if last is None else f"{last.id}, {last.duration_ms} ms, {size_text(last.size)}"
     )
-    checkpoint = config.checkpoint
-    every_ms = (
-        checkpoint.interval_during_backlog if report.processing_backlog else checkpoint.interval
-    )
-    why = ", for the backlog" if report.processing_backlog else ""
-    table.add_row("last checkpoint", f"{told}  (every {every_ms / 1000:g} s{why})")
+    table.add_row("last checkpoint", f"{told}  ({_interval(config.checkpoint, report)})")
     failed = f", {report.checkpoints_failed} failed" if report.checkpoints_failed else ""
     table.add_row("checkpoints", f"{report.checkpoints_completed}{failed}")
     table.add_row("restarts", str(report.restarts))

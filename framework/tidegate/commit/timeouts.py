@@ -15,10 +15,13 @@ from tidegate.errors import RefusedError
 
 def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
     """Return the time in milliseconds: (tolerable failed checkpoints + 1) x max(interval, interval
-    during a backlog, timeout + pause) + timeout + tolerated outage.
+    during a backlog, interval when idle, timeout + pause) + timeout + tolerated outage.
     """
     longest_cycle = max(
-        settings.interval, settings.interval_during_backlog, settings.timeout + settings.min_pause
+        settings.interval,
+        settings.interval_during_backlog,
+        settings.interval_when_idle,
+        settings.timeout + settings.min_pause,
     )
     cycles = settings.tolerable_failed_checkpoints + 1
     return cycles * longest_cycle + settings.timeout + settings.tolerated_outage
@@ -35,7 +38,8 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
         f"The job's transactions may have to stay open for {_text(required)} = "
         f"({settings.tolerable_failed_checkpoints} tolerable_failed_checkpoints + 1) x max("
         f"interval {_text(settings.interval)}, interval_during_backlog "
-        f"{_text(settings.interval_during_backlog)}, timeout {_text(settings.timeout)} + min_pause "
+        f"{_text(settings.interval_during_backlog)}, interval_when_idle "
+        f"{_text(settings.interval_when_idle)}, timeout {_text(settings.timeout)} + min_pause "
         f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "

@@ -34,6 +34,10 @@ class Counters:
     restored_bytes: int = 0
     """Number of bytes that finished calls have brought."""
 
+    def progress(self) -> int:
+        """Return the number of records read and written, as in `SlotMetrics.progress`."""
+        return self.records_in + self.records_out
+
     def restored(self) -> int:
         """Return the number of bytes that a restore has brought, including those of incomplete
         files.

@@ -1,8 +1,8 @@
 """The metrics of a slot, and the call of user code that holds the slot up.
 
-Both are for display, with one exception: a stop does not wait for a slot whose call does not
-return. The counts travel with heartbeats and acknowledgements. A `HangingCall` is part of the disk
-format of reports.
+Both are for display, with two exceptions. A stop does not wait for a slot whose call does not
+return. The counts of records decide how often an idle job takes checkpoints. The counts travel with
+heartbeats and acknowledgements. A `HangingCall` is part of the disk format of reports.
 """
 
 from __future__ import annotations
@@ -65,3 +65,8 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """The number of bytes that such calls have brought. The present call is included."""
     hanging: HangingCall | None = None
     """The call of user code that has not returned for a long time. It is None without one."""
+
+    @property
+    def progress(self) -> int:
+        """The number of records that the slot has read or written. It grows with each of them."""
+        return self.records_in + self.records_out

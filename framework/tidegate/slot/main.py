@@ -47,6 +47,7 @@ from tidegate.protocol.messages import (
     Refused,
     RegisterSlot,
     SlotCommand,
+    SlotHeartbeat,
     StartSlot,
     StartSources,
     SubtaskInputEnded,
@@ -59,6 +60,7 @@ from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 from tidegate.slot.idle_wait import IdleWait
 from tidegate.slot.jobmaster_gateway import JobMasterGateway
+from tidegate.slot.progress_news import ProgressNews
 from tidegate.slot.user_code import places_of
 from tidegate.stream_elements import Barrier
 
@@ -116,7 +118,7 @@ class Slot:
         self._config = Config.from_dict(start.settings)
         self._receive_lock, self._last_sequence = drivers.threads.lock(), 0
         """The number of the last command that this slot accepted."""
-        self._counters = Counters()
+        self._counters, self._news = Counters(), ProgressNews()
         self._engine = Engine(drivers.threads, self._fail)
         self._mailbox = self._engine.mailbox
         self._tasks: list[Task] = []
@@ -196,6 +198,8 @@ class Slot:
             worked = False
             for task in self._tasks:
                 worked |= self._step(task, 0.0)
+            if self._news.take(self._counters.progress()):
+                self._send_progress()
             self._calls.turn_s = now = clock.monotonic()
             if not worked or now >= flush_at:
                 for task in self._tasks:
@@ -367,6 +371,8 @@ class Slot:
     ) -> None:
         """Report that a subtask's part of a checkpoint is durable."""
         self._update_lag()
+        metrics = self._metrics()
+        self._news.acknowledged(checkpoint, metrics.progress)
         self._send(
             AcknowledgeCheckpoint(
                 job=self._start.job,
@@ -376,6 +382,18 @@ class Slot:
                 alignment_ms=alignment_ms,
                 sync_ms=sync_ms,
                 ordinal=self._start.ordinal,
+                metrics=metrics,
+            )
+        )
+
+    def _send_progress(self) -> None:
+        """Tell the JobMaster at once that the slot is no longer idle."""
+        start = self._start
+        self._send(
+            SlotHeartbeat(
+                job=start.job,
+                attempt=start.attempt,
+                ordinal=start.ordinal,
                 metrics=self._metrics(),
             )
         )

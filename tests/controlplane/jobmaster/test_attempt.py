@@ -25,12 +25,15 @@ from tidegate.ids import (
     VertexId,
 )
 from tidegate.protocol.messages import (
+    AcknowledgeCheckpoint,
     CheckpointCompleted,
     CloseTasks,
     Message,
     RegisterSlot,
+    TriggerCheckpoint,
 )
 from tidegate.protocol.slot_metrics import SlotMetrics
+from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.versions import PYTHON, TIDEGATE
 
 FIRST = RegisterSlot(
@@ -94,7 +97,11 @@ def attempt(
     )
     subtasks = {SubtaskId(VertexId("v"), SubtaskIndex(0))}
     settings = CoordinatorSettings(
-        interval_s=1, interval_during_backlog_s=5, timeout_s=1, tolerable_failed_checkpoints=1
+        interval_s=1,
+        interval_during_backlog_s=5,
+        interval_when_idle_s=4,
+        timeout_s=1,
+        tolerable_failed_checkpoints=1,
     )
     coordinator = CheckpointCoordinator(Attempt(1), subtasks, settings)
     backlog = Backlog(window_s=1)
@@ -185,6 +192,43 @@ def test_summed_slot_metrics_decide_whether_the_job_has_a_backlog() -> None:
     live.heartbeat(0, SlotMetrics(records_in=500, lag=9_000))
     live.heartbeat(1, SlotMetrics(records_in=200, lag=0, busy=True))
     assert wakes[3:] == [2], "one short interval after it"
+
+
+def test_first_record_after_an_idle_time_triggers_the_overdue_checkpoint() -> None:
+    clock, wakes = Clock(), list[float]()
+    live, lines = attempt(clock, wakes)
+    live.register(FIRST)
+    live.start()
+    for counter in (1, 2):
+        clock.now_s = float(counter)
+        live.tick()
+        acknowledge(live, counter, SlotMetrics(records_in=5))
+        live.published(CheckpointId(live.attempt, counter))
+    assert wakes[-1] == 2 + 4, "the interval of an idle job"
+    clock.now_s = 4.5
+    live.heartbeat(0, SlotMetrics(records_in=5))
+    assert len(triggered(lines[0])) == 2
+    live.heartbeat(0, SlotMetrics(records_in=6))
+    assert triggered(lines[0])[2:] == [CheckpointId(live.attempt, 3)]
+
+
+def acknowledge(live: LiveAttempt, counter: int, metrics: SlotMetrics) -> None:
+    live.acknowledged(
+        AcknowledgeCheckpoint(
+            job=live.job,
+            attempt=live.attempt,
+            checkpoint=CheckpointId(live.attempt, counter),
+            snapshot=SubtaskSnapshot(vertex=VertexId("v"), index=SubtaskIndex(0)),
+            alignment_ms=0,
+            sync_ms=0,
+            ordinal=0,
+            metrics=metrics,
+        )
+    )
+
+
+def triggered(line: Line) -> list[CheckpointId]:
+    return [each.checkpoint for each in line.sent if isinstance(each, TriggerCheckpoint)]
 
 
 def test_heartbeat_of_an_unknown_slot_does_not_change_the_metrics() -> None:

@@ -26,6 +26,7 @@ from tidegate.checkpoint.coordinator_events import (
     CoordinatorEvent,
     Declined,
     FailAttempt,
+    IdleChanged,
     LogIgnoredAcknowledge,
     PublishCheckpoint,
     Published,
@@ -36,6 +37,7 @@ from tidegate.checkpoint.coordinator_events import (
     TriggerBarriers,
     WakeAt,
 )
+from tidegate.checkpoint.idleness import Idleness
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.errors import ExternalError, TidegateError
 from tidegate.ids import Attempt, CheckpointId, JobName, SlotId
@@ -112,6 +114,8 @@ class LiveAttempt:
         """Whether the deployment has begun. From then on no other slot can take a slot's place."""
         self.ended = False
         self._storage_gone = ""
+        self._idleness, self._is_idle = Idleness(), False
+        """Whether the job is idle, now and by the last event for the coordinator."""
 
     # --- slots ----------------------------------------------------------------------------------
 
@@ -153,8 +157,8 @@ class LiveAttempt:
         gateway.close()
 
     def heartbeat(self, ordinal: int, metrics: SlotMetrics) -> None:
-        """Handle a heartbeat of a slot and its metrics. Detect a processing backlog, and tell the
-        coordinator when this changes.
+        """Handle a heartbeat of a slot and its metrics. Detect a processing backlog and the end of
+        an idle time, and tell the coordinator when this changes.
         """
         slot = self.slots.get(ordinal)
         if slot is None:
@@ -168,6 +172,15 @@ class LiveAttempt:
         if behind is not before:
             _log.info("backlog", extra={"behind": behind, "waiting": waiting})
             self.dispatch(BacklogChanged(behind=behind, now_s=self._now()))
+        self._idleness.reported(ordinal, metrics.progress)
+        self._update_idle()
+
+    def _update_idle(self) -> None:
+        idle = self._idleness.is_idle
+        if idle is not self._is_idle:
+            self._is_idle = idle
+            _log.debug("idle", extra={"idle": idle})
+            self.dispatch(IdleChanged(idle=idle, now_s=self._now()))
 
     def stalled(self, message: SlotStalled) -> None:
         """Handle the news that no thread of a slot can run. The next heartbeat of the slot, if one
@@ -334,6 +347,7 @@ class LiveAttempt:
 
     def acknowledged(self, message: AcknowledgeCheckpoint) -> None:
         """Notify the coordinator that a subtask's part of a checkpoint is durable."""
+        self._idleness.acknowledged(message.ordinal, message.metrics.progress)
         self.dispatch(
             Acknowledged(
                 checkpoint=message.checkpoint,
@@ -357,6 +371,8 @@ class LiveAttempt:
 
     def published(self, checkpoint: CheckpointId) -> None:
         """Notify the coordinator that the checkpoint is in the journal."""
+        self._idleness.completed()
+        self._update_idle()
         self.dispatch(Published(checkpoint=checkpoint, now_s=self._now()))
 
     def publish_failed(self, checkpoint: CheckpointId, reason: str) -> None:
