@@ -1,10 +1,11 @@
 """The composition root, which makes the real drivers and starts one role of a cluster in this
 process.
 
-A parent starts a child with `python -m tidegate.role ROLE` (`drivers/process`) and passes the
-arguments on standard input. Roles are `jobmanager`, `jobmaster`, `taskmanager`, the fork server
-(its process kind is `zygote`), and `slot`, which is a fork of the fork server. No other module
-connects drivers to the control plane and the data plane: a service receives what it needs as ports.
+A parent starts a child with `python -m tidegate.role ROLE`, or forks it, and passes the arguments
+on standard input (`drivers/process`). Roles are `jobmanager`, `jobmaster`, `taskmanager`, the fork
+server (its process kind is `zygote`), and `slot`, which is a fork of the fork server. No other
+module connects drivers to the control plane and the data plane: a service receives what it needs as
+ports.
 
 Four rules hold for every role. A process ends with its parent. It ignores SIGINT, because the
 command line interprets a Ctrl-C. SIGTERM is an orderly exit. The exit never waits for threads that
@@ -32,6 +33,8 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from setproctitle import setproctitle
+
 from tidegate.config import Config
 from tidegate.controlplane.client.local import LocalCluster
 from tidegate.drivers.clock import SystemClock
@@ -44,7 +47,7 @@ from tidegate.drivers.process.parent_watch import (
     is_prestarted,
     read_arguments,
 )
-from tidegate.drivers.process.prestart import Prestarted
+from tidegate.drivers.process.prestart import Prestarted, prestarted
 from tidegate.drivers.process.rotating_output import rotating_text
 from tidegate.drivers.process.spawn import OsProcesses
 from tidegate.drivers.storage.remembered import RememberedStorage
@@ -113,9 +116,13 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "zygote": (*_LIBRARIES_OF_SLOTS, SLOT_MAIN),
     }
 )
-"""The modules that a process imports while it waits for its arguments. As with the libraries of
-slots, these imports must not start a thread or open a file.
+"""The modules of each role. A process imports those of its role and of its first children before it
+forks these. As with the libraries of slots, these imports must not start a thread or open a file.
 """
+_FIRST_CHILDREN: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("zygote",)}
+)
+"""The roles that each role starts as soon as it serves."""
 
 _log = logging.getLogger(__name__)
 
@@ -344,12 +351,15 @@ def _run_server(role: str, config: Config, serve: Callable[[], int]) -> NoReturn
         _exit(status)
 
 
-def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
-    """Run a role until it ends, and end this process with its status. `children` are prestarted."""
+def run_role(role: str) -> NoReturn:
+    """Run a role until it ends, and end this process with its status. The process has one thread
+    and has opened nothing.
+    """
     status = FAILED
     try:
-        if is_prestarted():
-            _preload(role)
+        setproctitle(f"tidegate {role}")
+        _preload(role)
+        children = _fork_first_children(role)
         given = read_arguments()
         gc.enable()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -376,12 +386,28 @@ def run_role(role: str, children: Mapping[str, Prestarted]) -> NoReturn:
 
 
 def _preload(role: str) -> None:
-    """Import the modules that a role needs. The parent may end meanwhile. This process then exits,
-    because other processes need the processor.
+    """Import the modules of a role, and of the first children that it forks, and theirs. The parent
+    of a prestarted process may end meanwhile. This process then exits, because other processes need
+    the processor.
     """
     for name in _PRELOADED[role]:
-        exit_if_orphaned()
+        if is_prestarted():
+            exit_if_orphaned()
         importlib.import_module(name.partition(":")[0])
+    for child in _FIRST_CHILDREN.get(role, ()):
+        _preload(child)
+
+
+def _fork_first_children(role: str) -> dict[str, Prestarted]:
+    """Fork the first children of a role, which wait for their arguments. If the operating system
+    refuses one, it is started later.
+    """
+    first = _FIRST_CHILDREN.get(role, ())
+    if first:
+        # A garbage collection writes to each object that it visits, and so unshares its page.
+        gc.freeze()
+    forked = {child: prestarted(child, become=run_role) for child in first}
+    return {child: process for child, process in forked.items() if process is not None}
 
 
 def _status_of(error: TidegateError) -> int:
@@ -432,6 +458,7 @@ def _jobmaster(
     set_up_logging(
         cluster_spec.config.logs.level, role="jobmaster", job=arguments["job"], pid=os.getpid()
     )
+    setproctitle(f"tidegate jobmaster {arguments['job']}")
     run = _named(cluster_spec.role_mains.get("jobmaster", JOBMASTER_MAIN))
     status: int = run(
         JobName(arguments["job"]),
@@ -482,6 +509,7 @@ def _fork_server(
         level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
+        setproctitle(f"tidegate slot {start.job} {start.ordinal}")
         drivers.process = OsProcess(STACKS_FD)
         # A garbage collection writes to each object that it visits, so the slot would no longer
         # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from integration.support import running
+from integration.support.resource_usage import kind_of
 from integration.support.session_cluster import Processes, tidegate
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -127,7 +128,7 @@ def kill(run: Run, role: str) -> None:
 
 def jobmasters(run: Run) -> list[int]:
     below = psutil.Process(run.process.pid).children(recursive=True)
-    return [each.pid for each in below if each.cmdline()[-1:] == ["jobmaster"]]
+    return [each.pid for each in below if kind_of(each) == "jobmaster"]
 
 
 def test_edits_of_pipeline_files_change_a_running_job_only_at_the_next_run(

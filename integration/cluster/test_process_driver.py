@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from integration.support.process_mains import OsStarter
+from integration.support.resource_usage import kind_of
 from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import ContractEnvironment
 from tidegate.drivers.process.prestart import Prestarted
@@ -115,6 +116,26 @@ def test_prestarted_process_has_one_thread_and_no_open_file_or_connection(role: 
         assert process.num_threads() == 1
         assert process.net_connections() == []
         assert process.open_files() == []
+
+
+@pytest.mark.parametrize(
+    ("role", "forks"),
+    [("jobmanager", ["jobmaster", "taskmanager", "zygote"]), ("taskmanager", ["zygote"])],
+)
+def test_forks_of_a_prestarted_process_have_one_thread_and_no_descriptor_of_their_parent(
+    role: str, forks: list[str]
+) -> None:
+    with Prestarted(role) as early:
+        process = psutil.Process(early.pid)
+        until_it_waits(process)
+        ContractEnvironment().until(
+            lambda: sorted(map(str, map(kind_of, process.children(recursive=True)))) == forks
+        )
+        for each in process.children(recursive=True):
+            until_it_waits(each)
+            assert each.num_threads() == 1
+            assert each.num_fds() == 3 + len(each.children()), "more than a socket to each child"
+            assert os.getsid(each.pid) == each.pid, "it would receive Ctrl-C"
 
 
 @pytest.mark.parametrize("role", ["jobmanager", "jobmaster"])

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from integration.support.resource_usage import kind_of
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -74,7 +75,7 @@ def process_ids() -> Iterator[ProcessIds]:
 def process_of(run: Run, role: str) -> psutil.Process:
     for process in psutil.Process(run.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if process.cmdline()[-1:] == [role]:
+            if kind_of(process) == role:
                 return process
     raise AssertionError(f"no {role} runs")
 

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from integration.support.resource_usage import kind_of
 from integration.support.txn_command import Txn, in_folder
 from integration.support.user_project import ONE_CHECKPOINT, Folder, Outcome, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -70,7 +71,7 @@ def kill_jobmaster(run: Run) -> None:
     (master,) = [
         process
         for process in psutil.Process(run.process.pid).children(recursive=True)
-        if process.cmdline()[-1:] == ["jobmaster"]
+        if kind_of(process) == "jobmaster"
     ]
     os.kill(master.pid, signal.SIGKILL)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from integration.support.resource_usage import kind_of
 from integration.support.session_cluster import TIDEGATE
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -98,7 +99,7 @@ def stays_unpublished(folder: Folder, visible: int) -> None:
 
 def process_of(run: Run, role: str) -> psutil.Process:
     for process in psutil.Process(run.process.pid).children(recursive=True):
-        if process.cmdline()[-1:] == [role]:
+        if kind_of(process) == role:
             return process
     raise AssertionError(f"no {role} runs")
 

@@ -124,16 +124,21 @@ def _of_processes(pid: int) -> dict[str, float]:
 def kind_of(process: psutil.Process) -> str | None:
     """Return the role of a process of a cluster; None if it has ended."""
     try:
-        words = process.cmdline()
-        if not words:
-            return None
-        if words[-1] == "zygote":
+        role = _role_of(process)
+        if role == "zygote":  # a slot that has just been forked still shows this
             parent = process.parent()
-            forked = parent is not None and parent.cmdline()[-1:] == ["zygote"]
-            return "slot" if forked else "zygote"
-        return words[-1]
-    except psutil.NoSuchProcess:
+            return "slot" if parent is not None and _role_of(parent) == "zygote" else role
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
+    return role
+
+
+def _role_of(process: psutil.Process) -> str | None:
+    """Return what the process shows: `tidegate ROLE` and its job, or the command of its start."""
+    words = " ".join(process.cmdline()).split()
+    if not words:
+        return None
+    return words[1] if words[0] == "tidegate" else words[-1]
 
 
 def files_below(folder: Path) -> tuple[int, int]:

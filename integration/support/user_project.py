@@ -25,6 +25,7 @@ import psutil
 from confluent_kafka import Message
 
 from integration.support.brokers import create_topic, produce, read_all, unique
+from integration.support.resource_usage import kind_of
 from integration.support.running import ROOT, alive, await_gone, journal, kill
 from tidegate.drivers.kafka import die_with_parent
 
@@ -295,11 +296,7 @@ class Run:
 
     def slots(self) -> list[int]:
         """Return the process ids of the run's slots."""
-        return [
-            process.pid
-            for process in self._below()
-            if (parent := process.parent()) is not None and parent.cmdline()[-1:] == ["zygote"]
-        ]
+        return [process.pid for process in self._below() if kind_of(process) == "slot"]
 
     def kill_slots(self) -> None:
         """Kill every slot with SIGKILL, and wait for the first one if no slot runs yet."""

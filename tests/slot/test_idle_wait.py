@@ -14,9 +14,11 @@ from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S, IdleW
 def test_idle_wait_is_a_share_of_the_time_since_the_last_record(
     silence_s: float, wait_s: float
 ) -> None:
-    idling = IdleWait(interval_s=3600, now_s=50)
+    idling = IdleWait(interval_s=3600, when_idle_s=0, now_s=50)
     idling.record_turn(100, 1, woken=False)
-    assert idling.wait_s(100 + silence_s, has_remote_inputs=True) == pytest.approx(wait_s)
+    assert idling.wait_s(100 + silence_s, has_remote_inputs=True, quiet=False) == pytest.approx(
+        wait_s
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,38 +27,50 @@ def test_idle_wait_is_a_share_of_the_time_since_the_last_record(
 def test_idle_wait_is_at_most_a_share_of_the_checkpoint_interval(
     interval_s: float, wait_s: float
 ) -> None:
-    assert IdleWait(interval_s, 100).wait_s(1000, has_remote_inputs=True) == pytest.approx(wait_s)
+    assert IdleWait(interval_s, 0, 100).wait_s(
+        1000, has_remote_inputs=True, quiet=False
+    ) == pytest.approx(wait_s)
+
+
+def test_idle_waits_of_a_quiet_slot_follow_the_interval_of_an_idle_job() -> None:
+    idling = IdleWait(interval_s=0.1, when_idle_s=1, now_s=100)
+    waits = [idling.wait_s(1000, has_remote_inputs=True, quiet=quiet) for quiet in (False, True)]
+    assert waits == pytest.approx([UNNOTICEABLE_S, 0.05])
+    longer = IdleWait(interval_s=2, when_idle_s=1, now_s=100)
+    assert longer.wait_s(1000, has_remote_inputs=True, quiet=True) == pytest.approx(0.1)
 
 
 def test_idle_wait_stays_below_15_ms_with_a_record_every_700_ms() -> None:
     """Each goes to one slot of two: a hundredth of them come after 0.7 s without one."""
-    idling, now_s, longest_s = IdleWait(10, 0), 0.0, 0.0
+    idling, now_s, longest_s = IdleWait(10, 0, 0), 0.0, 0.0
     for record in range(1, 100):
         while now_s < record * 0.7:
-            longest_s = max(longest_s, wait_s := idling.wait_s(now_s, has_remote_inputs=True))
+            longest_s = max(
+                longest_s, wait_s := idling.wait_s(now_s, has_remote_inputs=True, quiet=False)
+            )
             now_s += wait_s
         idling.record_turn(now_s, record, woken=False)
     assert longest_s < 0.015
 
 
 def test_idle_waits_start_short_again_after_a_message_and_then_grow() -> None:
-    idling = IdleWait(10, 100)
+    idling = IdleWait(10, 0, 100)
     idling.record_turn(200, 0, woken=True)
     waits, now_s = list[float](), 200.0
     for _ in range(6):
         idling.record_turn(now_s, 0, woken=False)
-        waits.append(idling.wait_s(now_s, has_remote_inputs=True))
+        waits.append(idling.wait_s(now_s, has_remote_inputs=True, quiet=False))
         now_s += waits[-1]
     assert waits == pytest.approx([0.02, 0.02, 0.04, 0.08, 0.16, LONGEST_S])
     idling.record_turn(300, 1, woken=True)
-    assert idling.wait_s(300, has_remote_inputs=True) == SHORTEST_S
+    assert idling.wait_s(300, has_remote_inputs=True, quiet=False) == SHORTEST_S
 
 
 def test_slot_without_remote_inputs_waits_as_long_as_it_was_without_records() -> None:
-    idling = IdleWait(10, 100)
+    idling = IdleWait(10, 0, 100)
     idling.record_turn(200, 1, woken=False)
     waits, now_s = list[float](), 200.0
     for _ in range(8):
-        waits.append(idling.wait_s(now_s, has_remote_inputs=False))
+        waits.append(idling.wait_s(now_s, has_remote_inputs=False, quiet=False))
         now_s += waits[-1]
     assert waits == pytest.approx([0.004, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, LONGEST_S])

@@ -23,8 +23,8 @@ SHARE_OF_INTERVAL: Final = 0.05
 UNNOTICEABLE_S: Final = 0.02
 LONGEST_S: Final = 0.2
 """The longest wait, in seconds, is the maximum added delay of a barrier. It is `SHARE_OF_INTERVAL`
-of the checkpoint interval, but at least `UNNOTICEABLE_S` and at most `LONGEST_S`. After `LONGEST_S`
-a waiting consumer wakes in any case, to check for signals.
+of the present checkpoint interval, but at least `UNNOTICEABLE_S` and at most `LONGEST_S`. After
+`LONGEST_S` a waiting consumer wakes in any case, to check for signals.
 
 After a barrier, a control message, or finished work of another thread, more of them follow. So the
 waits then begin at `UNNOTICEABLE_S` again and grow to their earlier length. Otherwise each step of
@@ -35,9 +35,12 @@ a checkpoint would take one long wait.
 class IdleWait:
     """The memory of a slot's loop of when it last had something to do."""
 
-    def __init__(self, interval_s: float, now_s: float) -> None:
-        """Start at `now_s`. `interval_s` is the checkpoint interval in seconds."""
-        self._longest_s = max(UNNOTICEABLE_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))
+    def __init__(self, interval_s: float, when_idle_s: float, now_s: float) -> None:
+        """Start at `now_s`. The checkpoint interval is `interval_s` seconds, or `when_idle_s`
+        seconds while the job is idle, if that is longer.
+        """
+        self._longest_s = _longest_s(interval_s)
+        self._longest_when_idle_s = _longest_s(max(interval_s, when_idle_s))
         self._batches, self._since_s = 0, now_s
         self._woken_s = -math.inf
 
@@ -53,13 +56,17 @@ class IdleWait:
         if woken:
             self._woken_s = now_s
 
-    def wait_s(self, now_s: float, *, has_remote_inputs: bool) -> float:
+    def wait_s(self, now_s: float, *, has_remote_inputs: bool, quiet: bool) -> float:
         """Return the time to wait now, in seconds. `has_remote_inputs` says whether other slots may
-        send records.
+        send records. `quiet` says whether the job may be idle (`progress_news.py`).
         """
         share = SHARE_OF_SILENCE if has_remote_inputs else 1.0
         return min(
-            self._longest_s,
+            self._longest_when_idle_s if quiet else self._longest_s,
             max(UNNOTICEABLE_S, now_s - self._woken_s),
             max(SHORTEST_S, share * (now_s - self._since_s)),
         )
+
+
+def _longest_s(interval_s: float) -> float:
+    return max(UNNOTICEABLE_S, min(SHARE_OF_INTERVAL * interval_s, LONGEST_S))

@@ -185,7 +185,10 @@ class Slot:
 
     def _loop(self) -> None:
         clock = self._drivers.clock
-        idling = IdleWait(self._config.checkpoint.interval / 1000, clock.monotonic())
+        checkpoint = self._config.checkpoint
+        idling = IdleWait(
+            checkpoint.interval / 1000, checkpoint.interval_when_idle / 1000, clock.monotonic()
+        )
         self._calls.turn_s = clock.monotonic()
         flush_at = look_at = clock.monotonic() + FLUSH_INTERVAL_S
         while True:
@@ -212,7 +215,9 @@ class Slot:
             # A snapshot that is being saved posts its next piece, so the loop does not wait.
             if not worked and not self._mailbox.has_posts():
                 due_in_s = min((task.due_in_s() for task in self._tasks), default=math.inf)
-                idle_s = idling.wait_s(now, has_remote_inputs=self._has_remote_inputs)
+                idle_s = idling.wait_s(
+                    now, has_remote_inputs=self._has_remote_inputs, quiet=self._news.quiet
+                )
                 self._wait(min(idle_s, max(due_in_s, DUE_WAIT_MIN_S)))
 
     def _step(self, task: Task, timeout_s: float) -> bool:

@@ -21,20 +21,22 @@ class ProgressNews:
     def __init__(self) -> None:
         self._checkpoint: CheckpointId | None = None
         self._acknowledged = -1
-        self._quiet = False
-        """Whether the last acknowledged checkpoint brought no progress."""
+        self.quiet = False
+        """Whether the last acknowledged checkpoint brought no progress, and there was none
+        since.
+        """
 
     def acknowledged(self, checkpoint: CheckpointId, progress: int) -> None:
         """Note an acknowledgement. A slot with several subtasks acknowledges a checkpoint several
         times, and each time counts.
         """
         unchanged = progress == self._acknowledged
-        self._quiet = unchanged and (self._quiet or checkpoint != self._checkpoint)
+        self.quiet = unchanged and (self.quiet or checkpoint != self._checkpoint)
         self._checkpoint, self._acknowledged = checkpoint, progress
 
     def take(self, progress: int) -> bool:
         """Return whether this progress is news that must be reported now. It is news once."""
-        is_news = self._quiet and progress != self._acknowledged
+        is_news = self.quiet and progress != self._acknowledged
         if is_news:
-            self._quiet = False
+            self.quiet = False
         return is_news

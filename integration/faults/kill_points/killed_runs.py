@@ -28,6 +28,7 @@ from integration.demo import checker
 from integration.faults.kill_points import command, mains
 from integration.faults.kill_points.kill_points import Plan, Trap
 from integration.support.brokers import create_topic, produce, unique
+from integration.support.resource_usage import kind_of
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 
 ROOT = Path(__file__).parents[3]
@@ -326,14 +327,8 @@ class Run:
             return found
         for process in below:
             self.seen.add(process.pid)
-            try:
-                role = process.cmdline()[-1]
-                parent = process.parent()
-                if parent is not None and parent.cmdline()[-1:] == ["zygote"]:
-                    role = "slot"
-            except (psutil.NoSuchProcess, psutil.ZombieProcess, IndexError):
-                continue
-            found[role].append(process)
+            if (role := kind_of(process)) is not None:
+                found[role].append(process)
         return found
 
     def reports(self) -> list[dict[str, Any]]:

@@ -32,15 +32,13 @@ START = StartSlot(
 )
 
 
-class TestEnvironment:
-    def test_slot_environment_prefers_the_malloc_arena_max_of_the_user(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
-        assert environment("zygote")["MALLOC_ARENA_MAX"] == "64"
-        assert "MALLOC_ARENA_MAX" not in environment("jobmaster")
-        monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-        assert environment("zygote")["MALLOC_ARENA_MAX"] == "2"
+def test_environment_prefers_the_malloc_arena_max_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    assert environment()["MALLOC_ARENA_MAX"] == "64"
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert environment()["MALLOC_ARENA_MAX"] == "2"
 
 
 class TestFrames:

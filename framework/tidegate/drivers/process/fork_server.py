@@ -23,13 +23,13 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tidegate.drivers.process import fork_protocol
+from tidegate.drivers.process.forked import CRASHED, count_threads
 from tidegate.drivers.process.parent_watch import exit_with_parent
 from tidegate.drivers.process.rotating_output import open_at, rotating_text
 from tidegate.drivers.process.stack_pipes import StackPipes
@@ -44,8 +44,6 @@ the parent pipe is watched and the log is redirected.
 
 STACKS_FD = 3
 """The file descriptor of a slot for the stacks of its threads. It leads to the fork server."""
-_CRASHED = 70
-"""The exit status of a slot whose main function raised an exception (EX_SOFTWARE)."""
 
 
 def run_fork_server(
@@ -84,7 +82,9 @@ class _ForkServer:
         self._waker.setblocking(False)
 
     def run(self) -> int:
-        check(_threads() == 1, "A fork server must have one thread: some import started another.")
+        check(
+            count_threads() == 1, "A fork server must have one thread: some import started another."
+        )
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         gc.collect()
@@ -167,7 +167,7 @@ class _ForkServer:
         session, a log and a parent pipe of its own, and drops the fork server's files and signal
         handlers.
         """
-        status = _CRASHED
+        status = CRASHED
         try:
             os.setsid()  # a slot must not receive signals of the terminal
             signal.set_wakeup_fd(-1)
@@ -190,12 +190,6 @@ class _ForkServer:
             with contextlib.suppress(OSError, ValueError):  # user code may have printed half a line
                 sys.stdout.flush()
             os._exit(status)
-
-
-def _threads() -> int:
-    """Count the threads of this process, native ones too if the system lists them."""
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
 def _redirected(descriptor: int, path: Path, max_size: int) -> TextIO:

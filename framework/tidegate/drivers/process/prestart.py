@@ -1,9 +1,11 @@
 """Processes that are started before their arguments are known, so that they can import meanwhile.
 
 The start of a cluster is a chain: the command starts a JobManager, which starts a TaskManager and a
-JobMaster, and the TaskManager starts its fork server. Each process imports for 0.2 to 0.6 s before
-it can do anything. So each process starts the next one immediately, imports at the same time, and
-sends the arguments when they are known. The chain then takes only as long as its slowest process.
+JobMaster, and the TaskManager starts its fork server. Each process needs imports of 0.2 to 0.6 s
+before it can do anything. So the command starts the JobManager immediately. The JobManager imports
+what all of them need, while the command does its own imports, and forks the others (`forked.py`).
+Each process sends the arguments of the next one when they are known. A process that replaces one
+that was lost is started as a program, because its parent has threads by then.
 
 A prestarted process opens nothing, reads no file except code, and starts no thread until it begins.
 Until then its standard input is a socket, and only its parent has the other end. To begin, it
@@ -20,17 +22,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
+
+from tidegate.drivers.process.forked import ForkedProcess, fork
 
 MODULE: Final = "tidegate.role"
 CHILD_ENVIRONMENT: Final = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # before anything can import grpc: see drivers/rpc
     "GRPC_VERBOSITY": "NONE",
 }
-SLOT_DEFAULTS: Final = {"MALLOC_ARENA_MAX": "64"}
-"""Environment variables of the fork server, and so of the slots. The user may override them.
+DEFAULTS: Final = {"MALLOC_ARENA_MAX": "64"}
+"""Environment variables that the user may override. They are for slots, which are forks of forks of
+the first process, and change nothing in the others.
 
 A slot has about 40 threads, most of them librdkafka's. glibc makes at most 8 arenas per core, so
 with two cores some threads share the arena of the thread that processes the records. Then `malloc`
@@ -40,6 +46,8 @@ and in none of 10 runs with 64 arenas. The arenas cost 12 MB more memory of 340.
 ignore the variable.
 """
 
+ChildProcess = subprocess.Popen[bytes] | ForkedProcess
+
 
 def command(role: str) -> list[str]:
     """Return the command that starts a process of a role."""
@@ -48,10 +56,9 @@ def command(role: str) -> list[str]:
     return [sys.executable, "-P", "-m", MODULE, role]
 
 
-def environment(role: str) -> dict[str, str]:
-    """Return the environment of a process of a role."""
-    defaults = SLOT_DEFAULTS if role == "zygote" else {}
-    return {**defaults, **os.environ, **CHILD_ENVIRONMENT}
+def environment() -> dict[str, str]:
+    """Return the environment of a process of any role."""
+    return {**DEFAULTS, **os.environ, **CHILD_ENVIRONMENT}
 
 
 class Prestarted:
@@ -61,22 +68,22 @@ class Prestarted:
     has not begun.
     """
 
-    def __init__(self, role: str, *, announces: bool = False) -> None:
+    def __init__(
+        self, role: str, *, announces: bool = False, become: Callable[[str], NoReturn] | None = None
+    ) -> None:
         """Start the process. With `announces`, its standard output is a pipe that this process
-        reads. OSError if the operating system refuses.
+        reads. With `become`, the process is a fork of this one that calls `become(role)`, and
+        announces nothing. OSError if the operating system refuses.
         """
         self.announces = announces
+        self._process: ChildProcess
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    command(role),
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.PIPE if announces else subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env=environment(role),
-                    start_new_session=True,  # only the command line may receive Ctrl-C
-                )
+                if become is not None:
+                    self._process = fork(partial(become, role), theirs.fileno())
+                else:
+                    self._process = _start(role, theirs.fileno(), announces=announces)
         except BaseException:
             ours.close()
             raise
@@ -104,7 +111,7 @@ class Prestarted:
         """Whether the process is still running."""
         return self._process.poll() is None
 
-    def begin(self, log: int, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
+    def begin(self, log: int, pass_fds: Sequence[int]) -> ChildProcess:
         """Send the process its standard input, its log and copies of other file descriptors. Return
         the process, whose `stdin` takes the arguments as in any other child. A process that has
         ended in the meantime is returned too: its exit will be reported. OSError if the operating
@@ -131,11 +138,24 @@ class Prestarted:
             self._process.stdout.close()
 
 
-def prestarted(role: str, *, announces: bool = False) -> Prestarted | None:
+def _start(role: str, stdin: int, *, announces: bool) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command(role),
+        stdin=stdin,
+        stdout=subprocess.PIPE if announces else subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        start_new_session=True,  # only the command line may receive Ctrl-C
+    )
+
+
+def prestarted(
+    role: str, *, announces: bool = False, become: Callable[[str], NoReturn] | None = None
+) -> Prestarted | None:
     """Return a prestarted process, or None if the operating system refuses one now. In that case
     the process is started later, and that start reports the error if it also fails.
     """
     try:
-        return Prestarted(role, announces=announces)
+        return Prestarted(role, announces=announces, become=become)
     except (OSError, MemoryError):
         return None

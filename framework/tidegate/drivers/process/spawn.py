@@ -1,10 +1,10 @@
 """Starts processes by role: an implementation of `ports.processes.Processes` with `subprocess`.
 
-A child is `python -m tidegate.role ROLE`. It reads its arguments from the first line of its
-standard input, which is its parent pipe afterwards (`parent_watch.py`). The first child of a role
-may have been started earlier (`prestart.py`). The output of a child goes to its log file. The
-parent reads only the one line with which a server announces itself, from the server's standard
-output. One waiting thread per child reports the exit status as soon as the child ends.
+A child is `python -m tidegate.role ROLE`, or a fork that was made earlier (`prestart.py`,
+`forked.py`). It reads its arguments from the first line of its standard input, which is its parent
+pipe afterwards (`parent_watch.py`). The output of a child goes to its log file. The parent reads
+only the one line with which a server announces itself, from the server's standard output. One
+waiting thread per child reports the exit status as soon as the child ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.parent_watch import encode_arguments
-from tidegate.drivers.process.prestart import Prestarted, command, environment
+from tidegate.drivers.process.prestart import ChildProcess, Prestarted, command, environment
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
@@ -113,7 +113,7 @@ class OsProcesses:
         *,
         announces: bool,
         pass_fds: tuple[int, ...],
-    ) -> subprocess.Popen[bytes]:
+    ) -> ChildProcess:
         path = self._logs / log
         given = {
             "common": self._common,
@@ -130,7 +130,7 @@ class OsProcesses:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE if announces else output,
                     stderr=output,
-                    env=environment(role),
+                    env=environment(),
                     pass_fds=pass_fds,
                     start_new_session=True,  # only the command line may receive Ctrl-C
                 )
@@ -141,7 +141,7 @@ class OsProcesses:
 
     def _prestarted_process(
         self, role: str, log: int, announces: bool, pass_fds: tuple[int, ...]
-    ) -> subprocess.Popen[bytes] | None:
+    ) -> ChildProcess | None:
         """Return the prestarted process of the role, with its log and descriptors passed. None if
         no usable one exists.
         """
@@ -156,7 +156,7 @@ class OsProcesses:
 class OsChild:
     """A started process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: ChildProcess) -> None:
         self._process = process
 
     @property
@@ -254,7 +254,7 @@ def _cannot_start(role: str, error: BaseException) -> ExternalError:
     return kind(f"Cannot start the {role} process: {error}.")
 
 
-def _write_arguments(process: subprocess.Popen[bytes], arguments: Mapping[str, object]) -> None:
+def _write_arguments(process: ChildProcess, arguments: Mapping[str, object]) -> None:
     parent_pipe = process.stdin
     if parent_pipe is not None:
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit will be reported

@@ -1,0 +1,107 @@
+"""Forks of a process: their exit status, signals, and what a fork refuses. Each test has a process
+of its own, because the one that runs the tests has threads.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+BEGIN = """
+import os, signal, sys, threading, time
+from tidegate.drivers.process.forked import ForkedProcess, fork
+
+read_end, write_end = os.pipe()
+"""
+
+
+def run(script: str) -> list[str]:
+    """Run a script, and return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_fork_reads_its_standard_input_and_its_exit_status_is_reaped_once() -> None:
+    found = run("""
+child = fork(lambda: os._exit(len(os.read(0, 100))), read_end)
+print(child.poll())
+os.write(write_end, b"seven..")
+print(child.wait(), child.wait(), child.poll())
+child.kill()
+child.terminate()
+""")
+    assert found == ["None", "7 7 7"]
+
+
+def test_fork_ends_by_the_signals_of_its_parent() -> None:
+    found = run("""
+forks = [fork(lambda: time.sleep(60), read_end) for _ in range(2)]
+forks[0].kill()
+forks[1].terminate()
+print(*(each.wait() for each in forks))
+""")
+    assert found == ["-9 -15"]
+
+
+def test_main_function_of_a_fork_that_raises_or_returns_ends_the_fork() -> None:
+    found = run("""
+def fail():
+    raise ValueError
+
+print(fork(fail, read_end).wait(), fork(lambda: None, read_end).wait())
+""")
+    assert found == ["70 70"]
+
+
+def test_fork_holds_no_descriptor_of_its_parent_and_has_its_own_session() -> None:
+    found = run("""
+def main():
+    own = os.getsid(0) == os.getpid()
+    os._exit(own and {0, 1, 2} == {each for each in range(100) if is_open(each)})
+
+def is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+print(fork(main, read_end).wait())
+""")
+    assert found == ["1"]
+
+
+def test_process_with_a_second_thread_is_not_forked() -> None:
+    found = run("""
+from tidegate.errors import InternalError
+
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+try:
+    fork(lambda: None, read_end)
+except InternalError as error:
+    print(str(error).splitlines()[0], flush=True)
+os._exit(0)
+""")
+    assert "must have one thread" in found[0]
+
+
+def test_end_of_a_fork_is_seen_by_a_thread_that_waits_for_it() -> None:
+    found = run("""
+child = fork(lambda: time.sleep(60), read_end)
+seen = []
+waiting = threading.Thread(target=lambda: seen.append(child.wait()))
+waiting.start()
+time.sleep(0.2)
+print(child.poll())
+child.kill()
+waiting.join()
+print(seen, child.poll())
+""")
+    assert found == ["None", "[-9] -9"]
