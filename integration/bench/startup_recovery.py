@@ -61,7 +61,7 @@ def measure_startup_recovery(rig: Rig, rounds: int, *, quick: bool) -> Table:
         ],
     ]
     held_mb, share = _middles(idle(rig, "10 s", idle_s) for _ in range(rounds))
-    rows.append(["idle cluster, two slots: proportional set size", f"{held_mb:.0f} MB", "250 MB"])
+    rows.append(["idle cluster, two slots: proportional set size", f"{held_mb:.0f} MB", "180 MB"])
     rows.append(["idle cluster, two slots: CPU, of one core", f"{share:.1%}", "1 %"])
     if not quick:
         _, share = _middles(idle(rig, "1 s", idle_s) for _ in range(rounds))
