@@ -64,10 +64,13 @@ def test_small_bench_counts_the_requests_of_loop_job_and_idle_job() -> None:
         found = re.search(rf"^{api} +([\d,]+) +([\d,]+) +([\d,]+) +([\d,]+)", of_runs, re.MULTILINE)
         assert found is not None, done.stdout
         assert "0" not in found.groups(), found
-    # A slot commits its offsets with each checkpoint, so more often with the shorter interval.
-    commits = re.search(r"^OFFSET_COMMIT +([\d.]+) +([\d.]+)", idle, re.MULTILINE)
+    # A slot commits its offsets with each checkpoint, so more often with the shorter interval, if
+    # checkpoints come as often while the job is idle.
+    commits = re.search(r"^OFFSET_COMMIT +([\d.]+) +([\d.]+) +([\d.]+)", idle, re.MULTILINE)
     assert commits is not None, done.stdout
-    assert 0 < float(commits[1]) < float(commits[2]), done.stdout
+    each_second, rarer, often = map(float, commits.groups())
+    assert 0 < each_second, done.stdout
+    assert rarer < often / 2, done.stdout
 
 
 @pytest.mark.timeout(180)
