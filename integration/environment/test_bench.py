@@ -69,7 +69,7 @@ def test_small_bench_counts_the_requests_of_loop_job_and_idle_job() -> None:
     commits = re.search(r"^OFFSET_COMMIT +([\d.]+) +([\d.]+) +([\d.]+)", idle, re.MULTILINE)
     assert commits is not None, done.stdout
     each_second, rarer, often = map(float, commits.groups())
-    assert 0 < each_second, done.stdout
+    assert each_second > 0, done.stdout
     assert rarer < often / 2, done.stdout
 
 
