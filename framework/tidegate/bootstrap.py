@@ -41,6 +41,7 @@ from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.endpoint import LOOPBACK, Endpoint, is_loopback, own_address_towards
 from tidegate.drivers.local_sockets import make_socket_dir
 from tidegate.drivers.logs import set_up_logging
+from tidegate.drivers.process.forked import count_threads
 from tidegate.drivers.process.parent_watch import (
     exit_if_orphaned,
     exit_with_parent,
@@ -122,7 +123,7 @@ forks these. As with the libraries of slots, these imports must not start a thre
 _FIRST_CHILDREN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"jobmanager": ("taskmanager", "jobmaster"), "taskmanager": ("zygote",)}
 )
-"""The roles that each role starts as soon as it serves."""
+"""The roles that each role starts as soon as it serves. It forks them before."""
 
 _log = logging.getLogger(__name__)
 
@@ -358,6 +359,8 @@ def run_role(role: str) -> NoReturn:
     status = FAILED
     try:
         setproctitle(f"tidegate {role}")
+        # A supervisor may let its children ignore it. The kernel then forgets how a child ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _preload(role)
         children = _fork_first_children(role)
         given = read_arguments()
@@ -400,9 +403,10 @@ def _preload(role: str) -> None:
 
 def _fork_first_children(role: str) -> dict[str, Prestarted]:
     """Fork the first children of a role, which wait for their arguments. If the operating system
-    refuses one, it is started later.
+    refuses one, it is started later, as a program. All are, if an import has started a thread: the
+    environment of a user may have a tracer or a debugger.
     """
-    first = _FIRST_CHILDREN.get(role, ())
+    first = _FIRST_CHILDREN.get(role, ()) if count_threads() == 1 else ()
     if first:
         # A garbage collection writes to each object that it visits, and so unshares its page.
         gc.freeze()

@@ -124,10 +124,10 @@ def _of_processes(pid: int) -> dict[str, float]:
 def kind_of(process: psutil.Process) -> str | None:
     """Return the role of a process of a cluster; None if it has ended."""
     try:
-        role = _role_of(process)
-        if role == "zygote":  # a slot that has just been forked still shows this
-            parent = process.parent()
-            return "slot" if parent is not None and _role_of(parent) == "zygote" else role
+        role, parent = _role_of(process), process.parent()
+        if role is not None and parent is not None and _role_of(parent) == role:
+            # A new fork shows this, until it has a title of its own.
+            return "slot" if role == "zygote" else None
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return None
     return role

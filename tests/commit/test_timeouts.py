@@ -35,7 +35,7 @@ def test_required_transaction_timeout_follows_the_formula() -> None:
     behind = replace(settings, interval_during_backlog=30_000)
     assert required_transaction_timeout_ms(behind) == 4 * 30_000 + 2_000 + 7_000
     idle = replace(settings, interval_when_idle=40_000)
-    assert required_transaction_timeout_ms(idle) == 4 * 40_000 + 2_000 + 7_000
+    assert required_transaction_timeout_ms(idle) == required_transaction_timeout_ms(settings)
 
 
 def test_timeout_above_the_broker_maximum_is_refused_with_all_numbers() -> None:
@@ -46,7 +46,7 @@ def test_timeout_above_the_broker_maximum_is_refused_with_all_numbers() -> None:
     for part in (
         "1020 s = (5 tolerable_failed_checkpoints + 1) x max(interval 10 s, ",
         ", interval_during_backlog 3 s, ",
-        ", interval_when_idle 1 s, timeout 120 s + min_pause 0 s)",
+        "s, timeout 120 s + min_pause 0 s)",
         "+ timeout 120 s + tolerated_outage 180 s",
         "900 s (transaction.max.timeout.ms)",
         "to 1020000 or more",

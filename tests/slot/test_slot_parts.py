@@ -36,8 +36,9 @@ from tidegate.drivers.clock import SystemClock
 from tidegate.drivers.process.current import OsProcess
 from tidegate.drivers.threads import SystemThreads
 from tidegate.graph.plan import plan
-from tidegate.ids import SubtaskIndex
-from tidegate.protocol.messages import TasksReady
+from tidegate.ids import Attempt, CheckpointId, JobName, SubtaskIndex
+from tidegate.protocol.messages import SlotHeartbeat, TasksReady
+from tidegate.protocol.slot_metrics import SlotMetrics
 from tidegate.slot import main as slot_main
 from tidegate.slot.idle_wait import LONGEST_S, SHORTEST_S, UNNOTICEABLE_S
 from tidegate.slot.main import DUE_WAIT_MIN_S, Slot, log_generated_code
@@ -270,6 +271,36 @@ def test_slot_waits_for_records_no_longer_than_until_a_task_has_something_due(
 
     run_loop(slot, Silent(), lambda: now_s)
     assert waits[-2:] == [LONGEST_S, wait_s]
+
+
+def test_slot_reports_its_first_record_after_an_idle_time_at_once() -> None:
+    slot: Any = Slot.__new__(Slot)
+    slot._calls = UNWATCHED
+    slot._start = SimpleNamespace(job=JobName("job"), attempt=Attempt(1), ordinal=3)
+    sent: list[Any] = []
+    slot._send, slot._metrics = sent.append, lambda: SlotMetrics(records_in=1)
+    turns = 0
+
+    class Reading:
+        """A source that reads a record in each of its turns, after two checkpoints without any."""
+
+        subtask = None
+
+        def step(self, timeout_s: float) -> bool:
+            nonlocal turns
+            turns += 1
+            if turns == 1:
+                for counter in (1, 2):
+                    slot._news.acknowledged(CheckpointId(Attempt(1), counter), 0)
+            else:
+                slot._counters.records_in += 1
+            slot._exit_code = 0 if turns == 5 else None
+            return True
+
+    run_loop(slot, Reading(), lambda: 0.0)
+    assert [(type(each), each.ordinal, each.metrics.records_in) for each in sent] == [
+        (SlotHeartbeat, 3, 1)
+    ]
 
 
 def test_slot_is_busy_if_it_waits_for_records_less_than_half_of_the_time() -> None:

@@ -6,7 +6,8 @@ idle with a completed checkpoint that contains no progress since the completed o
 idle until a slot reports progress. A slot that may be a part of an idle job reports its first
 record at once (`slot/progress_news.py`), so the record does not wait for the longer interval.
 
-A checkpoint of an idle job commits nothing and stores what the one before has stored. Kafka Streams
+A checkpoint of an idle job commits no output. It stores nothing new but times: watermarks, and what
+timers without a result have changed. Kafka Streams
 also commits a task only if it has done something (`commitNeeded` in its `StreamTask`).
 
 This class only reports. `coordinator.py` chooses the interval, and exactly-once does not depend on

@@ -3,8 +3,9 @@
 A transaction is opened after one barrier and prepared at the next. It may stay open through as many
 failed checkpoints as are tolerable before one is published. Then it must survive an outage of Kafka
 or of the job, and be ended. If the broker aborts it earlier, output is lost. So the limit is
-checked at submit. The module is pure arithmetic. The transaction timeout of every producer is
-exactly this time.
+checked at submit. `interval_when_idle` does not count: an idle job has no open transaction, and its
+next record ends the idle time. The module is pure arithmetic. The transaction timeout of every
+producer is exactly this time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,10 @@ from tidegate.errors import RefusedError
 
 def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
     """Return the time in milliseconds: (tolerable failed checkpoints + 1) x max(interval, interval
-    during a backlog, interval when idle, timeout + pause) + timeout + tolerated outage.
+    during a backlog, timeout + pause) + timeout + tolerated outage.
     """
     longest_cycle = max(
-        settings.interval,
-        settings.interval_during_backlog,
-        settings.interval_when_idle,
-        settings.timeout + settings.min_pause,
+        settings.interval, settings.interval_during_backlog, settings.timeout + settings.min_pause
     )
     cycles = settings.tolerable_failed_checkpoints + 1
     return cycles * longest_cycle + settings.timeout + settings.tolerated_outage
@@ -38,8 +36,7 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
         f"The job's transactions may have to stay open for {_text(required)} = "
         f"({settings.tolerable_failed_checkpoints} tolerable_failed_checkpoints + 1) x max("
         f"interval {_text(settings.interval)}, interval_during_backlog "
-        f"{_text(settings.interval_during_backlog)}, interval_when_idle "
-        f"{_text(settings.interval_when_idle)}, timeout {_text(settings.timeout)} + min_pause "
+        f"{_text(settings.interval_during_backlog)}, timeout {_text(settings.timeout)} + min_pause "
         f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "

@@ -35,8 +35,8 @@ class Counters:
     """Number of bytes that finished calls have brought."""
 
     def progress(self) -> int:
-        """Return the number of records read and written, as in `SlotMetrics.progress`."""
-        return self.records_in + self.records_out
+        """Return what `SlotMetrics.progress` has for these counts."""
+        return self.records_in + self.records_out + self.skipped + self.dead_letters
 
     def restored(self) -> int:
         """Return the number of bytes that a restore has brought, including those of incomplete

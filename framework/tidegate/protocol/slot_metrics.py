@@ -68,5 +68,5 @@ class SlotMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress(self) -> int:
-        """The number of records that the slot has read or written. It grows with each of them."""
-        return self.records_in + self.records_out
+        """A number that grows with each record that the slot reads, skips or writes."""
+        return self.records_in + self.records_out + self.skipped + self.dead_letters

@@ -107,6 +107,7 @@ class Slot:
     """The part of one attempt of a job that runs in this process."""
 
     _calls: CallWatch
+    _idling: IdleWait
     _code: WatchedCode | None = None
     """The places of user code. None before the deployment."""
 
@@ -186,7 +187,7 @@ class Slot:
     def _loop(self) -> None:
         clock = self._drivers.clock
         checkpoint = self._config.checkpoint
-        idling = IdleWait(
+        idling = self._idling = IdleWait(
             checkpoint.interval / 1000, checkpoint.interval_when_idle / 1000, clock.monotonic()
         )
         self._calls.turn_s = clock.monotonic()
@@ -215,9 +216,7 @@ class Slot:
             # A snapshot that is being saved posts its next piece, so the loop does not wait.
             if not worked and not self._mailbox.has_posts():
                 due_in_s = min((task.due_in_s() for task in self._tasks), default=math.inf)
-                idle_s = idling.wait_s(
-                    now, has_remote_inputs=self._has_remote_inputs, quiet=self._news.quiet
-                )
+                idle_s = idling.wait_s(now, has_remote_inputs=self._has_remote_inputs)
                 self._wait(min(idle_s, max(due_in_s, DUE_WAIT_MIN_S)))
 
     def _step(self, task: Task, timeout_s: float) -> bool:
@@ -271,6 +270,7 @@ class Slot:
                 for source in self._sources:
                     source.drain()
             case TriggerCheckpoint():
+                self._idling.record_barrier(self._drivers.clock.monotonic())
                 for source in self._sources:
                     source.trigger(Barrier(message.checkpoint, final=message.final))
             case CheckpointCompleted():

@@ -21,7 +21,7 @@ class ProgressNews:
     def __init__(self) -> None:
         self._checkpoint: CheckpointId | None = None
         self._acknowledged = -1
-        self.quiet = False
+        self._quiet = False
         """Whether the last acknowledged checkpoint brought no progress, and there was none
         since.
         """
@@ -31,12 +31,12 @@ class ProgressNews:
         times, and each time counts.
         """
         unchanged = progress == self._acknowledged
-        self.quiet = unchanged and (self.quiet or checkpoint != self._checkpoint)
+        self._quiet = unchanged and (self._quiet or checkpoint != self._checkpoint)
         self._checkpoint, self._acknowledged = checkpoint, progress
 
     def take(self, progress: int) -> bool:
         """Return whether this progress is news that must be reported now. It is news once."""
-        is_news = self.quiet and progress != self._acknowledged
+        is_news = self._quiet and progress != self._acknowledged
         if is_news:
-            self.quiet = False
+            self._quiet = False
         return is_news

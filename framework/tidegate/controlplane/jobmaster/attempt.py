@@ -114,8 +114,9 @@ class LiveAttempt:
         """Whether the deployment has begun. From then on no other slot can take a slot's place."""
         self.ended = False
         self._storage_gone = ""
-        self._idleness, self._is_idle = Idleness(), False
-        """Whether the job is idle, now and by the last event for the coordinator."""
+        self._idleness = Idleness()
+        self._is_idle = False
+        """Whether the job is idle, as in the last event for the coordinator."""
 
     # --- slots ----------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ itself always starts a program.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -65,7 +66,9 @@ class ForkedProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # The thread that waits may have reaped the process, and not noted the status yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 def fork(main: Callable[[], NoReturn], stdin: int) -> ForkedProcess:

@@ -1,11 +1,11 @@
 """Processes that are started before their arguments are known, so that they can import meanwhile.
 
-The start of a cluster is a chain: the command starts a JobManager, which starts a TaskManager and a
-JobMaster, and the TaskManager starts its fork server. Each process needs imports of 0.2 to 0.6 s
-before it can do anything. So the command starts the JobManager immediately. The JobManager imports
-what all of them need, while the command does its own imports, and forks the others (`forked.py`).
-Each process sends the arguments of the next one when they are known. A process that replaces one
-that was lost is started as a program, because its parent has threads by then.
+The start of a local cluster is a chain: the command starts a JobManager, which starts a TaskManager
+and a JobMaster, and the TaskManager starts its fork server. Each process needs imports of 0.2 to
+0.6 s before it can do anything. So the command starts the JobManager immediately. The JobManager
+imports what all of them need, while the command does its own imports, and forks the others
+(`forked.py`). Each process sends the arguments of the next one when they are known. A process that
+replaces one that was lost is started as a program, because its parent has threads by then.
 
 A prestarted process opens nothing, reads no file except code, and starts no thread until it begins.
 Until then its standard input is a socket, and only its parent has the other end. To begin, it
@@ -33,10 +33,11 @@ MODULE: Final = "tidegate.role"
 CHILD_ENVIRONMENT: Final = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",  # before anything can import grpc: see drivers/rpc
     "GRPC_VERBOSITY": "NONE",
+    "SPT_NOENV": "1",  # setproctitle writes over the command only, and `ps e` still shows the rest
 }
 DEFAULTS: Final = {"MALLOC_ARENA_MAX": "64"}
-"""Environment variables that the user may override. They are for slots, which are forks of forks of
-the first process, and change nothing in the others.
+"""Environment variables that the user may override. They are for slots. Slots are forks of forks of
+the first process, and glibc reads its settings when a program starts.
 
 A slot has about 40 threads, most of them librdkafka's. glibc makes at most 8 arenas per core, so
 with two cores some threads share the arena of the thread that processes the records. Then `malloc`

@@ -1,4 +1,4 @@
-"""Starts processes by role: an implementation of `ports.processes.Processes` with `subprocess`.
+"""Starts processes by role: the implementation of `ports.processes.Processes`.
 
 A child is `python -m tidegate.role ROLE`, or a fork that was made earlier (`prestart.py`,
 `forked.py`). It reads its arguments from the first line of its standard input, which is its parent
