@@ -50,6 +50,20 @@ print(*(each.wait() for each in forks))
     assert found == ["-9 -15"]
 
 
+def test_fork_whose_status_the_system_does_not_keep_counts_as_ended_with_status_0() -> None:
+    found = run("""
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+child = fork(lambda: os._exit(7), read_end)
+print(child.wait())
+ended = fork(lambda: os._exit(7), read_end)
+while ended.poll() is None:
+    time.sleep(0.01)
+ended.kill()
+print(ended.returncode)
+""")
+    assert found == ["0", "0"]
+
+
 def test_main_function_of_a_fork_that_raises_or_returns_ends_the_fork() -> None:
     found = run("""
 def fail():

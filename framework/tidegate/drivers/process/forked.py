@@ -40,18 +40,13 @@ class ForkedProcess:
     def wait(self) -> int:
         """Wait until the process ends, reap it, and return its exit status."""
         with self._reaping:
-            if self.returncode is None:
-                _, status = os.waitpid(self.pid, 0)
-                self.returncode = os.waitstatus_to_exitcode(status)
-            return self.returncode
+            return self._reap(0) or 0
 
     def poll(self) -> int | None:
         """Return the exit status; None if the process has not ended, or another thread waits."""
         if self._reaping.acquire(blocking=False):
             try:
-                if self.returncode is None:
-                    pid, status = os.waitpid(self.pid, os.WNOHANG)
-                    self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+                self._reap(os.WNOHANG)
             finally:
                 self._reaping.release()
         return self.returncode
@@ -63,6 +58,15 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL, unless the process is reaped."""
         self._signal(signal.SIGKILL)
+
+    def _reap(self, options: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # its status is lost: 0, as in `subprocess`
+                pid, status = self.pid, 0
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
     def _signal(self, number: signal.Signals) -> None:
         if self.poll() is None:
