@@ -138,6 +138,20 @@ def test_forks_of_a_prestarted_process_have_one_thread_and_no_descriptor_of_thei
             assert os.getsid(each.pid) == each.pid, "it would receive Ctrl-C"
 
 
+def test_a_process_whose_environment_starts_a_thread_forks_no_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tracer or a debugger does so. The children are then started later, as programs."""
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True)"
+    (tmp_path / "sitecustomize.py").write_text(f"{thread}.start()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Prestarted("jobmanager") as early:
+        process = psutil.Process(early.pid)
+        until_it_waits(process)
+        assert process.num_threads() == 2
+        assert process.children() == []
+
+
 @pytest.mark.parametrize("role", ["jobmanager", "jobmaster"])
 def test_a_prestarted_process_ends_when_its_parent_ends_first(role: str) -> None:
     script = f"""

@@ -138,7 +138,7 @@ class CheckpointCoordinator:
         (Phase.CREATED, AttemptStarted): "_start",
         (Phase.CREATED, CheckpointTick): "_nothing",
         (Phase.CREATED, StopRequested): "_stop_later",
-        (Phase.CREATED, BacklogChanged): "_note_backlog",
+        (Phase.CREATED, BacklogChanged): "_note_load",
         (Phase.CREATED, StorageStateChanged): "_note_storage",
         (Phase.CREATED, TaskEnded): "_end_task",
         (Phase.IDLE, CheckpointTick): "_trigger_if_due",
@@ -147,7 +147,7 @@ class CheckpointCoordinator:
         (Phase.IDLE, TransactionsCommitted): "_drop_committed",
         (Phase.IDLE, StopRequested): "_stop_now",
         (Phase.IDLE, BacklogChanged): "_reschedule",
-        (Phase.IDLE, IdleChanged): "_reschedule_idle",
+        (Phase.IDLE, IdleChanged): "_reschedule",
         (Phase.IDLE, StorageStateChanged): "_note_storage",
         (Phase.IDLE, TaskEnded): "_end_task",
         (Phase.PENDING, CheckpointTick): "_expire_if_due",
@@ -155,8 +155,8 @@ class CheckpointCoordinator:
         (Phase.PENDING, Declined): "_decline",
         (Phase.PENDING, TransactionsCommitted): "_drop_committed",
         (Phase.PENDING, StopRequested): "_stop_later",
-        (Phase.PENDING, BacklogChanged): "_note_backlog",
-        (Phase.PENDING, IdleChanged): "_note_idle",
+        (Phase.PENDING, BacklogChanged): "_note_load",
+        (Phase.PENDING, IdleChanged): "_note_load",
         (Phase.PENDING, StorageStateChanged): "_abort_without_storage",
         (Phase.PENDING, TaskEnded): "_end_task_while_pending",
         (Phase.PUBLISHING, CheckpointTick): "_fail_publication_without_storage",
@@ -166,8 +166,8 @@ class CheckpointCoordinator:
         (Phase.PUBLISHING, PublishFailed): "_fail_publication",
         (Phase.PUBLISHING, TransactionsCommitted): "_drop_committed",
         (Phase.PUBLISHING, StopRequested): "_stop_later",
-        (Phase.PUBLISHING, BacklogChanged): "_note_backlog",
-        (Phase.PUBLISHING, IdleChanged): "_note_idle",
+        (Phase.PUBLISHING, BacklogChanged): "_note_load",
+        (Phase.PUBLISHING, IdleChanged): "_note_load",
         (Phase.PUBLISHING, StorageStateChanged): "_note_storage",
         (Phase.PUBLISHING, TaskEnded): "_end_task",
         (Phase.FINISHED, CheckpointTick): "_nothing",
@@ -311,20 +311,16 @@ class CheckpointCoordinator:
         self._stopping = True
         return []
 
-    def _note_backlog(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
-        self._is_processing_backlog = event.behind
+    def _note_load(self, event: BacklogChanged | IdleChanged) -> list[CoordinatorInstruction]:
+        match event:
+            case BacklogChanged(behind=behind):
+                self._is_processing_backlog = behind
+            case IdleChanged(idle=idle):
+                self._is_idle = idle
         return []
 
-    def _reschedule(self, event: BacklogChanged) -> list[CoordinatorInstruction]:
-        self._is_processing_backlog = event.behind
-        return self._trigger_next(event.now_s)
-
-    def _note_idle(self, event: IdleChanged) -> list[CoordinatorInstruction]:
-        self._is_idle = event.idle
-        return []
-
-    def _reschedule_idle(self, event: IdleChanged) -> list[CoordinatorInstruction]:
-        self._is_idle = event.idle
+    def _reschedule(self, event: BacklogChanged | IdleChanged) -> list[CoordinatorInstruction]:
+        self._note_load(event)
         return self._trigger_next(event.now_s)
 
     # --- a storage that is gone -----------------------------------------------------------------

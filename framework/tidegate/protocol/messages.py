@@ -384,8 +384,7 @@ class SlotHeartbeat(AttemptMessage, frozen=True, kw_only=True, tag="SlotHeartbea
 
     The slot sends it at every heartbeat interval if the metrics have changed, and every
     `cluster.quiet_interval` otherwise. It also sends one at once for its first record after an idle
-    time. If the JobMaster receives none for the heartbeat timeout,
-    the slot counts as lost.
+    time. If the JobMaster receives none for the heartbeat timeout, the slot counts as lost.
     """
 
     ordinal: int

@@ -5,9 +5,9 @@ not wait for that, so the slot that reads it reports it at once. A slot does not
 whole job is idle. It knows a necessary condition: since its acknowledgement of the checkpoint
 before the last one, it has neither read nor written a record.
 
-Invariant: if the JobMaster holds the job idle, each slot either has news for its next record, or
-has sent news that is still on its way. So a slot with many records reports at once at most one of
-them for each checkpoint.
+Invariant: while the job is idle for the JobMaster, the next record of each slot is news, or news of
+the slot is still on its way. A slot with many records reports at most one of them at once for each
+checkpoint.
 """
 
 from __future__ import annotations
