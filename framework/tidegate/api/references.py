@@ -29,7 +29,8 @@ _SUFFIX: Final = ".py"
 NEEDED: Final = frozenset(
     {
         *("annotated_types", "confluent_kafka", "fastavro", "grpc", "kafka", "mmh3", "msgspec"),
-        *("obstore", "pydantic", "pydantic_core", "rich", "rocksdict", "tidegate", "typer"),
+        *("obstore", "pydantic", "pydantic_core", "rich", "rocksdict", "setproctitle"),
+        *("tidegate", "typer"),
         *("typing_extensions", "typing_inspection", "tzdata", "watchfiles"),
     }
 )
