@@ -339,11 +339,11 @@ class Attack:
         if cell.victim == JOBMANAGER:
             return [process.pid for process in found[JOBMANAGER]]
         if cell.victim == JOBMASTER:
-            return [process.pid for process in innermost(found[JOBMASTER])][:1]
-        slots = innermost(found[SLOT])
+            return [process.pid for process in found[JOBMASTER][:1]]
+        slots = found[SLOT]
         if cell.victim == SLOT:
             return [self._chance.choice(slots).pid] if slots else []
-        managers = innermost(found[TASKMANAGER])
+        managers = found[TASKMANAGER]
         hosts = {process.pid: _host(process, managers) for process in slots}
         host = hosts.get(carrier) or self._chance.choice([*hosts.values()] or [None])
         if host is None:
@@ -382,12 +382,6 @@ class Attack:
                 raise WrongError(f"the zombies {left} did not exit")
             time.sleep(0.02)
         self._frozen.clear()
-
-
-def innermost(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return the processes that are not a shell around another one (see `mains`)."""
-    parents = {process.ppid() for process in processes}
-    return [process for process in processes if process.pid not in parents]
 
 
 def _host(process: psutil.Process, managers: Sequence[psutil.Process]) -> int | None:

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
+
+from setproctitle import getproctitle, setproctitle
 
 from integration.faults.kill_points.kill_points import Plan, Traps
 from tidegate.commit.claim import claim
@@ -66,6 +68,8 @@ SURVIVE = "TIDEGATE_TEST_SURVIVE"
 """Environment variable that is present if slots, JobMasters and TaskManagers are to outlive the
 process that kills them.
 """
+SHELL: Final = "shell"
+"""The title of a process whose child outlives it. Only the child shows a role."""
 POLL_S = 0.02
 ZOMBIE_S_MAX = 120.0
 SWEEP_S = 2.0
@@ -144,11 +148,13 @@ def _survive_our_killer() -> None:
     its parent) kills an empty shell, and the child becomes a true zombie. The child exits
     `ZOMBIE_S_MAX` seconds after its shell, even if no process ends it.
     """
-    known = os.getpid()
+    known, title = os.getpid(), getproctitle()
+    setproctitle(SHELL)
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    setproctitle(title)
     os.getpid = lambda: known
     threading.Thread(target=_end_later, args=(known,), name="zombie", daemon=True).start()
 

@@ -392,13 +392,17 @@ def test_declined_checkpoint_does_not_count_as_failed_while_the_storage_is_gone(
     assert live.coordinator.counts.failed_in_a_row == (0 if gone else tolerable + 1)
 
 
-def test_job_is_planned_after_its_code_is_fetched_and_reports_unplanned_before(
+def test_job_is_planned_after_its_code_is_fetched_and_reports_this_before_its_claim(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shell, fetching, recovered = Shell(), list[Callable[[Any], None]](), list[object]()
+
+    def recover(plan: object, claimed: object, done: object) -> None:
+        recovered.append((plan, [report.planned for report in shell.reports]))
+
     journal = cast("Any", shell.master._journal)
     journal.fetch_code = fetching.append
-    journal.recover = lambda plan, claimed, done: recovered.append(plan)
+    journal.recover = recover
     plan, imported = shell.master._plan, list[object]()
 
     def try_plan(*given: object) -> object:
@@ -413,9 +417,8 @@ def test_job_is_planned_after_its_code_is_fetched_and_reports_unplanned_before(
     assert shell.state() is JobState.INITIALIZING
     assert [report.planned for report in shell.reports] == [False]
     fetching.pop()(tmp_path)
-    assert (imported, recovered) == ([tmp_path], [plan])
-    shell.master.poll()
-    assert shell.reports[-1].planned
+    assert imported == [tmp_path]
+    assert recovered == [(plan, [False, True])]
 
 
 def test_jobmaster_replaced_during_the_code_fetch_makes_no_claim() -> None:

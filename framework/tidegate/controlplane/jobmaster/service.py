@@ -243,6 +243,7 @@ class JobMaster:
         if isinstance(planned, JobPlan):
             self._plan = planned
             self._machine.planned(planned.subtasks)
+            self._report()  # from now on, silence means that this process hangs
         self._recover_with(planned)
 
     def _recover_with(self, plan: JobPlan | TidegateError) -> None:
