@@ -22,7 +22,7 @@ from tidegate.dataplane.state.snapshots import SnapshotUploader
 from tidegate.dataplane.waves.level_task import LevelTask
 from tidegate.dataplane.waves.receiving import RowReceiver
 from tidegate.dataplane.waves.sending import RowSender
-from tidegate.sim.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless
+from tidegate.sim.pipelines import Branched, FlatMapped, Scattered, Shuffled, Stateless, United
 from tidegate.sim.plan import Plan
 
 DISORDER = 0.3
@@ -52,9 +52,15 @@ def tears(plan: Plan) -> bool:
     return spread(plan) and plan.waves is not None and plan.waves.tears > 0.25
 
 
+def unites(plan: Plan) -> bool:
+    """Whether a task reads two sources. One of them may end, and take a step, before the other."""
+    return plan.shape.pipeline is United
+
+
 LOSING = backfills_in("whose outputs are often lost", loses)
 LOSING_BETWEEN = backfills_in("of three levels whose outputs are often lost", loses_between)
 TORN = backfills_in("whose tasks are often given other rows", tears)
+UNITED = backfills_in("of two sources", unites)
 
 NO_COUNT = Edit(RowReceiver._end, "    if received.frames != row.seq:", "    if row.seq < 0:")
 NO_COMPARISON = Edit(
@@ -250,8 +256,8 @@ MUTANTS = (
     Mutant(
         "the input of a wave ends",
         (Edit(LevelTask._run, "ends_input=False,", "ends_input=True,"),),
-        backfills,
-        5,
+        UNITED,
+        20,
         1,
     ),
 )
