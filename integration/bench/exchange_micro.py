@@ -92,7 +92,7 @@ def codec(kind: str) -> FrameCodec:
 
 
 def batches(kind: str) -> list[RecordBatch]:
-    """Make four different batches, so that they exercise the key cache."""
+    """Make four different batches, with 2,000 keys in all."""
     of = KINDS[kind][0]
     topic_partition = TopicPartition("orders", 0)
     made = []
