@@ -67,6 +67,7 @@ SINK_SETTINGS: Final = [
         ("zstd", "5"),
         ("gzip", "5"),
         ("none", "1"),
+        ("none", "25"),
         ("none", "50"),
         ("lz4", "50"),
     )

@@ -88,7 +88,8 @@ class KafkaSink(KafkaConnector, Sink[T]):
 
     `compression`: "none", "gzip", "snappy", "lz4" or "zstd". `linger`: how long a batch may wait
     for more records, as "5 ms" or a timedelta. If they are not given, compression.type and
-    linger.ms of [kafka.properties] apply, or else "none" and "5 ms".
+    linger.ms of [kafka.properties] apply, or else "none", and "25 ms" for an exactly-once sink or
+    "5 ms" for another one. A barrier sends what waits at once.
     `timestamps`: the timestamp of a record in Kafka. "send" (the default) is the time of the write.
     "event_time" is the event time of the record. Old times are subject to the retention of the
     topic at once.

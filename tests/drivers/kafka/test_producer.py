@@ -64,6 +64,7 @@ def test_producer_has_exactly_the_expected_client_settings(monkeypatch: pytest.M
     assert made_with(monkeypatch) == {**COMMON, "message.timeout.ms": 300_000}
     assert made_with(monkeypatch, TransactionalId("tidegate.x")) == {
         **COMMON,
+        "linger.ms": "25",  # nobody reads the records before the commit
         "message.timeout.ms": 660_000,
         "transactional.id": "tidegate.x",
         "transaction.timeout.ms": 660_000,
@@ -87,6 +88,13 @@ def test_user_may_override_only_some_producer_settings(monkeypatch: pytest.Monke
         "queue.buffering.max.kbytes": "8",
         "linger.ms": "9",
     }
+
+
+def test_user_may_override_the_linger_of_a_transactional_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = made_with(monkeypatch, TransactionalId("tidegate.x"), linger_ms="9")
+    assert given["linger.ms"] == "9"
 
 
 def test_fixed_settings_come_after_the_settings_of_the_user(
