@@ -102,8 +102,8 @@ DEFAULTS: Final[dict[str, str]] = {
 """The settings that a user may override, unlike SETTINGS."""
 TRANSACTIONAL_DEFAULTS: Final[dict[str, str]] = {
     **DEFAULTS,
-    # Nobody reads the records before the commit, and a flush sends them at once. So the wait delays
-    # nothing, and larger batches cost the broker less.
+    # A reader sees the records only after the commit, and a flush sends them at once. So the wait
+    # delays nothing, and larger batches cost the broker less.
     "linger.ms": "25",
 }
 
