@@ -13,7 +13,7 @@ has won against the way before in rounds that ran in turns:
 - It looks once a batch whether the queue of the producer has room, and not in each call.
 - Values are decoded by `map` over the method of the class.
 - Totals and fees change in place, and the object that is kept is the one that is encoded.
-- A transactional producer waits 25 ms for larger batches, which no reader sees before the commit.
+- A transactional producer waits 25 ms for larger batches. The check reads committed records.
 - The garbage collector is off, because the objects have no cycles.
 
 A loop for production would also look for errors among its messages. This one does not, and so it

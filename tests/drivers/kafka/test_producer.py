@@ -64,7 +64,7 @@ def test_producer_has_exactly_the_expected_client_settings(monkeypatch: pytest.M
     assert made_with(monkeypatch) == {**COMMON, "message.timeout.ms": 300_000}
     assert made_with(monkeypatch, TransactionalId("tidegate.x")) == {
         **COMMON,
-        "linger.ms": "25",  # no reader sees the records before the commit
+        "linger.ms": "25",  # read_committed readers see nothing before the commit
         "message.timeout.ms": 660_000,
         "transactional.id": "tidegate.x",
         "transaction.timeout.ms": 660_000,

@@ -102,8 +102,8 @@ DEFAULTS: Final[dict[str, str]] = {
 """The settings that a user may override, unlike SETTINGS."""
 TRANSACTIONAL_DEFAULTS: Final[dict[str, str]] = {
     **DEFAULTS,
-    # A reader sees the records only after the commit, and a flush sends them at once. So the wait
-    # delays nothing, and larger batches cost the broker less.
+    # Readers with read_committed see the records only after the commit, and `flush` ends the wait.
+    # So the wait makes no record visible later, and larger batches cost the broker less.
     "linger.ms": "25",
 }
 
