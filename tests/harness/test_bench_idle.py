@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 import time
+from subprocess import PIPE
 
 import psutil
 import pytest
@@ -19,7 +21,6 @@ from integration.bench.idle_cost import (
     cause_of,
     measured,
     table,
-    threads_of,
 )
 
 
@@ -53,19 +54,46 @@ def test_work_of_a_process_counts_as_cpu_and_its_waits_as_wake_ups() -> None:
     assert 0 < figures.own_mb <= figures.pss_mb
 
 
+STARTS_A_THREAD = """
+import sys, threading, time
+
+def work():
+    while time.thread_time() < 0.3:
+        pass
+    done.set()
+    threading.Event().wait()
+
+done = threading.Event()
+print("ready", flush=True)
+sys.stdin.readline()
+threading.Thread(target=work, daemon=True).start()
+done.wait()
+print("done", flush=True)
+sys.stdin.readline()
+"""
+"""A process whose second thread begins when it is told, and spends 0.3 s of CPU."""
+
+
 def test_threads_that_begin_during_a_measurement_count_from_their_start() -> None:
-    begin = threading.Event()
-    waiting = threading.Thread(target=begin.wait)
+    # A process of its own: in that of pytest, threads of other tests begin and end at any time.
+    command = [sys.executable, "-c", STARTS_A_THREAD]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdin
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        ends, words = child.stdout, child.stdin
 
-    def start(_seconds: float) -> None:
-        waiting.start()
-        time.sleep(0.05)
+        def start(_seconds: float) -> None:
+            print(file=words, flush=True)
+            assert ends.readline() == "done\n"
 
-    before = len(threads_of(psutil.Process().pid))
-    ((_, figures),) = measured([psutil.Process()], 0.05, start)
-    begin.set()
-    waiting.join()
-    assert figures.threads == before + 1
+        began_s = time.monotonic()
+        ((_, figures),) = measured([psutil.Process(child.pid)], 0.0, start)
+        passed_s = time.monotonic() - began_s
+        print(file=words, flush=True)
+    assert child.returncode == 0
+    assert figures.threads == 2
+    assert figures.cpu[PYTHON] * passed_s > 0.25
 
 
 def figures(share: float, pss_mb: float) -> Figures:
