@@ -18,7 +18,7 @@ no copy is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
 from tidegate.api.copying import copy_value, immutable
 from tidegate.api.functions import Context, KeyedProcess, SideOutput
@@ -42,6 +42,8 @@ from tidegate.stream_elements import MAX_MS, RecordBatch, Watermark
 
 Rows = Iterator[tuple[Any, Any, int, Any]]
 """Value, key, offset and the key's row of cells, for one record after the other."""
+
+_NO_BATCH: Final = RecordBatch([], [], None)
 
 
 class KeyedStateLike(Protocol):
@@ -134,7 +136,7 @@ class KeyedOperator(ForwardsTime):
         self._images = Images((), ())
         self._tolerates = True
         """Whether the policy covers errors now. It covers those of calls for records."""
-        self._batch: RecordBatch
+        self._batch = _NO_BATCH
         """The batch that is processed, without the records whose keys were refused."""
         self._sides = [
             (
@@ -179,7 +181,15 @@ class KeyedOperator(ForwardsTime):
         rows = self.state.rows(keys)
         if self._refusals.tolerant:
             self._process_tolerantly(batch, keys, rows)
-            return
+        else:
+            self._process_strictly(batch, keys, rows)
+        # The caller frees the batch now, while the caches of the processor hold its records. If it
+        # were freed at the next batch, each of its records would be visited in memory.
+        self._batch = _NO_BATCH
+
+    def _process_strictly(
+        self, batch: RecordBatch, keys: Sequence[Any], rows: Sequence[Any]
+    ) -> None:
         values: list[Any] = []
         offsets: list[int] = []
         remaining = iter(batch.values)
