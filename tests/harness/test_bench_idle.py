@@ -71,7 +71,7 @@ done.wait()
 print("done", flush=True)
 sys.stdin.readline()
 """
-"""A process whose second thread begins when it is told, and spends 0.3 s of CPU."""
+"""A process whose second thread begins after a line of input, and spends 0.3 s of CPU."""
 
 
 def test_threads_that_begin_during_a_measurement_count_from_their_start() -> None:
