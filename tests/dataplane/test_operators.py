@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -277,6 +278,19 @@ def test_each_record_sees_the_state_of_its_own_key() -> None:
     assert out.values() == [("a", 1), ("b", 5), ("a", 3)]
     assert out.offsets() == [100, 101, 102]
     assert state.asked == [["a", "b", "a"]]
+
+
+class Order(list[Any]):
+    """A record that can have a weak reference."""
+
+
+def test_keyed_operator_holds_no_record_after_its_batch() -> None:
+    operator, _ = keyed(Total(), Collected())
+    order = Order(("a", 1))
+    known = weakref.ref(order)
+    operator.process(batch(order))
+    del order
+    assert known() is None
 
 
 def test_keyed_function_uses_several_states_by_name() -> None:
