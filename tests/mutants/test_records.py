@@ -86,7 +86,7 @@ LETTER_DOES_NOT_FIT = (
 )
 SHORT_KEYS = (
     Edit(StepKeys.of, "check_complete(len(keys), len(batch.values))", "pass"),
-    Edit(KeyedOperator.process, "rows, strict=True", "rows, strict=False"),
+    Edit(KeyedOperator._process_strictly, "rows, strict=True", "rows, strict=False"),
 )
 SHORT_KNOWN = (
     Edit(KeyExtractor.keys, "right = known == len(keys) == len(batch.values)", "right = True"),
