@@ -81,16 +81,16 @@ def test_threads_that_begin_during_a_measurement_count_from_their_start() -> Non
         assert child.stdin
         assert child.stdout
         assert child.stdout.readline() == "ready\n"
-        ends, words = child.stdout, child.stdin
+        commands, answers = child.stdin, child.stdout
 
         def start(_seconds: float) -> None:
-            print(file=words, flush=True)
-            assert ends.readline() == "done\n"
+            print(file=commands, flush=True)
+            assert answers.readline() == "done\n"
 
         began_s = time.monotonic()
         ((_, figures),) = measured([psutil.Process(child.pid)], 0.0, start)
         passed_s = time.monotonic() - began_s
-        print(file=words, flush=True)
+        print(file=commands, flush=True)
     assert child.returncode == 0
     assert figures.threads == 2
     assert figures.cpu[PYTHON] * passed_s > 0.25
