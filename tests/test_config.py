@@ -21,6 +21,7 @@ from tidegate.config import (
     ClusterSettings,
     Config,
     flattened,
+    foreign_code,
 )
 from tidegate.config_load import checked, known_keys, load
 from tidegate.errors import ConfigError
@@ -274,6 +275,9 @@ def test_a_number_without_a_unit_is_refused_from_a_file(tmp_path: Path, line: st
         "sources.properties.properties.plugin.library.paths",
         "sinks.totals.properties.ssl.engine.location",
         "sources.orders.properties.sasl.kerberos.kinit.cmd",
+        "kafka.properties.ssl.providers",
+        "kafka.properties.topic.topic.SSL.Providers",
+        "sinks.totals.properties.ssl.engine.id",
     ],
 )
 def test_a_setting_that_starts_foreign_code_is_refused(tmp_path: Path, key: str) -> None:
@@ -289,6 +293,31 @@ def test_a_setting_that_starts_foreign_code_is_refused(tmp_path: Path, key: str)
 def test_a_setting_that_starts_foreign_code_is_refused_from_the_environment() -> None:
     with pytest.raises(ConfigError, match=r"\.plugin\.library\.paths in the environment"):
         load(environment={"TIDEGATE_KAFKA__PROPERTIES__PLUGIN__LIBRARY__PATHS": "evil"})
+
+
+def test_every_librdkafka_setting_that_names_code_is_refused() -> None:
+    keys = (Path(__file__).parent / "drivers/kafka/librdkafka_keys.txt").read_text().split()
+    parts = ("library", "plugin", "engine", "provider", "module", "cmd", "command", "exec")
+    named = {key for key in keys if any(part in key for part in parts)}
+    named.discard("ssl_engine_callback_data")  # a pointer for the engine, which is refused itself
+    assert named >= {"ssl.providers", "ssl.engine.id", "plugin.library.paths"}
+    assert [key for key in sorted(named) if foreign_code(key) is None] == []
+
+
+@pytest.mark.parametrize("key", ["sasl.kerberos.principal", "SASL.kerberos.keytab"])
+def test_a_value_that_librdkafka_passes_to_a_shell_is_refused_unless_it_is_plain(key: str) -> None:
+    for plain in ("etl/host-1.example.com@REALM.EXAMPLE", "/etc/security/etl.keytab"):
+        assert foreign_code(key, plain) is None
+    for harmful in ("x; id", "$(id)", "`id`", "a\nid", 'x" || id "', "x\\", "a b", "é"):
+        with pytest.raises(ConfigError, match="passes the value to a shell"):
+            load(command_line={f"kafka.properties.{key}": harmful})
+
+
+def test_a_process_refuses_settings_that_start_foreign_code_from_its_parent() -> None:
+    given = Config().to_dict()
+    given["sources"] = {"orders": {"topic": None, "properties": {"ssl.providers": "/tmp/evil"}}}
+    with pytest.raises(ConfigError, match=r"sources\.orders\.properties\.ssl\.providers in the "):
+        Config.from_dict(given)
 
 
 @pytest.fixture

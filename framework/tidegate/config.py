@@ -17,7 +17,7 @@ pydantic, which takes 11 MB of memory and a tenth of a second to import.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -141,18 +141,47 @@ that the code repeats.
 RUNS_FOREIGN_CODE: Final = {
     "plugin.library.paths": "librdkafka loads these libraries into the process",
     "ssl.engine.location": "OpenSSL loads this library into the process",
+    "ssl.engine.id": "OpenSSL loads the engine of this name into the process",
+    "ssl.providers": "OpenSSL loads the providers of these names, or at these paths, as libraries",
     "sasl.kerberos.kinit.cmd": "librdkafka runs this command in a shell",
 }
 """librdkafka settings through which a configuration could start code. Each value says how."""
 
+_IN_SHELL_COMMAND: Final = frozenset({"sasl.kerberos.principal", "sasl.kerberos.keytab"})
+"""librdkafka settings whose values become part of the command `kinit`, which a shell runs."""
+_SHELL_SAFE: Final = re.compile(r"[\w.@/:+=,%-]*", re.ASCII)
 
-def foreign_code(property_name: str) -> str | None:
+
+def foreign_code(property_name: str, value: object = "") -> str | None:
     """Return how a librdkafka setting starts foreign code, or None if it does not.
 
-    Case, surrounding spaces and any text after a NUL character are ignored. librdkafka may read the
-    name as a C string, and this check must not depend on how librdkafka compares names.
+    Case, surrounding spaces, any text after a NUL character, and the prefix `topic.` are ignored.
+    librdkafka may read the name as a C string and removes the prefix, and this check must not
+    depend on how librdkafka compares names.
     """
-    return RUNS_FOREIGN_CODE.get(property_name.split("\0", maxsplit=1)[0].strip().lower())
+    name = property_name.split("\0", maxsplit=1)[0].strip().lower()
+    while name.startswith("topic."):
+        name = name.removeprefix("topic.").strip()
+    if name in _IN_SHELL_COMMAND and not _SHELL_SAFE.fullmatch(str(value)):
+        return (
+            "librdkafka passes the value to a shell, so it may contain only letters, digits and "
+            "the characters . _ @ / : + = , % -"
+        )
+    return RUNS_FOREIGN_CODE.get(name)
+
+
+def refuse_foreign_code(settings: Iterable[tuple[str, object]], origin: str) -> None:
+    """Raise ConfigError if one of these dotted keys and values is a librdkafka setting that starts
+    foreign code. `origin` says where the settings are from.
+    """
+    for key, value in settings:
+        section, found, name = key.rpartition(".properties.")
+        how = foreign_code(name, value) if found else None
+        if how is not None:
+            raise ConfigError(
+                f"Setting {section}.properties.{name.strip()} in {origin} is not allowed: {how}. "
+                "Remove it."
+            )
 
 
 MAX_CODE_SIZE: Final = 48 << 20
@@ -384,10 +413,12 @@ class Config(Section):
     def from_dict(cls, settings: dict[str, Any]) -> Self:
         """Return the configuration from the output of `to_dict`, of this version or an earlier one.
 
-        Raise ConfigError for an unknown key and for a value of another type. Limits are not checked
-        again. From now on, the process masks the secrets in these settings.
+        Raise ConfigError for an unknown key, for a value of another type, and for a setting of
+        Kafka's clients that starts foreign code. Limits are not checked again. From now on, the
+        process masks the secrets in these settings.
         """
         remember(settings)
+        refuse_foreign_code(flattened(settings), "the settings of a job")
         named = with_present_names(settings)
         try:
             config = msgspec.convert(named, cls)

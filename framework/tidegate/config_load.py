@@ -42,7 +42,7 @@ from tidegate.config import (
     Section,
     Units,
     flattened,
-    foreign_code,
+    refuse_foreign_code,
     with_unit,
 )
 from tidegate.errors import ConfigError
@@ -220,21 +220,11 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
 
 def _checked(values: dict[str, _Value]) -> dict[str, _Value]:
     known = known_keys()
-    for key, (_, origin) in values.items():
+    for key, (value, origin) in values.items():
         if _pattern(key) not in known:
             _refuse_unknown(key, origin)
-        _refuse_foreign_code(key, origin)
+        refuse_foreign_code([(key, value)], origin)
     return values
-
-
-def _refuse_foreign_code(key: str, origin: str) -> None:
-    section, found, name = key.rpartition(".properties.")
-    how = foreign_code(name) if found else None
-    if how is not None:
-        raise ConfigError(
-            f"Setting {section}.properties.{name.strip()} in {origin} is not allowed: {how}. "
-            "Remove it."
-        )
 
 
 def _refuse_unknown(key: str, origin: str) -> NoReturn:

@@ -59,3 +59,34 @@ def test_timeout_equal_to_the_broker_maximum_is_accepted() -> None:
     assert check_against_broker(CheckpointSettings(), 11 * MINUTE_MS) == 11 * MINUTE_MS
     with pytest.raises(RefusedError):
         check_against_broker(CheckpointSettings(), 11 * MINUTE_MS - 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedies"),
+    [
+        (
+            CheckpointSettings(interval=400_000),
+            "lower checkpoint.interval, checkpoint.timeout, checkpoint.tolerable_failed_",
+        ),
+        (
+            CheckpointSettings(interval_during_backlog=800_000, tolerable_failed_checkpoints=0),
+            "lower checkpoint.interval_during_backlog, checkpoint.timeout or checkpoint.tolerated_",
+        ),
+        (
+            CheckpointSettings(interval=800_000, timeout=700_000, min_pause=100_000),
+            "lower checkpoint.interval, checkpoint.min_pause, checkpoint.timeout, ",
+        ),
+        (
+            CheckpointSettings(timeout=500_000, tolerable_failed_checkpoints=0, tolerated_outage=0),
+            "lower checkpoint.timeout.",
+        ),
+    ],
+)
+def test_a_refused_timeout_names_the_settings_that_make_it_long(
+    settings: CheckpointSettings, remedies: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        check_against_broker(settings, STOCK_BROKER_MAX_MS)
+    assert f"to {required_transaction_timeout_ms(settings)} or more, or {remedies}" in str(
+        caught.value
+    )

@@ -29,8 +29,8 @@ class KafkaConnector(Connector):
                 f"{self.location}: properties={{{key!r}: ...}} of topic {topic!r} is set by "
                 f"tidegate: {RESERVED_PROPERTIES[key]}."
             )
-        for key in self.properties:
-            how = foreign_code(key)
+        for key, value in self.properties.items():
+            how = foreign_code(key, value)
             if how is not None:
                 raise PipelineError(
                     f"{self.location}: properties={{{key!r}: ...}} of topic {topic!r} is not "

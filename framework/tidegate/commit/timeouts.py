@@ -40,10 +40,27 @@ def check_against_broker(settings: CheckpointSettings, broker_max_ms: int) -> in
         f"{_text(settings.min_pause)}) + timeout {_text(settings.timeout)} + tolerated_outage "
         f"{_text(settings.tolerated_outage)}, but the broker aborts them after "
         f"{_text(broker_max_ms)} (transaction.max.timeout.ms), and output would be lost. Raise "
-        f"that setting of the broker to {required} or more, or lower checkpoint.timeout, "
-        "checkpoint.tolerable_failed_checkpoints or checkpoint.tolerated_outage."
+        f"that setting of the broker to {required} or more, or lower {_remedies(settings)}."
     )
     raise RefusedError(message)
+
+
+def _remedies(settings: CheckpointSettings) -> str:
+    """Return the settings that shorten the time, those of the longest cycle first."""
+    cycles = {
+        "interval": settings.interval,
+        "interval_during_backlog": settings.interval_during_backlog,
+        "min_pause": settings.timeout + settings.min_pause if settings.min_pause else 0,
+    }
+    longest = max(*cycles.values(), settings.timeout + settings.min_pause)
+    names = [name for name, cycle in cycles.items() if cycle == longest]
+    names.append("timeout")
+    if settings.tolerable_failed_checkpoints:
+        names.append("tolerable_failed_checkpoints")
+    if settings.tolerated_outage:
+        names.append("tolerated_outage")
+    *others, last = (f"checkpoint.{name}" for name in names)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _text(milliseconds: int) -> str:

@@ -131,6 +131,22 @@ def test_a_submission_with_a_secret_that_a_session_cluster_lacks_is_refused() ->
     assert [each.job for each in knows.stored] == ["a"]
 
 
+@pytest.mark.parametrize("session_cluster", [False, True])
+@pytest.mark.parametrize("place", ["kafka", "sources.orders", "sinks.totals"])
+def test_a_submission_with_a_setting_that_starts_foreign_code_is_refused(
+    place: str, *, session_cluster: bool
+) -> None:
+    settings = Config().to_dict()
+    section, _, name = place.partition(".")
+    properties = {"properties": {"SSL.Providers": "/tmp/evil"}}
+    settings[section] |= {name: properties} if name else properties
+    shell = Shell(session_cluster=session_cluster)
+    reply = shell.ask(SubmitJob(submission=submission(settings)))
+    assert isinstance(reply, Refused)
+    assert f"{place}.properties.SSL.Providers in job a is not allowed: OpenSSL" in reply.reason
+    assert shell.stored == []
+
+
 def test_session_cluster_imposes_its_directories_and_local_cluster_keeps_those_of_the_job() -> None:
     given = submission(load(command_line={"state.local_dir": "/theirs"}).to_dict())
     for session_cluster, directory in ((True, "/ours"), (False, "/theirs")):

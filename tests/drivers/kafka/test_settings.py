@@ -109,3 +109,8 @@ def test_no_client_is_made_with_a_setting_that_loads_a_library(name: str) -> Non
         librdkafka({**BROKERS, name.lower(): "evil"}, {})
     with pytest.raises(ConfigError, match="is not allowed: librdkafka loads these libraries"):
         librdkafka({**BROKERS, name: "evil"}, {})
+
+
+def test_no_client_is_made_with_a_value_that_a_shell_would_run() -> None:
+    with pytest.raises(ConfigError, match=r"sasl\.kerberos\.principal is not allowed: .* a shell"):
+        librdkafka({**BROKERS, "sasl.kerberos.principal": "x; id"}, {})

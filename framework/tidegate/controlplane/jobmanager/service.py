@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.config import Config
+from tidegate.config import Config, flattened, refuse_foreign_code
 from tidegate.controlplane.jobmanager import dispatcher_events as jobs
 from tidegate.controlplane.jobmanager import resource_manager_events as slots
 from tidegate.controlplane.jobmanager.cluster_settings import apply_cluster_settings, missing_secret
@@ -33,6 +33,7 @@ from tidegate.controlplane.jobmanager.leadership import Action, Leadership
 from tidegate.controlplane.jobmanager.resource_manager import ResourceManager
 from tidegate.controlplane.loop import EventLoop, PendingRequest
 from tidegate.errors import (
+    ConfigError,
     ExternalError,
     ResourceExhaustedError,
     StorageGoneError,
@@ -289,7 +290,8 @@ class JobManager:
         """Check a submission and give it to the Dispatcher.
 
         The client of a session cluster may have other settings and other versions. Other versions
-        are refused. The cluster's own settings replace the client's.
+        are refused, and settings that start foreign code are refused here too: the client may not
+        have checked them. The cluster's own settings replace the client's.
         """
         submission = message.submission
         why_not = None
@@ -299,6 +301,10 @@ class JobManager:
         elif self.session_cluster:
             versions = submission.tidegate_version, submission.python_version
             why_not = difference("The client", *versions) or missing_secret(submission, self.config)
+        try:
+            refuse_foreign_code(flattened(submission.settings), f"job {submission.job}")
+        except ConfigError as error:
+            why_not = str(error)
         if why_not is not None:
             self._reply(request_id, Refused(reason=why_not))
             return

@@ -67,8 +67,8 @@ def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[
     on which exactly-once depends. ConfigError for a setting that would load foreign code.
     """
     bootstrap_servers(settings)
-    for name in settings:
-        how = foreign_code(name)
+    for name, value in settings.items():
+        how = foreign_code(name, value)
         if how is not None:
             raise ConfigError(
                 f"The Kafka setting {name.strip()} is not allowed: {how}. Remove it from the "

@@ -3,16 +3,20 @@
 An object store writes objects atomically, and a conditional put is the create-if-absent that the
 journal needs. Credentials, regions and endpoints come from the environment in each cloud's own way.
 A request that fails after it was sent may have been executed. In that case a create returns
-UNKNOWN, and the caller sends the same bytes again.
+UNKNOWN, and the caller sends the same bytes again. A refusal proves that nothing was written only
+if it answers the first request: obstore repeats requests, and an earlier one may have been
+executed. So the first request of a create is sent by a client that repeats nothing.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import obstore
 from obstore.exceptions import (
@@ -20,7 +24,9 @@ from obstore.exceptions import (
     BaseError,
     InvalidPathError,
     NotSupportedError,
+    PermissionDeniedError,
     PreconditionError,
+    UnauthenticatedError,
     UnknownConfigurationKeyError,
 )
 from obstore.store import ObjectStore as Store
@@ -32,15 +38,37 @@ from tidegate.errors import ConfigError, StorageError
 from tidegate.ports.blobs import CreateResult
 from tidegate.private_files import private_opener
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
 _CHUNK: Final = 4 << 20
 """The bytes per write of a download: large enough that Python's part of the time is small."""
 
+_NO_RETRIES: Final[RetryConfig] = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
+
+_NEVER_WRITES: Final = (
+    FileNotFoundError,
+    InvalidPathError,
+    NotSupportedError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnknownConfigurationKeyError,
+)
+"""The errors of a create that was sent once and refused: no bucket, no right, no valid
+credentials."""
+
+_REFUSED_STATUS: Final = re.compile(r"\bstatus code: 4(?!08|09|25|29)\d\d\b")
+"""The part of obstore's text that has the status of an answer for which it has no exception. These
+statuses say that the request is wrong. 408, 409, 425 and 429 ask for another try."""
+
 
 class ObjectStore:
-    """A BlobStore in a bucket, below the path of its URL."""
+    """A BlobStore in a bucket, below the path of its URL. `once` is a client of the same bucket
+    that repeats no request.
+    """
 
-    def __init__(self, store: Store, where: str) -> None:
-        self._store = store
+    def __init__(self, store: Store, where: str, once: Store) -> None:
+        self._store, self._once = store, once
         self._where = where
         self._identity = ""
 
@@ -50,19 +78,31 @@ class ObjectStore:
         nothing.
         """
         try:
-            return cls(from_url(url), url)
+            store = from_url(url)
+            # A second memory store would be another, empty one, and it repeats nothing anyway.
+            once = store if url.startswith("memory:") else from_url(url, retry_config=_NO_RETRIES)
+            return cls(store, url, once)
         except (BaseError, ValueError) as error:
             message = f"checkpoint.dir {url!r} can not be opened: {_first_line(error)}"
             raise ConfigError(message) from error
 
     def create(self, path: str, data: bytes) -> CreateResult:
-        """See BlobStore."""
+        """See BlobStore. The second request follows at once if the first one has no clear answer.
+        Its refusal proves nothing, because the first one may have been executed.
+        """
+        try:
+            obstore.put(self._once, path, data, mode="create", use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return CreateResult.EXISTS
+        except (BaseError, OSError) as error:
+            if isinstance(error, _NEVER_WRITES) or _REFUSED_STATUS.search(str(error)):
+                raise self._translated(error, "create", path) from error
+        else:
+            return CreateResult.CREATED
         try:
             obstore.put(self._store, path, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
             return CreateResult.EXISTS
-        except (NotSupportedError, InvalidPathError, UnknownConfigurationKeyError) as error:
-            raise self._translated(error, "create", path) from error
         except (BaseError, OSError):
             return CreateResult.UNKNOWN
         return CreateResult.CREATED
@@ -147,8 +187,14 @@ class ObjectStore:
             raise self._translated(error, what, path) from error
 
     def _translated(self, error: Exception, what: str, path: str) -> StorageError:
+        if isinstance(error, FileNotFoundError):
+            remedy = " Check that the bucket exists."
+        elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
+            remedy = " Check the credentials, and their rights to read, write, list and delete."
+        else:
+            remedy = ""
         return StorageError(
-            f"Checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}"
+            f"Checkpoint storage {self._where}: can not {what} {path}: {_first_line(error)}{remedy}"
         )
 
 

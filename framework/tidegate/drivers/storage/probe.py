@@ -45,6 +45,7 @@ def _create(store: BlobStore, path: str, data: bytes, where: str) -> CreateResul
             return CreateResult.CREATED  # by an earlier try that the store did not confirm
         if outcome is not CreateResult.UNKNOWN:
             return outcome
+    store.get(path)  # a store that does not answer at all raises its reason here
     message = (
         f"checkpoint.dir {where} does not say whether it has written. Check that it is reachable."
     )
