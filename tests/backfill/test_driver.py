@@ -16,6 +16,7 @@ import pytest
 from tidegate.backfill.driver import TRIES, Backfill, raise_task_error
 from tidegate.backfill.executor import WaveTasks
 from tidegate.checkpoint.restore import RestorePlan
+from tidegate.checkpoint.wave_cuts import offsets_left
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.preflight import (
@@ -44,6 +45,7 @@ from tidegate.ids import Attempt, Uid
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.submission import Submission
+from tidegate.protocol.subtask_snapshot import SourceSplit
 from tidegate.protocol.waves import TaskId, TaskReport
 
 JOB = """
@@ -78,6 +80,9 @@ class Answers:
     ran: int = 0
     takes: Callable[[], None] = field(default=lambda: None)
     closed: list[str] = field(default_factory=list)
+    splits: tuple[SourceSplit, ...] = ()
+    sizes: list[int] = field(default_factory=list)
+    """The number of offsets of each run of a wave."""
 
     def close(self, outcome: str, stopped: str) -> None:
         self.closed.append(outcome)
@@ -102,11 +107,11 @@ class Answers:
             submission=self.submission,
             restore_plan=RestorePlan(
                 keyed=({},),
-                splits=((),),
+                splits=(self.splits,),
                 new_partitions=(),
                 sources_without_position=frozenset({Uid("orders")}),
             ),
-            transaction_timeout_ms=60_000,
+            transaction_timeout_ms=1,
             producer_pool_size=1,
             transactional_ids_per_subtask=1,
             max_message_bytes={},
@@ -120,6 +125,7 @@ class Answers:
 
     def run(self, wave: WaveTasks) -> list[TaskReport]:
         self.ran += 1
+        self.sizes.append(sum(offsets_left(each) for each in wave.deploys[0].splits))
         self.takes()
         assert self.wave_fails is not None
         raise self.wave_fails
@@ -142,10 +148,10 @@ class Sleeper:
 
 
 class Brokers:
-    """They say nothing of their limits."""
+    """They abort transactions after 60 s."""
 
-    def transaction_max_timeout_ms(self) -> None:
-        return None
+    def transaction_max_timeout_ms(self) -> int:
+        return 60_000
 
     def close(self) -> None:
         """Nothing is connected."""
@@ -182,6 +188,12 @@ def make(folder: Path, *, start: str = "earliest", **settings: object) -> Made:
     backfill = Backfill(submission, config, drivers, answers, wave_offsets=10)
     backfill._journal = cast("JobJournal", answers)
     return Made(backfill, answers, clock)
+
+
+def a_split(partition: int, offsets: int) -> SourceSplit:
+    return SourceSplit(
+        source=Uid("orders"), topic="orders", partition=partition, offset=0, end_offset=offsets
+    )
 
 
 def test_source_that_starts_at_latest_is_refused_before_a_task_runs(tmp_path: Path) -> None:
@@ -251,22 +263,74 @@ def test_retry_delay_is_the_longer_of_the_restart_delay_and_the_backoff(tmp_path
     assert made.clock.slept == [3.0, 3.0, 4.0, 8.0]
 
 
-def test_wave_size_is_halved_if_a_wave_outlives_the_transaction_timeout(tmp_path: Path) -> None:
-    """The brokers abort the transactions after 60 s, and each try takes 70 s."""
+@pytest.mark.parametrize(
+    ("configured", "sizes"),
+    [
+        (1_000_000, [2_000, 1_000, 500, 250, 125]),
+        (1_500, [1_500, 750, 375, 187, 93]),
+        (3, [3, 1, 1, 1, 1]),
+    ],
+)
+def test_next_run_of_a_wave_that_outlives_its_transactions_reads_half_as_many_records(
+    tmp_path: Path, configured: int, sizes: list[int]
+) -> None:
+    """The brokers abort the transactions after 60 s, and each run takes 70 s. The topic has fewer
+    records than the configured size of a wave.
+    """
     made = make(tmp_path)
+    made.backfill._wave_offsets = configured
+    made.answers.splits = (a_split(0, 2_000),)
     made.answers.wave_fails = KafkaError("aborted")
     made.answers.takes = lambda: made.clock.sleep(70.0)
     with pytest.raises(KafkaError) as caught:
         made.backfill.run()
-    assert made.backfill._wave_offsets == 1  # after 10, 5, 2
+    assert made.answers.sizes == sizes
     (note,) = caught.value.__notes__
     assert "The wave took 70 s, and the brokers abort its transactions after 60 s" in note
+
+
+def test_wave_size_of_several_partitions_is_halved_by_what_the_wave_has_read(
+    tmp_path: Path,
+) -> None:
+    made = make(tmp_path)
+    made.backfill._wave_offsets = 1_000_000
+    made.answers.splits = (a_split(0, 300), a_split(1, 100), a_split(2, 0))
+    made.answers.wave_fails = KafkaError("aborted")
+    made.answers.takes = lambda: made.clock.sleep(70.0)
+    with pytest.raises(KafkaError):
+        made.backfill.run()
+    assert made.answers.sizes == [400, 200, 100, 51, 26]  # each partition rounds its share up
+
+
+def test_slow_recovery_does_not_make_the_next_wave_smaller(tmp_path: Path) -> None:
+    """A recovery waits for Kafka over minutes, and no record of the wave is read then."""
+    made = make(tmp_path)
+    made.answers.splits = (a_split(0, 2_000),)
+    made.answers.wave_fails = KafkaError("aborted")
+
+    def run(wave: WaveTasks) -> list[TaskReport]:
+        made.answers.recovery_fails = KafkaError("no broker answers")
+        recover = made.answers.recover
+
+        def slow(plan: object, claimed: object) -> RecoveredJob:
+            made.clock.sleep(70.0)
+            return recover(plan, claimed)
+
+        made.answers.recover = slow  # type: ignore[method-assign]
+        raise KafkaError("down")
+
+    made.answers.run = run  # type: ignore[method-assign]
+    with pytest.raises(KafkaError) as caught:
+        made.backfill.run()
+    assert made.backfill._wave_offsets == 10
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_the_last_error_of_waves_that_are_too_slow_names_the_slowest_subtask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make(tmp_path)
+    made.answers.splits = (a_split(0, 2_000),)
     aborted = ErrorReport.of(KafkaError("the transaction is aborted"))
 
     def run(wave: WaveTasks) -> list[TaskReport]:
@@ -287,6 +351,7 @@ def test_the_last_error_of_waves_that_are_too_slow_names_the_slowest_subtask(
 
 def test_wave_that_fails_before_the_transaction_timeout_keeps_its_size(tmp_path: Path) -> None:
     made = make(tmp_path)
+    made.answers.splits = (a_split(0, 2_000),)
     made.answers.wave_fails = KafkaError("down")
     made.answers.takes = lambda: made.clock.sleep(50.0)
     with pytest.raises(KafkaError):

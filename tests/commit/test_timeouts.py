@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.commit.timeouts import check_against_broker, required_transaction_timeout_ms
+from tidegate.commit.timeouts import (
+    check_against_broker,
+    required_transaction_timeout_ms,
+    wave_timeout_ms,
+)
 from tidegate.config import CheckpointSettings
 from tidegate.errors import RefusedError
 
@@ -90,3 +94,12 @@ def test_a_refused_timeout_names_the_settings_that_make_it_long(
     assert f"to {required_transaction_timeout_ms(settings)} or more, or {remedies}" in str(
         caught.value
     )
+
+
+def test_transactions_of_a_wave_may_be_open_as_long_as_the_brokers_allow() -> None:
+    """Without the right to ask the brokers, live settings cannot make the timeout too long."""
+    hourly = CheckpointSettings(interval=3_600_000)
+    assert wave_timeout_ms(MINUTE_MS, CheckpointSettings()) == MINUTE_MS
+    assert wave_timeout_ms(MINUTE_MS, hourly) == MINUTE_MS
+    assert wave_timeout_ms(None, CheckpointSettings()) == 11 * MINUTE_MS
+    assert wave_timeout_ms(None, hourly) == STOCK_BROKER_MAX_MS

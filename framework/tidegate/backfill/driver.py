@@ -36,6 +36,7 @@ from tidegate.checkpoint.coordinator_events import PublishCheckpoint
 from tidegate.checkpoint.pending import union
 from tidegate.checkpoint.run_check import check_runs
 from tidegate.checkpoint.wave_cuts import cut_wave, limit_by_time, offsets_left
+from tidegate.commit.timeouts import wave_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
 from tidegate.controlplane.jobmaster.job_journal import JobJournal
@@ -54,6 +55,7 @@ from tidegate.errors import (
 )
 from tidegate.graph.levels import levels
 from tidegate.ids import CheckpointId, SubtaskId
+from tidegate.message_text import counted
 from tidegate.ports.drivers import Drivers, KafkaAdmin
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import JobState
@@ -131,6 +133,8 @@ class Backfill:
         self._stop: Callable[[], bool] = lambda: False
         self._admin: KafkaAdmin | None = None
         self._transaction_timeout_ms = 0
+        self._size = 0
+        """The number of offsets of the present wave. 0 until its ends are chosen."""
         self._slowest: TaskReport | None = None
         """The slowest task of the last run of a wave. None if that run returned no reports."""
         self._restarts = restart_strategy(config.restart, drivers.entropy.random)
@@ -215,22 +219,26 @@ class Backfill:
         return self._restarts.next_backoff(self._drivers.clock.monotonic())
 
     def _halve_after(self, seconds: float) -> None:
-        """Make the next waves smaller if the failed wave took longer than its transactions may be
-        open, because this can be the reason of the failure.
+        """Make the next waves half as large as the failed wave, if it took longer than its
+        transactions may be open, because this can be the reason of the failure. The failed wave may
+        be much smaller than the configured size.
         """
-        if self._wave_offsets > 1 and self._outlived(seconds):
-            self._wave_offsets //= 2
+        if self._size > 1 and self._outlived(seconds):
+            self._wave_offsets = self._size // 2
             _log.warning(
-                "the wave took %d s, but its transactions may be open for only %d s: the next waves"
-                " read %d offsets",
+                "the wave of %s took %d s, but its transactions may be open for only %d s: the next"
+                " waves read %s",
+                counted(self._size, "offset"),
                 seconds,
                 self._transaction_timeout_ms // 1000,
-                self._wave_offsets,
+                counted(self._wave_offsets, "offset"),
             )
 
     def _outlived(self, seconds: float) -> bool:
-        """Return whether a wave took longer than its transactions may be open."""
-        return 0 < self._transaction_timeout_ms <= seconds * 1000
+        """Return whether a wave that has read records took longer than its transactions may be
+        open.
+        """
+        return self._size > 0 and 0 < self._transaction_timeout_ms <= seconds * 1000
 
     def _slowness(self, seconds: float) -> str:
         """Return a note that names the slowest task and the settings that help."""
@@ -269,6 +277,7 @@ class Backfill:
         """Run the next wave. Return True if no wave is left."""
         clock = self._drivers.clock
         began_s = clock.monotonic()
+        self._size = 0
         recovered = self._journal.recover(plan, lambda _: None)
         if recovered.finished:
             return True
@@ -310,7 +319,9 @@ class Backfill:
     def _tasks(self, plan: JobPlan, recovered: RecoveredJob) -> WaveTasks:
         splits = [split for part in recovered.restore_plan.splits for split in part]
         cut = {_split_key(split): split for split in self._cut(splits)}
-        self._transaction_timeout_ms = self._longest_timeout_ms(recovered)
+        self._size = sum(map(offsets_left, cut.values()))
+        limit_ms = self._kafka().transaction_max_timeout_ms()
+        self._transaction_timeout_ms = wave_timeout_ms(limit_ms, self._config.checkpoint)
 
         def deploy(ordinal: int) -> Deploy:
             deployed = recovered.deploy(ordinal, ())
@@ -339,13 +350,6 @@ class Backfill:
                 self._drivers.clock.now_ms(),
             )
         return cut_wave(limited, self._wave_offsets)
-
-    def _longest_timeout_ms(self, recovered: RecoveredJob) -> int:
-        """Return the transaction timeout of a wave: the maximum that the brokers allow. A live job
-        prefers a short timeout, so that transactions of dead processes end soon. The next claim
-        ends the transactions of a dead wave.
-        """
-        return self._kafka().transaction_max_timeout_ms() or recovered.transaction_timeout_ms
 
     def _kafka(self) -> KafkaAdmin:
         if self._admin is None:

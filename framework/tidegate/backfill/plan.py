@@ -25,7 +25,7 @@ from tidegate.commit.journal.claimed import restore_point
 from tidegate.commit.journal.reading import read_journal
 from tidegate.commit.journal.state import JournalState
 from tidegate.commit.publish import load_manifest
-from tidegate.commit.timeouts import required_transaction_timeout_ms
+from tidegate.commit.timeouts import wave_timeout_ms
 from tidegate.config import Config
 from tidegate.controlplane.jobmaster.effect_runner import run_read_only
 from tidegate.controlplane.jobmaster.split_enumeration import (
@@ -195,8 +195,7 @@ class Planner:
             wave_span_ms=settings.wave_span,
             parallelism=submission.parallelism,
             master=settings.master,
-            transaction_timeout_ms=limit_ms
-            or required_transaction_timeout_ms(self._config.checkpoint),
+            transaction_timeout_ms=wave_timeout_ms(limit_ms, self._config.checkpoint),
             at_least_once=tuple(_at_least_once(self._graph)),
             record_bytes=sample.size / sample.records if sample.records else None,
             first_ms=sample.first_ms,

@@ -94,7 +94,8 @@ def execute(
     url = config.checkpoint.dir
     storage = drivers.blob_store(locate(url, folder))
     with RunLock(folder, url, submission.job):
-        check_environment(graph, config, folder, drivers)
+        here = _tasks_run_here(config.backfill.master)
+        check_environment(graph, config, folder, drivers, live=False, tasks_run_here=here)
         records = BackfillRecords(storage, submission.job, config.to_dict())
         found = records.find(has_lock=not is_url(url), job_is_stopped=asked.job_is_stopped)
         recorded = None if asked.new else found
@@ -164,6 +165,14 @@ def _run(
     records.finish(total.records_in, total.records_out, total.late)
     output.end(total.records_in, total.records_out, total.late)
     return DONE
+
+
+def _tasks_run_here(master: str) -> bool:
+    """Return whether the tasks certainly run on this machine. spark-submit chooses the master."""
+    from tidegate.backfill.spark.master import is_on_this_machine
+    from tidegate.backfill.spark.session import is_submitted
+
+    return master == IN_PROCESS or (is_on_this_machine(master) and not is_submitted())
 
 
 def _overtaken_message(job: str) -> str:

@@ -10,8 +10,13 @@ producer is exactly this time.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidegate.config import CheckpointSettings
 from tidegate.errors import RefusedError
+
+DEFAULT_BROKER_MAX_MS: Final = 900_000
+"""Kafka's default for `transaction.max.timeout.ms`."""
 
 
 def required_transaction_timeout_ms(settings: CheckpointSettings) -> int:
@@ -61,6 +66,19 @@ def _remedies(settings: CheckpointSettings) -> str:
         names.append("tolerated_outage")
     *others, last = (f"checkpoint.{name}" for name in names)
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def wave_timeout_ms(broker_max_ms: int | None, settings: CheckpointSettings) -> int:
+    """Return the transaction timeout of a wave of a backfill: the maximum that the brokers allow.
+
+    A live job prefers a short timeout, so that transactions of dead processes end soon. The next
+    claim ends the transactions of a dead wave. If the principal may not read the brokers' maximum,
+    the timeout is that of a live job, but at most Kafka's default for the maximum: a wave does not
+    use the checkpoint interval, which can make the timeout longer than the brokers allow.
+    """
+    if broker_max_ms:
+        return broker_max_ms
+    return min(required_transaction_timeout_ms(settings), DEFAULT_BROKER_MAX_MS)
 
 
 def _text(milliseconds: int) -> str:

@@ -110,6 +110,33 @@ def test_unauthorised_transactional_ids_are_refused_with_their_prefix(tmp_path: 
     assert "guarantee='at_least_once'" in told
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("checkpoint.interval", "1 h"),
+        ("checkpoint.interval_during_backlog", "20 min"),
+        ("checkpoint.timeout", "1 h"),
+        ("checkpoint.min_pause", "1 h"),
+        ("checkpoint.tolerable_failed_checkpoints", 50),
+    ],
+)
+def test_backfill_is_not_refused_for_settings_of_live_checkpoints(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    settings = load(command_line={key: value})
+    told = refusal(tmp_path, world(), settings)
+    assert told.startswith("The job's transactions may have to stay open for")
+    check_environment(build(OrderTotals), settings, tmp_path, world(), live=False)
+
+
+def test_local_state_folder_of_tasks_on_other_hosts_is_not_checked_here(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    settings = load(command_line={"state.local_dir": "file/x"})
+    check_environment(
+        build(OrderTotals), settings, tmp_path, world(), live=False, tasks_run_here=False
+    )
+
+
 @pytest.mark.parametrize("setting", ["logs.dir", "state.local_dir"])
 def test_folder_that_cannot_be_written_is_refused_with_its_setting(
     tmp_path: Path, setting: str

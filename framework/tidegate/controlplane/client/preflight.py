@@ -133,24 +133,36 @@ def _schema_files(graph: StreamGraph) -> list[str]:
     return sorted({each.file for each in formats if isinstance(each, Avro) and each.file})
 
 
-def check_environment(graph: StreamGraph, config: Config, folder: Path, drivers: Drivers) -> None:
+def check_environment(
+    graph: StreamGraph,
+    config: Config,
+    folder: Path,
+    drivers: Drivers,
+    *,
+    live: bool = True,
+    tasks_run_here: bool = True,
+) -> None:
     """Check the storage, the brokers and the local folders.
+
+    A job that is not `live` is a backfill, whose waves do not use the intervals and limits of live
+    checkpoints. If its tasks do not run on this machine, their local folder is not here either.
 
     Raise RefusedError, which says what to do. Also raise it if storage or brokers do not answer.
     """
     try:
         store = drivers.blob_store(locate(config.checkpoint.dir, folder))
         store.probe(allow_network_filesystem=config.checkpoint.allow_network_filesystem)
-        check_kafka(graph, config, drivers)
+        check_kafka(graph, config, drivers, live=live)
         _check_folder("logs.dir", folder / config.logs.dir)
-        _check_folder("state.local_dir", folder / config.state.local_dir)
+        if tasks_run_here:
+            _check_folder("state.local_dir", folder / config.state.local_dir)
     except ExternalError as error:
         # A running job waits for the end of such an outage. Before the submit no job runs.
         raise RefusedError(str(error)) from error
 
 
-def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
-    """Check topics, access rights and the transaction timeout.
+def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers, *, live: bool = True) -> None:
+    """Check topics, access rights and, for a live job, the transaction timeout.
 
     Raise RefusedError if one of them is wrong, and ExternalError if the brokers do not answer.
     """
@@ -159,7 +171,7 @@ def check_kafka(graph: StreamGraph, config: Config, drivers: Drivers) -> None:
     try:
         admin.cluster_id()
         _check_topics(graph, config, admin)
-        limit_ms = admin.transaction_max_timeout_ms()
+        limit_ms = admin.transaction_max_timeout_ms() if live else None
     finally:
         admin.close()
     if limit_ms is not None:
