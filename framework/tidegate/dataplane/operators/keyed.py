@@ -230,8 +230,7 @@ class KeyedOperator(ForwardsTime):
                 self._check_cells()
                 images.undo()
                 results.refuse_last(self._refusals, error)
-        if batch.values:
-            self._check_cells()
+        self._check_cells()
         results.emit(self._emit)
 
     def _prepared(self, method: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
@@ -297,8 +296,11 @@ class KeyedOperator(ForwardsTime):
                 add_offset(offset)
 
     def _check_cells(self) -> None:
+        attributes = self._function.__dict__
         for name in self._names:
-            if not isinstance(self._function.__dict__[name], Cell):
+            # A function has no cells before its first call. Policies may refuse any number of
+            # records before it.
+            if name in attributes and not isinstance(attributes[name], Cell):
                 message = (
                     f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.location}) "
                     f"assigned over its state: write self.{name}.value = ... for self.{name} = ..."
