@@ -9,7 +9,9 @@ import pytest
 
 from tidegate import (
     BoundedOutOfOrderness,
+    ConsumerRecord,
     Context,
+    Count,
     HeaderTime,
     Json,
     KafkaSink,
@@ -20,9 +22,12 @@ from tidegate import (
     PipelineError,
     Process,
     ProcessContext,
+    Tumbling,
     ValueState,
+    Window,
     build,
 )
+from tidegate.errors import BadRecordError
 from tidegate.stream_elements import MIN_MS
 from tidegate.testing import FunctionHarness, PipelineTest
 
@@ -183,3 +188,75 @@ def test_pushed_record_is_not_ahead_of_kafkas_timestamp() -> None:
     with PipelineTest(Ahead) as test:
         test.source(Ahead.clicks).push(Click("a", 1_700_000_000_000))
         assert len(test.sink(Ahead.seen).read()) == 1
+
+
+class Hours(Pipeline, name="hours"):
+    """Windows over Kafka's own timestamps."""
+
+    clicks = KafkaSource.records(
+        "clicks",
+        value=Json(str),
+        watermarks=BoundedOutOfOrderness("0 s"),
+        on_bad_record="dead_letter",
+        dead_letter_topic="dead",
+    )
+    hours = KafkaSink("hours", value=Json(tuple[int, int]))
+    late = KafkaSink("late", value=Json(str))
+
+    def define(self) -> None:
+        by_value = self.clicks.map(value_of, returns=str).key_by(lambda _: "all", returns=str)
+        counts = by_value.window(Tumbling("1 h")).aggregate(
+            Count(), uid="counts", into=start_and_count
+        )
+        counts.to(self.hours)
+        counts.late.to(self.late)
+
+
+class StrictHours(Pipeline, name="strict-hours"):
+    clicks = KafkaSource.records("clicks", value=Json(str), watermarks=Monotonous())
+    out = KafkaSink("out", value=Json(str))
+
+    def define(self) -> None:
+        self.clicks.map(value_of, returns=str).to(self.out)
+
+
+def value_of(record: ConsumerRecord[None, str]) -> str:
+    return record.value or ""
+
+
+def start_and_count(window: Window[str], count: int) -> tuple[int, int]:
+    return window.start_ms, count
+
+
+def at(timestamp_ms: int, offset: int) -> ConsumerRecord[None, str]:
+    return ConsumerRecord(None, "click", "clicks", 0, offset, timestamp_ms)
+
+
+def test_record_without_a_timestamp_is_a_bad_record_and_moves_no_watermark() -> None:
+    with PipelineTest(Hours) as test:
+        clicks = test.source(Hours.clicks)
+        clicks.push(at(-1, 0), at(-1, 1))
+        test.checkpoint().crash()
+        clicks.push(at(5, 2), at(-1, 3), at(6, 4))
+        clicks.push(at(-1, 5))
+        test.drain()
+        assert test.sink(Hours.hours).read() == [(0, 2)]
+        assert test.sink(Hours.late).read() == []
+        letters = test.dead_letters("dead")
+        assert [dict(letter.headers)["tidegate.source.offset"] for letter in letters] == [
+            *(b"0", b"1", b"3", b"5")
+        ]
+
+
+def test_record_without_a_timestamp_fails_a_source_without_a_policy() -> None:
+    with (
+        PipelineTest(StrictHours) as test,
+        pytest.raises(BadRecordError, match="clicks-0 at offset 1: Kafka has no timestamp of it"),
+    ):
+        test.source(StrictHours.clicks).push(at(1, 0), at(-1, 1))
+
+
+def test_times_before_1970_are_not_compared_with_a_timestamp_that_kafka_cannot_have() -> None:
+    with PipelineTest(Ahead) as test:
+        test.source(Ahead.clicks).push(Click("a", -5))
+        assert [seen.at_ms for seen in test.sink(Ahead.seen).read()] == [-5]

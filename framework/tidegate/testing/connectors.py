@@ -142,12 +142,12 @@ class PipelineSource(Generic[T]):
         )
 
     def _time_ms(self, record: Any) -> int:
-        """Return Kafka's timestamp of a pushed record: its event time, if it has a usable one."""
+        """Return Kafka's timestamp of a pushed record: its event time, if Kafka can have it."""
         event_time = self._source.event_time
         if event_time is None or isinstance(event_time, HeaderTime):
             return 0
         try:
-            return instant_ms(event_time(record))
+            return max(0, instant_ms(event_time(record)))
         except Exception:  # noqa: BLE001 - the source's policy decides about it
             return 0
 

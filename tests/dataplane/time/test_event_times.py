@@ -41,10 +41,25 @@ def test_time_is_kafkas_timestamp_without_a_function() -> None:
     assert column(EventTimes(None, None), [Message(7), Message(3)], ["a", "b"]) == [7, 3]
 
 
-def test_record_without_a_timestamp_in_kafka_has_no_time() -> None:
+@pytest.mark.parametrize(
+    "without", [Message(kind=0), Message(-1), Message(-1, kind=2), Message(-86_400_000)]
+)
+def test_record_without_a_timestamp_in_kafka_has_no_time(without: Message) -> None:
     times = EventTimes(None, None)
-    assert column(times, [Message(7), Message(kind=0)], ["a", "b"]) is None
-    assert reason(times, Message(kind=0)) == "Kafka has no timestamp of it"
+    assert column(times, [Message(7), without], ["a", "b"]) is None
+    assert reason(times, without) == "Kafka has no timestamp of it"
+
+
+@pytest.mark.parametrize("without", [Message(kind=0), Message(-1)])
+def test_function_needs_no_timestamp_in_kafka_unless_max_ahead_compares_with_it(
+    without: Message,
+) -> None:
+    assert column(EventTimes(lambda each: each, None), [without], [-5]) == [-5]
+    times = EventTimes(lambda each: each, 100)
+    assert column(times, [Message(7), without], [7, 7]) is None
+    assert reason(times, without, 7) == (
+        "Kafka has no timestamp of it, and max_ahead compares its event time with that timestamp"
+    )
 
 
 def test_time_is_the_result_of_the_users_function() -> None:

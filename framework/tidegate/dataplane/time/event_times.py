@@ -38,15 +38,15 @@ class EventTimes:
         """Return the event time of each record in ms; None if a record may have no usable time."""
         try:
             found = usable_times(self._times(messages, values), len(messages))
+            if found is None:
+                return None
+            if self._max_ahead_ms is not None and self._event_time is not None:
+                ahead = self._max_ahead_ms
+                kafka = map(kafka_time_ms, messages)
+                if any(time - own > ahead for time, own in zip(found, kafka, strict=True)):
+                    return None
         except Exception:  # noqa: BLE001 - `of` finds the record and the reason
             return None
-        if found is None:
-            return None
-        if self._max_ahead_ms is not None and self._event_time is not None:
-            ahead = self._max_ahead_ms
-            kafka = map(kafka_time_ms, messages)
-            if any(time - own > ahead for time, own in zip(found, kafka, strict=True)):
-                return None
         return found
 
     def of(self, message: RawRecord, value: Any) -> int:
@@ -55,7 +55,12 @@ class EventTimes:
         """
         time_ms = instant_ms(self._times([message], [value])[0])
         if self._max_ahead_ms is not None and self._event_time is not None:
-            ahead_ms = time_ms - kafka_time_ms(message)
+            try:
+                ahead_ms = time_ms - kafka_time_ms(message)
+            except UnusableTimeError as error:
+                raise UnusableTimeError(
+                    f"{error}, and max_ahead compares its event time with that timestamp"
+                ) from None
             if ahead_ms > self._max_ahead_ms:
                 raise UnusableTimeError(
                     f"its event time is {ahead_ms} ms ahead of Kafka's timestamp, and max_ahead "
@@ -90,7 +95,9 @@ def time_of(event_time: Callable[[Any], Instant], value: Any) -> int:
 def kafka_time_ms(message: RawRecord) -> int:
     """Return Kafka's timestamp of a record. UnusableTimeError if it has none."""
     kind, time_ms = message.timestamp()
-    if not kind:
+    # A record of an old message format has no kind. A producer that sets no time writes -1, and
+    # Kafka's clients give no meaning to any other negative time.
+    if not kind or time_ms < 0:
         raise UnusableTimeError("Kafka has no timestamp of it")
     return time_ms
 
