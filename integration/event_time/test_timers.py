@@ -142,6 +142,7 @@ def test_bounded_run_drains_and_a_later_run_is_refused(kafka: Kafka, tmp_path: P
     shop.trade(500)
     outcome = folder.run("--parallelism", "2", *OPTIONS, reference="job:PaidOrders")
     assert outcome.code == 0, outcome.err
+    assert "this run drains at the end of its input" in outcome.err
     assert outcomes(folder) == shop.due
     outcome = folder.run("--parallelism", "2", *OPTIONS, reference="job:PaidOrders")
     assert outcome.code == 2
@@ -158,6 +159,7 @@ def test_bounded_run_that_does_not_drain_and_a_backfill_leave_what_is_open_to_a_
     shop.trade(500)
     outcome = folder.run("--no-drain", *OPTIONS, reference="job:PaidOrders")
     assert outcome.code == 0, outcome.err
+    assert "this run drains" not in outcome.err
     assert outcomes(folder) < shop.due
     shop.trade(500)
     words = ["--kafka", kafka.bootstrap, "--master", "in-process", "--wave-records", "300"]

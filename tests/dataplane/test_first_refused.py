@@ -7,7 +7,7 @@ record has reached the step yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -111,7 +111,7 @@ class Both(CoProcess[str, Event, Event, Result]):
 
 
 class Whole(WindowProcess[str, Event, Result]):
-    def process(self, records: list[Event], ctx: WindowContext[str]) -> Iterable[Result]:
+    def process(self, records: Sequence[Event], ctx: WindowContext[str]) -> Iterable[Result]:
         yield Result(ctx.window.key, len(records))
 
 
@@ -214,7 +214,8 @@ def results(
             step(REFUSERS[refuser](self.events)).to(self.out)
 
     def push_bad(test: PipelineTest) -> None:
-        bad = Event("bad", "no time") if refuser == "source" else Event("bad", 1)  # type: ignore[arg-type]
+        at: Any = "no time" if refuser == "source" else 1
+        bad = Event("bad", at)
         if with_bad:
             test.source(Job.events).push(bad, bad)
 

@@ -220,7 +220,7 @@ class StrictHours(Pipeline, name="strict-hours"):
         self.clicks.map(value_of, returns=str).to(self.out)
 
 
-def value_of(record: ConsumerRecord[None, str]) -> str:
+def value_of(record: ConsumerRecord[bytes | None, str]) -> str:
     return record.value or ""
 
 
@@ -228,7 +228,7 @@ def start_and_count(window: Window[str], count: int) -> tuple[int, int]:
     return window.start_ms, count
 
 
-def at(timestamp_ms: int, offset: int) -> ConsumerRecord[None, str]:
+def at(timestamp_ms: int, offset: int) -> ConsumerRecord[bytes | None, str]:
     return ConsumerRecord(None, "click", "clicks", 0, offset, timestamp_ms)
 
 

@@ -238,7 +238,7 @@ class Pipeline:
         *,
         kafka: str | None = None,
         bounded: bool = False,
-        drain: bool = True,
+        drain: bool | None = None,
         parallelism: int | None = None,
         name: str | None = None,
         checkpoint_interval: Duration | None = None,
@@ -259,7 +259,7 @@ class Pipeline:
         Args:
             kafka: Brokers, `HOST:PORT,...`; else `kafka.bootstrap_servers` of the settings.
             bounded: Read up to the present end offsets, then stop.
-            drain: At the end of a bounded run, fire all timers and windows.
+            drain: At the end of a bounded run, fire all timers and windows. None: say so first.
             parallelism: Subtasks of each step.
             name: The job's name, instead of that of the class.
             checkpoint_interval: Time between checkpoints, `"1 s"` or a timedelta.

@@ -82,7 +82,7 @@ def submit(
     name: o.As = None,
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
-    drain: o.Drain = True,
+    drain: o.Drain = None,
     restore: o.Restore = "latest",
     accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,

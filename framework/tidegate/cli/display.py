@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -70,6 +70,10 @@ class Display:
     def left_out(self, archive: CodeArchive) -> None:
         """Report which files are not stored with the job."""
         print_left_out(self.job, archive)
+
+    def drains(self, steps: Sequence[str]) -> None:
+        """Report the steps that fire at the end of the run although the user has not chosen so."""
+        print_drain(self.job, steps)
 
     def show(self, report: JobReport) -> None:
         """Show the present state of the job. The base display shows nothing."""
@@ -271,6 +275,9 @@ class QuietDisplay(Display):
     def left_out(self, archive: CodeArchive) -> None:
         """Print nothing."""
 
+    def drains(self, steps: Sequence[str]) -> None:
+        """Print nothing."""
+
     def stopping(self, *, final_checkpoint: bool = True) -> None:
         """Print nothing."""
 
@@ -335,6 +342,18 @@ def print_left_out(job: str, archive: CodeArchive) -> None:
         more = f" and {len(names) - LEFT_OUT_SHOWN} more" if len(names) > LEFT_OUT_SHOWN else ""
         shown = ", ".join(names[:LEFT_OUT_SHOWN])
         print_status(f"{job}: not stored with the code: {shown}{more}")
+
+
+def print_drain(job: str, steps: Sequence[str]) -> None:
+    """Print, before a bounded run, that these steps fire at its end, and the other choice."""
+    if not steps:
+        return
+    print_status(
+        f"{job}: this run drains at the end of its input: all windows and timers of "
+        f"{', '.join(steps)} fire, also those that are not due, and no later run continues from "
+        "there. For a run that can be continued, use --no-drain (in a script drain=False). --drain "
+        "(drain=True) chooses the drain, without this text."
+    )
 
 
 def describe(report: JobReport, rates: tuple[float, float] | None) -> str:

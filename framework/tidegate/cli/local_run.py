@@ -35,6 +35,7 @@ from tidegate.controlplane.client.preflight import (
     class_settings,
     load_for_submit,
     make_submission,
+    steps_that_drain,
 )
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.system import SystemDrivers
@@ -135,6 +136,7 @@ def run_to_end(
         check_environment(graph, config, folder, SystemDrivers())
         display = open_(submission, config)
         display.left_out(archive)
+        display.drains(steps_that_drain(graph, options))
         try:
             return _run(submission, archive, config, folder, display, jobmanager), display
         except SecondInterruptError:

@@ -53,11 +53,13 @@ Bounded = Annotated[
     bool, typer.Option("--bounded", help="Read up to the present end offsets, then stop.")
 ]
 Drain = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--drain/--no-drain",
-        help="At the end of --bounded, fire all timers and windows. A later run that would continue"
-        " is then refused.",
+        help="At the end of --bounded, --drain fires all timers and windows, and no later run "
+        "continues. --no-drain fires only what is due, and a later run continues. Without both, "
+        "the run drains, and says so at its start.",
+        show_default=False,
     ),
 ]
 Restore = Annotated[

@@ -33,7 +33,7 @@ def run(
     task_managers: Annotated[int | None, typer.Option(help="Local TaskManagers.")] = None,
     checkpoint_interval: o.CheckpointInterval = None,
     bounded: o.Bounded = False,
-    drain: o.Drain = True,
+    drain: o.Drain = None,
     restore: o.Restore = "latest",
     accept_data_loss: o.AcceptLoss = False,
     take_over: o.TakeOver = False,

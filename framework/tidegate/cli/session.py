@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, print_left_out, print_status, report_json
+from tidegate.cli.display import describe, print_drain, print_left_out, print_status, report_json
 from tidegate.cli.local_run import finished_code
 from tidegate.cli.local_runs import LocalRun, find_local_runs, stop_local_run
 from tidegate.cli.options import job_name
@@ -29,6 +29,7 @@ from tidegate.controlplane.client.preflight import (
     class_settings,
     load_for_submit,
     make_submission,
+    steps_that_drain,
 )
 from tidegate.drivers.endpoint import bracketed
 from tidegate.drivers.system import SystemDrivers
@@ -89,6 +90,7 @@ def submit_job(
     except ExternalError as error:  # no job runs yet that could wait for the end of an outage
         raise RefusedError(str(error)) from error
     print_left_out(submission.job, archive)
+    print_drain(submission.job, steps_that_drain(graph, options))
     with _client(config) as client:
         _wait_until_up(client, config)
         client.submit(submission, archive.data)

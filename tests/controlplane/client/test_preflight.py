@@ -12,12 +12,19 @@ from typing import Any
 
 import pytest
 
+from pipelines.hourly_revenue import HourlyRevenue
 from pipelines.order_totals import OrderTotals
+from pipelines.paid_orders import PaidOrders
 from tidegate import build
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.client.lock import RunLock
-from tidegate.controlplane.client.preflight import RunOptions, check_environment, make_submission
+from tidegate.controlplane.client.preflight import (
+    RunOptions,
+    check_environment,
+    make_submission,
+    steps_that_drain,
+)
 from tidegate.errors import ConfigError, KafkaUnavailableError, PipelineError, RefusedError
 from tidegate.ids import JobName
 from tidegate.ports.kafka import EndTxnResult
@@ -230,3 +237,35 @@ def test_setting_job_name_overrides_the_name_of_the_pipeline(tmp_path: Path) -> 
 def test_invalid_job_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"job\.name"):
         config(**{"job.name": "Order Totals"})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "steps"),
+    [(OrderTotals, []), (HourlyRevenue, ["hourly-revenue"]), (PaidOrders, ["await-payment"])],
+)
+def test_steps_drain_unasked_only_in_a_bounded_run_whose_end_nobody_has_chosen(
+    pipeline: Any, steps: list[str]
+) -> None:
+    graph = build(pipeline)
+    assert steps_that_drain(graph, RunOptions(params={}, bounded=True)) == steps
+    assert steps_that_drain(graph, RunOptions(params={}, bounded=True, drain=True)) == []
+    assert steps_that_drain(graph, RunOptions(params={}, bounded=True, drain=False)) == []
+    assert steps_that_drain(graph, RunOptions(params={})) == []
+
+
+@pytest.mark.parametrize(("drain", "drains"), [(None, True), (True, True), (False, False)])
+def test_bounded_run_drains_unless_the_user_has_chosen_otherwise(
+    tmp_path: Path, drain: bool | None, drains: bool
+) -> None:
+    options = RunOptions(params={}, bounded=True, drain=drain)
+    made, _, _ = make_submission(REFERENCE, tmp_path, OrderTotals, config(), options)
+    assert made.drain is drains
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_choice_of_a_drain_is_refused_in_a_run_without_an_end(tmp_path: Path, drain: bool) -> None:
+    options = RunOptions(params={}, drain=drain)
+    with pytest.raises(ConfigError, match=r"this run has no end\. Add --bounded"):
+        make_submission(REFERENCE, tmp_path, OrderTotals, config(), options)
+    made, _, _ = make_submission(REFERENCE, tmp_path, OrderTotals, config(), RunOptions(params={}))
+    assert made.drain is False

@@ -47,8 +47,10 @@ class RunOptions:
 
     params: Mapping[str, str]
     bounded: bool = False
-    drain: bool = True
-    """Whether all timers and windows fire at the end of a bounded input."""
+    drain: bool | None = None
+    """Whether all timers and windows fire at the end of a bounded input. They do if it is None: the
+    user has not chosen.
+    """
     restore: str = "latest"
     accept_data_loss: bool = False
     take_over: bool = False
@@ -86,6 +88,11 @@ def make_submission(
     Raise PipelineError or ConfigError for mistakes in the pipeline or the settings.
     """
     check_restore(options.restore)
+    if options.drain is not None and not options.bounded:
+        raise ConfigError(
+            "--drain and --no-drain (in a script drain=) say how a bounded run ends, and this run "
+            "has no end. Add --bounded (bounded=True), or end it by tidegate stop JOB --drain."
+        )
     graph = build(pipeline, options.params)
     plan(graph, config.job.parallelism, config.job.max_parallelism)
     _check_overrides(graph, config)
@@ -111,7 +118,7 @@ def make_submission(
         python_version=platform.python_version(),
         tidegate_version=TIDEGATE,
         bounded=options.bounded,
-        drain=options.bounded and options.drain,
+        drain=options.bounded and options.drain is not False,
         restore=options.restore,
         accept_data_loss=options.accept_data_loss,
         take_over=options.take_over,
@@ -120,6 +127,13 @@ def make_submission(
         code=StoredCode(digest=archive.digest, size=archive.size),
     )
     return submission, graph, archive
+
+
+def steps_that_drain(graph: StreamGraph, options: RunOptions) -> list[str]:
+    """Return the steps that fire at the end of the run although the user has not chosen so."""
+    if not options.bounded or options.drain is not None:
+        return []
+    return [node.id for node in graph if node.fires]
 
 
 def job_name(graph: StreamGraph, config: Config) -> JobName:
