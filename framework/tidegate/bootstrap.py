@@ -51,6 +51,7 @@ from tidegate.drivers.process.parent_watch import (
 from tidegate.drivers.process.prestart import Prestarted, prestarted
 from tidegate.drivers.process.rotating_output import rotating_text
 from tidegate.drivers.process.spawn import OsProcesses
+from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.drivers.storage.remembered import RememberedStorage
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import (
@@ -464,6 +465,7 @@ def _jobmaster(
     )
     setproctitle(f"tidegate jobmaster {arguments['job']}")
     run = _named(cluster_spec.role_mains.get("jobmaster", JOBMASTER_MAIN))
+    watch_forks(everywhere=True)
     status: int = run(
         JobName(arguments["job"]),
         arguments["jobmanager_address"],
@@ -518,6 +520,7 @@ def _fork_server(
         # A garbage collection writes to each object that it visits, so the slot would no longer
         # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).
         gc.freeze()
+        watch_forks(everywhere=True)
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 
@@ -556,6 +559,7 @@ def task_host() -> TaskHost:
 
     drivers = SystemDrivers()
     io = drivers.threads.pool(IO_THREADS, name="io")
+    watch_forks(everywhere=False)
     return TaskHost(drivers=drivers, io=io, shared_admin=SharedTransactionAdmin())
 
 

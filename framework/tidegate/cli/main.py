@@ -28,6 +28,7 @@ from tidegate.cli.new import new
 from tidegate.cli.run import run
 from tidegate.cli.show import config
 from tidegate.cli.sim import sim
+from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
 
@@ -98,6 +99,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     This is the entry point of the console script. `arguments` defaults to those of this process.
     """
+    if arguments is None:  # else the process belongs to who has called this
+        watch_forks(everywhere=True)
     try:
         enable_completion()
         app(arguments, standalone_mode=True, prog_name=PROGRAM)

@@ -30,6 +30,7 @@ from tidegate.cli.stopping import RunInterruptedError
 from tidegate.controlplane.client.preflight import RunOptions
 from tidegate.controlplane.jobmaster.events import StopEnd
 from tidegate.drivers.process.prestart import prestarted
+from tidegate.drivers.process.user_forks import watch_forks
 from tidegate.errors import ExternalError, PipelineError, TidegateError
 from tidegate.masking import masked_text
 from tidegate.protocol.job_state import JobState
@@ -64,6 +65,7 @@ def run_pipeline(
     folder = Path.cwd()
     reference = reference_of(pipeline, folder)
     command_line = {key: value for key, value in settings.items() if value is not None}
+    watch_forks(everywhere=False)
     run_options = RunOptions(params={**environment_parameters(), **params}, **options)
     try:
         with prestarted("jobmanager", announces=True) or contextlib.nullcontext() as jobmanager:

@@ -7,6 +7,7 @@ wraps the drivers that it gets. A wrapper forwards every call, and reports which
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -154,6 +155,8 @@ def _survive_our_killer() -> None:
     if child:
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    os.setsid()  # the end of the shell must not end it
+    sys.settrace(None)
     setproctitle(title)
     os.getpid = lambda: known
     threading.Thread(target=_end_later, args=(known,), name="zombie", daemon=True).start()

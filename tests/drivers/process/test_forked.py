@@ -119,3 +119,37 @@ waiting.join()
 print(seen, child.poll())
 """)
     assert found == ["None", "[-9] -9"]
+
+
+def test_processes_that_a_fork_leaves_behind_are_killed_but_not_those_of_another_session() -> None:
+    found = run("""
+import subprocess
+
+def main():
+    commands = [sys.executable, "-c", "import time; time.sleep(60)"]
+    left = subprocess.Popen(commands).pid, subprocess.Popen(commands, start_new_session=True).pid
+    os.write(told, " ".join(map(str, left)).encode())
+    os._exit(3)
+
+told = 50
+reading, writing = os.pipe()
+os.dup2(writing, told, inheritable=False)
+close, os.closerange = os.closerange, lambda first, last: None
+child = fork(main, read_end)
+os.closerange = close
+print(child.wait())
+killed, stays = map(int, os.read(reading, 100).split())
+
+def runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+while runs(killed):
+    time.sleep(0.01)
+print(runs(stays))
+os.kill(stays, signal.SIGKILL)
+""")
+    assert found == ["3", "True"]

@@ -50,6 +50,7 @@ from tidegate.drivers.exchange.wire import (
     HandshakeRequest,
     exchange_frame,
 )
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.errors import ExchangeError, InternalError, check
 from tidegate.ports.exchange import Frame, OnFrames, OnLost
 
@@ -135,6 +136,7 @@ class SocketExchange:
 
     def send(self, peer: int, channel: int, payload: Sequence[bytes]) -> None:
         check(0 <= channel < EXCHANGE_CHANNEL, f"channel number {channel} is not one of a caller's")
+        end_if_forked()
         link = self._peer_connections[peer]
         if link.send(channel, payload):
             self._command(partial(self._watch, link))

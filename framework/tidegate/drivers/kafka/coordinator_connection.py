@@ -27,6 +27,7 @@ from kafka.net.compat import KafkaNetClient
 from kafka.protocol.metadata import CoordinatorType
 
 from tidegate.drivers.kafka.settings import bootstrap_servers, kafka_python
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -133,6 +134,7 @@ class CoordinatorConnection:
         KafkaUnavailableError after `close`: otherwise a late thread would make a client that is
         never closed.
         """
+        end_if_forked()
         with self._connecting:
             if self._closed:
                 raise KafkaUnavailableError(f"The connection to {self.servers} is closed.")

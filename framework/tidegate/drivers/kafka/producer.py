@@ -30,6 +30,7 @@ from confluent_kafka import Producer as Client
 
 from tidegate.drivers.kafka.producer_errors import REMEDIES, ProducerErrors
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.errors import (
     KafkaError,
     KafkaNotAuthorisedError,
@@ -342,6 +343,7 @@ class KafkaProducer:
                     self._check()
 
     def _check(self) -> None:
+        end_if_forked()
         """Raise the failure, if one was recorded."""
         if self._failure.text is not None or self._failure.symptom is not None:
             self._raise()

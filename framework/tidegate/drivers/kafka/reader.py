@@ -28,6 +28,7 @@ from confluent_kafka import TopicPartition as ClientPartition
 
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 from tidegate.drivers.kafka.settings import CLIENT_LOG, bootstrap_servers, librdkafka
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.errors import (
     InternalError,
     KafkaError,
@@ -149,6 +150,7 @@ class KafkaPartitionReader:
         KafkaError if reading fails, for example because an assigned offset is no longer in the log.
         An unexpected exception of a background check is raised here too.
         """
+        end_if_forked()
         if self._failure is not None:
             raise self._failure
         try:
@@ -217,6 +219,7 @@ class KafkaPartitionReader:
         ]
         if not offsets:
             return
+        end_if_forked()
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tidegate.drivers.process import fork_protocol
-from tidegate.drivers.process.forked import CRASHED, count_threads
+from tidegate.drivers.process.forked import CRASHED, await_end, count_threads, end_group
 from tidegate.drivers.process.parent_watch import exit_with_parent
 from tidegate.drivers.process.rotating_output import open_at, rotating_text
 from tidegate.drivers.process.stack_pipes import StackPipes
@@ -96,6 +96,7 @@ class _ForkServer:
         finally:
             for pid in self._children:
                 os.kill(pid, signal.SIGKILL)
+                end_group(pid)
         return 0
 
     def _serve(self) -> bool:
@@ -149,7 +150,8 @@ class _ForkServer:
 
     def _reap(self) -> None:
         while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            ended = await_end(-1, os.WNOHANG)
+            pid, status = os.waitpid(ended, os.WNOHANG) if ended else (0, 0)
             if pid == 0:
                 return
             index = self._children.pop(pid)

@@ -62,6 +62,8 @@ class ForkedProcess:
     def _reap(self, options: int) -> int | None:
         if self.returncode is None:
             try:
+                if not await_end(self.pid, options):
+                    return None
                 pid, status = os.waitpid(self.pid, options)
             except ChildProcessError:  # its status is lost: 0, as in `subprocess`
                 pid, status = self.pid, 0
@@ -97,6 +99,32 @@ def fork(main: Callable[[], NoReturn], stdin: int) -> ForkedProcess:
         main()
     finally:
         os._exit(CRASHED)
+
+
+def await_end(pid: int, options: int = 0) -> int:
+    """Wait until a child ends, and kill what it has left: the processes of its process group, which
+    user code has started. Those in a session of their own stay. Return the pid to reap.
+
+    The child may be any (-1). With `os.WNOHANG`, return 0 at once if no child has ended.
+    """
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13: what user code has started stays
+        return pid
+    which = (os.P_ALL, 0) if pid == -1 else (os.P_PID, pid)
+    try:
+        # While a child is not reaped, no other process can have its id.
+        ended = os.waitid(*which, os.WEXITED | os.WNOWAIT | options)
+    except ChildProcessError:  # its status is lost, and the next call says so
+        return pid
+    if ended is None:
+        return 0
+    end_group(ended.si_pid)
+    return ended.si_pid
+
+
+def end_group(leader: int) -> None:
+    """Kill the processes of the process group of `leader`, if it has one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def count_threads() -> int:

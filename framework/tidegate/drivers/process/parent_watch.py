@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import threading
@@ -121,4 +122,7 @@ def _watch() -> NoReturn:
     # durable data is written so that the process may stop at any time.
     while os.read(PARENT_PIPE_FD, _CHUNK):
         continue
+    if os.getpgrp() == os.getpid():
+        # It also ends the processes that user code has started, which have no other parent.
+        os.killpg(0, signal.SIGKILL)
     os._exit(PARENT_DIED)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from tidegate.drivers.process import fork_protocol
+from tidegate.drivers.process.forked import await_end
 from tidegate.drivers.process.parent_watch import encode_arguments
 from tidegate.drivers.process.prestart import ChildProcess, Prestarted, command, environment
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
@@ -196,6 +197,8 @@ class OsChild:
                 line = output.readline()
             if line.endswith(b"\n"):
                 on_ready(json.loads(line))
+        if isinstance(self._process, subprocess.Popen):
+            await_end(self._process.pid)
         status = self._process.wait()
         _close(self._process.stdin)
         on_exit(status)

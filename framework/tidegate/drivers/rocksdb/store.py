@@ -58,6 +58,7 @@ from rocksdict import (
     WriteOptions,
 )
 
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.drivers.rocksdb.changelog import Changelog, restore_file_names, take_segments
 from tidegate.drivers.rocksdb.frozen import RocksDBCheckpoint
 from tidegate.errors import CorruptCheckpointError, StorageError
@@ -360,6 +361,7 @@ class RocksDBStore:
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
         """Raise every error of RocksDB as a StorageError with the folder, `doing` and a remedy."""
+        end_if_forked()  # two processes would write the same files
         try:
             yield
         except CorruptCheckpointError:

@@ -32,6 +32,7 @@ import grpc
 
 from tidegate.drivers.endpoint import LOOPBACK, Endpoint, bracketed
 from tidegate.drivers.local_sockets import UNIX, new_socket_path
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.drivers.rpc import calls
 from tidegate.drivers.threads import ThreadPool
 from tidegate.errors import RpcError
@@ -207,6 +208,7 @@ class GrpcClient:
         """Send a message and return the reply. RpcError if no reply comes within `timeout_s`
         seconds or the call fails. An error of the handler is raised here.
         """
+        end_if_forked()
         data = codec.encode(message)
         connection = self._take()
         if connection is None:

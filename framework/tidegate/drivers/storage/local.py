@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.drivers.storage.file_systems import refuse_unsafe
 from tidegate.drivers.storage.identity import IDENTITY, compare, read_or_create, storage_gone_error
 from tidegate.drivers.storage.older_folders import close_older_folders
@@ -86,6 +87,7 @@ class LocalStore:
 
     def create(self, path: str, data: bytes) -> CreateResult:
         """See BlobStore. StorageError if it is certain that nothing was written."""
+        end_if_forked()
         target = self._target(path)
         self.confirm()
         with self._temporary(path, lambda file: _write(file, data)) as temporary:
@@ -233,6 +235,7 @@ class LocalStore:
         return self._root.joinpath(*parts)
 
     def _put(self, path: str, fill: Callable[[Path], None]) -> None:
+        end_if_forked()
         target = self._target(path)
         self.confirm()
         with self._temporary(path, fill) as temporary:

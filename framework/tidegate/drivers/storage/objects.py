@@ -32,6 +32,7 @@ from obstore.exceptions import (
 from obstore.store import ObjectStore as Store
 from obstore.store import from_url
 
+from tidegate.drivers.process.user_forks import end_if_forked
 from tidegate.drivers.storage.identity import IDENTITY, compare, read_or_create, storage_gone_error
 from tidegate.drivers.storage.probe import check_create_if_absent
 from tidegate.errors import ConfigError, StorageError
@@ -90,6 +91,7 @@ class ObjectStore:
         """See BlobStore. The second request follows at once if the first one has no clear answer.
         Its refusal proves nothing, because the first one may have been executed.
         """
+        end_if_forked()
         try:
             obstore.put(self._once, path, data, mode="create", use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
@@ -181,6 +183,7 @@ class ObjectStore:
     @contextmanager
     def _translated_errors(self, what: str, path: str) -> Iterator[None]:
         """Translate obstore's exceptions into StorageError."""
+        end_if_forked()
         try:
             yield
         except (BaseError, OSError) as error:
