@@ -25,6 +25,8 @@ import kafka.errors as theirs
 from kafka.admin import KafkaAdminClient
 from kafka.net.compat import KafkaNetClient
 from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.schemas.fields.codecs.tagged_fields import TaggedFields
+from kafka.protocol.schemas.fields.codecs.types import UnsignedVarInt32
 
 from tidegate.drivers.kafka.settings import bootstrap_servers, kafka_python
 from tidegate.drivers.process.user_forks import end_if_forked
@@ -35,6 +37,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.ids import TransactionalId
+from tidegate.message_text import counted
 
 T = TypeVar("T")
 
@@ -323,6 +326,18 @@ class _FirstConnection:
         for made in self._made:
             made.close()
             made._manager._net.stop()
+
+
+def _read_no_tags(_tags: type[TaggedFields], data: Any) -> None:
+    """Read the number of tagged fields of a structure that declares none: 0."""
+    count = UnsignedVarInt32.decode(data)
+    if count:
+        raise ValueError(f"{counted(count, 'tagged field')} in an answer that may have none.")
+
+
+# The library reads this number inside an `assert`. Without it (`python -O`), each field behind it
+# would be read from the wrong place, and every answer would be unreadable.
+TaggedFields.decode_empty = classmethod(_read_no_tags)
 
 
 def raise_for_code(error_code: int) -> None:
