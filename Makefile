@@ -10,18 +10,18 @@ bin := .venv/bin
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
-demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (about a minute)
+demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (two minutes)
 	$(bin)/python -m integration.demo.totals
 demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live, checked for exactly once (about three minutes)
 	.venv-spark/bin/python -m integration.demo.spark
-check: .venv/installed  ## lint, types, walls and unit tests (about a minute)
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types unit
-test: check docs  ## everything: check, the site, every example, 2,000 simulated clusters, the tests on real brokers and Spark
-	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal -m "seeds or hypothesis"
-	$(bin)/pytest integration --ignore integration/spark --numprocesses 3 --dist loadfile --no-loadscope-reorder
-	@$(MAKE) --no-print-directory test-spark
+check: .venv/installed  ## lint, types, walls and unit tests (three minutes)
+	@$(bin)/python -m integration.run_tests check
+test: .venv/installed .venv-spark/installed  ## check, the site, 300 simulated clusters, each kind of thing on a real broker and Spark (15 minutes)
+	@$(bin)/python -m integration.run_tests test
+test-all: .venv/installed .venv-spark/installed $(if $(filter 5,$(or $(PART),5)),.venv-spark-4.2/installed)  ## test, and all slow tests (over an hour); one part of five: make test-all PART=3
+	@$(bin)/python -m integration.run_tests test-all $(if $(PART),--part $(PART))
 test-spark: .venv-spark/installed  ## the tests on a real Spark, in an environment of their own
-	.venv-spark/bin/pytest integration/spark --numprocesses 2 --dist loadfile
+	.venv-spark/bin/pytest integration/spark --numprocesses 2 --dist loadfile -m "not soak"
 test-spark-oldest: .venv-spark-4.2/installed  ## some of them on the oldest Spark that is supported
 	.venv-spark-4.2/bin/pytest $(addprefix integration/spark/test_,$(oldest_spark))
 test-lowest: .venv-lowest/installed  ## a part of the tests with the lowest version of every dependency
@@ -50,8 +50,6 @@ lint: .venv/installed  ## ruff: rules and format
 	$(bin)/ruff format --quiet --check
 types: .venv/installed  ## mypy, strict
 	$(bin)/mypy --no-error-summary
-unit: .venv/installed  ## unit, property, wall and tidy tests
-	$(bin)/pytest --quiet --numprocesses 2 --dist worksteal --hypothesis-profile check
 lock: .venv/installed  ## resolve again: Python packages for every platform, Kafka's jars
 	$(compile) --output-file bootstrap.lock bootstrap.in
 	$(compile) --extra broker --extra dev --extra docs --extra sim --output-file requirements.lock pyproject.toml
@@ -137,4 +135,4 @@ lowest_tools := check-jsonschema|pytest|pytest-timeout|pytest-xdist|hypothesis|p
 	    --requirement .venv-lowest/lowest.txt --requirement .venv-lowest/tools.txt
 	@$(bin)/uv pip install --quiet --offline --python .venv-lowest/bin/python --no-deps --no-build-isolation --editable .
 	@touch $@
-.PHONY: help demo demo-spark check docs test test-spark test-spark-oldest test-lowest bench bench-spark soak golden images chaos sim ready lint types unit lock clean
+.PHONY: help demo demo-spark check docs test test-all test-spark test-spark-oldest test-lowest bench bench-spark soak golden images chaos sim ready lint types lock clean

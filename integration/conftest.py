@@ -23,6 +23,8 @@ import pytest
 from integration.support.brokers import Kafka, TopicFactory, create_topic, unique
 from tidegate.drivers.kafka.embedded import NO_PROPERTIES, EmbeddedKafka
 
+pytest_plugins = ["integration.support.failures"]
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _collected() -> Iterator[None]:
@@ -59,6 +61,19 @@ Brokers that tests kill have short sessions: a killed broker can register again 
 session has ended. Nine of these brokers wait for tests at the same time. An idle one therefore
 sends few heartbeats and writes no empty records, which halves its CPU use.
 """
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave each test on another version than Kafka 4.3.0 to `make test-all`."""
+    for item in items:
+        drawn = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        needs = {*getattr(item, "fixturenames", ()), *map(str, drawn)}
+        if needs & {"kafka_39", "3.9.1"}:
+            item.add_marker(pytest.mark.kafka_39)
+        if needs & {"kafka_39", "3.9.1", "kafka_431"}:
+            item.add_marker(pytest.mark.slow)
+
 
 BACKENDS = ("process", "container")
 BACKEND = environ.get("TIDEGATE_TEST_BROKERS", "process")
@@ -114,8 +129,8 @@ soak_on_39 = pytest.mark.parametrize(
     indirect=True,
 )
 """Mark of a long test with `any_kafka` that does not depend on the version of the broker.
-`make test` runs it on 4.3.0, and `-m soak` on 3.9.1. In `make test`, a sample of the kill matrix
-(`integration/exactly_once/test_kill_matrix.py`) kills and freezes processes on both versions.
+`make test` runs it on 4.3.0, and `-m soak` on 3.9.1. In `make test-all`, a sample of the kill
+matrix (`integration/exactly_once/test_kill_matrix.py`) attacks processes on both versions.
 """
 
 
@@ -142,7 +157,12 @@ def every_kafka(request: pytest.FixtureRequest) -> Kafka:
     return cluster
 
 
-@pytest.fixture(params=["process", pytest.param("container", marks=pytest.mark.containers)])
+@pytest.fixture(
+    params=[
+        "process",
+        pytest.param("container", marks=(pytest.mark.slow, pytest.mark.containers)),
+    ]
+)
 def either_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KafkaStarter]:
     """A function that starts clusters for one test. The test runs on processes, then on
     containers.

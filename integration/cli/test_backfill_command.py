@@ -30,6 +30,7 @@ from integration.support.backfill_command import (
     read_event,
 )
 from integration.support.brokers import TopicFactory, unique
+from integration.support.running import TooLateError
 from integration.support.session_cluster import TIDEGATE
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -46,7 +47,8 @@ def job(kafka: EmbeddedKafka, topic_factory: TopicFactory, tmp_path: Path) -> Jo
 def until(done: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + TIMEOUT_S
     while not done():
-        assert time.monotonic() < end_s, what
+        if time.monotonic() > end_s:
+            raise TooLateError(what)
         time.sleep(0.1)
 
 

@@ -22,7 +22,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from integration.support.brokers import produce, unique
-from integration.support.running import await_gone
+from integration.support.running import TooLateError, await_gone
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -56,8 +56,10 @@ class Dev:
             if end >= 0:
                 self._seen += end
                 return new
-            if self.process.poll() is not None or time.monotonic() > end_s:
-                raise AssertionError(f"{texts} did not come:\n{text}")
+            if self.process.poll() is not None:
+                raise AssertionError(f"It ended before it wrote {texts}:\n{text}")
+            if time.monotonic() > end_s:
+                raise TooLateError(f"{texts} did not come:\n{text}")
             time.sleep(0.05)
 
     def type(self, line: str) -> None:

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from integration.faults.kill_points.killed_runs import Job, Run
 from integration.support.brokers import unique
-from integration.support.running import ROOT
+from integration.support.running import ROOT, TooLateError
 from integration.support.session_cluster import TIDEGATE, tidegate
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -125,7 +125,8 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     """Wait for a condition."""
     end_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end_s, "it did not happen in time"
+        if time.monotonic() > end_s:
+            raise TooLateError("it did not happen in time")
         time.sleep(0.2)
 
 

@@ -22,14 +22,16 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 SEED = int(os.environ.get("TIDEGATE_TEST_CHAOS_SEED", time.time() // 86_400))
+BROKERS = {"4.3.0": "kafka", "3.9.1": "kafka_39"}
 JOBS = [job for job, cells in sample(SEED).items() if cells]
 
 
 @pytest.mark.parametrize(("version", "signal"), JOBS, ids=map(" ".join, JOBS))
 def test_output_is_exact_when_a_process_is_killed_or_frozen_at_named_kill_points(
-    kafka: EmbeddedKafka, kafka_39: EmbeddedKafka, tmp_path: Path, version: str, signal: str
+    request: pytest.FixtureRequest, tmp_path: Path, version: str, signal: str
 ) -> None:
-    brokers = {"4.3.0": kafka, "3.9.1": kafka_39}
+    broker: EmbeddedKafka = request.getfixturevalue(BROKERS[version])
+    brokers = {version: broker}
     stage = Stage(tmp_path, SEED, time.strftime("%Y-%m-%d"), print, brokers)
     series = Series(sample(SEED)[version, signal])
     results = list(series.run(series.cells, stage))

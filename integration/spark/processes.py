@@ -12,13 +12,16 @@ from collections.abc import Callable
 
 import psutil
 
+from integration.support.running import TooLateError
+
 TIMEOUT_S = 240.0  # a session starts in 4 s on a quiet machine
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not holds():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}"
+        if time.monotonic() > deadline:
+            raise TooLateError(f"not within {TIMEOUT_S} s: {what}")
         time.sleep(0.05)
 
 

@@ -123,6 +123,10 @@ def produce(
         raise RuntimeError(message)
 
 
+readings = 0
+"""The number of calls of `read_all` in this process (`Run.until` compares it)."""
+
+
 def read_all(
     bootstrap: str, topic: str, *, isolation: str = "read_committed", timeout_s: float = TIMEOUT_S
 ) -> list[Message]:
@@ -130,6 +134,8 @@ def read_all(
 
     Raises TimeoutError if no record arrives for `timeout_s` before the end is reached.
     """
+    global readings  # noqa: PLW0603 - a test has one thread that waits and reads
+    readings += 1
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

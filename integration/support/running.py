@@ -34,7 +34,15 @@ Report = dict[str, Any]
 
 
 class GaveUpError(Exception):
-    """An expected event did not happen in time. The message holds the event and the reason."""
+    """An expected event did not happen. The message holds the event and the reason."""
+
+
+class TooLateError(GaveUpError, AssertionError):
+    """An expected event did not happen in time, which may be the fault of a busy machine.
+
+    The test may be run once more alone (`integration/support/failures.py`). Never raise this for a
+    comparison of records.
+    """
 
 
 def owned(
@@ -134,7 +142,7 @@ class TidegateRun:
     ) -> Report:
         """Return the newest report if the condition holds for it; otherwise wait for such a report.
 
-        Raises GaveUpError after the timeout, or if the run has ended.
+        Raises TooLateError after the timeout, and GaveUpError if the run has ended.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:
@@ -144,33 +152,33 @@ class TidegateRun:
                 if self._process.poll() is not None:
                     raise GaveUpError(f"the run ended while it waited for {what}: {self.tail()}")
                 if time.monotonic() > end_s:
-                    raise GaveUpError(f"no {what} within {timeout_s:g} s: {self.tail()}")
+                    raise TooLateError(f"no {what} within {timeout_s:g} s: {self.tail()}")
                 self._changed.wait(0.2)
 
     def await_exit(self, pid: int, timeout_s: float = ENDED_TIMEOUT_S) -> int:
         """Wait until a process's parent reports its end, and return its exit status.
 
-        Raises GaveUpError after the timeout.
+        Raises TooLateError after the timeout.
         """
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while pid not in self.exits:
                 if time.monotonic() > end_s:
-                    raise GaveUpError(f"nobody has told of the end of process {pid}")
+                    raise TooLateError(f"nobody has told of the end of process {pid}")
                 self._changed.wait(0.2)
             return self.exits[pid]
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Send SIGINT, as Ctrl-C does, and return the exit code. The job takes a final checkpoint.
 
-        Raises GaveUpError if the run does not end before the timeout.
+        Raises TooLateError if the run does not end before the timeout.
         """
         self._process.send_signal(signal.SIGINT)
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
             message = f"the run did not end within {timeout_s:g} s: {self.tail()}"
-            raise GaveUpError(message) from error
+            raise TooLateError(message) from error
 
     def clear(self) -> None:
         """Kill the command if it still runs, and check that no process of the run is left.

@@ -24,7 +24,15 @@ import psutil
 
 from integration.demo.checker import check
 from integration.support.brokers import create_topic
-from integration.support.running import PIPELINE, ROOT, GaveUpError, Report, await_gone, owned
+from integration.support.running import (
+    PIPELINE,
+    ROOT,
+    GaveUpError,
+    Report,
+    TooLateError,
+    await_gone,
+    owned,
+)
 from tidegate.drivers.kafka.broker_config import choose_ports
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -140,7 +148,7 @@ def wait_for(
 ) -> Report:
     """Return the first report for which the condition holds.
 
-    Raises GaveUpError after the timeout, or if the job has ended.
+    Raises TooLateError after the timeout, and GaveUpError if the job has ended.
     """
     end_s = time.monotonic() + timeout_s
     while True:
@@ -152,7 +160,7 @@ def wait_for(
             if report["state"] in {"FAILED", "CANCELED", "DEPOSED"}:
                 raise GaveUpError(f"no {what}, the job has ended: {asked.stdout}")
         if time.monotonic() > end_s:
-            raise GaveUpError(
+            raise TooLateError(
                 f"no {what} within {timeout_s:g} s: {asked.stdout or asked.stderr} {cluster.tail()}"
             )
         time.sleep(POLL_S)

@@ -24,15 +24,18 @@ from typing import Any
 import psutil
 from confluent_kafka import Message
 
+from integration.support import brokers
 from integration.support.brokers import create_topic, produce, read_all, unique
 from integration.support.resource_usage import kind_of
-from integration.support.running import ROOT, alive, await_gone, journal, kill
+from integration.support.running import ROOT, TooLateError, alive, await_gone, journal, kill
 from tidegate.drivers.kafka import die_with_parent
 
 GOLDEN = Path(__file__).parents[2] / "tests" / "golden" / "messages"
 WRITE_GOLDEN = "TIDEGATE_TEST_GOLDEN"
 RUN_S_MAX = 60.0
 POLL_S = 0.02
+WAIT_S = 60.0
+"""The limit of most waits. It costs time only where a test fails, so it suits a busy machine."""
 
 _OWNED = [sys.executable, "-I", "-S", die_with_parent.__file__]
 """The start of a command line. A process id and a command follow; the command dies with that
@@ -274,18 +277,24 @@ class Run:
         try:
             code = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not end\n{self.err}") from None
+            raise TooLateError(f"it does not end\n{self.err}") from None
         took_s = time.monotonic() - self.began_s
         return Outcome(code=code, out=self.out, err=self.err, took_s=took_s)
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-        """Wait for a condition, and return its first true value. Fail if the run ends first."""
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+        """Wait for a condition, and return its first true value. Fail if the run ends first.
+
+        A condition that reads records compares them. If it stays false, then records may be lost
+        or doubled, so the error is not TooLateError, and the test is not run again.
+        """
         end_s = time.monotonic() + timeout_s
+        before = brokers.readings
         while not (value := condition()):
             if self.process.poll() is not None:
                 raise AssertionError(f"it ended before {what}\n{self.err}")
             if time.monotonic() > end_s:
-                raise AssertionError(f"not {what} within {timeout_s:g} s\n{self.err}")
+                late = AssertionError if brokers.readings > before else TooLateError
+                raise late(f"not {what} within {timeout_s:g} s\n{self.err}")
             time.sleep(POLL_S)
         return value
 

@@ -20,7 +20,6 @@ from tidegate.sim.seed_runner import Summary, Verdict, simulate
 from tidegate.sim.trace import TraceEvent
 
 SAMPLE = range(12)
-SEEDS = range(1_000)
 PLANS = [plan_of(seed, backfills=True) for seed in range(200)]
 
 
@@ -45,8 +44,9 @@ def test_a_sample_of_seeds_is_exact() -> None:
 
 @pytest.mark.seeds
 @pytest.mark.timeout(900)
-def test_a_thousand_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = judged(SEEDS)
+@pytest.mark.parametrize("count", [75, 1_000])
+def test_seeds_are_exact(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    summary = judged(range(count))
     with capsys.disabled():
         print(f"\n{summary}")
 

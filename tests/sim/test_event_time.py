@@ -28,7 +28,6 @@ from tidegate.sim.window_pipelines import (
 )
 
 SAMPLE = range(12)
-SEEDS = range(500)
 WITH_BACKFILLS = range(250)
 SHAPES = (*TIMED_SHAPES, SIDES, ALARMS, *WINDOW_SHAPES, STAMPED, WINDOWED_STAMPED)
 PLANS = [plan_of(seed, event_time=True) for seed in range(200)]
@@ -69,8 +68,9 @@ def test_a_sample_of_seeds_with_backfills_is_exact() -> None:
 
 @pytest.mark.seeds
 @pytest.mark.timeout(900)
-def test_five_hundred_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = judged(SEEDS)
+@pytest.mark.parametrize("count", [75, 500])
+def test_seeds_are_exact(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    summary = judged(range(count))
     with capsys.disabled():
         print(f"\n{summary}")
 

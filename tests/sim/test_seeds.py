@@ -1,4 +1,5 @@
-"""Simulated clusters: a sample of seeds in `make check`, two thousand in `make test`, replay.
+"""Simulated clusters: a sample in `make check`, 150 seeds in `make test`, two thousand in
+`make test-all`; replay.
 
 A seed that was once violated stays in `ONCE_VIOLATED` as long as its plan is the same. When seeds
 draw other plans, it is only one more seed. The check that prevents the violation has a unit test
@@ -19,7 +20,6 @@ from tidegate.sim.seed_runner import Summary, Verdict, simulate
 
 SAMPLE = range(16)
 ONCE_VIOLATED = (579, 883, 1470, 1621)
-SEEDS = range(2_000)
 WORKERS = 2
 
 
@@ -52,8 +52,9 @@ def test_a_seed_that_was_once_violated_is_exact(seed: int) -> None:
 
 @pytest.mark.seeds
 @pytest.mark.timeout(900)
-def test_two_thousand_seeds_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = judged(SEEDS)
+@pytest.mark.parametrize("count", [150, 2_000])
+def test_seeds_are_exact(capsys: pytest.CaptureFixture[str], count: int) -> None:
+    summary = judged(range(count))
     with capsys.disabled():
         print(f"\n{summary}")
 

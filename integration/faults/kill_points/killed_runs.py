@@ -27,8 +27,10 @@ import psutil
 from integration.demo import checker
 from integration.faults.kill_points import command, mains
 from integration.faults.kill_points.kill_points import Plan, Trap
+from integration.support import brokers
 from integration.support.brokers import create_topic, produce, unique
 from integration.support.resource_usage import kind_of
+from integration.support.running import TooLateError
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 
 ROOT = Path(__file__).parents[3]
@@ -288,18 +290,21 @@ class Run:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"The command did not end.\n{self.story()}") from None
+            raise TooLateError(f"The command did not end.\n{self.story()}") from None
 
     def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
-        """Wait for a condition while the command runs, and return its first true value."""
+        """Wait for a condition while the command runs, and return its first true value.
+
+        A condition that reads records compares them: its failure is final (`Run.until`).
+        """
         end = time.monotonic() + timeout_s
+        before = brokers.readings
         while not (value := condition()):
             if self.process.poll() is not None:
                 raise AssertionError(f"The command ended before this: {what}.\n{self.story()}")
             if time.monotonic() > end:
-                raise AssertionError(
-                    f"This did not happen within {timeout_s:g} s: {what}.\n{self.story()}"
-                )
+                late = AssertionError if brokers.readings > before else TooLateError
+                raise late(f"This did not happen within {timeout_s:g} s: {what}.\n{self.story()}")
             time.sleep(0.05)
         return value
 
