@@ -65,8 +65,15 @@ sends few heartbeats and writes no empty records, which halves its CPU use.
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave each test on another version than Kafka 4.3.0 to `make test-all`."""
+    """Leave to `make test-all` each test on another version than Kafka 4.3.0, and each case but
+    the first one of a test that is marked `once`.
+    """
+    begun: set[str] = set()
     for item in items:
+        test = item.nodeid.partition("[")[0]
+        if test in begun and item.get_closest_marker("once"):
+            item.add_marker(pytest.mark.slow)
+        begun.add(test)
         drawn = item.callspec.params.values() if hasattr(item, "callspec") else ()
         needs = {*getattr(item, "fixturenames", ()), *map(str, drawn)}
         if needs & {"kafka_39", "3.9.1"}:

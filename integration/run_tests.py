@@ -6,7 +6,7 @@ parts: everything that is `slow`, many simulated seeds, Kafka 3.9, containers an
 often although no run takes long.
 
 A step that fails does not end the run: the steps after it run too. A test that failed by a time
-limit, beside others on a busy machine, runs once more alone. If it passes, the run passes, and its
+limit, next to others on a busy machine, runs once more alone. If it passes, the run passes, and its
 last lines name the test as unstable. No other failure is repeated.
 `integration/support/failures.py` decides which failure is which. The files of a failed step stay,
 and the last lines name their folder.
@@ -99,7 +99,7 @@ PARTS: Final[Mapping[int, tuple[Step, ...]]] = {
 
 @dataclass(slots=True)
 class Result:
-    """How a step ended. `unstable` are the tests that passed only alone."""
+    """The end of a step. `unstable` are the tests that passed only alone."""
 
     step: Step
     passed: bool = False
@@ -186,7 +186,7 @@ def _tell(results: Sequence[Result]) -> bool:
         _say(f"{each.step.name:30} {minutes:3}:{seconds:02}  {_PASSED[each.passed]}")
     for each in results:
         for test in each.unstable:
-            _say(f"unstable: {test} was late beside other tests and passed alone")
+            _say(f"unstable: {test} was late next to other tests and passed alone")
         if each.kept is not None:
             _say(f"the files of these tests are kept in {each.kept}")
     return all(each.passed for each in results)

@@ -102,6 +102,7 @@ def test_killed_backfill_is_continued_by_the_same_command_until_it_reports_done(
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_backfill_after_the_wave_and_a_second_ctrl_c_abandons_the_wave(
     job: Job,
 ) -> None:
@@ -136,6 +137,7 @@ def test_ctrl_c_stops_a_backfill_after_the_wave_and_a_second_ctrl_c_abandons_the
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_live_job_continues_after_a_backfill_and_backfill_continues_after_a_live_job(
     job: Job,
 ) -> None:
@@ -151,6 +153,7 @@ def test_live_job_continues_after_a_backfill_and_backfill_continues_after_a_live
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_backfill_is_refused_while_its_job_runs_and_continues_after_the_job_was_killed(
     job: Job,
 ) -> None:
@@ -166,6 +169,7 @@ def test_backfill_is_refused_while_its_job_runs_and_continues_after_the_job_was_
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_a_backfill_with_other_arguments_is_refused(job: Job) -> None:
     with job.start("--json") as process:
         read_event(process, "wave")
@@ -178,6 +182,7 @@ def test_a_backfill_with_other_arguments_is_refused(job: Job) -> None:
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_second_version_of_a_job_is_backfilled_under_its_own_name_while_the_first_runs(
     job: Job, topic_factory: TopicFactory
 ) -> None:
@@ -196,6 +201,7 @@ def test_second_version_of_a_job_is_backfilled_under_its_own_name_while_the_firs
     job.assert_exact(second_sink)
 
 
+@pytest.mark.slow
 def test_second_backfill_driver_fences_the_first(
     job: Job, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -219,6 +225,7 @@ def test_second_backfill_driver_fences_the_first(
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_backfill_ends_at_given_offsets_or_at_a_given_time(job: Job) -> None:
     code, (plan,) = job.run("--dry-run")
     ends = {each["partition"]: each["end"] // 2 for each in plan["partitions"]}

@@ -35,6 +35,7 @@ def test_all_problems_are_in_one_list(kafka: EmbeddedKafka, tmp_path: Path) -> N
     assert_golden("check-all-problems", folder.normalised(done.out.rstrip()))
 
 
+@pytest.mark.slow
 def test_settings_of_topics_are_compared_with_the_pipeline(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -56,6 +57,7 @@ def test_settings_of_topics_are_compared_with_the_pipeline(
     assert [each["level"] for each in found["problems"]] == ["error", "error", "error"]
 
 
+@pytest.mark.slow
 def test_brokers_that_do_not_answer_are_exit_code_1_and_the_plan_is_shown(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

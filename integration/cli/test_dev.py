@@ -177,6 +177,7 @@ def left_in(project: Path) -> list[str]:
     return [str(path) for path in left if path.name not in kept]
 
 
+@pytest.mark.slow
 def test_session_with_its_own_broker_leaves_nothing_after_ctrl_c(project: Path) -> None:
     with started(project) as dev:
         text = dev.until("started the job", "showing records of")
@@ -195,6 +196,7 @@ def test_session_with_its_own_broker_leaves_nothing_after_ctrl_c(project: Path) 
     assert left_in(project) == []
 
 
+@pytest.mark.slow
 def test_json_has_one_object_for_each_event_of_a_session(
     kafka: EmbeddedKafka, project: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_json_has_one_object_for_each_event_of_a_session(
     assert "cannot decode the record" in by_name["end"][-1]["error"]["message"]
 
 
+@pytest.mark.slow
 def test_session_that_is_killed_leaves_no_process_and_no_data(project: Path) -> None:
     with started(project) as dev:
         dev.until("started the job", ": running")

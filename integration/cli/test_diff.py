@@ -93,6 +93,7 @@ def shown(folder: Folder, text: str) -> str:
     return re.sub(r"([Cc]heckpoint) \d+-\d+", r"\1 ID", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", ACCEPTED)
 def test_accepted_change_is_described_and_the_code_can_be_built(stopped: Folder, edit: str) -> None:
     edited(stopped, ACCEPTED[edit])
@@ -101,6 +102,7 @@ def test_accepted_change_is_described_and_the_code_can_be_built(stopped: Folder,
     assert_golden(f"diff-accepted-{edit}", shown(stopped, done.out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", REFUSED)
 def test_refused_change_is_described_with_its_reason(stopped: Folder, edit: str) -> None:
     edited(stopped, REFUSED[edit])
@@ -131,6 +133,7 @@ def test_code_that_diff_accepts_continues_from_the_checkpoint(
     folder.assert_exact(18)
 
 
+@pytest.mark.slow
 def test_recreated_topic_is_found_only_with_the_brokers(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -150,6 +153,7 @@ def test_recreated_topic_is_found_only_with_the_brokers(
     assert "deleted and created again" in recreated.out
 
 
+@pytest.mark.slow
 def test_job_without_a_checkpoint_has_nothing_to_compare(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_job_without_a_checkpoint_has_nothing_to_compare(
     assert_golden("diff-no-checkpoint", shown(folder, done.out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id_", ["1-2", "7-7"])
 def test_id_of_no_checkpoint_is_a_mistake_of_the_user(
     kafka: EmbeddedKafka, tmp_path: Path, id_: str
@@ -169,6 +174,7 @@ def test_id_of_no_checkpoint_is_a_mistake_of_the_user(
     assert "It has none: tidegate run takes the first one." in done.err
 
 
+@pytest.mark.slow
 def test_id_of_no_checkpoint_is_answered_with_those_that_exist(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ REFUSALS: dict[str, Callable[[Folder], Outcome]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSALS)
 def test_user_mistake_is_refused_before_any_process_starts(
     kafka: EmbeddedKafka, tmp_path: Path, name: str
@@ -138,6 +139,7 @@ def test_run_is_refused_when_no_broker_answers(kafka: EmbeddedKafka, tmp_path: P
     assert not (tmp_path / ".tidegate" / "logs").exists(), "a process was started"
 
 
+@pytest.mark.slow
 def test_jobmanager_whose_port_another_process_holds_ends_and_does_not_serve(
     tmp_path: Path,
 ) -> None:
@@ -169,6 +171,7 @@ def test_second_run_of_a_job_is_refused_while_the_first_run_lives(
     folder.assert_exact(60)
 
 
+@pytest.mark.slow
 def test_pipeline_whose_define_is_not_deterministic_is_refused(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -235,6 +238,7 @@ CHANGES: dict[str, Callable[[Folder], Outcome]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_change_that_does_not_fit_the_stored_state_is_refused(
     finished: tuple[Folder, str], name: str
@@ -251,6 +255,7 @@ def test_change_that_does_not_fit_the_stored_state_is_refused(
     assert set(claims) <= {"claim", "closed"}, "it has published something"
 
 
+@pytest.mark.slow
 def test_take_over_of_a_job_name_starts_the_job_in_another_checkpoint_storage(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -280,6 +285,7 @@ def test_record_too_large_for_its_topic_fails_the_job_without_a_restart(
     assert_golden("record-too-large", folder.normalised(paragraph(outcome.err)))
 
 
+@pytest.mark.slow
 def test_a_source_topic_that_is_deleted_fails_the_job(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)
     folder.orders(3)

@@ -70,6 +70,7 @@ def test_event_driven_application_alerts_on_the_second_payment(
     ]
 
 
+@pytest.mark.slow
 def test_analytics_script_writes_the_minutes_that_are_over_and_prints_its_counts(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_analytics_script_writes_the_minutes_that_are_over_and_prints_its_counts
     ]
 
 
+@pytest.mark.slow
 def test_data_pipeline_keeps_each_signup_as_a_row_or_with_the_reason(
     kafka: Kafka, tmp_path: Path
 ) -> None:

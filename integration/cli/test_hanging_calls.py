@@ -18,7 +18,7 @@ import pytest
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(240)]
 
 REPORTED_S_MAX = 30.0
 """The time within which the status names a call that does not return."""

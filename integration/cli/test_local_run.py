@@ -69,6 +69,7 @@ def test_run_is_seen_and_stopped_from_another_terminal(kafka: Kafka, tmp_path: P
         assert folder.run("--restore", row["id"], "--no-drain", config=keeps).code == 0
 
 
+@pytest.mark.slow
 def test_text_of_user_code_does_not_break_json_lines(kafka: Kafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, PRINTING)
     folder.orders(3)
@@ -79,6 +80,7 @@ def test_text_of_user_code_does_not_break_json_lines(kafka: Kafka, tmp_path: Pat
     assert "\nimported\n" in f"\n{outcome.err}"
 
 
+@pytest.mark.slow
 def test_pipeline_that_prints_much_leaves_two_small_files_for_each_subtask(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_pipeline_that_prints_much_leaves_two_small_files_for_each_subtask(
     assert max(path.stat().st_size for path in logs.glob("s*")) <= 64 << 10
 
 
+@pytest.mark.slow
 def test_print_on_a_full_disk_does_not_fail_the_job(kafka: Kafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, PRINTING)
     folder.orders(9)
@@ -119,6 +122,7 @@ def test_cancel_from_another_terminal_ends_without_a_final_checkpoint(
         assert run.wait().code == 130
 
 
+@pytest.mark.slow
 def test_run_creates_missing_topics_and_keeps_others(kafka: Kafka, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap, topics=("totals",))
     orders = unique("orders")
@@ -151,6 +155,7 @@ def interrupted(folder: Folder, after: Callable[[float], bool]) -> subprocess.Co
     return subprocess.CompletedProcess([], run.returncode, out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["import", "cluster"])
 def test_early_ctrl_c_is_clean(kafka: Kafka, tmp_path: Path, place: str) -> None:
     folder = Folder.make(tmp_path, kafka.bootstrap)

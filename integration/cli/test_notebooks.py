@@ -91,6 +91,7 @@ def refused(notebook: Notebook, folder: Folder, run: str) -> None:
             assert words in error
 
 
+@pytest.mark.slow
 def test_interrupt_of_the_kernel_stops_with_a_checkpoint_and_a_second_one_ends_the_cell(
     folder: Folder, notebook: Notebook
 ) -> None:

@@ -91,6 +91,7 @@ def test_script_runs_its_own_pipeline_and_a_command_on_the_same_file_continues_t
     folder.assert_exact(90)
 
 
+@pytest.mark.slow
 def test_script_without_the_guard_is_refused_before_anything_starts(folder: Folder) -> None:
     unguarded = script(folder, RUN.replace('if __name__ == "__main__"', "if True"))
     code, out, err = run(folder, sys.executable, unguarded)
@@ -102,6 +103,7 @@ def test_script_without_the_guard_is_refused_before_anything_starts(folder: Fold
     assert not (folder.path / ".tidegate").exists()
 
 
+@pytest.mark.slow
 def test_failed_job_raises_its_error_with_the_place_in_the_users_code(folder: Folder) -> None:
     folder.orders(3)
     text = TOTALS.replace("self.total.value += order.amount", "self.total.value += 1 // 0")
@@ -124,6 +126,7 @@ if __name__ == "__main__":
     assert "self.total.value += 1 // 0" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_script_with_a_checkpoint_and_leaves_no_process(folder: Folder) -> None:
     folder.orders(30)
     process = start(folder, sys.executable, script(folder, bounded=False))

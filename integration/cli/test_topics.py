@@ -66,6 +66,7 @@ def test_topic_is_created_listed_described_and_deleted(shell: Shell) -> None:
     assert "no such topic" in shell.run("topics", "describe", topic, code=2)[1]
 
 
+@pytest.mark.slow
 def test_wrong_request_is_refused_with_the_reason_of_the_broker(
     shell: Shell, topic_factory: TopicFactory
 ) -> None:
@@ -102,6 +103,7 @@ def test_records_are_written_read_and_copied_with_all_of_their_parts(
     assert [r["value"] for r in shell.records(topic) if r["key"] == "dan"] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_record_that_kafka_refuses_is_an_error_that_names_its_line(
     shell: Shell, topic_factory: TopicFactory
 ) -> None:
@@ -119,6 +121,7 @@ def test_record_that_kafka_refuses_is_an_error_that_names_its_line(
     assert "Kafka took 1 record before it." in error
 
 
+@pytest.mark.slow
 def test_only_uncommitted_reading_shows_records_of_open_transactions(
     shell: Shell, kafka: Kafka, topic_factory: TopicFactory
 ) -> None:
@@ -140,6 +143,7 @@ def test_only_uncommitted_reading_shows_records_of_open_transactions(
     assert shell.run("read", topic, "--values")[0] == "committed\nafter\n"
 
 
+@pytest.mark.slow
 def test_reading_begins_and_ends_where_the_options_say(
     shell: Shell, topic_factory: TopicFactory
 ) -> None:
@@ -171,6 +175,7 @@ def test_reading_begins_and_ends_where_the_options_say(
     assert (head.stdout, head.stderr) == ("0\n", "")
 
 
+@pytest.mark.slow
 def test_follow_shows_new_records_and_ends_without_a_traceback(
     shell: Shell, topic_factory: TopicFactory
 ) -> None:
@@ -234,6 +239,7 @@ def test_avro_is_shown_as_values_by_a_schema_file_and_by_a_pipeline(
     assert "1 record could not be decoded" in told
 
 
+@pytest.mark.slow
 def test_broker_that_does_not_answer_is_an_error_within_seconds(tmp_path: Path) -> None:
     shell = Shell(tmp_path, "127.0.0.1:9")
     began_s = time.monotonic()

@@ -117,6 +117,7 @@ def test_txn_lists_shows_explains_and_aborts_an_open_transaction(
     assert_golden("txn-abort-nothing-open", normalised(again.err.rstrip("\n"), bootstrap))
 
 
+@pytest.mark.slow
 def test_txn_finds_and_aborts_the_transaction_of_a_killed_producer_that_blocks_readers(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
@@ -157,6 +158,7 @@ def lenient(
         yield broker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False], ids=["known-producer", "unknown-producer"])
 def test_txn_finds_and_aborts_a_hanging_transaction(
     lenient: EmbeddedKafka, txn: Txn, known: bool
@@ -193,6 +195,7 @@ def test_txn_finds_and_aborts_a_hanging_transaction(
     )
 
 
+@pytest.mark.slow
 def test_txn_does_not_abort_as_hanging_a_transaction_that_its_coordinator_knows(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:
@@ -211,6 +214,7 @@ def test_txn_does_not_abort_as_hanging_a_transaction_that_its_coordinator_knows(
     assert len(read_all(bootstrap, topic)) == 1
 
 
+@pytest.mark.slow
 def test_txn_fails_when_no_broker_answers(txn: Txn) -> None:
     (ports,) = choose_ports(1)
     bootstrap = f"127.0.0.1:{ports.client}"
@@ -219,6 +223,7 @@ def test_txn_fails_when_no_broker_answers(txn: Txn) -> None:
     assert_golden("txn-unreachable", normalised(answer.err.rstrip("\n"), bootstrap))
 
 
+@pytest.mark.slow
 def test_txn_lists_transactions_of_live_brokers_and_reports_the_broker_that_is_down(
     txn: Txn, tmp_path: Path
 ) -> None:
@@ -258,6 +263,7 @@ def test_txn_lists_transactions_of_live_brokers_and_reports_the_broker_that_is_d
             kafka.kill(node)
 
 
+@pytest.mark.slow
 def test_txn_refuses_unknown_or_malformed_ids_topics_and_brokers(
     kafka: EmbeddedKafka, txn: Txn
 ) -> None:

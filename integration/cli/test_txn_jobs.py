@@ -67,6 +67,7 @@ class Journal:
         self.write(Claim(**self.header(), submission_id="s", restore="latest"))
 
 
+@pytest.mark.slow
 def test_txn_abort_refuses_a_transaction_that_the_journal_may_need(
     any_kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_txn_abort_refuses_a_transaction_that_the_journal_may_need(
     del producer
 
 
+@pytest.mark.slow
 def test_txn_abort_with_accept_data_loss_aborts_the_transaction_of_a_job(
     any_kafka: EmbeddedKafka, txn: Txn
 ) -> None:

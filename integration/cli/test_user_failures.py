@@ -70,6 +70,7 @@ def last_words(folder: Folder, outcome: Outcome) -> str:
     return folder.normalised("\n".join(kept))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("step", STEPS)
 def test_error_of_user_code_names_the_step_and_the_record(
     kafka: EmbeddedKafka, tmp_path: Path, step: str
@@ -92,6 +93,7 @@ NO_DIGIT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 @pytest.mark.parametrize("place", NO_DIGIT)
 def test_a_key_function_that_raises_stop_iteration_loses_no_record(
@@ -115,6 +117,7 @@ def test_a_key_function_that_raises_stop_iteration_loses_no_record(
     assert len(folder.read("totals")) == 10
 
 
+@pytest.mark.slow
 def test_job_fails_after_the_configured_number_of_restarts(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_job_fails_after_the_configured_number_of_restarts(
     assert len(folder.read("totals")) == 11
 
 
+@pytest.mark.slow
 def test_error_of_user_code_after_an_exchange_names_the_source_record(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -181,6 +185,7 @@ class Running(KeyedProcess[str, Order, Total]):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raised", "said"),
     [

@@ -14,7 +14,7 @@ import pytest
 from integration.support.user_project import TOTALS, Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(180)]
 
 ORDERS = 16_000
 SLEEP_S = 0.0005

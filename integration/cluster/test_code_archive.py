@@ -131,6 +131,7 @@ def jobmasters(run: Run) -> list[int]:
     return [each.pid for each in below if kind_of(each) == "jobmaster"]
 
 
+@pytest.mark.slow
 def test_edits_of_pipeline_files_change_a_running_job_only_at_the_next_run(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_edits_of_pipeline_files_change_a_running_job_only_at_the_next_run(
     folder.assert_exact(150)
 
 
+@pytest.mark.slow
 def test_files_left_out_of_the_code_archive_are_listed_and_not_imported(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ def test_files_left_out_of_the_code_archive_are_listed_and_not_imported(
     assert "No module named 'helper'" in refused.err
 
 
+@pytest.mark.slow
 def test_a_code_archive_that_is_damaged_in_the_storage_is_named(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

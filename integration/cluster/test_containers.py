@@ -13,7 +13,7 @@ from integration.support.brokers import create_topic, produce, read_all
 from integration.support.composed import Composed
 from integration.support.session_cluster import JOB, exact_through_kills
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RATE = 500
 

@@ -19,6 +19,8 @@ from tidegate.errors import RpcError
 from tidegate.ports.rpc import RpcClient
 from tidegate.protocol.messages import Acknowledge, ListJobs
 
+pytestmark = pytest.mark.slow
+
 ASKED_MS = 5_000
 """The interval of keepalive pings, in ms. That of a cluster's connections is 12 times as long."""
 IDLE_S = 21.0

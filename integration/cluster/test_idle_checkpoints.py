@@ -80,6 +80,7 @@ def await_idle(run: Run, folder: Folder) -> int:
     return last_published(folder)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_record_after_an_idle_time_is_visible_at_once(
     kafka: EmbeddedKafka, tmp_path: Path, parallelism: int
@@ -119,6 +120,7 @@ def test_result_of_a_timer_that_fires_in_an_idle_time_is_visible_at_once(
         assert run.stop().code == 0
 
 
+@pytest.mark.slow
 def test_checkpoints_of_an_idle_job_come_at_the_normal_interval_if_the_setting_is_zero(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from integration.support.resource_usage import kind_of
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.slow
+
 INITIALISED = 3
 """Number of restarts after which pools and caches are full."""
 SLACK = 3

@@ -111,6 +111,7 @@ def test_local_run_listens_only_on_unix_sockets_that_only_its_owner_can_open(
     assert kept.exists()  # the run was killed, so a later run removes its folder when it is old
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, short_path: Path) -> None:
     job = Job.make(kafka.bootstrap, short_path, "Totals")
     job.write(200, seed=1)
@@ -124,6 +125,7 @@ def test_a_run_that_ends_in_order_leaves_no_socket(kafka: EmbeddedKafka, short_p
     assert [path.parent for path in found if path.parent.exists()] == [own_runs(short_path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("role", "more"),
     [("jobmanager", ()), ("taskmanager", ("--jobmanager", "127.0.0.1:1"))],
@@ -136,6 +138,7 @@ def test_server_on_a_network_address_is_refused_without_insecure(
     assert f"start the {role} with --insecure" in refused.stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_server_on_the_network_warns_at_its_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -20,6 +20,8 @@ from tidegate.bootstrap import ClusterSpec, processes
 from tidegate.config_load import load
 from tidegate.drivers.process.rotating_output import rotated_name
 
+pytestmark = pytest.mark.slow
+
 MAX = 4096
 LINES = 300
 ROLES: dict[str, dict[str, Any]] = {

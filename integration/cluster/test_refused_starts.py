@@ -22,7 +22,7 @@ from integration.support.resource_usage import kind_of
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(180)]
 
 GROUPS = Path("/sys/fs/cgroup/pids")
 REFUSED_S = 9.0

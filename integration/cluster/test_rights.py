@@ -141,6 +141,7 @@ def test_check_lists_every_missing_right_at_once(secured: Secured, tmp_path: Pat
     assert_golden("check-rights-for-settings-missing", folder.normalised(accepted.out.rstrip()))
 
 
+@pytest.mark.slow
 def test_run_names_each_missing_acl_until_the_job_has_all_it_needs(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_run_names_each_missing_acl_until_the_job_has_all_it_needs(
     assert_golden("transaction-timeout-refused", folder.normalised(paragraph(late.err)))
 
 
+@pytest.mark.slow
 def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_path: Path) -> None:
     folder = Folder.make(tmp_path, secured.plain)
     orders, totals = folder.topics["orders"], folder.topics["totals"]
@@ -216,6 +218,7 @@ def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_pa
     folder.assert_exact(63)
 
 
+@pytest.mark.slow
 def test_run_with_a_wrong_password_is_refused_without_showing_it(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -227,6 +230,7 @@ def test_run_with_a_wrong_password_is_refused_without_showing_it(
     assert WRONG not in everything_in(folder)
 
 
+@pytest.mark.slow
 def test_security_setting_that_only_one_kafka_client_knows_is_refused(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -250,6 +254,7 @@ def as_user(secured: Secured, password: str = PASSWORD) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_txn_names_each_missing_acl(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -287,6 +292,7 @@ def test_txn_names_each_missing_acl(
     del producer
 
 
+@pytest.mark.slow
 def test_txn_with_a_wrong_password_fails_without_showing_it(
     secured: Secured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 REPLACED = 4
 """Exit code of a JobManager that a newer one has replaced."""
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 
 def reports(run: Run) -> list[dict[str, Any]]:

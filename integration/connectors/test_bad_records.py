@@ -109,6 +109,7 @@ def assert_letters(folder: Folder) -> None:
     assert len(letters) == len(due), "a letter is there twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", BAD)
 def test_bad_record_with_policy_fail_is_named_and_fails_the_job_without_a_restart(
     kafka: EmbeddedKafka, tmp_path: Path, form: str
@@ -122,6 +123,7 @@ def test_bad_record_with_policy_fail_is_named_and_fails_the_job_without_a_restar
     assert folder.read("totals") == []
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("form", BAD)
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
 def test_job_continues_without_bad_records_under_skip_and_dead_letter(
@@ -140,6 +142,7 @@ def test_job_continues_without_bad_records_under_skip_and_dead_letter(
         assert_letters(folder)
 
 
+@pytest.mark.slow
 def test_number_of_skipped_bad_records_is_in_the_last_line_of_a_run(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -207,6 +210,7 @@ format.
 """
 
 
+@pytest.mark.slow
 def test_record_of_the_largest_size_of_its_topic_and_its_dead_letter_are_written(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

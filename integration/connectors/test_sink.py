@@ -155,6 +155,7 @@ def test_another_process_commits_the_prepared_transactions_of_a_killed_writer_ex
     assert killed_after_prepare(cluster, topic) == list(range(160))
 
 
+@pytest.mark.slow
 def test_control_reused_producer_causes_duplicates(cluster: KafkaUnderTest, topic: str) -> None:
     """The records of the half interval are in the transaction of the acknowledgement."""
     found = killed_after_prepare(cluster, topic, "reuse")
@@ -162,6 +163,7 @@ def test_control_reused_producer_causes_duplicates(cluster: KafkaUnderTest, topi
     assert sorted(found) == sorted([*range(80), *range(40, 60)])
 
 
+@pytest.mark.slow
 def test_order_holds_across_a_barrier_while_the_flush_is_slow(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
@@ -181,6 +183,7 @@ def test_order_holds_across_a_barrier_while_the_flush_is_slow(
     bench.close()
 
 
+@pytest.mark.slow
 def test_order_holds_across_barriers_while_the_broker_stalls(tmp_path: Path) -> None:
     with EmbeddedKafka.start("4.3.0", directory=tmp_path, owned=True) as broker:
         cluster = under_test(broker.bootstrap)
@@ -207,6 +210,7 @@ def test_order_holds_across_barriers_while_the_broker_stalls(tmp_path: Path) -> 
         cluster.log.close()
 
 
+@pytest.mark.slow
 def test_a_record_that_the_broker_refuses_fails_the_attempt(
     cluster: KafkaUnderTest, topic: str
 ) -> None:
@@ -235,6 +239,7 @@ def test_a_fenced_writer_cannot_prepare(bench: SinkBench) -> None:
     assert numbers(bench.cluster, bench.topic) == []
 
 
+@pytest.mark.slow
 def test_transactional_ids_are_reused_across_checkpoint_intervals(bench: SinkBench) -> None:
     for interval in range(10):
         bench.harness.until(bench.writer.writable)
@@ -246,6 +251,7 @@ def test_transactional_ids_are_reused_across_checkpoint_intervals(bench: SinkBen
     assert len(bench.cluster.log.list(f"tidegate.{bench.job}.")) <= 4
 
 
+@pytest.mark.slow
 def test_uncommitted_transactions_are_listed_again_in_each_acknowledgement(
     bench: SinkBench,
 ) -> None:
@@ -259,6 +265,7 @@ def test_uncommitted_transactions_are_listed_again_in_each_acknowledgement(
     assert numbers(bench.cluster, bench.topic) == list(range(30))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
 def test_records_of_weaker_guarantees_are_visible_without_a_commit(
     cluster: KafkaUnderTest, topic: str, guarantee: str

@@ -43,6 +43,7 @@ def assert_sums(folder: Folder, each: int) -> None:
     assert found == {f"c{c}": due for c in range(CUSTOMERS)}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("backend", ["rocksdb", "memory"])
 def test_a_sum_beyond_64_bits_is_exact_through_a_kill_and_a_restore(
     kafka: EmbeddedKafka, tmp_path: Path, backend: str
@@ -72,6 +73,7 @@ WRITES_TEXT = f"""{TEXT}        if order.amount == 7:
 """
 
 
+@pytest.mark.slow
 def test_unstorable_state_value_fails_the_job_without_a_restart_and_names_its_key(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_unstorable_state_value_fails_the_job_without_a_restart_and_names_its_ke
     assert [json.loads(each.value() or b"")["total"] for each in folder.read("totals")] == [7]
 
 
+@pytest.mark.slow
 def test_policy_refuses_the_record_that_made_an_unstorable_state_value(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ class Branches(Pipeline, name="{job}"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_branches_do_not_see_each_others_changes_of_records(
     kafka: EmbeddedKafka, tmp_path: Path, parallelism: int
@@ -128,6 +129,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("parallelism", [1, 2])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_result_of_a_wrong_type_is_refused_and_not_written(
@@ -186,6 +188,7 @@ class Shares(Pipeline, name="{job}"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validate", ["sample", "all"])
 def test_error_names_the_wrong_field_that_fails_the_job(
     kafka: EmbeddedKafka, tmp_path: Path, validate: str
@@ -209,6 +212,7 @@ def test_error_names_the_wrong_field_that_fails_the_job(
     assert not any(b"half" in (message.value() or b"") for message in folder.read("shares"))
 
 
+@pytest.mark.slow
 def test_a_policy_leaves_out_the_records_with_a_wrong_field(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

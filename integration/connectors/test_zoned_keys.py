@@ -12,7 +12,7 @@ import pytest
 from integration.support.user_project import Folder
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 SUMS = """
 from collections.abc import Iterable

@@ -65,6 +65,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         yield reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_commands_of_a_page_run(page: Path, shop: Reader) -> None:
     assert shop.follow(page) > 0

@@ -34,6 +34,7 @@ def test_quickstart_leads_to_exact_totals(story: Reader) -> None:
     assert story.follow(DOCS / "quickstart.md") > 5
 
 
+@pytest.mark.slow
 def test_tutorial_can_be_typed_from_its_start_to_its_end(story: Reader) -> None:
     assert sum(story.follow(DOCS / "tutorial" / f"{name}.md") for name in TUTORIAL) > 12
 

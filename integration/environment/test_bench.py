@@ -14,6 +14,8 @@ from integration.bench.page import PAGE
 from integration.bench.workloads import WORKLOADS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BENCH = [sys.executable, "-m", "integration.bench", "--rounds", "1", "--no-page"]
 

@@ -14,6 +14,8 @@ import pytest
 
 from integration.support.running import alive
 
+pytestmark = pytest.mark.slow
+
 DEMO = [sys.executable, "-m", "integration.demo.totals"]
 
 

@@ -96,6 +96,7 @@ def run(folder: Path, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_clean_environment_runs_the_command_and_a_test_of_a_pipeline(
     clean: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_clean_environment_runs_the_command_and_a_test_of_a_pipeline(
     assert run(tmp_path, clean / "python", "check.py") == "[5, 7]\n"
 
 
+@pytest.mark.slow
 def test_no_module_of_the_wheel_needs_a_package_that_the_wheel_does_not_require(
     clean: Path, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_no_module_of_the_wheel_needs_a_package_that_the_wheel_does_not_require(
     assert not {"greenlet", "pytest", "hypothesis", "pyspark", "jgo", "psutil"} & names
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 def test_one_file_that_names_its_dependencies_runs_with_uv_alone(
     kafka: Kafka, wheel: Path, tmp_path: Path
@@ -135,6 +138,7 @@ def test_one_file_that_names_its_dependencies_runs_with_uv_alone(
     folder.assert_exact(30)
 
 
+@pytest.mark.slow
 @pytest.mark.kafka
 def test_commands_in_the_readme_of_a_new_project_work_in_order(wheel: Path, tmp_path: Path) -> None:
     """The environment has what the first command of the README installs, and nothing else."""

@@ -92,6 +92,7 @@ def backfill(folder: Folder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_bounded_run_closes_windows_although_a_partition_is_empty(
     kafka: Kafka, tmp_path: Path, parallelism: int
@@ -104,6 +105,7 @@ def test_bounded_run_closes_windows_although_a_partition_is_empty(
     assert counts(folder) == {0: 2, 10: 1}
 
 
+@pytest.mark.slow
 def test_backfill_closes_windows_counts_late_records_and_its_live_run_reads_the_empty_partition(
     kafka: Kafka, tmp_path: Path
 ) -> None:

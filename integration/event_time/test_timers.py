@@ -111,6 +111,7 @@ def kill_slots(folder: Folder, run: Run) -> None:
 OPTIONS = ("--set", f"wait_minutes={WAIT_MS // 60_000}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2)])
 def test_each_order_has_one_outcome_after_kills_and_rescaling(
     kafka: Kafka, tmp_path: Path, before: int, after: int
@@ -136,6 +137,7 @@ def test_each_order_has_one_outcome_after_kills_and_rescaling(
     assert outcomes(folder) == shop.due
 
 
+@pytest.mark.slow
 def test_bounded_run_drains_and_a_later_run_is_refused(kafka: Kafka, tmp_path: Path) -> None:
     folder = project(tmp_path, kafka)
     shop = Shop(folder)
@@ -151,6 +153,7 @@ def test_bounded_run_drains_and_a_later_run_is_refused(kafka: Kafka, tmp_path: P
     assert outcomes(folder) == shop.due
 
 
+@pytest.mark.slow
 def test_bounded_run_that_does_not_drain_and_a_backfill_leave_what_is_open_to_a_later_run(
     kafka: Kafka, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from integration.support.user_project import Folder
 from tidegate.drivers.kafka import die_with_parent
 from tidegate.drivers.kafka.broker_config import choose_ports
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(240)]
 
 JOB = """
 import msgspec

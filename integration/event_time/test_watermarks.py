@@ -170,6 +170,7 @@ def count(folder: Folder) -> int:
     return len(folder.read("seen"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3)])
 def test_no_record_is_late_and_no_watermark_goes_back_after_kills_and_rescaling(
     kafka: Kafka, tmp_path: Path, before: int, after: int
@@ -194,6 +195,7 @@ def test_no_record_is_late_and_no_watermark_goes_back_after_kills_and_rescaling(
     assert max(one.watermark_ms for each in found.values() for one in each) > BEGIN_MS + 300_000
 
 
+@pytest.mark.slow
 def test_partitions_that_were_idle_wait_for_records_that_came_while_the_job_was_down(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -221,6 +223,7 @@ def all_are_idle(folder: Folder) -> bool:
     return text.count('"idle":true') == 2
 
 
+@pytest.mark.slow
 def test_partition_without_records_holds_back_the_watermark_and_the_status_names_it(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -247,6 +250,7 @@ def last_report(run: Run, field: str) -> dict[str, Any] | None:
     return report if report.get(field) else None
 
 
+@pytest.mark.slow
 def test_record_without_a_usable_time_follows_the_policy_and_moves_no_watermark(
     kafka: Kafka, tmp_path: Path
 ) -> None:
@@ -284,6 +288,7 @@ def test_record_without_a_time_fails_the_job_and_the_error_names_it(
     assert "its event time is None, not milliseconds or a datetime with a zone" in outcome.err
 
 
+@pytest.mark.slow
 def test_backfill_carries_watermarks_over_waves_and_hands_them_over_to_the_live_job(
     kafka: Kafka, tmp_path: Path
 ) -> None:

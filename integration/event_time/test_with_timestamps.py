@@ -93,6 +93,7 @@ def newest_watermark_ms(folder: Folder) -> int:
     return max(one.watermark_ms for each in seen(folder).values() for one in each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
 def test_no_record_is_late_behind_the_step_after_kills_and_rescaling(
     kafka: Kafka, tmp_path: Path, before: int, after: int
@@ -137,6 +138,7 @@ def test_subtasks_without_records_hold_nothing_back_and_the_status_names_the_ste
     assert newest_watermark_ms(folder) >= BEGIN_MS + 59_000 - 1_001
 
 
+@pytest.mark.slow
 def test_backfill_carries_the_watermark_over_waves_and_hands_it_over_to_the_live_job(
     kafka: Kafka, tmp_path: Path
 ) -> None:

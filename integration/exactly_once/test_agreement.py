@@ -116,6 +116,7 @@ def test_every_pipeline_has_a_case_and_every_case_is_run() -> None:
         assert backend in {each.backend for each in QUICK}
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("combination", QUICK, ids=str)
 def test_live_run_with_kills_bounded_run_and_backfill_have_the_same_output(
     prepare: Prepare, combination: Combination
@@ -124,6 +125,7 @@ def test_live_run_with_kills_bounded_run_and_backfill_have_the_same_output(
     assert_agreement(prepared, combination)
 
 
+@pytest.mark.slow
 def test_backfills_of_one_case_agree_over_half_of_the_matrix(prepare: Prepare) -> None:
     """The test runs both backends, parallelisms and sizes of waves, over topics with gaps. One
     bounded and one live run are enough, because the state of both backends is compared in one form.

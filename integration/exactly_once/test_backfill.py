@@ -81,6 +81,7 @@ def arguments(job: BackfillJob) -> DriverArguments:
     return DriverArguments(reference=job.reference, folder=str(job.folder), settings=job.settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trap", KILLED_AT, ids=lambda trap: trap.point)
 def test_next_backfill_driver_continues_after_the_first_was_killed(
     job: BackfillJob, trap: Trap

@@ -137,6 +137,7 @@ def with_source(text: str) -> str:
 # --- records ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_record_that_cannot_be_decoded_fails_the_backfill_and_is_named(given: Input) -> None:
     given.folder.orders(50)
     given.folder.send("orders", [(b"bad", BAD)])
@@ -168,6 +169,7 @@ def test_dead_letters_are_written_once_in_the_waves_of_their_records(given: Inpu
     given.folder.assert_exact(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "tries"), [("none", 1), ("fixed_delay", 3)])
 def test_user_error_fails_the_backfill_after_the_configured_restarts_and_names_the_record(
     given: Input, strategy: str, tries: int
@@ -190,6 +192,7 @@ def test_user_error_fails_the_backfill_after_the_configured_restarts_and_names_t
     given.folder.assert_exact(50)
 
 
+@pytest.mark.slow
 def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
     given: Input,
 ) -> None:
@@ -208,6 +211,7 @@ def test_a_source_that_begins_at_the_end_is_refused_until_a_live_job_has_begun(
     given.folder.assert_exact(30)
 
 
+@pytest.mark.slow
 def test_records_behind_an_open_transaction_are_counted_and_left_to_the_next_run(
     given: Input,
 ) -> None:
@@ -246,6 +250,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafk
     cluster.stop()
 
 
+@pytest.mark.slow
 def test_a_wave_that_outlives_its_transactions_is_halved_and_run_again(
     impatient: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -276,6 +281,7 @@ def delete_before(folder: Folder, offset: int) -> None:
         done.result(TIMEOUT_S)
 
 
+@pytest.mark.slow
 def test_offsets_that_retention_deletes_between_two_waves_are_refused_and_named(
     given: Input,
 ) -> None:
@@ -292,6 +298,7 @@ def test_offsets_that_retention_deletes_between_two_waves_are_refused_and_named(
     given.assert_stopped_at(20)
 
 
+@pytest.mark.slow
 def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and_named(
     given: Input,
 ) -> None:
@@ -305,6 +312,7 @@ def test_offsets_that_retention_deletes_before_a_wave_reads_them_are_refused_and
     given.assert_stopped_at(20)
 
 
+@pytest.mark.slow
 def test_unpublished_backfill_restarts_from_the_new_earliest_offset_after_retention(
     given: Input, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +327,7 @@ def test_unpublished_backfill_restarts_from_the_new_earliest_offset_after_retent
     given.folder.assert_exact(30)
 
 
+@pytest.mark.slow
 def test_retention_of_records_that_a_wave_has_read_loses_nothing(given: Input) -> None:
     given.folder.orders(60)
     driver, waves = given.job().driver(wave_offsets=20)
@@ -329,6 +338,7 @@ def test_retention_of_records_that_a_wave_has_read_loses_nothing(given: Input) -
     given.folder.assert_exact(60)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_created_again_between_two_waves_is_refused(given: Input) -> None:
     given.folder.orders(60)
     driver, waves = given.job().driver(wave_offsets=20)
@@ -341,6 +351,7 @@ def test_a_topic_that_is_created_again_between_two_waves_is_refused(given: Input
     given.assert_stopped_at(20)
 
 
+@pytest.mark.slow
 def test_wave_is_not_published_if_its_topic_was_recreated_while_it_ran(given: Input) -> None:
     given.folder.orders(60)
 
@@ -357,6 +368,7 @@ def test_wave_is_not_published_if_its_topic_was_recreated_while_it_ran(given: In
     given.assert_stopped_at(0)
 
 
+@pytest.mark.slow
 def test_a_topic_that_is_deleted_between_two_waves_is_refused(given: Input) -> None:
     given.settings["checkpoint.tolerated_outage"] = "3 s"
     given.folder.orders(60)
@@ -371,6 +383,7 @@ def test_a_topic_that_is_deleted_between_two_waves_is_refused(given: Input) -> N
     given.assert_stopped_at(20)
 
 
+@pytest.mark.slow
 def test_partitions_that_are_added_between_two_waves_are_read(given: Input) -> None:
     given.folder.orders(60)
     driver, waves = given.job().driver(parallelism=2, wave_offsets=20)

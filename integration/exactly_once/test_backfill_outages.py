@@ -26,7 +26,7 @@ from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kafka import PartitionReader
 from tidegate.stream_elements import TopicPartition
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(180)]
 
 TIMEOUT_S = 10.0
 PART_S = 4.0

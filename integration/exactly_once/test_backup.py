@@ -13,7 +13,7 @@ from integration.support.user_project import TOTALS, Folder
 from tidegate.commit.lost_tail import parse_commit_metadata
 from tidegate.drivers.kafka.admin import KafkaClusterAdmin
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 AT_LEAST_ONCE = TOTALS.replace(
     "record_key=lambda total: total.customer)",

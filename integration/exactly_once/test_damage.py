@@ -77,6 +77,7 @@ def finished(
     folder.assert_exact(60)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", DAMAGE)
 def test_run_names_a_damaged_checkpoint_file_and_overwrites_no_file(
     finished: tuple[Folder, Path], tmp_path: Path, name: str
@@ -135,6 +136,7 @@ FULL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", FULL)
 def test_run_reports_a_full_disk_and_continues_when_there_is_space(
     kafka: EmbeddedKafka, tmp_path: Path, setting: str
@@ -176,6 +178,7 @@ RESTARTED_SOON = {
 }
 
 
+@pytest.mark.slow
 def test_slot_that_cannot_make_its_local_state_folder_reports_it_and_the_job_recovers(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_slot_that_cannot_make_its_local_state_folder_reports_it_and_the_job_rec
     folder.assert_exact(60)
 
 
+@pytest.mark.slow
 def test_job_recovers_when_local_files_of_a_killed_slot_fill_the_disk(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from integration.agreement.inputs import BROKER, Log
 from integration.agreement.runs import Prepared
 from integration.conftest import BACKEND, NEVER_FENCED, start_brokers
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 BOUNDED, LIVE, RESCALED, HANDED_OVER = "bounded", "live", "rescaled", "handed over"
 WHOLE: Final = 1 << 40

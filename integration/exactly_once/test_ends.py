@@ -102,6 +102,7 @@ def closed_after_a_kill(
     return outcome
 
 
+@pytest.mark.slow
 def test_a_job_whose_module_is_gone_when_its_jobmaster_restarts_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_job_whose_module_is_gone_when_its_jobmaster_restarts_is_closed(
     assert "the library was removed" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_job_whose_jobmaster_cannot_be_started_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_a_job_whose_jobmaster_cannot_be_started_is_closed(
     assert "transactions may stay open" not in outcome.err
 
 
+@pytest.mark.slow
 def test_a_job_whose_checkpoint_cannot_be_read_is_closed(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_job_whose_checkpoint_cannot_be_read_is_closed(
     folder.assert_exact(20)
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_while_it_runs_leaves_no_transaction_of_its_own_attempt_open(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:
@@ -179,6 +183,7 @@ def test_terminated_bounded_run_exits_as_stopped_and_the_next_run_continues_exac
     folder.assert_exact(2_000)
 
 
+@pytest.mark.slow
 def test_run_stopped_between_two_attempts_reports_that_it_has_no_final_checkpoint(
     kafka: EmbeddedKafka, txn: Txn, tmp_path: Path
 ) -> None:

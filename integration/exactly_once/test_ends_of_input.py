@@ -23,7 +23,7 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from tidegate.checkpoint.manifest import Manifest
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 FEW, MANY = 200, 2_000
 PACE = 200

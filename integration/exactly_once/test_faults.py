@@ -38,6 +38,7 @@ def assert_right(scenario: Scenario, stage: Stage, *names: str) -> None:
         assert result.right, result.verdict
 
 
+@pytest.mark.slow
 def test_output_is_exact_when_slot_to_jobmaster_connections_stall_or_are_half_open(
     stage: Stage,
 ) -> None:
@@ -52,5 +53,6 @@ def test_output_is_exact_when_the_storage_fails_or_hides_the_result_of_a_publica
     assert_right(scenario, stage, "failing-manifest", "unheard", "failing-claim")
 
 
+@pytest.mark.slow
 def test_lost_output_is_reported_until_the_loss_is_accepted(stage: Stage) -> None:
     assert_right(Loss(VERSION, "stateless"), stage)

@@ -57,6 +57,7 @@ def wait_until_running(run: Run, restarts: int) -> None:
     run.until(lambda: runs_again(run.err, restarts), "running again", 60)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("guarantee", ["at_least_once", "none"])
 def test_weaker_guarantees_write_each_record_once_without_a_failure_or_a_transaction(
     kafka: EmbeddedKafka, tmp_path: Path, guarantee: str
@@ -93,6 +94,7 @@ def test_at_least_once_sink_loses_no_record_beside_an_exact_sink_after_slot_kill
         assert found.count(f"c{customer}") >= count // 3, "a record is missing"
 
 
+@pytest.mark.slow
 def test_output_of_at_least_once_checkpoints_is_exact_without_a_failure(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

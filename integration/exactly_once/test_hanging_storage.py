@@ -37,6 +37,7 @@ def hanging(file: Path) -> Iterator[None]:
         aside.replace(file)
 
 
+@pytest.mark.slow
 def test_a_publication_that_hangs_ends_in_a_new_jobmaster(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

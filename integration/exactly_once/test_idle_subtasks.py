@@ -18,7 +18,7 @@ from integration.faults.kill_points.killed_runs import Job
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 RECORDS = 400
 

@@ -19,7 +19,7 @@ from integration.faults.kill_matrix.matrix import Series
 from integration.faults.kill_matrix.scenarios import Stage
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 SEED = int(os.environ.get("TIDEGATE_TEST_CHAOS_SEED", time.time() // 86_400))
 BROKERS = {"4.3.0": "kafka", "3.9.1": "kafka_39"}

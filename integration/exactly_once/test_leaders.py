@@ -23,7 +23,7 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from integration.support.running import DONE, code_of_stop
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 PACE = 400
 RECORDS = 300

@@ -44,6 +44,7 @@ def has_published(live: LiveJob) -> bool:
     return "publication" in kinds[: kinds.index("claim")]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("lost", [False, True], ids=["left", "lost"])
 def test_slot_restores_from_local_files_of_the_killed_slot(stage: Stage, *, lost: bool) -> None:
     """With `lost`, the local state is deleted, and the slot restores from the checkpoint storage.

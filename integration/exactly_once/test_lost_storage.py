@@ -13,7 +13,7 @@ from integration.support.brokers import Kafka
 from integration.support.running import Report, TidegateRun, runs_with_checkpoint
 from integration.support.user_project import TOTALS, Folder
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 AT_LEAST_ONCE = TOTALS.replace(
     "value=Json(Total), record_key=lambda total: total.customer)",

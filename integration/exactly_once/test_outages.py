@@ -64,6 +64,7 @@ def own_kafka(folder: Path, properties: Mapping[str, str]) -> Iterator[EmbeddedK
         yield kafka
 
 
+@pytest.mark.slow
 def test_failed_delivery_is_never_published_even_if_a_later_flush_succeeds(tmp_path: Path) -> None:
     with own_kafka(tmp_path, NEVER_ABORTED) as kafka:
         job = Job.make(kafka.bootstrap, tmp_path, "Totals")

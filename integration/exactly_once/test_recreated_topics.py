@@ -63,6 +63,7 @@ def refused(folder: Folder, golden: str, outcome: Outcome) -> None:
     assert_golden(golden, folder.normalised(paragraph(outcome.err)))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("records", "shape"), [(400, "longer"), (40, "shorter")])
 def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
     folder: Folder, records: int, shape: str
@@ -79,6 +80,7 @@ def test_a_topic_that_was_created_again_while_the_job_was_stopped_is_refused(
     assert totals(folder) == 100 + records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unseen", [False, True], ids=["seen by the reader", "unseen"])
 def test_topic_recreated_while_the_job_runs_fails_the_job(folder: Folder, unseen: bool) -> None:
     """The new topic grows beyond the position. Without the check the job would restart there, and
@@ -117,6 +119,7 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_position_after_the_end_of_the_log_is_refused_if_no_leader_epoch_is_known(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -138,6 +141,7 @@ def test_position_after_the_end_of_the_log_is_refused_if_no_leader_epoch_is_know
     assert folder.read("totals") == []
 
 
+@pytest.mark.slow
 def test_a_truncated_log_that_has_grown_again_is_refused(
     own: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -150,6 +154,7 @@ def test_a_truncated_log_that_has_grown_again_is_refused(
     folder.assert_exact(100)
 
 
+@pytest.mark.slow
 def test_log_truncated_while_the_job_runs_fails_the_job(own: EmbeddedKafka, tmp_path: Path) -> None:
     folder, kept = with_a_tail(own, tmp_path)
     with folder.started(bounded=False, config={"checkpoint.interval": "1s"}) as run:

@@ -20,7 +20,7 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from tidegate.commit.transactional_ids import parse_transactional_id
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 RECORDS = 600
 PACE = 200

@@ -136,6 +136,7 @@ def test_transaction_aborted_after_another_one_was_committed_is_reported_as_lost
     assert not verdict.twice, verdict
 
 
+@pytest.mark.slow
 def test_committed_transaction_that_was_fenced_twice_is_reported_as_lost(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_publication_is_rolled_back_if_all_its_transactions_timed_out(
     job.assert_exact()
 
 
+@pytest.mark.slow
 def test_transaction_timeout_after_a_partial_commit_is_reported_as_lost(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ from integration.faults.kill_points.killed_runs import Job, Run
 from tidegate.drivers.kafka.broker_config import NodePorts, choose_ports
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 REFUSED = 20
 LOST = 10

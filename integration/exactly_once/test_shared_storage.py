@@ -26,6 +26,7 @@ from integration.support.user_project import Folder
 from tidegate.drivers.kafka.broker_config import choose_ports
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.kafka,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/cwd"),

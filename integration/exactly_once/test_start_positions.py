@@ -140,6 +140,7 @@ def test_each_source_starts_at_its_starting_offsets_and_continues_from_its_check
     assert found == {name: [*expected, 10, 11] for name, (_, expected) in STARTS.items()}
 
 
+@pytest.mark.slow
 def test_starting_offsets_of_a_missing_partition_are_refused(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_starting_offsets_of_a_missing_partition_are_refused(
     assert_golden("start-partition-missing", said)
 
 
+@pytest.mark.slow
 def test_starting_offsets_that_are_not_in_the_log_are_refused(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -162,6 +164,7 @@ def test_starting_offsets_that_are_not_in_the_log_are_refused(
     assert copies(folder) == []
 
 
+@pytest.mark.slow
 def test_a_bounded_run_ends_behind_markers_and_aborted_records(
     any_kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_bounded_run_ends_behind_markers_and_aborted_records(
     assert copies(folder) == [0, 1, 5]
 
 
+@pytest.mark.slow
 def test_bounded_run_ends_at_the_end_offsets_of_its_start(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -267,6 +271,7 @@ def attempts(folder: Folder) -> int:
     return sum(entry["kind"] == "claim" for entry in folder.journal())
 
 
+@pytest.mark.slow
 def test_a_partition_that_is_added_before_the_first_checkpoint_is_read_from_its_earliest_offset(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
@@ -291,6 +296,7 @@ def test_a_partition_that_is_added_before_the_first_checkpoint_is_read_from_its_
     assert copies(folder) == [2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["'latest'", str(T0_MS + 3_500)], ids=["latest", "timestamp"])
 def test_job_fails_if_retention_deletes_its_start_offset_before_the_first_checkpoint(
     kafka: EmbeddedKafka, tmp_path: Path, start: str

@@ -41,6 +41,7 @@ def totals(folder: Folder) -> set[int]:
     return set(newest.values())
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_a_renamed_state_is_refused_and_goes_on_with_renamed_from(
     kafka: EmbeddedKafka, tmp_path: Path, backend: str
@@ -100,6 +101,7 @@ LEVELS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", NARROWED)
 def test_a_type_that_cannot_read_every_stored_value_is_refused_at_submit(
     kafka: EmbeddedKafka, tmp_path: Path, change: str

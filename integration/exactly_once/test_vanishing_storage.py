@@ -118,6 +118,7 @@ def test_job_waits_for_an_unmounted_checkpoint_storage(
     assert "restart" not in run.err.replace("0 restarts", ""), run.err
 
 
+@pytest.mark.slow
 def test_storage_outage_over_tolerated_outage_ends_the_attempt_and_the_next_attempt_waits(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
@@ -133,6 +134,7 @@ def test_storage_outage_over_tolerated_outage_ends_the_attempt_and_the_next_atte
         disk.mount()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["jobmaster", "jobmanager"])
 def test_replacement_of_a_process_killed_without_storage_waits_for_the_storage(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk, role: str
@@ -148,6 +150,7 @@ def test_replacement_of_a_process_killed_without_storage_waits_for_the_storage(
         disk.mount()
 
 
+@pytest.mark.slow
 def test_job_does_not_write_to_a_second_storage_at_the_same_path(
     kafka: EmbeddedKafka, tmp_path: Path, disk: Disk
 ) -> None:
@@ -166,6 +169,7 @@ def test_job_does_not_write_to_a_second_storage_at_the_same_path(
         disk.mount()
 
 
+@pytest.mark.slow
 def test_a_session_jobmanager_that_starts_without_its_storage_waits_for_it(
     tmp_path: Path, disk: Disk
 ) -> None:

@@ -17,7 +17,7 @@ from tidegate.dataplane.sources.kafka import BATCH_RECORDS_MAX
 from tidegate.dataplane.waves.level_task import FLUSH_RECORDS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(180)]
 
 JOINED = """
 from collections.abc import Iterable

@@ -14,6 +14,18 @@ from integration.support.backfills import BackfillJob
 from tidegate.backfill.spark.session import BackfillSession, start_session
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
+ONE_WAVE = "test_backfill_on_spark_is_exact_when_python_workers_are_killed"
+"""The test of this folder that `make test` runs."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses by the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all tests of this folder but one to `make test-all`."""
+    folder = Path(__file__).parent
+    for item in items:
+        if item.path.parent == folder and not item.name.startswith(ONE_WAVE):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _spark_is_installed() -> None:

@@ -1,7 +1,7 @@
 """A pytest plugin: prints each failure at once, and writes a file that says why each test failed.
 
-`integration/run_tests.py` reads the file. A test that failed only by a time limit, beside other
-tests on a busy machine, may be run once more alone. Every other failure is final, above all a
+`integration/run_tests.py` reads the file. A test that failed only by a time limit, next to
+other tests on a busy machine, may be run once more alone. Every other failure is final, above all a
 comparison of records or totals. So the kinds of errors that count as a time limit are listed here,
 and a condition that reads records is never one of them (`Run.until`).
 """

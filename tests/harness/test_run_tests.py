@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from integration.support.running import TooLateError
 from integration.support.user_project import Run
 
 TEXT = """
+import subprocess
 import subprocess
 from pathlib import Path
 
@@ -98,7 +100,7 @@ def test_a_condition_that_reads_records_is_a_comparison(
 ) -> None:
     monkeypatch.setattr(user_project, "POLL_S", 0.001)
     (tmp_path / "err").write_text("")
-    process = user_project.subprocess.Popen(["sleep", "60"])
+    process = subprocess.Popen(["sleep", "60"])
     try:
         run = Run(process, tmp_path, 0.0)
 

@@ -18,7 +18,7 @@ import tokenize
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -85,9 +85,13 @@ def prose_of(path: Path, text: str) -> list[Prose]:
             return []
 
 
+@lru_cache(maxsize=1)  # one file is read several times in turn
+def _walked(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(text)))
+
+
 def _docstrings(text: str) -> Iterator[Prose]:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    for node in _walked(text):
         body = getattr(node, "body", None)
         if not isinstance(body, list):
             continue
@@ -130,19 +134,14 @@ def _comments(text: str) -> Iterator[Prose]:
 
 
 def _messages(text: str) -> Iterator[Prose]:
-    tree = ast.parse(text)
+    nodes = _walked(text)
     prose = {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and _text_of(node) is not None
     }
-    inner = {
-        id(part)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.JoinedStr)
-        for part in node.values
-    }
-    for node in ast.walk(tree):
+    inner = {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts = (each.value if isinstance(each, ast.Constant) else "X" for each in node.values)
             found = "".join(map(str, parts))
@@ -221,7 +220,7 @@ def _wrong(prose: Prose) -> Iterator[str]:
 
 def _old_identifiers(text: str) -> Iterator[str]:
     old = words().identifiers
-    for node in ast.walk(ast.parse(text)):
+    for node in _walked(text):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 name = node.name

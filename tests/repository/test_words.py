@@ -41,6 +41,7 @@ def allowed() -> dict[str, int]:
         return tomllib.load(file)
 
 
+@pytest.mark.timeout(300)
 def test_number_of_prose_complaints_of_each_file_is_as_allowed() -> None:
     limits, wrong = allowed(), []
     for path in files_below(READ):
