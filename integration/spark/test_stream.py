@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 import threading
@@ -13,9 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from integration.spark.jobs import ORDERS, exact
+from integration.spark.processes import is_alive
 from integration.support.backfills import BackfillJob
 from tidegate.backfill.driver import run_in_turn
 from tidegate.backfill.executor import Executor, WaveTasks
@@ -31,6 +34,8 @@ pytestmark = pytest.mark.timeout(300)
 
 Wave = Callable[[], bool]
 
+SOURCE_RUNNER = "python_streaming_source_runner"
+"""A name on the command line of the process in which Spark runs the source of a query."""
 STOP_S = 1.0
 """Seconds after which Spark has begun to stop a query."""
 
@@ -173,6 +178,54 @@ def test_a_backfill_whose_wave_fails_raises_its_error_and_the_next_run_is_exact(
     waves = job.backfill(parallelism=2, wave_offsets=8_000, executor=executor, loop=loop)
     assert sum(wave.records_in for wave in waves) < ORDERS, "the first wave has stayed"
     assert exact(job)
+
+
+class KillsSource:
+    """An executor that kills the process of the query's source when the first wave has run."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor, self.waves = executor, 0
+
+    def check(self, config: Config) -> None:
+        self.executor.check(config)
+
+    def run(self, wave: WaveTasks) -> list[TaskReport]:
+        self.waves += 1
+        reports = self.executor.run(wave)
+        if self.waves == 1:
+            [source] = source_processes()
+            source.kill()
+        return reports
+
+
+def source_processes() -> list[psutil.Process]:
+    """Return the Python process in which Spark runs the source of the query."""
+    found = []
+    for each in filter(is_alive, psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a worker ends at any time
+            if SOURCE_RUNNER in " ".join(each.cmdline()):
+                found.append(each)
+    return found
+
+
+def test_backfill_whose_query_fails_continues_in_a_plain_loop_and_is_exact(
+    job: BackfillJob,
+    session: BackfillSession,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The first wave is published when the query fails, and the second one never asked for."""
+    executor = KillsSource(SparkExecutor(session, WAVE_TASK))
+    waves = job.backfill(
+        parallelism=2, wave_offsets=8_000, executor=executor, loop=make_wave_loop(session)
+    )
+    assert len(waves) == executor.waves >= 3
+    assert sum(wave.records_in for wave in waves) == ORDERS
+    assert exact(job)
+    assert left(session) == []
+    said = [each for each in caplog.messages if each.startswith("A plain loop runs the next waves")]
+    assert len(said) == 1, caplog.messages
+    assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
 
 
 def test_stopped_streaming_query_raises_spark_error(session: BackfillSession) -> None:

@@ -7,7 +7,7 @@ that a real Spark does not produce on demand.
 
 from __future__ import annotations
 
-import itertools
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tidegate.backfill.spark.apart import run_in_thread
-from tidegate.backfill.spark.stream import QUERIES_MAX, _run_streamed, _Stream
+from tidegate.backfill.spark.stream import _run_streamed, _Stream
 from tidegate.errors import SparkError, SparkLostError
 
 pytestmark = pytest.mark.timeout(30)
@@ -34,7 +34,7 @@ class Query:
         self.hangs = False
 
     def awaitTermination(self) -> None:  # noqa: N802
-        while not self.stream.is_finished() and not self.stopped.is_set():
+        while not self.stream._over.exists() and not self.stopped.is_set():
             for _ in range(self.repeats):
                 self.stream._take_turn(None, self.batches)
             self.batches += 1
@@ -104,7 +104,7 @@ def test_error_of_a_wave_ends_the_query_without_a_stop_of_the_query(
     with pytest.raises(type(error)) as caught:
         run(stream, fail)
     assert caught.value is error
-    assert stream.is_finished()
+    assert stream.is_finished
     assert query.batches == 1
     assert not query.stopped.is_set()
 
@@ -126,23 +126,31 @@ def test_an_interrupt_between_two_waves_stops_a_query_that_does_not_end(
 
 
 @pytest.mark.parametrize(("lost", "kind"), [(False, SparkError), (True, SparkLostError)])
-def test_failed_query_raises_a_spark_error(
+def test_failed_query_leaves_a_spark_error_and_runs_no_more_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, kind: type[SparkError]
 ) -> None:
     stream, query = stream_and_query(tmp_path, monkeypatch, lost=lost)
     query.error = RuntimeError("no such luck")
-    with pytest.raises(SparkError, match=r"^The stream of waves failed: ") as caught:
-        run(stream, lambda: False)
-    assert type(caught.value) is kind
-    stream._take_turn(None, 1)  # a batch that comes late does not wait
+    run(stream, lambda: False)
+    assert type(stream.failure) is kind
+    assert str(stream.failure).startswith("the streaming query that runs the waves has failed: ")
+    assert not stream.is_finished
+    for batch in range(3):
+        stream._take_turn(None, batch)  # a batch that comes late neither waits nor asks for a wave
+    assert stream._requests.empty()
 
 
-class Failing:
-    """A session whose queries fail: `befores` says before how many turns each one does."""
+class Failing(Session):
+    """A session whose query fails after a number of batches. None: it runs to its end."""
 
-    def __init__(self, folder: Path, befores: Iterator[int], *, lost: bool = False) -> None:
-        self.spark, self.folder, self.befores = Session(lost=lost), folder, befores
+    def __init__(self, folder: Path, batches: int | None, *, lost: bool = False) -> None:
+        super().__init__(lost=lost)
+        self.folder, self.batches = folder, batches
         self.queries = 0
+
+    @property
+    def spark(self) -> Session:
+        return self
 
     @contextmanager
     def temporary_folder(self) -> Iterator[Path]:
@@ -150,28 +158,27 @@ class Failing:
         folder = self.folder / str(self.queries)
         folder.mkdir()
         yield folder
+        shutil.rmtree(folder)
 
     def start(self, stream: _Stream) -> Any:
+        if self.batches == 0:
+            raise RuntimeError("Python worker failed to connect back")
         query = Query(stream)
-        if (turns := next(self.befores)) == 0:
-            raise RuntimeError("Python worker failed to connect back")
-        real = query.awaitTermination
 
-        def some_turns() -> None:
-            for _ in range(turns):
-                if stream.is_finished():
-                    return
-                stream._take_turn(None, 0)
+        def some_batches() -> None:
+            for number in range(self.batches or 0):
+                stream._take_turn(None, number)
             raise RuntimeError("Python worker failed to connect back")
 
-        query.awaitTermination = some_turns if turns > 0 else real  # type: ignore[method-assign]
+        if self.batches is not None:
+            query.awaitTermination = some_batches  # type: ignore[method-assign]
         return query
 
 
 def failing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *befores: int, lost: bool = False
+    folder: Path, monkeypatch: pytest.MonkeyPatch, batches: int | None, *, lost: bool = False
 ) -> tuple[Failing, Any]:
-    session = Failing(folder, itertools.chain(befores, itertools.repeat(0)), lost=lost)
+    session = Failing(folder, batches, lost=lost)
 
     def start(stream: _Stream) -> Any:
         return session.start(stream)
@@ -181,52 +188,113 @@ def failing(
     return session, fake
 
 
-FINE = -1
-"""A query that runs to its end."""
+@pytest.mark.parametrize("batches", [0, 1, 2, 3])
+def test_plain_loop_runs_the_waves_that_a_failed_query_has_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    batches: int,
+) -> None:
+    session, fake = failing(tmp_path, monkeypatch, batches)
+    waves = iter([False, False, False, True])
+    threads = set()
+
+    def wave() -> bool:
+        threads.add(threading.current_thread())
+        return next(waves)
+
+    _run_streamed(fake, wave)
+    assert list(waves) == []
+    assert threads == {threading.current_thread()}
+    assert session.queries == 1, "no second query is started"
+    [line] = caplog.messages
+    assert line == (
+        "A plain loop runs the next waves, because the streaming query that runs the waves has "
+        "failed: Python worker failed to connect back."
+    )
 
 
-def test_failed_query_is_started_again_and_all_waves_run(
+def test_query_that_fails_after_its_last_wave_fails_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session, fake = failing(tmp_path, monkeypatch, 0, 0, 1, 2, FINE)
-    waves = iter([False, False, False, False, True])
+    _, fake = failing(tmp_path, monkeypatch, 2)
+    waves = iter([False, True])
     _run_streamed(fake, lambda: next(waves))
     assert list(waves) == []
-    assert session.queries == 5
-    assert caplog.text.count("is started again: The stream of waves failed") == 4
+    assert caplog.messages == []
 
 
-def test_stream_fails_after_too_many_failed_queries_without_a_wave(
+def test_query_that_fails_during_a_wave_waits_for_the_end_of_that_wave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wave between two failures makes the count begin again."""
-    session, fake = failing(tmp_path, monkeypatch, *[0] * (QUERIES_MAX - 1), 1)
+    """Otherwise two waves would use the journal at the same time."""
+    failed, events = threading.Event(), []
+
+    def start(stream: _Stream) -> Any:
+        query = Query(stream)
+
+        def fails_in_a_batch() -> None:
+            threading.Thread(target=stream._take_turn, args=(None, 0)).start()
+            asked.wait()
+            failed.set()
+            raise RuntimeError("the callback server is gone")
+
+        query.awaitTermination = fails_in_a_batch  # type: ignore[method-assign]
+        return query
+
+    asked = threading.Event()
+    _, fake = failing(tmp_path, monkeypatch, None)
+    monkeypatch.setattr(_Stream, "_start", start)
+
+    def wave() -> bool:
+        events.append("begin")
+        asked.set()
+        failed.wait()
+        events.append("end")
+        return len(events) == 4
+
+    _run_streamed(fake, wave)
+    assert events == ["begin", "end"] * 2
+
+
+def test_stop_request_ends_the_loop_after_a_failed_query_before_another_wave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Backfill.run` gives the loop a function that asks for a stop first."""
+    _, fake = failing(tmp_path, monkeypatch, 1)
+    stops, waves = iter([False, True]), []
+
+    def wave() -> bool:
+        return next(stops) or bool(waves.append("wave"))
+
+    _run_streamed(fake, wave)
+    assert waves == ["wave"]
+    assert list(stops) == []
+
+
+def test_plain_loop_does_not_begin_if_the_jvm_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, fake = failing(tmp_path, monkeypatch, 1, lost=True)
     waves = iter([False, False])
-    with pytest.raises(SparkError, match="failed to connect back"):
-        _run_streamed(fake, lambda: next(waves))
-    assert list(waves) == [False], "one wave has run"
-    assert session.queries == QUERIES_MAX - 1 + QUERIES_MAX
-
-
-def test_query_is_not_started_again_if_the_jvm_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, fake = failing(tmp_path, monkeypatch, 1, lost=True)
     with pytest.raises(SparkLostError):
-        _run_streamed(fake, lambda: False)
-    assert session.queries == 1
+        _run_streamed(fake, lambda: next(waves))
+    assert list(waves) == [False]
 
 
-def test_spark_error_of_a_wave_does_not_start_another_query(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("batches", [None, 1])
+def test_spark_error_of_a_wave_is_raised_and_starts_no_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int | None
 ) -> None:
-    session, fake = failing(tmp_path, monkeypatch, FINE)
-    error = SparkError("The Spark job failed: no such luck.")
+    """The query may fail at the same time."""
+    session, fake = failing(tmp_path, monkeypatch, batches)
+    error, calls = SparkError("The Spark job failed: no such luck."), []
 
     def fail() -> bool:
+        calls.append(1)
         raise error
 
     with pytest.raises(SparkError) as caught:
         _run_streamed(fake, fail)
     assert caught.value is error
-    assert session.queries == 1
+    assert (session.queries, len(calls)) == (1, 1)

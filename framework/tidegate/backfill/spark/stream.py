@@ -11,11 +11,15 @@ and cancels its Spark job. An exception of a wave reaches the caller of the loop
 The function that Spark calls never raises. A query that fails would only add a second error, and
 py4j would print a traceback.
 
+A query can fail although the waves can run. For example, on a busy machine Spark gives up the
+process of the source if it does not answer for ten seconds. Then the plain loop runs the waves that
+are left. It begins after the wave that was running when the query failed, because both loops call
+`run_wave` in the driver's thread.
+
 Invariants: only the journal decides which wave is next. A batch carries no data, and its number has
 no effect: a batch that Spark repeats runs the next wave, or nothing after the last one. Spark
-writes its files about the query to a temporary folder, which is deleted at the end. So after a
-failure of Spark, a new query is started. For example, on a busy machine Spark kills the process of
-the source if it does not answer for ten seconds.
+writes its files about the query to a temporary folder, which is deleted at the end. A batch of a
+query that has failed runs no wave.
 """
 
 from __future__ import annotations
@@ -32,11 +36,9 @@ from tidegate.backfill.spark.apart import run_in_thread
 from tidegate.backfill.spark.installation import minor_version
 from tidegate.backfill.spark.session import BackfillSession
 from tidegate.backfill.spark.spark_errors import spark_error
-from tidegate.errors import SparkError, is_recoverable
+from tidegate.errors import SparkError, TidegateError, is_recoverable
 
 STREAMS_MIN: Final = (4, 2)  # Python stream sources with availableNow and a read limit
-
-QUERIES_MAX: Final = 5  # queries that fail in a row, without a wave between them
 
 _STOPPED: Final = (
     "The stream of waves ended before the last wave: its query was stopped. Run the command again"
@@ -52,9 +54,9 @@ def make_wave_loop(session: BackfillSession) -> WaveLoop:
     for Python. Second, the driver may have sent the workers their packages. Spark would then start
     the source on the driver's host with the workers' Python, which has no tidegate there.
 
-    The loop raises the exceptions of `run_wave`. It raises SparkError if several queries fail in a
-    row, or if other code stops a query. When the loop returns, the query has ended and its folder
-    is deleted.
+    The loop raises the exceptions of `run_wave`. After a query that has failed, it continues as the
+    plain loop. It raises SparkError if the JVM has ended, or if other code stops the query. When
+    the loop returns, the query has ended and its folder is deleted.
     """
     if session.ships or minor_version(str(session.spark.version)) < STREAMS_MIN:
         return run_in_turn
@@ -62,30 +64,25 @@ def make_wave_loop(session: BackfillSession) -> WaveLoop:
 
 
 def _run_streamed(session: BackfillSession, run_wave: Callable[[], bool]) -> None:
-    failures = 0
-    while True:
-        with session.temporary_folder() as folder:
-            stream = _Stream(session.spark, folder)
-            try:
-                _run_query(stream, run_wave)
-            except SparkError as error:
-                failures = 1 if stream.waves else failures + 1
-                if stream.is_finished() or failures == QUERIES_MAX or not is_recoverable(error):
-                    raise
-                _log.warning("the query that calls the waves is started again: %s", error)
-            else:
-                if not stream.is_finished():
-                    raise SparkError(_STOPPED)
-                return
-
-
-def _run_query(stream: _Stream, run_wave: Callable[[], bool]) -> None:
-    run_in_thread(
-        stream.run,
-        name="spark-stream",
-        meanwhile=lambda: stream.serve(run_wave),
-        on_interrupt=stream.request_stop,
-    )
+    with session.temporary_folder() as folder:
+        stream = _Stream(session.spark, folder)
+        run_in_thread(
+            stream.run,
+            name="spark-stream",
+            meanwhile=lambda: stream.serve(run_wave),
+            on_interrupt=stream.request_stop,
+        )
+    failure = stream.failure
+    if stream.is_finished:
+        if failure is not None:
+            _log.info("the query failed after its last wave: %s", failure)
+        return
+    if failure is None:
+        raise SparkError(_STOPPED)
+    if not is_recoverable(failure):
+        raise failure
+    _log.warning("A plain loop runs the next waves, because %s", failure)
+    run_in_turn(run_wave)
 
 
 class _Stream:
@@ -97,6 +94,8 @@ class _Stream:
     def __init__(self, spark: Any, folder: Path) -> None:
         self._spark, self._folder = spark, folder
         self._over = folder / "over"
+        """The file that tells the source of the query that no wave is left."""
+        self._is_over = False
         self._requests: SimpleQueue[bool] = SimpleQueue()
         """The requests of the query: True asks for a wave, and False means that the query ended."""
         self._done: SimpleQueue[None] = SimpleQueue()
@@ -104,21 +103,22 @@ class _Stream:
         for `serve` after it has returned."""
         self._query: Any = None
         self._stop_requested = False
-        self.waves = 0
-        """The number of finished waves."""
-
-    def is_finished(self) -> bool:
-        """Return whether the last wave is done, or one has failed."""
-        return self._over.exists()
+        self.is_finished = False
+        """Whether the last wave is done, or one has failed."""
+        self.failure: TidegateError | None = None
+        """The error with which the query has ended. It is not the error of a wave."""
 
     def run(self) -> None:
         """Start the query, and return when it has ended."""
         try:
             self._query = self._start()
             self._query.awaitTermination()
-        except Exception as error:
-            raise spark_error("The stream of waves failed", error, self._spark) from error
+        except Exception as error:  # noqa: BLE001  (of Spark and py4j: `failure` keeps it)
+            self.failure = spark_error(
+                "the streaming query that runs the waves has failed", error, self._spark
+            )
         finally:
+            self._is_over = True
             self._requests.put(False)
             self._done.put(None)
 
@@ -128,10 +128,10 @@ class _Stream:
             is_last = True  # also if the wave fails
             try:
                 is_last = run_wave()
-                self.waves += 1
             finally:
                 if is_last:
-                    self._over.touch()
+                    self.is_finished = True
+                    self._end()
                 self._done.put(None)
 
     def request_stop(self) -> None:
@@ -140,18 +140,25 @@ class _Stream:
         The first way is better: Spark waits for the end of the batch, and finds that no wave is
         left.
         """
-        self._over.touch()
+        self._end()
         self._done.put(None)
         if self._stop_requested and self._query is not None:
             self._query.stop()
         self._stop_requested = True
 
     def _take_turn(self, batch: Any, number: int) -> None:
-        """Wait for the next wave. Return at once if no wave is left. Spark calls this per batch."""
+        """Wait for the next wave. Return at once if no wave is left, or if the query has ended.
+        Spark calls this per batch.
+        """
         del batch, number
-        if not self.is_finished():
+        if not self._is_over:
             self._requests.put(True)
             self._done.get()
+
+    def _end(self) -> None:
+        """Let the query end after its present batch."""
+        self._is_over = True
+        self._over.touch()
 
     def _start(self) -> Any:
         from tidegate.backfill.spark.wave_source import NAME, OVER, WaveSource
