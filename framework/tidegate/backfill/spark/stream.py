@@ -11,7 +11,7 @@ and cancels its Spark job. An exception of a wave reaches the caller of the loop
 The function that Spark calls never raises. A query that fails would only add a second error, and
 py4j would print a traceback.
 
-A query can fail although the waves can run. For example, on a busy machine Spark gives up the
+A query can fail although the waves can run. For example, on a busy machine Spark drops the
 process of the source if it does not answer for ten seconds. Then the plain loop runs the waves that
 are left. It begins after the wave that was running when the query failed, because both loops call
 `run_wave` in the driver's thread.
