@@ -65,6 +65,7 @@ from tidegate.errors import (
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES
 from tidegate.storage_location import locate
+from tidegate.user_exceptions import Terminated
 
 if TYPE_CHECKING:
     from tidegate.dataplane.waves.level_task import TaskHost
@@ -341,8 +342,8 @@ def _run_server(role: str, config: Config, serve: Callable[[], int]) -> NoReturn
             signal.signal(number, _exit_on_signal)
         set_up_logging(config.logs.level, role=role, pid=os.getpid())
         status = serve()
-    except SystemExit as exit_:
-        status = exit_.code if isinstance(exit_.code, int) else FAILED
+    except Terminated:
+        status = 0
     except TidegateError as error:
         if error.domain is Domain.USER:
             status = REFUSED
@@ -377,8 +378,8 @@ def run_role(role: str) -> NoReturn:
             exit_with_parent()
         arguments = {**given["arguments"], "fds": given["fds"]}
         status = _ROLES[role](cluster_spec, arguments, children)
-    except SystemExit as exit_:
-        status = exit_.code if isinstance(exit_.code, int) else FAILED
+    except Terminated:
+        status = 0
     except TidegateError as error:
         status = _status_of(error)
         _log.error("%s", error, exc_info=error.__cause__ or error)  # with the cause
@@ -424,13 +425,14 @@ def _exit(status: int) -> NoReturn:
     answered.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # a full disk of the logs must not change the status
+        # A full disk must not change the status, nor must what user code has put in place of them.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(status)
 
 
 def _exit_on_signal(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(0)
+    raise Terminated(0)
 
 
 def _announce(facts: Mapping[str, object]) -> None:

@@ -23,6 +23,8 @@ import errno
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+from tidegate.user_exceptions import described, process_ends, text_of
+
 
 class Domain(enum.Enum):
     """The party responsible for an error: the user, an external system, or tidegate itself."""
@@ -361,7 +363,7 @@ def refused_resource(error: BaseException) -> str | None:
     """
     if isinstance(error, MemoryError):
         return "memory"
-    if isinstance(error, RuntimeError) and str(error).startswith("can't start new thread"):
+    if isinstance(error, RuntimeError) and text_of(error).startswith("can't start new thread"):
         return "a thread"
     if isinstance(error, OSError) and error.errno is not None:
         return _REFUSED_BY_THE_SYSTEM.get(error.errno)
@@ -379,18 +381,18 @@ def from_foreign(error: BaseException) -> TidegateError:
     if isinstance(error, TidegateError):
         return error
     refused = refused_resource(error)
-    described = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = described(error)
     if refused is not None:
         return ResourceExhaustedError(
-            f"The operating system refused {refused} ({described}). The job restarts from its last "
+            f"The operating system refused {refused} ({text}). The job restarts from its last "
             "checkpoint. If this happens again, give the host more of it, or run fewer slots there."
         )
     if isinstance(error, OSError):
         return SystemCallError(
-            f"A call of the operating system failed ({described}). The job restarts from its last "
+            f"A call of the operating system failed ({text}). The job restarts from its last "
             "checkpoint. If this happens again, look at the disks, mounts and network of the host."
         )
-    return InternalError(described)
+    return InternalError(text)
 
 
 @contextlib.contextmanager
@@ -407,6 +409,13 @@ def foreign_translated() -> Iterator[None]:
         if isinstance(known, InternalError):
             raise
         raise known from error
+
+
+def passes_through() -> tuple[type[BaseException], ...]:
+    """Return the exceptions that pass through the code around a call of user code unchanged: errors
+    of tidegate, which name their problem, and the end of the process.
+    """
+    return (TidegateError, *process_ends())
 
 
 def check(holds: object, message: str) -> None:
@@ -426,12 +435,3 @@ def check_complete(results: int, values: int) -> None:
     """
     if results != values:
         raise StopIteration("next() found no item; give it a default or raise another exception")
-
-
-def encodable(text: str) -> str:
-    r"""Return the text in a form that UTF-8 can encode.
-
-    Half of a surrogate pair becomes its escape. JSON's `"\ud800"` decodes to such a half, and user
-    code may quote it.
-    """
-    return text.encode(errors="backslashreplace").decode()

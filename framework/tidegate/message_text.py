@@ -1,10 +1,12 @@
 """Parts of the text of messages: a number with its noun, and the text of one error in another.
 
 The form of a message is a rule of the whole framework: `tests/repository/test_messages.py` reads
-every message of an error. This module is pure and has no dependencies, so every package may use it.
+every message of an error. This module is pure, so every package may use it.
 """
 
 from __future__ import annotations
+
+from tidegate.user_exceptions import MESSAGE_MAX, text_of
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -16,5 +18,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def clause(error: object) -> str:
-    """Return the text of an error without its full stop, for a sentence that continues after it."""
-    return str(error).rstrip().removesuffix(".")
+    """Return the text of an error without its full stop, for a sentence that continues after it.
+
+    For an exception of user code, it is the clause of its text with its class (`described`).
+    """
+    text = text_of(error, MESSAGE_MAX) if isinstance(error, BaseException) else str(error)
+    return text.rstrip().removesuffix(".")

@@ -62,8 +62,8 @@ BY_OFFSET = (
     ),
     Edit(
         FusedSteps._process_tolerantly,
-        "self._refusals[failing].refuse(batch, position, reason_of(error))",
-        "self._refusals[failing].refuse(batch, 0, reason_of(error))",
+        "self._refusals[failing].refuse(batch, position, described(error))",
+        "self._refusals[failing].refuse(batch, 0, described(error))",
     ),
     Edit(
         FusedSteps._process_tolerantly,
@@ -79,7 +79,9 @@ YIELDED_STAY = (
     ),
 )
 EVERYTHING_REFUSED = (
-    Edit(Refusals.covers, "if not self.tolerant or isinstance(error, TidegateError):", "if False:"),
+    Edit(
+        Refusals.covers, "if not self.tolerant or isinstance(error, passes_through()):", "if False:"
+    ),
 )
 LETTER_DOES_NOT_FIT = (
     Edit(shorten_dead_letter, "if record_bytes(key, value, headers) <= bytes_max:", "if True:"),

@@ -21,8 +21,9 @@ from types import ModuleType
 
 from tidegate.api.pipeline import Pipeline
 from tidegate.api.references import Reference, read_reference
-from tidegate.errors import PipelineError, TidegateError
+from tidegate.errors import PipelineError, passes_through
 from tidegate.message_text import clause
+from tidegate.user_exceptions import described, text_of
 
 
 def load_pipeline(reference: str, folder: Path) -> type[Pipeline]:
@@ -90,9 +91,9 @@ def _imported(wanted: Reference) -> ModuleType:
     try:
         with loading(wanted.module):
             module = importlib.import_module(wanted.module)
-    except TidegateError:
+    except passes_through():
         raise
-    except Exception as error:
+    except BaseException as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{wanted.module}.".startswith(f"{missing}."):
             parent, _, name = missing.rpartition(".")
@@ -106,8 +107,8 @@ def _imported(wanted: Reference) -> ModuleType:
                 "in the folder that holds your pipelines, or name the file, as in totals.py."
             ) from None
         raise PipelineError(
-            f"Importing {wanted.module} failed at {_location(error)}: {type(error).__name__}: "
-            f"{clause(error)}{_remedy(error) or '.'}"
+            f"Importing {wanted.module} failed at {_location(error)}: "
+            f"{clause(described(error))}{_remedy(error) or '.'}"
         ) from error
     origin = getattr(module, "__file__", None)
     if wanted.file is None or (origin is not None and wanted.file.samefile(origin)):
@@ -146,11 +147,11 @@ def _declared(module: ModuleType) -> list[type[Pipeline]]:
     return list(found)
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: BaseException) -> str:
     """Return the remedy for a mistake in a declaration that Python itself reports."""
     if not isinstance(error, TypeError):
         return ""
-    said = str(error)
+    said = text_of(error)
     for end, remedy in _REMEDIES.items():
         if said.endswith(end):
             return remedy
@@ -186,7 +187,7 @@ def _entry(name: str, file: Path) -> bytes:
     return f"{name}\0{len(content)}\0".encode() + content
 
 
-def _location(error: Exception) -> str:
+def _location(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{Path(error.filename).name}:{error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]

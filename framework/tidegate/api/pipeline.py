@@ -24,12 +24,13 @@ from tidegate.api.location import FRAMEWORK_PATHS, user_location
 from tidegate.api.record_fields import MISSING, type_name
 from tidegate.api.run_result import RunResult
 from tidegate.api.times import Duration, to_ms
-from tidegate.errors import PipelineError, TidegateError
+from tidegate.errors import PipelineError, passes_through
 from tidegate.graph.key_groups import DEFAULT_MAX_PARALLELISM, MAX_PARALLELISM_LIMIT
 from tidegate.graph.stream_graph import StreamGraph
 from tidegate.ids import JOB_NAME
 from tidegate.masking import MASK, remember_value
 from tidegate.message_text import clause
+from tidegate.user_exceptions import described, process_ends, text_of
 
 V = TypeVar("V")
 _CONNECTOR_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -120,10 +121,12 @@ class Param(Generic[V]):
     def _is_allowed(self, check: Callable[[V], bool], value: V) -> bool:
         try:
             return check(value)
-        except Exception as error:
+        except process_ends():
+            raise
+        except BaseException as error:
             raise PipelineError(
                 f"{_raised_at(error)}: check= of parameter {self.name!r} raised "
-                f"{type(error).__name__}: {clause(error)}, for the value {self._shown(value)}."
+                f"{clause(described(error))}, for the value {self._shown(value)}."
             ) from error
 
     @property
@@ -320,12 +323,12 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
             )
     try:
         instance.define()
-    except TidegateError:
+    except passes_through():
         raise
-    except Exception as error:
+    except BaseException as error:
         raise PipelineError(
-            f"{_raised_at(error)}: {pipeline.__name__}.define() raised {type(error).__name__}: "
-            f"{clause(error)}{_remedy(error) or '.'}"
+            f"{_raised_at(error)}: {pipeline.__name__}.define() raised "
+            f"{clause(described(error))}{_remedy(error) or '.'}"
         ) from error
     for name, connector in pipeline.connectors.items():
         if name not in instance.graph.nodes:
@@ -360,23 +363,23 @@ def _check_own(pipeline: type[Pipeline], used: Connector) -> None:
     )
 
 
-def _raised_at(error: Exception) -> str:
+def _raised_at(error: BaseException) -> str:
     """Return file and line of the innermost frame of an exception that is in the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(FRAMEWORK_PATHS)]
     return f"{Path(users[-1].filename).name}:{users[-1].lineno}" if users else "define()"
 
 
-def _remedy(error: Exception) -> str:
+def _remedy(error: BaseException) -> str:
     """Return the remedy for mistakes that Python itself reports, without saying what to do."""
     if isinstance(error, AttributeError):
         return _remedy_of_attribute(error)
-    if isinstance(error, TypeError) and ".define() missing" in str(error):
+    if isinstance(error, TypeError) and ".define() missing" in text_of(error):
         return (
             ". define() takes only self. Declare parameters as class attributes, as in "
             "`limit = Param(int, default=10)`."
         )
-    if not (isinstance(error, TypeError) and str(error).endswith("argument: 'uid'")):
+    if not (isinstance(error, TypeError) and text_of(error).endswith("argument: 'uid'")):
         return ""
     return (
         ". A step with state needs a name of its own, as in process(..., uid='running-total'): "

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from tidegate.api.record_fields import fields_of
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
+from tidegate.user_exceptions import process_ends
 
 _READ_STEPS: Final = 3
 """Number of instructions of a function that reads one attribute: load, read, return."""
@@ -63,7 +64,9 @@ def only_reads(function: Callable[..., object], of: object) -> bool:
         return False
     try:
         return _unwrap(function(_Probe(of))) is not UNKNOWN
-    except Exception:  # noqa: BLE001  # a probe is not a record, so an error proves nothing
+    except process_ends():
+        raise
+    except BaseException:  # noqa: BLE001  # a probe is not a record, so an error proves nothing
         return False
 
 

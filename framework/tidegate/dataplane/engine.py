@@ -17,6 +17,7 @@ from typing import Final
 from tidegate.dataplane.mailbox import Action, Mailbox
 from tidegate.ids import SubtaskId
 from tidegate.ports.threads import Threads, WorkerPool
+from tidegate.user_exceptions import process_ends
 
 IO_THREADS: Final = 8
 """Number of flushes, describes and uploads that one slot runs at the same time. A slot has few
@@ -49,7 +50,9 @@ class Engine:
         def run_guarded() -> None:
             try:
                 action()
-            except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt
+            except process_ends():
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever it is ends the attempt
                 self.post_failure(error, subtask)
 
         self._io.submit(run_guarded)
@@ -62,5 +65,7 @@ class Engine:
         """Run `action` now and report the exception if it raises."""
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported
+        except process_ends():
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is ends the attempt
             self._fail(error, subtask)

@@ -23,10 +23,11 @@ from tidegate.api.values import KeyCheck, article, declared_name, key_check
 from tidegate.api.wire import column_codec
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.user_errors import result_error, user_code_error
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import PipelineError, check, check_complete
 from tidegate.graph.stream_graph import Edge, Node
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import described, process_ends
 
 KNOWN_KEYS: Final = 1 << 17
 """Number of keys that are remembered as encodable. One more key clears the whole memory."""
@@ -74,7 +75,7 @@ class StepKeys:
         try:
             keys = list(map(self._key, remaining))
             check_complete(len(keys), len(batch.values))
-        except Exception as error:
+        except BaseException as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         wrong = None if self._check is None else self._check.first_wrong(keys)
         if wrong is None:
@@ -113,7 +114,9 @@ class KeyExtractor:
             # Both counts are too low if user code raised StopIteration, because that ends a `map`.
             right = known == len(keys) == len(batch.values)
             right = right and self._check.first_wrong(keys) is None
-        except Exception:  # noqa: BLE001  # the slow path below finds its record
+        except process_ends():
+            raise
+        except BaseException:  # noqa: BLE001  # the slow path below finds its record
             right, keys = False, []
         return (batch, keys) if right else self._without_refused(batch)
 
@@ -124,12 +127,12 @@ class KeyExtractor:
         for index, value in enumerate(remaining):
             try:
                 key = self._key(value)
-            except Exception as error:
+            except BaseException as error:
                 if not (self._own_policy and self._refusals.covers(error)):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
-                reason = reason_of(error)
+                reason = described(error)
             else:
                 reason = self._why_not(key, value)
                 if not reason:
@@ -149,9 +152,9 @@ class KeyExtractor:
             if self._encode is not None:
                 self._encode([value])
         except PipelineError as error:  # the encoder raises it for a key without canonical bytes
-            return reason_of(error)
-        except Exception as error:
+            return described(error)
+        except BaseException as error:
             if not self._refusals.covers(error):
                 raise
-            return reason_of(error)
+            return described(error)
         return ""

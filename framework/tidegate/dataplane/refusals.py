@@ -29,17 +29,10 @@ from tidegate.api.kafka_records import (
 )
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
-from tidegate.errors import (
-    ResourceExhaustedError,
-    StateValueError,
-    TidegateError,
-    encodable,
-    from_foreign,
-)
+from tidegate.errors import StateValueError, passes_through, refused_resource
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import encodable, process_ends, repr_of
 
-REASON_LENGTH_MAX: Final = 1000
-"""Number of characters of an exception's text in a header. Some texts quote the whole record."""
 LOGGED_ALL: Final = 10
 """Number of refused records of a place that are logged one by one. Later records are logged only
 when their number is a power of two.
@@ -70,18 +63,19 @@ class Refusals:
         self._bytes_max = bytes_max
         self._refused = 0
 
-    def covers(self, error: Exception) -> bool:
+    def covers(self, error: BaseException) -> bool:
         """Return whether the policy covers an error of user code.
 
-        It covers a StateValueError, which concerns a value that the record has put into state. It
-        covers no other error of tidegate itself, such as an error of the state's storage. It does
-        not cover a resource that the system refused, because that is a problem of the host.
+        It covers every exception, also one that does not derive from `Exception`. It covers a
+        StateValueError, which concerns a value that the record has put into state. It covers no
+        other error of tidegate itself, such as an error of the state's storage. It does not cover
+        a resource that the system refused, such as memory, because that is a problem of the host.
         """
         if isinstance(error, StateValueError):
             return self.tolerant
-        if not self.tolerant or isinstance(error, TidegateError):
+        if not self.tolerant or isinstance(error, passes_through()):
             return False
-        return not isinstance(from_foreign(error), ResourceExhaustedError)
+        return refused_resource(error) is None
 
     def refuse(self, batch: RecordBatch, index: int, reason: str) -> None:
         """Count a record, and write its dead letter if the policy says so."""
@@ -110,12 +104,6 @@ class Refusals:
         )
         short = shorten_dead_letter(letter, self._bytes_max)
         self._emit(RecordBatch([short], [batch.offsets[index]], batch.topic_partition))
-
-
-def reason_of(error: Exception) -> str:
-    """Return the text of an exception for a header and a log, cut if it is too long."""
-    text = f"{type(error).__name__}: {error}"
-    return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
 
 
 def _log_fields(batch: RecordBatch, index: int) -> dict[str, object]:
@@ -149,5 +137,16 @@ def _as_bytes(value: Any) -> bytes:
         return value.encode(errors="backslashreplace")
     try:
         return msgspec.json.encode(value, enc_hook=repr)
-    except Exception:  # noqa: BLE001  # an encoder may raise anything for a value that has failed
-        return repr(value).encode(errors="backslashreplace")
+    except process_ends():
+        raise
+    except BaseException:  # noqa: BLE001  # an encoder may raise anything for such a value
+        return _repr(value).encode(errors="backslashreplace")
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except process_ends():
+        raise
+    except BaseException:  # noqa: BLE001  # the record's own `__repr__` may raise anything
+        return repr_of(value)

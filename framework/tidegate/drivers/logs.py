@@ -5,6 +5,10 @@ native libraries and of a dying interpreter is in the same file and in the right
 from the standard library's logging. The values that a call passes as `extra` are in its line as
 `name=value`.
 
+The root logger belongs to user code after this, which may configure it as in any program. Functions
+such as `logging.config.dictConfig` and `logging.disable` switch off the loggers that exist. The
+loggers of tidegate therefore ignore them (`OwnLogger`), so that a log always has its errors.
+
 This module masks secrets: values of `extra` by their name, and all text by `masking.masked_text`.
 
 A full disk does not stop the process: log lines that cannot be written are counted and dropped. The
@@ -17,12 +21,16 @@ import logging
 import sys
 import time
 from collections.abc import MutableMapping
-from typing import Any, Final, Literal, TextIO
+from typing import Any, ClassVar, Final, Literal, TextIO
 
 from tidegate.masking import masked, masked_text
 from tidegate.message_text import counted
+from tidegate.user_exceptions import traceback_of
 
 Level = Literal["debug", "info", "warning", "error"]
+
+OWN: Final = "tidegate"
+"""The name of the loggers of tidegate, and the beginning of their names."""
 
 _OF_EVERY_RECORD: Final = frozenset(vars(logging.makeLogRecord({})))
 
@@ -36,8 +44,54 @@ def set_up_logging(level: Level, **names: object) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    OwnLogger.handler = handler
+    own = logging.getLogger(OWN)
+    own.propagate = False  # a handler of the root logger would write the lines again
+    own.setLevel(level.upper())
+    manager: Any = logging.Logger.manager
+    for name, logger in manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and _is_own(name):
+            logger.__class__ = OwnLogger
+    manager.loggerClass = _new_logger  # for modules that are imported later
     for foreign in ("kafka", "asyncio", "grpc"):  # at "info" they report only their normal work
         logging.getLogger(foreign).setLevel(max(logging.WARNING, root.level))
+
+
+class OwnLogger(logging.Logger):
+    """A logger of tidegate in a process of a cluster. User code can set its level and add handlers.
+    It cannot disable the logger, and cannot remove the handler of the process's log.
+    """
+
+    handler: ClassVar[logging.Handler]
+    """The handler of the process's log."""
+
+    @property
+    def disabled(self) -> bool:
+        """False, whatever user code assigns."""
+        return False
+
+    @disabled.setter
+    def disabled(self, _value: bool) -> None:
+        pass
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802  # the name is that of `logging`
+        """Return whether the logger's own level allows it, whatever `logging.disable` says."""
+        return level >= self.getEffectiveLevel()
+
+    def callHandlers(self, record: logging.LogRecord) -> None:  # noqa: N802  # as above
+        """Write the record to the process's log, then pass it to the handlers of user code."""
+        if record.levelno >= self.handler.level:
+            self.handler.handle(record)
+        if self.hasHandlers():
+            super().callHandlers(record)
+
+
+def _is_own(name: str) -> bool:
+    return f"{name}.".startswith(f"{OWN}.")
+
+
+def _new_logger(name: str) -> logging.Logger:
+    return OwnLogger(name) if _is_own(name) else logging.getLoggerClass()(name)
 
 
 class BestEffortStream:
@@ -81,8 +135,9 @@ class LogFormat(logging.Formatter):
         own = {"logger": record.name, **extra_of(record), "message": record.getMessage()}
         values = {**self._names, **own}
         line = _line(record.created, record.levelname.lower(), masked(values))
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            shown = traceback_of(record.exc_info[1], record.exc_info[2])
+            line += "\n" + shown.rstrip("\n")
         return masked_text(line)
 
 

@@ -17,11 +17,11 @@ from typing import Final
 
 import msgspec
 
-from tidegate.errors import encodable
 from tidegate.masking import masked_text
 from tidegate.ports.processes import StackFrame
 from tidegate.protocol.errors import OURS
 from tidegate.protocol.slot_metrics import HangingCall
+from tidegate.user_exceptions import encodable
 
 FRAMES_MAX: Final = 30
 """The most frames of a stack that a report shows. A deep recursion has thousands."""

@@ -1,14 +1,13 @@
 """An error on the wire: its kind, its message, and where it happened.
 
 The receiver decides by `domain` and `retry`. To raise the error again, it builds an exception of
-the same class. Before an error leaves its process, secrets are masked here, and characters that
-UTF-8 cannot encode are escaped. An unknown name (from a newer sender) becomes the base class of its
-domain.
+the same class. Before an error leaves its process, secrets are masked here, characters that
+UTF-8 cannot encode are escaped, and long texts are cut. An unknown name (from a newer sender)
+becomes the base class of its domain.
 """
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -23,10 +22,9 @@ from tidegate.errors import (
     Retry,
     TidegateError,
     UserError,
-    encodable,
     from_foreign,
 )
-from tidegate.masking import masked_text
+from tidegate.user_exceptions import MESSAGE_MAX, text_of, traceback_of
 
 KINDS: Final[Mapping[str, type[TidegateError]]] = {
     "TidegateError": errors.TidegateError,
@@ -96,16 +94,13 @@ class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
         by `from_foreign`.
         """
         translated = from_foreign(error)
-        if translated is error:
-            trace = _traceback_of(translated)
-        else:
-            trace = "".join(traceback.format_exception(error))
+        trace = _traceback_of(translated) if translated is error else traceback_of(error)
         return cls(
             kind=kind_of(type(translated)),
             domain=translated.domain,
             retry=translated.retry,
-            message=encodable(masked_text(str(translated))),
-            traceback=encodable(masked_text(trace)),
+            message=text_of(translated, MESSAGE_MAX),
+            traceback=trace,
         )
 
     def exception(self) -> TidegateError:
@@ -128,7 +123,7 @@ def _traceback_of(error: TidegateError) -> str:
     cause = error.__cause__
     if cause is None:
         ours = isinstance(error, InternalError)
-        return "".join(traceback.format_exception(error)) if ours else ""
+        return traceback_of(error) if ours else ""
     frames = cause.__traceback__
     if error.domain is Domain.USER:
         # Skip the frames of tidegate above the user's code, which do not help the user.
@@ -136,4 +131,4 @@ def _traceback_of(error: TidegateError) -> str:
             frames = frames.tb_next
         if frames is None:
             return ""
-    return "".join(traceback.format_exception(type(cause), cause, frames))
+    return traceback_of(cause, frames)

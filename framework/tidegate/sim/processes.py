@@ -31,6 +31,7 @@ from tidegate.ports.processes import (
 from tidegate.protocol.messages import StartSlot
 from tidegate.sim.scheduler import Scheduler, SimProcess
 from tidegate.sim.threads import SimQueue
+from tidegate.user_exceptions import Terminated
 
 FAILED: Final = 1
 """Exit status of a role that raised, as in `bootstrap`."""
@@ -333,8 +334,8 @@ def guarded(
         scheduler = process.scheduler
         try:
             return main()
-        except SystemExit as exit_:
-            return exit_.code if isinstance(exit_.code, int) else failed
+        except Terminated:
+            return 0
         except Exception as error:  # noqa: BLE001  # the last frame of a process: told, then left
             scheduler.record_event("fails: %r", error)
             if not isinstance(error, TidegateError) or isinstance(error, InternalError):

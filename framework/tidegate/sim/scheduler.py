@@ -26,6 +26,7 @@ from typing import Final
 import greenlet
 
 from tidegate.sim.trace import Trace
+from tidegate.user_exceptions import ProcessEnd, Terminated
 
 TURN_S: Final = 0.00002
 """Virtual time of one turn of a thread, in seconds."""
@@ -37,7 +38,7 @@ KILLED: Final = -9
 TERMINATED: Final = -15
 
 
-class Unwound(greenlet.GreenletExit):  # type: ignore[misc]  # greenlet ships no types
+class Unwound(greenlet.GreenletExit, ProcessEnd):  # type: ignore[misc]  # greenlet ships no types
     """The exception that unwinds a thread, because the run is over or its process is dead.
 
     A thread that unwinds must not change anything.
@@ -210,7 +211,7 @@ class Scheduler:
             raise Unwound
         if thread.asked_to_leave:
             thread.asked_to_leave = False
-            raise SystemExit(0)
+            raise Terminated(0)
 
     def _turn(self) -> None:
         ready = self.ready
@@ -299,7 +300,7 @@ class SimProcess:
     def terminate(self) -> None:
         """Terminate the process, as SIGTERM does.
 
-        The main thread raises SystemExit where it waits or at its next turn, as in `bootstrap`.
+        The main thread raises Terminated where it waits or at its next turn, as in `bootstrap`.
         """
         if not self.alive:
             return

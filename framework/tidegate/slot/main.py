@@ -63,6 +63,7 @@ from tidegate.slot.jobmaster_gateway import JobMasterGateway
 from tidegate.slot.progress_news import ProgressNews
 from tidegate.slot.user_code import places_of
 from tidegate.stream_elements import Barrier
+from tidegate.user_exceptions import process_ends, text_of
 
 FLUSH_INTERVAL_S: Final = 0.01
 """The longest time, in seconds, for which a busy slot holds back half-full frames. It keeps records
@@ -224,7 +225,9 @@ class Slot:
             return False
         try:
             return task.step(timeout_s)
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the attempt and is reported
+        except process_ends():
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it is ends the attempt
             self._fail(error, task.subtask)
             return False
 
@@ -453,10 +456,12 @@ class Slot:
         for task in self._tasks:
             try:
                 task.close()
-            except Exception as error:  # noqa: BLE001 - the others are closed all the same
+            except process_ends():
+                raise
+            except BaseException as error:  # noqa: BLE001 - the others are closed all the same
                 _log.warning(
                     "closing a subtask failed",
-                    extra={"subtask": str(task.subtask), "error": str(error)},
+                    extra={"subtask": str(task.subtask), "error": text_of(error)},
                 )
         self._exit_code = code
 

@@ -20,6 +20,7 @@ from tidegate.stream_elements import MIN_MS, TopicPartition, Watermark
 from tidegate.testing.kept_records import KeptRecords
 from tidegate.testing.pushed_records import PushedRecord
 from tidegate.testing.run import PipelineRun
+from tidegate.user_exceptions import process_ends
 
 T = TypeVar("T")
 
@@ -148,7 +149,9 @@ class PipelineSource(Generic[T]):
             return 0
         try:
             return max(0, instant_ms(event_time(record)))
-        except Exception:  # noqa: BLE001 - the source's policy decides about it
+        except process_ends():
+            raise
+        except BaseException:  # noqa: BLE001 - the source's policy decides about it
             return 0
 
 

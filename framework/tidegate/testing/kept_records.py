@@ -14,11 +14,12 @@ from typing import Any
 
 from tidegate.api.copying import copy_value
 from tidegate.api.sink import Sink
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import PipelineError
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import described
 
 
 @dataclass(slots=True)
@@ -87,14 +88,14 @@ class KeepingSinkWriter:
             written = copy_value(value)  # before `key_by`, as the real sink encodes it
             try:
                 self._encode(value)
-            except Exception as error:
+            except BaseException as error:
                 if not (self._refusals.covers(error) or self._refuses(error)):
                     raise
-                self._refusals.refuse(batch, index, reason_of(error))
+                self._refusals.refuse(batch, index, described(error))
             else:
                 self._open.append(self._kept.add(written))
 
-    def _refuses(self, error: Exception) -> bool:
+    def _refuses(self, error: BaseException) -> bool:
         """Return whether the policy covers an error that tidegate itself raises for a key."""
         return self._refusals.tolerant and isinstance(error, PipelineError)
 

@@ -4,12 +4,14 @@ import contextlib
 import errno
 import io
 import logging
+import logging.config
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,42 @@ START = StartSlot(
     working_folder="/work",
     settings={"text": "x" * 300_000, "nested": {"number": 1}},
 )
+
+
+PLAIN: Any = {
+    "version": 1,
+    "formatters": {"plain": {"format": "%(message)s"}},
+    "handlers": {"err": {"class": "logging.StreamHandler", "formatter": "plain"}},
+    "root": {"level": "WARNING", "handlers": ["err"]},
+}
+FILE = """
+[loggers]
+keys=root
+[handlers]
+keys=err
+[formatters]
+keys=
+[logger_root]
+level=WARNING
+handlers=err
+[handler_err]
+class=StreamHandler
+args=()
+"""
+
+CONFIGURED: dict[str, Callable[[], object]] = {
+    "dictConfig": lambda: logging.config.dictConfig(PLAIN),
+    "dictConfig of tidegate": lambda: logging.config.dictConfig(
+        {**PLAIN, "loggers": {"tidegate": {"level": "WARNING"}}}
+    ),
+    "dictConfig of a child": lambda: logging.config.dictConfig(
+        {**PLAIN, "loggers": {"tidegate.slot": {"level": "WARNING"}}}
+    ),
+    "fileConfig": lambda: logging.config.fileConfig(io.StringIO(FILE)),
+    "basicConfig": lambda: logging.basicConfig(force=True, level="ERROR"),
+    "disable": lambda: logging.disable(logging.CRITICAL),
+}
+"""Calls with which user code configures logging, by name."""
 
 
 def test_environment_prefers_the_malloc_arena_max_of_the_user(
@@ -83,11 +121,27 @@ def test_arguments_are_the_first_line_of_the_parent_pipe(monkeypatch: pytest.Mon
 class TestLogs:
     @pytest.fixture(autouse=True)
     def restored(self) -> Iterator[None]:
-        root = logging.getLogger()
-        handlers, level = list(root.handlers), root.level
+        root, own = logging.getLogger(), logging.getLogger(logs.OWN)
+        handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
+        own_level = own.level
+        loggers = [
+            one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)
+        ]
+        enabled = [one for one in loggers if not one.disabled]
         yield
+        logging.disable(disabled)
         root.handlers[:] = handlers
         root.setLevel(level)
+        root.manager.loggerClass = None
+        for logger in root.manager.loggerDict.values():
+            if isinstance(logger, logs.OwnLogger):
+                restored: Any = logger
+                restored.__class__ = logging.Logger
+                logger.disabled = False
+        for logger in enabled:
+            logger.disabled = False
+        own.propagate = True
+        own.setLevel(own_level)
 
     def test_log_line_contains_role_job_logger_extra_fields_and_message(
         self, capsys: pytest.CaptureFixture[str]
@@ -112,6 +166,36 @@ class TestLogs:
         text = capsys.readouterr().err
         assert text.count('message="failed\\nbadly"') == 1
         assert text.count('ValueError: a "quoted" reason') == 1
+
+    @pytest.mark.parametrize("name", CONFIGURED)
+    def test_user_code_that_configures_logging_does_not_silence_the_log(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        logs.set_up_logging("info", role="slot")
+        own = logging.getLogger("tidegate.slot.main")
+        CONFIGURED[name]()
+        own.error("the attempt failed")
+        logging.getLogger(f"a user with {name}").error("theirs")
+        lines = capsys.readouterr().err.splitlines()
+        assert sum("the attempt failed" in line for line in lines) == 1, lines
+        if name != "disable":
+            assert sum("theirs" in line for line in lines) == 1, lines
+
+    def test_user_code_can_set_the_level_and_add_a_handler(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        logs.set_up_logging("info", role="slot")
+        kept = io.StringIO()
+        top, own = logging.getLogger("tidegate"), logging.getLogger("tidegate.slot.main")
+        handler = logging.StreamHandler(kept)
+        top.addHandler(handler)
+        top.setLevel("ERROR")
+        own.info("not wanted")
+        own.error("wanted")
+        top.removeHandler(handler)
+        assert kept.getvalue() == "wanted\n"
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("message=wanted")
 
     def test_log_stream_on_a_full_disk_raises_no_error_and_counts_lost_lines(
         self, tmp_path: Path

@@ -30,13 +30,13 @@ import msgspec
 
 from tidegate.api.wire import WrongColumnError
 from tidegate.dataplane.columns import have_same_length, origin_of, slice_batch, without
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import (
     ExchangeError,
     RecordTooLargeError,
-    TidegateError,
     UserCodeError,
     check,
+    passes_through,
 )
 from tidegate.ids import Attempt, CheckpointId
 from tidegate.message_text import clause
@@ -49,6 +49,7 @@ from tidegate.stream_elements import (
     TopicPartition,
     Watermark,
 )
+from tidegate.user_exceptions import described
 
 VERSION: Final = 2
 
@@ -135,9 +136,9 @@ class FrameCodec:
         """
         try:
             values = self._column.encode(batch.values)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             if self.refusals is not None and self.refusals.covers(error):
                 return self._without_refused(batch, self.refusals)
             raise self._wrong_value(batch, error) from error
@@ -171,11 +172,11 @@ class FrameCodec:
         for index, value in enumerate(batch.values):
             try:
                 self._column.encode([value])
-            except Exception as error:
+            except BaseException as error:
                 if not refusals.covers(error):
                     raise
                 refused.add(index)
-                refusals.refuse(batch, index, reason_of(error))
+                refusals.refuse(batch, index, described(error))
         check(refused, f"a batch on the edge {self.edge} cannot be encoded, and each value can")
         return self.encode(without(batch, refused)) if len(refused) < len(batch) else []
 
@@ -187,9 +188,9 @@ class FrameCodec:
         """
         try:
             return self._read(payload)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             raise ExchangeError(
                 f"A frame of {len(payload)} bytes on the edge {self.edge} cannot be read: "
                 f"{clause(error)}; the attempt ends and the job is restored."
@@ -233,14 +234,14 @@ class FrameCodec:
             "from its last checkpoint as the restart strategy says."
         )
 
-    def _wrong_value(self, batch: RecordBatch, error: Exception) -> UserCodeError:
+    def _wrong_value(self, batch: RecordBatch, error: BaseException) -> UserCodeError:
         # This runs only once, before the attempt ends, so a slow search for the value is
         # acceptable.
         index = 0
         for index, value in enumerate(batch.values):  # noqa: B007 - read after the loop
             try:
                 self._column.encode([value])
-            except Exception as single:  # noqa: BLE001 - it is this value's
+            except BaseException as single:  # noqa: BLE001 - it is this value's
                 error = single
                 break
         value = batch.values[index]

@@ -35,6 +35,7 @@ from tidegate.errors import UserCodeError, check, check_complete
 from tidegate.graph.key_groups import key_groups, owners
 from tidegate.ports.exchange import MAX_FRAME_BYTES
 from tidegate.stream_elements import Control, RecordBatch, Watermark
+from tidegate.user_exceptions import described, process_ends
 
 FRAME_RECORDS: Final = 512
 """Number of records after which a frame is sent. The cost of a frame (about 20 us at both ends) is
@@ -324,7 +325,9 @@ class KeyGroupWriter(RecordWriter):
             groups = key_groups(keys_bytes, self._max_parallelism)
             receivers.extend(map(self._owners.__getitem__, groups))
             check_complete(len(receivers), len(batch.values))
-        except Exception as error:
+        except process_ends():
+            raise
+        except BaseException as error:
             raise self._key_error(batch, len(receivers), error) from error
         first = receivers[0]
         if receivers.count(first) == len(receivers):
@@ -333,8 +336,8 @@ class KeyGroupWriter(RecordWriter):
         for receiver, part in split(batch, receivers, len(self.channels)):
             self.channels[receiver].put(part)
 
-    def _key_error(self, batch: RecordBatch, index: int, error: Exception) -> UserCodeError:
+    def _key_error(self, batch: RecordBatch, index: int, error: BaseException) -> UserCodeError:
         return UserCodeError(
             f"key_by after step {self._step!r} failed for the record that came from "
-            f"{origin_of(batch, index)}: {type(error).__name__}: {error}"
+            f"{origin_of(batch, index)}: {described(error)}"
         )

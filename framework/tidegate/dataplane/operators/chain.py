@@ -58,6 +58,7 @@ from tidegate.graph.stream_graph import (
 )
 from tidegate.protocol.subtask_snapshot import StepWatermark
 from tidegate.stream_elements import MIN_MS, NEVER, Control, RecordBatch, Watermark
+from tidegate.user_exceptions import described, process_ends
 
 
 class RecordWriterLike(Protocol):
@@ -403,7 +404,9 @@ class OperatorChain:
         def copies(batch: RecordBatch) -> RecordBatch:
             try:
                 values = copy_values(batch.values)
-            except Exception as error:
+            except process_ends():
+                raise
+            except BaseException as error:
                 raise self._copy_error(node, batch, error) from error
             if values is batch.values:
                 return batch
@@ -411,17 +414,17 @@ class OperatorChain:
 
         return copies
 
-    def _copy_error(self, node: Node, batch: RecordBatch, error: Exception) -> UserCodeError:
+    def _copy_error(self, node: Node, batch: RecordBatch, error: BaseException) -> UserCodeError:
         index = 0
         for index, value in enumerate(batch.values):  # noqa: B007  # read after the loop
             try:
                 copy_value(value)
-            except Exception as single:  # noqa: BLE001  # the error of this value
+            except BaseException as single:  # noqa: BLE001  # the error of this value
                 error = single
                 break
         what = (
             f"gave a {type(batch.values[index]).__name__} that cannot be copied "
-            f"({type(error).__name__}: {error}), and several steps read it"
+            f"({described(error)}), and several steps read it"
         )
         remedy = "Give each of them a type that cannot change (frozen), or map it to plain values."
         return result_error(self.pipeline, node, batch, index, what, remedy)

@@ -197,7 +197,7 @@ class KeyedOperator(ForwardsTime):
         numbers = range(len(batch)) if by_row else batch.offsets
         try:
             self._loop(zip(remaining, keys, numbers, rows, strict=True), values, offsets)
-        except Exception as error:
+        except BaseException as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         self._check_cells()
         if values:
@@ -222,7 +222,7 @@ class KeyedOperator(ForwardsTime):
             try:
                 self._loop(records, results.values, results.positions)
                 break
-            except Exception as error:
+            except BaseException as error:
                 if not (self._tolerates and self._refusals.covers(error)):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error

@@ -16,10 +16,11 @@ from tidegate.dataplane.operators.event_time import ForwardsTime, RecordTime, Ti
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import call_lifecycle_method, user_code_error
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import UserCodeError
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.stream_elements import RecordBatch, Watermark
+from tidegate.user_exceptions import described
 
 
 class SideOutputs:
@@ -77,12 +78,12 @@ class RefusableResults:
         self.values: list[Any] = []
         self.positions: list[int] = []
 
-    def refuse_last(self, refusals: Refusals, error: Exception) -> None:
+    def refuse_last(self, refusals: Refusals, error: BaseException) -> None:
         """Drop the results of the record whose call raised, and refuse the record."""
         position = len(self._batch) - operator.length_hint(self._remaining) - 1
         drop_results(position, self.values, self.positions)
         self._side.drop(position)
-        refusals.refuse(self._batch, position, reason_of(error))
+        refusals.refuse(self._batch, position, described(error))
 
     def emit(self, emit: Emit) -> None:
         """Emit the results that were not refused, then the side outputs."""
@@ -147,7 +148,7 @@ class ProcessOperator(ForwardsTime):
         by_row = batch.timestamps_ms is not None
         try:
             self._loop(remaining, range(len(batch)) if by_row else batch.offsets, values, offsets)
-        except Exception as error:
+        except BaseException as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
         if values:
             self._emit(results_of(batch, values, offsets, by_row=by_row))
@@ -161,7 +162,7 @@ class ProcessOperator(ForwardsTime):
             try:
                 self._loop(remaining, numbers, results.values, results.positions)
                 break
-            except Exception as error:
+            except BaseException as error:
                 if not self._refusals.covers(error):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error

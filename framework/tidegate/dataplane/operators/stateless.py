@@ -22,10 +22,11 @@ from tidegate.dataplane.columns import with_results
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.user_errors import user_code_error
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import InternalError
 from tidegate.graph.stream_graph import Node, function_name
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import described, process_ends
 
 Emit = Callable[[RecordBatch], None]
 
@@ -80,7 +81,7 @@ class FusedSteps(ForwardsTime):
         remaining = iter(batch.values)
         try:
             self._run(remaining, batch.offsets, batch.keys, values, offsets, keys)
-        except Exception as error:
+        except BaseException as error:
             node = self._nodes[self._failing_step(error)]
             raise user_code_error(self._pipeline, node, batch, remaining, error) from error
         if values:
@@ -95,7 +96,7 @@ class FusedSteps(ForwardsTime):
         remaining = iter(batch.values)
         try:
             self._run(remaining, range(len(batch)), None, values, rows, None)
-        except Exception as error:
+        except BaseException as error:
             node = self._nodes[self._failing_step(error)]
             raise user_code_error(self._pipeline, node, batch, remaining, error) from error
         if values:
@@ -115,7 +116,7 @@ class FusedSteps(ForwardsTime):
             try:
                 self._run(remaining, numbers, None, values, positions, None)
                 break
-            except Exception as error:
+            except BaseException as error:
                 failing = self._failing_step(error)
                 if not self._refusals[failing].covers(error):
                     node = self._nodes[failing]
@@ -124,11 +125,13 @@ class FusedSteps(ForwardsTime):
                 while positions and positions[-1] == position:
                     positions.pop()
                     values.pop()
-                self._refusals[failing].refuse(batch, position, reason_of(error))
+                self._refusals[failing].refuse(batch, position, described(error))
         if values:
             self._emit(with_results(batch, values, positions))
 
-    def _failing_step(self, error: Exception) -> int:
+    def _failing_step(self, error: BaseException) -> int:
+        if isinstance(error, process_ends()):
+            raise error
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self.file:

@@ -28,9 +28,10 @@ from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import timer_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.timer_index import TimerIndex
-from tidegate.errors import StateValueError, TidegateError, UserCodeError
+from tidegate.errors import StateValueError, UserCodeError, passes_through
 from tidegate.graph.stream_graph import Node
 from tidegate.stream_elements import MAX_MS, NEVER, NO_OFFSET, RecordBatch, Watermark
+from tidegate.user_exceptions import repr_of
 
 IN_A_ROW_MAX: Final = 1_000
 """The most timers of a key that fire because a call for the timer before has set them, and that
@@ -259,9 +260,9 @@ class TimedKeyedOperator(KeyedOperator):
                 firings.numbers.append(number)
         except StateValueError as error:
             raise timer_error(self._pipeline, self._node, fired, key, error) from error
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             raise timer_error(self._pipeline, self._node, fired, key, error) from error
 
     def _limit_in_a_row(self, key: Any, fired: Fired, set_ms: int) -> None:
@@ -279,7 +280,7 @@ class TimedKeyedOperator(KeyedOperator):
             )
             raise UserCodeError(
                 f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.location}): on_timer "
-                f"has set a timer of key {key!r:.200} {IN_A_ROW_MAX:,} times in a row, and {why}."
+                f"has set a timer of key {repr_of(key)} {IN_A_ROW_MAX:,} times in a row, and {why}."
             )
 
     def _cells(self, row: Any) -> Sequence[Any]:

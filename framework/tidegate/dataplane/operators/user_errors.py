@@ -14,10 +14,11 @@ from typing import Any, Literal
 from tidegate.api.state import ValueCell
 from tidegate.api.timers import Fired
 from tidegate.dataplane.columns import origin_of
-from tidegate.errors import StateValueError, TidegateError, UserCodeError
+from tidegate.errors import StateValueError, TidegateError, UserCodeError, passes_through
 from tidegate.graph.stream_graph import Node
 from tidegate.message_text import clause
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import described, process_ends, repr_of
 
 
 class NotResultsError(Exception):
@@ -31,16 +32,18 @@ class NotResultsError(Exception):
 
 
 def user_code_error(
-    pipeline: str, node: Node, batch: RecordBatch, remaining: Iterator[Any], error: Exception
-) -> TidegateError:
+    pipeline: str, node: Node, batch: RecordBatch, remaining: Iterator[Any], error: BaseException
+) -> BaseException:
     """Return the error to raise (from `error`) for the record that was last taken from `remaining`.
 
     `remaining` is a list iterator over the values of the batch. Its length hint gives the position
     in the loop, without a counter that would cost time for every record.
 
-    An error of tidegate itself is returned unchanged, because it already names the problem. A
-    StateValueError does not know the record, so the record is added.
+    An error of tidegate itself is returned unchanged, because it already names the problem, and so
+    is the end of the process. A StateValueError does not know the record, so the record is added.
     """
+    if isinstance(error, process_ends()):
+        return error
     if isinstance(error, TidegateError) and not isinstance(error, StateValueError):
         return error
     index = len(batch.values) - operator.length_hint(remaining) - 1
@@ -53,8 +56,8 @@ def user_code_error(
     if isinstance(error, NotResultsError):
         return result_error(pipeline, node, batch, index, error.what, error.remedy)
     return UserCodeError(
-        f"{pipeline}: step {_name(node)} ({node.location}) raised {type(error).__name__}: "
-        f"{clause(error)}, "
+        f"{pipeline}: step {_name(node)} ({node.location}) raised "
+        f"{clause(described(error))}, "
         f"on the record that came from {origin_of(batch, index)}. {_state_hint(error)}Correct the "
         "code or filter such records out before this step; the job restarts from its last "
         "checkpoint as the restart strategy says."
@@ -62,7 +65,7 @@ def user_code_error(
 
 
 def timer_error(
-    pipeline: str, node: Node, fired: Fired, key: object, error: Exception
+    pipeline: str, node: Node, fired: Fired, key: object, error: BaseException
 ) -> UserCodeError:
     """Return the error to raise (from `error`) if `on_timer` has raised. No policy covers it,
     because there is no record that could be refused.
@@ -70,12 +73,12 @@ def timer_error(
     if isinstance(error, NotResultsError):
         what, remedy = error.what, error.remedy
     else:
-        what = f"raised {type(error).__name__}: {clause(error)}"
+        what = f"raised {clause(described(error))}"
         remedy = f"{_state_hint(error)}Correct the code."
     return UserCodeError(
         f"{pipeline}: step {_name(node)} ({node.location}): on_timer {what}, on {fired!r} of key "
-        f"{key!r:.200}. {remedy} The job restarts from its last checkpoint as the restart strategy "
-        "says."
+        f"{repr_of(key)}. {remedy} The job restarts from its last checkpoint as the restart "
+        "strategy says."
     )
 
 
@@ -89,12 +92,12 @@ def call_lifecycle_method(
     """
     try:
         call()
-    except TidegateError:
+    except passes_through():
         raise
-    except Exception as error:
+    except BaseException as error:
         raise UserCodeError(
             f"{pipeline}: {method}() of step {_name(node)} ({node.location}) raised "
-            f"{type(error).__name__}: {clause(error)}. Fix the code, or the service that it uses. "
+            f"{clause(described(error))}. Fix the code, or the service that it uses. "
             "The job restarts from its last checkpoint as the restart strategy says."
         ) from error
 
@@ -110,7 +113,7 @@ def result_error(
     )
 
 
-def _state_hint(error: Exception) -> str:
+def _state_hint(error: BaseException) -> str:
     """Return a sentence for code that uses a state as if it were its value; empty otherwise."""
     if isinstance(error, AttributeError) and isinstance(error.obj, ValueCell):
         return (

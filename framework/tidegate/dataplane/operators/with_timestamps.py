@@ -26,13 +26,14 @@ from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.operators.event_time import ForwardsTime
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import user_code_error
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.time.event_times import time_of, times_of
 from tidegate.dataplane.time.generated import GeneratedWatermark
 from tidegate.graph.stream_graph import MAIN, REJECTED, Node
 from tidegate.ids import Uid
 from tidegate.protocol.subtask_snapshot import StepWatermark
 from tidegate.stream_elements import MAX_MS, MIN_MS, NEVER, RecordBatch, Watermark
+from tidegate.user_exceptions import described
 
 LOOKS: Final = 10
 """The number of looks at the clock before a subtask without records becomes idle."""
@@ -180,14 +181,14 @@ class TimestampsOperator(ForwardsTime):
             try:
                 times_ms.append(time_of(self._event_time, value))
                 good.append(row)
-            except Exception as error:
+            except BaseException as error:
                 if not self._refusals.covers(error):
                     raise user_code_error(
                         self._pipeline, self._node, batch, remaining, error
                     ) from error
                 bad.append(row)
                 if self._emit_rejected is None:
-                    self._refusals.refuse(batch, row, reason_of(error))
+                    self._refusals.refuse(batch, row, described(error))
         if self._emit_rejected is not None and bad:
             self._emit_rejected(with_times(select(batch, bad), None))
         return select(batch, good), times_ms

@@ -16,12 +16,18 @@ from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.values import ClassCheck, article, class_check, declared_name
 from tidegate.dataplane.columns import origin_of, slice_batch, without
-from tidegate.dataplane.refusals import Refusals, reason_of
+from tidegate.dataplane.refusals import Refusals
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, record_bytes
-from tidegate.errors import PipelineError, TidegateError, UserCodeError, check_complete
+from tidegate.errors import (
+    PipelineError,
+    UserCodeError,
+    check_complete,
+    passes_through,
+)
 from tidegate.ids import Uid
 from tidegate.message_text import clause
 from tidegate.stream_elements import RecordBatch
+from tidegate.user_exceptions import described
 
 RECORD_OVERHEAD_BYTES: Final = 100
 """Bytes that a buffered record takes in addition to its content: two objects and their list
@@ -104,9 +110,9 @@ class BatchEncoder:
                 encoded = self._encoded(one)
             except (UserCodeError, PipelineError) as error:
                 cause = error.__cause__
-                if isinstance(cause, Exception) and not self._refusals.covers(cause):
+                if cause is not None and not self._refusals.covers(cause):
                     raise
-                reason = reason_of(cause if isinstance(cause, Exception) else error)
+                reason = described(error if cause is None else cause)
             else:
                 size = _record_bytes(encoded)
                 if size <= self._bytes_max:
@@ -203,13 +209,13 @@ class BatchEncoder:
         try:
             done.extend(map(function, over))
             check_complete(len(done), len(batch.values))
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             value = batch.values[len(done)]
             raise UserCodeError(
                 f"{self._named} could not {what} a value of type "
-                f"{type(value).__name__}: {type(error).__name__}: {clause(error)}. It came from "
+                f"{type(value).__name__}: {clause(described(error))}. It came from "
                 f"{origin_of(batch, len(done))}. Correct the step that "
                 "made the value, or the sink's format or record_key; the job restarts from its "
                 "last checkpoint as the restart strategy says."

@@ -29,15 +29,12 @@ from tidegate.api.watermarks import UnusableTimeError
 from tidegate.dataplane.counters import Counters
 from tidegate.dataplane.sizes import DEFAULT_MAX_BYTES, shorten_dead_letter
 from tidegate.dataplane.time.event_times import EventTimes
-from tidegate.errors import BadRecordError, check_complete, encodable, refused_resource
+from tidegate.errors import BadRecordError, check_complete, refused_resource
 from tidegate.ids import Uid
 from tidegate.ports.kafka import RawRecord
 from tidegate.stream_elements import RecordBatch, TopicPartition
+from tidegate.user_exceptions import described, process_ends, text_of
 
-REASON_LENGTH_MAX: Final = 1000
-"""Number of characters of a decoder's text in an error or header. Some texts quote the whole
-record.
-"""
 NO_TIMESTAMP: Final = -1
 
 Decode = Callable[[Any], Any]
@@ -87,7 +84,9 @@ class BatchDecoder:
                 values.extend(decoded(messages[start:] if start else messages))
                 check_complete(len(values) + len(bad), len(messages))
                 break
-            except Exception as error:
+            except process_ends():
+                raise
+            except BaseException as error:
                 if refused_resource(error) is not None:
                     raise  # a problem of the process, not of the record
                 index = len(values) + len(bad)
@@ -123,7 +122,9 @@ class BatchDecoder:
         for message, value in zip(messages, values, strict=True):
             try:
                 times_ms.append(cast("EventTimes", self._event_times).of(message, value))
-            except Exception as error:
+            except process_ends():
+                raise
+            except BaseException as error:
                 if refused_resource(error) is not None:
                     raise
                 self._apply_policy(topic_partition, message, _unusable_time(error))
@@ -174,7 +175,7 @@ class BatchDecoder:
         return lambda messages: map(record, messages)
 
     def _apply_policy(
-        self, topic_partition: TopicPartition, message: RawRecord, error: Exception
+        self, topic_partition: TopicPartition, message: RawRecord, error: BaseException
     ) -> None:
         """Apply the policy to one record. Raise BadRecordError if the policy is to fail."""
         reason = self._reason(message, error)
@@ -198,13 +199,12 @@ class BatchDecoder:
                 "(they are kept)."
             ) from (None if isinstance(error, (_MissingPartError, UnusableTimeError)) else error)
 
-    def _reason(self, message: RawRecord, error: Exception) -> str:
+    def _reason(self, message: RawRecord, error: BaseException) -> str:
         if isinstance(error, (_MissingPartError, UnusableTimeError)):
-            return encodable(str(error))
+            return text_of(error)
         if message.value() is None and not self._source.full_record:
             return _NO_VALUE
-        text = encodable(f"{type(error).__name__}: {error}")
-        return text if len(text) <= REASON_LENGTH_MAX else text[:REASON_LENGTH_MAX] + "…"
+        return described(error)
 
     def _add_dead_letter(
         self, topic_partition: TopicPartition, message: RawRecord, reason: str
@@ -239,11 +239,11 @@ _NO_VALUE_OF_RECORD: Final = "it has no value (a tombstone); tombstones=True let
 _NO_KEY: Final = "it has no key; KafkaSource.records without key= lets those through as None"
 
 
-def _unusable_time(error: Exception) -> UnusableTimeError:
+def _unusable_time(error: BaseException) -> UnusableTimeError:
     """Return the error for a record whose event time could not be found."""
     if isinstance(error, UnusableTimeError):
         return error
-    return UnusableTimeError(f"its event_time raised {type(error).__name__}: {error}")
+    return UnusableTimeError(f"its event_time raised {described(error)}")
 
 
 def _all_bytes(values: list[Any], decode: Decode) -> Iterable[Any]:

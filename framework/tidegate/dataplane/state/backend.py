@@ -57,12 +57,14 @@ from tidegate.errors import (
     TidegateError,
     UserCodeError,
     check,
+    passes_through,
 )
 from tidegate.graph.key_groups import key_group
 from tidegate.ids import Uid
 from tidegate.message_text import clause
 from tidegate.ports.kv import KeyValueStore, StoreCheckpoint
 from tidegate.protocol.subtask_snapshot import KEY_TYPE
+from tidegate.user_exceptions import repr_of, text_of
 
 OVERFLOW: Final = 2
 """Factor of `cache_entries` to which the cache may grow between two flushes. An extra flush within
@@ -330,7 +332,7 @@ class KeyedStateBackend:
         try:
             tables.save_some()
         except WrongValueError as error:
-            key = f" for key {error.cell.key!r:.200}"
+            key = f" for key {repr_of(error.cell.key)}"
             raise self._cannot_store(tables.name, key, str(error)) from error
         self._inconsistent = False
 
@@ -351,7 +353,7 @@ class KeyedStateBackend:
             cells = rows if len(self._accessors) == 1 else map(itemgetter(index), rows)
             try:
                 accessor.save(cells, puts, deletes)
-            except Exception as error:  # an encoder may raise anything for a value of another type
+            except BaseException as error:  # an encoder may raise anything for a wrong value
                 if not isinstance(error, PipelineError) and not is_about_value(error):
                     raise
                 raise self._state_value_error(index, rows, error) from error
@@ -360,11 +362,11 @@ class KeyedStateBackend:
         self._inconsistent = False
 
     def _state_value_error(
-        self, index: int, rows: Collection[Row], error: Exception
+        self, index: int, rows: Collection[Row], error: BaseException
     ) -> StateValueError:
         """Return the error for the first value of a column that could not be saved."""
         accessor, many = self._accessors[index], len(self._accessors) > 1
-        wrong, reason = None, str(error)
+        wrong, reason = None, text_of(error)
         if isinstance(error, WrongValueError):
             wrong = error.cell
         else:
@@ -374,7 +376,7 @@ class KeyedStateBackend:
                     wrong, reason = cell, found
                     break
         cells = ((key, row[index] if many else row) for key, row in self._cache.items())
-        found_key = next((f" for key {key!r:.200}" for key, cell in cells if cell is wrong), "")
+        found_key = next((f" for key {repr_of(key)}" for key, cell in cells if cell is wrong), "")
         return self._cannot_store(accessor.name, found_key, reason)
 
     def _cannot_store(self, name: str, for_key: str, reason: str) -> StateValueError:
@@ -468,12 +470,12 @@ class KeyedStateBackend:
         keys = list(keys)
         try:
             encoded = list(map(self._key_bytes, keys))
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:  # an encoder may raise anything for a key of another type
+        except BaseException as error:  # an encoder may raise anything for a key of another type
             raise UserCodeError(
                 f"Step {self._uid!r} was given a key that is not of the type declared by key_by: "
-                f"{error}"
+                f"{clause(error)}."
             ) from error
         heads, max_parallelism = self._key_prefixes, self._max_parallelism
         places: dict[Any, list[bytes]] = {}

@@ -21,6 +21,7 @@ from tidegate.api.state import MapState, State
 from tidegate.api.values import fault
 from tidegate.api.wire import StateCodec
 from tidegate.errors import InternalError, PipelineError, from_foreign
+from tidegate.user_exceptions import described, process_ends, repr_of
 
 
 class WrongValueError(Exception):
@@ -54,7 +55,7 @@ class Storable:
 
     def why_not(self, value: Any) -> str:
         """Return why a value cannot be stored; empty if it can."""
-        entry = f"entry {value[0]!r:.200}: " if self._map_key is not None else ""
+        entry = f"entry {repr_of(value[0])}: " if self._map_key is not None else ""
         wrong = fault(value, self._of)
         try:
             if self._map_key is not None:
@@ -62,15 +63,17 @@ class Storable:
             data = self._codec.encode(value)
             if wrong:
                 wrong = fault(self._codec.decode(data), self._of) and wrong
-        except Exception as error:
+        except BaseException as error:
             if not isinstance(error, PipelineError) and not is_about_value(error):
                 raise
-            wrong = wrong or f"{type(error).__name__}: {error}"
+            wrong = wrong or f"{described(error)}"
         return entry + wrong if wrong else ""
 
 
-def is_about_value(error: Exception) -> bool:
+def is_about_value(error: BaseException) -> bool:
     """Return whether an encoder's exception comes from its value, and not, for example, from
     memory.
     """
+    if isinstance(error, process_ends()):
+        return False
     return isinstance(from_foreign(error), InternalError)

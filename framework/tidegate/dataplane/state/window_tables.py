@@ -43,6 +43,7 @@ from tidegate.dataplane.state.storable import Storable, WrongValueError, is_abou
 from tidegate.errors import CorruptCheckpointError, InternalError, PipelineError
 from tidegate.graph.key_groups import key_groups
 from tidegate.ports.kv import KeyValueStore
+from tidegate.user_exceptions import text_of
 
 Span = tuple[int, int]
 """Begin and end of the windows of a table, in milliseconds."""
@@ -180,7 +181,7 @@ class WindowTables:
                     windows: list[Any] = self._decode(data)
                 except Exception as error:  # a decoder may raise anything
                     raise CorruptCheckpointError(
-                        f"{self._where}: stored windows cannot be read: {error}"
+                        f"{self._where}: stored windows cannot be read: {text_of(error)}"
                     ) from error
                 table = self.tables.get((start_ms, end_ms)) or self.new((start_ms, end_ms))
                 self._put(table.windows, windows)
@@ -351,7 +352,7 @@ class WindowTables:
         try:
             self._storable.check(windows, windows)
             return self._encode(windows)
-        except Exception as error:  # an encoder may raise anything for a value of another type
+        except BaseException as error:  # an encoder may raise anything for a value of another type
             if isinstance(error, WrongValueError) or not (
                 isinstance(error, PipelineError) or is_about_value(error)
             ):

@@ -23,6 +23,7 @@ from tidegate.api.watermarks import (
 )
 from tidegate.errors import check_complete
 from tidegate.ports.kafka import RawRecord
+from tidegate.user_exceptions import process_ends
 
 EventTime = Callable[[Any], Instant] | HeaderTime | None
 """The `event_time` of a source. None: Kafka's timestamp."""
@@ -45,7 +46,9 @@ class EventTimes:
                 kafka = map(kafka_time_ms, messages)
                 if any(time - own > ahead for time, own in zip(found, kafka, strict=True)):
                     return None
-        except Exception:  # noqa: BLE001 - `of` finds the record and the reason
+        except process_ends():
+            raise
+        except BaseException:  # noqa: BLE001 - `of` finds the record and the reason
             return None
         return found
 
@@ -81,7 +84,9 @@ def times_of(event_time: Callable[[Any], Instant], values: Sequence[Any]) -> lis
     """Return the event time of each record in ms; None if a record may have no usable time."""
     try:
         return usable_times(list(map(event_time, values)), len(values))
-    except Exception:  # noqa: BLE001 - `time_of` finds the record and the reason
+    except process_ends():
+        raise
+    except BaseException:  # noqa: BLE001 - `time_of` finds the record and the reason
         return None
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from tidegate.api.watermarks import WatermarkGenerator, WatermarkStrategy, watermark_ms
 from tidegate.dataplane.counters import Counters
-from tidegate.errors import TidegateError, UserCodeError
+from tidegate.errors import UserCodeError, passes_through
 from tidegate.message_text import clause
 from tidegate.stream_elements import MIN_MS
+from tidegate.user_exceptions import described
 
 
 class GeneratedWatermark:
@@ -59,11 +60,11 @@ class GeneratedWatermark:
         try:
             found: Any = method(*arguments)
             return None if found is None else watermark_ms(found)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             raise UserCodeError(
-                f"{name} ({strategy.location}) raised {type(error).__name__}: {clause(error)}. "
+                f"{name} ({strategy.location}) raised {clause(described(error))}. "
                 "Correct it; the job restarts from its last checkpoint as the restart strategy "
                 "says."
             ) from error

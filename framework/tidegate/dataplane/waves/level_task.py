@@ -43,6 +43,7 @@ from tidegate.protocol.messages import Deploy
 from tidegate.protocol.subtask_snapshot import SubtaskSnapshot
 from tidegate.protocol.waves import LAST, Row, TaskId, TaskReport, report_row
 from tidegate.stream_elements import Barrier
+from tidegate.user_exceptions import process_ends, text_of
 
 RUN_BYTES: Final = 8
 FLUSH_RECORDS: Final = 4096
@@ -331,10 +332,12 @@ class LevelTask:
         for task in self._tasks:
             try:
                 task.close()
-            except Exception as error:  # noqa: BLE001 - the others are closed all the same
+            except process_ends():
+                raise
+            except BaseException as error:  # noqa: BLE001 - the others are closed all the same
                 _log.warning(
                     "closing a subtask failed",
-                    extra={"subtask": str(task.subtask), "error": str(error)},
+                    extra={"subtask": str(task.subtask), "error": text_of(error)},
                 )
         self._tasks = []  # drops the producers; prepared transactions stay open
         if self._task_builder is not None:

@@ -23,10 +23,11 @@ from tidegate.dataplane.operators.returned import results_guard
 from tidegate.dataplane.operators.stateless import Emit
 from tidegate.dataplane.operators.user_errors import NotResultsError
 from tidegate.dataplane.windows.accumulators import Accumulators, Parts
-from tidegate.errors import TidegateError, UserCodeError
+from tidegate.errors import UserCodeError, passes_through
 from tidegate.graph.stream_graph import MAIN, Node
 from tidegate.message_text import clause
 from tidegate.stream_elements import NO_OFFSET, RecordBatch
+from tidegate.user_exceptions import described, repr_of
 
 Label = Literal["early", "on_time", "late"]
 
@@ -109,9 +110,9 @@ class Firing:
         remaining = iter(items)
         try:
             self._accumulators.finish_table(remaining, self._into, self._values.append)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             key, window = items[len(items) - length_hint(remaining) - 1]
             label = LATE_FIRING if window.past else ON_TIME
             owner = key if self._step.by_key else None
@@ -130,9 +131,9 @@ class Firing:
         finish_all, append = self._accumulators.finish_all, self._values.append
         try:
             finish_all(cells, remaining, end_ms, self._into, append, left)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             index = len(keys) - length_hint(remaining) - 1
             row, key = cells[index].value, keys[index] if self._step.by_key else None
             shown: Window[Any] = Window(key, row.start_ms, end_ms, ON_TIME, row.number)
@@ -186,9 +187,9 @@ class Firing:
         remaining = iter(rows)
         try:
             finish(remaining)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             row = rows[len(rows) - length_hint(remaining) - 1]
             owner = row.key if self._step.by_key else None
             shown: Window[Any] = Window(owner, row.start_ms, row.end_ms, ON_TIME, row.number)
@@ -207,9 +208,9 @@ class Firing:
                 self._values.append(self._into(window, *results_of(of)))
             else:
                 self._call(window, results_of(of)[0], cells)
-        except TidegateError:
+        except passes_through():
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self._error(window, error) from error
 
     def emit(self) -> None:
@@ -246,13 +247,13 @@ class Firing:
                     f"assigned over its state: write self.{name}.value = ... for self.{name} = ..."
                 )
 
-    def _error(self, window: Window[Any], error: Exception) -> UserCodeError:
-        what = f"raised {type(error).__name__}: {clause(error)}"
+    def _error(self, window: Window[Any], error: BaseException) -> UserCodeError:
+        what = f"raised {clause(described(error))}"
         if isinstance(error, NotResultsError):
             what = f"{error.what}. {error.remedy}"
         return UserCodeError(
             f"{self._pipeline}: step uid {self._node.uid!r} ({self._node.location}) {what}, for "
-            f"the window of key {window.key!r:.200} from {window.start_ms} to {window.end_ms}. "
+            f"the window of key {repr_of(window.key)} from {window.start_ms} to {window.end_ms}. "
             "Correct the code; the job restarts from its last checkpoint as the restart strategy "
             "says."
         )

@@ -241,7 +241,7 @@ class WindowOperator:
         remaining = iter(batch.values)
         try:
             fold(remaining)
-        except Exception as error:
+        except BaseException as error:
             raise user_code_error(self._pipeline, self._node, batch, remaining, error) from error
 
     def next_every(self, every: Every, time_ms: int) -> int:

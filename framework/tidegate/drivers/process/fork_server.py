@@ -23,7 +23,6 @@ import select
 import signal
 import socket
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
@@ -36,6 +35,7 @@ from tidegate.drivers.process.stack_pipes import StackPipes
 from tidegate.errors import check
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import StartSlot
+from tidegate.user_exceptions import Terminated, traceback_of
 
 SlotMain = Callable[[StartSlot], int]
 """The main function of a slot process, which returns the exit status. It runs in the fork, after
@@ -169,7 +169,7 @@ class _ForkServer:
         session, a log and a parent pipe of its own, and drops the fork server's files and signal
         handlers.
         """
-        status = CRASHED
+        status, output = CRASHED, None
         try:
             os.setsid()  # a slot must not receive signals of the terminal
             signal.set_wakeup_fd(-1)
@@ -178,19 +178,18 @@ class _ForkServer:
                 ours.detach()
             os.dup2(stacks, STACKS_FD, inheritable=False)
             os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
-            sys.stdout = _redirected(1, self._slot_output(start), self._max_file_size)
+            output = sys.stdout = _redirected(1, self._slot_output(start), self._max_file_size)
             sys.stderr = _redirected(2, self._slot_log(start), self._max_file_size)
             exit_with_parent()
             random.seed()
             status = self._slot_main(start)
-        except SystemExit as exit_:
-            status = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        except Terminated:
+            status = 0
         except BaseException as error:  # noqa: BLE001  # the last frame: print it, then exit
-            trace = "".join(traceback.format_exception(error))
-            os.write(2, f"the slot failed: {trace}".encode(errors="backslashreplace"))
+            os.write(2, f"the slot failed: {traceback_of(error)}".encode())
         finally:
-            with contextlib.suppress(OSError, ValueError):  # user code may have printed half a line
-                sys.stdout.flush()
+            if output is not None:
+                output.flush()  # user code may have printed half a line
             os._exit(status)
 
 

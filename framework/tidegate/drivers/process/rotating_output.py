@@ -41,9 +41,18 @@ def rotating_text(descriptor: int, path: Path, max_size: int) -> TextIO:
     and a character that UTF-8 does not have is written as its escape.
     """
     raw = RotatingFile(descriptor, path, max_size)
-    return io.TextIOWrapper(
+    return _Output(
         io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )
+
+
+class _Output(io.TextIOWrapper):
+    """A standard output. User code that closes it does not close the log of the process."""
+
+    def close(self) -> None:
+        """Write what is buffered, and stay open."""
+        if not self.closed:
+            self.flush()
 
 
 class RotatingFile(io.RawIOBase):
