@@ -265,7 +265,10 @@ def test_stop_request_ends_the_loop_after_a_failed_query_before_another_wave(
     stops, waves = iter([False, True]), []
 
     def wave() -> bool:
-        return next(stops) or bool(waves.append("wave"))
+        if next(stops):
+            return True
+        waves.append("wave")
+        return False
 
     _run_streamed(fake, wave)
     assert waves == ["wave"]
