@@ -121,6 +121,38 @@ def test_record_that_kafka_refuses_is_an_error_that_names_its_line(
     assert "Kafka took 1 record before it." in error
 
 
+def test_the_topic_alone_limits_the_size_of_a_record(shell: Shell) -> None:
+    topic, small, huge = unique("mib"), unique("small"), unique("huge")
+    shell.run("topics", "create", topic, "-p", "1")
+    shell.run("topics", "create", small, "-p", "1", "--topic-config", "max.message.bytes=500")
+    shell.run("topics", "create", huge, "-p", "1", "--topic-config", "max.message.bytes=104857600")
+    shell.run("produce", topic, given="x" * 1_020_000)
+    shell.run("produce", topic, given="x" * 1_048_516)  # with 72 bytes around it: the limit
+    _, error = shell.run("produce", topic, given="x" * 1_048_517, code=1)
+    assert "Line 1: " in error
+    assert "has 1,048,589 bytes" in error
+    assert "(max.message.bytes) is 1,048,588 bytes. Raise that setting of the topic" in error
+    compressed = ("-c", "kafka.properties.compression.type=lz4")
+    shell.run("produce", topic, *compressed, given="x" * 3_000_000)
+    # Records that fit are not sent in a batch that does not.
+    shell.run("produce", small, given="0123456789\n" * 100)
+    assert "is 500 bytes" in shell.run("produce", small, given="x" * 600, code=1)[1]
+    # A consumer's own default refuses an answer of more than 100 MB.
+    shell.run("produce", huge, given="x" * 104_000_000)
+    for name, sizes in ((topic, [1_020_000, 1_048_516, 3_000_000]), (huge, [104_000_000])):
+        out, _ = shell.run("read", name, "--values")
+        assert [len(line) for line in out.splitlines()] == sizes
+    assert len(shell.records(small)) == 100
+
+
+def test_record_larger_than_the_queue_of_the_client_is_an_error(shell: Shell) -> None:
+    topic = unique("queue")
+    shell.run("topics", "create", topic, "-p", "1")
+    queue = ("-c", "kafka.properties.queue.buffering.max.kbytes=5")
+    _, error = shell.run("produce", topic, *queue, given="x" * 50_000, code=1)
+    assert "Raise queue.buffering.max.kbytes" in error
+
+
 @pytest.mark.slow
 def test_only_uncommitted_reading_shows_records_of_open_transactions(
     shell: Shell, kafka: Kafka, topic_factory: TopicFactory

@@ -84,6 +84,40 @@ def test_kafka_up_status_and_down_work_in_one_folder(folder: Path) -> None:
     assert not (folder / ".tidegate" / "kafka" / "4.3.0").exists()
 
 
+def test_up_keeps_and_wipes_its_data_in_a_folder_of_any_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", "C")  # the broker must not depend on the user's locale
+    place = folder / "Aufträge 2026 , Q4 #1=\\'\"${x}\n 雪: end "
+    place.mkdir()
+    try:
+        bootstrap = tidegate(place, "kafka", "up").stdout.strip()
+        create_topic(bootstrap, "t", partitions=1)
+        produce(bootstrap, "t", [(None, b"kept")])
+        assert [each.name for each in folder.iterdir()] == [place.name]
+        found = [each.relative_to(place) for each in folder.rglob("t-0")]
+        assert found == [Path(".tidegate/kafka/4.3.0/1/data/t-0")]
+        assert tidegate(place, "kafka", "down").returncode == 0
+        assert tidegate(place, "kafka", "up").stdout.strip() == bootstrap
+        assert [record.value() for record in read_all(bootstrap, "t")] == [b"kept"]
+    finally:
+        assert tidegate(place, "kafka", "down", "--wipe").returncode == 0
+    assert [*(place / ".tidegate" / "kafka").iterdir()] == []
+
+
+def test_up_prints_no_address_and_names_the_log_if_the_broker_does_not_start(
+    folder: Path,
+) -> None:
+    assert tidegate(folder, "kafka", "up").returncode == 0
+    assert tidegate(folder, "kafka", "down").returncode == 0
+    home = folder / ".tidegate" / "kafka" / "4.3.0" / "1"
+    (home / "data" / "meta.properties").write_text("version=9\n")
+    failed = tidegate(folder, "kafka", "up")
+    assert failed.returncode == 1
+    assert failed.stdout == ""
+    assert f"The last lines of its log, {home / 'log'}:" in failed.stderr
+
+
 @pytest.mark.slow
 def test_up_repairs_a_broker_that_was_killed(folder: Path) -> None:
     bootstrap = tidegate(folder, "kafka", "up").stdout.strip()

@@ -31,6 +31,7 @@ OURS = ((ORIGIN_OFFSET, b"12"), (ERROR, b"x" * 50))
         ({}, 1_048_588, "1048588", None),
         ({}, 5_000_000, "5000000", None),
         ({}, 300_000, "300000", "300000"),
+        ({}, 500, "1000", "500"),  # librdkafka accepts no smaller message.max.bytes
         ({}, None, str(CLIENT_MAX_BYTES), None),
         ({"compression.type": "zstd"}, 1_048_588, str(CLIENT_MAX_BYTES), None),
         ({"compression.type": "none"}, 1_048_588, "1048588", None),

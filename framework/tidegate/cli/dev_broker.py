@@ -18,6 +18,7 @@ from typing import Final
 
 from tidegate.cli.kafka import DEFAULT_VERSION
 from tidegate.cli.kafka import FOLDER as PERMANENT
+from tidegate.cli.live_line import seldom
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import RefusedError
 from tidegate.private_files import make_private_folder
@@ -63,7 +64,9 @@ def dev_broker(
         say("starting a Kafka broker")
         try:
             directory = scratch / "kafka"
-            with EmbeddedKafka.start(DEFAULT_VERSION, directory=directory, owned=True) as kafka:
+            with EmbeddedKafka.start(
+                DEFAULT_VERSION, directory=directory, owned=True, report=seldom(say)
+            ) as kafka:
                 yield DevBroker(
                     bootstrap=kafka.bootstrap,
                     origin="a broker of this session",

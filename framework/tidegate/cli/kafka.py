@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidegate.cli import topics
+from tidegate.cli.live_line import LiveLine
 from tidegate.cli.produce import produce
 from tidegate.cli.read import read
 from tidegate.message_text import counted
@@ -49,7 +50,9 @@ def up(
 
     It listens on the loopback address only, without authentication: every user of this host can
     read and write its topics. It keeps its data, and its port where that is still free, from one
-    start to the next. The last line printed is its address.
+    start to the next. Standard output gets its address, and nothing if the start fails. The first
+    start downloads Kafka. A start ends after ten minutes, or when its process does nothing for 90
+    seconds. Exit code: 0 it runs, 1 it did not start, 2 refused.
 
     Example: tidegate kafka up --version 3.9.1
     """
@@ -59,9 +62,12 @@ def up(
     begun = time.monotonic()
     directory = FOLDER / version
     kafka = EmbeddedKafka.attach(directory)
+    line = LiveLine(sys.stderr)
     if kafka is None:
-        kafka = EmbeddedKafka.start(version, directory=directory, nodes=nodes, report=_show)
-        _end_line()
+        try:
+            kafka = EmbeddedKafka.start(version, directory=directory, nodes=nodes, report=line.show)
+        finally:
+            line.end()
         what = f"started in {time.monotonic() - begun:.1f} s"
     elif len(kafka.pids) != nodes:
         message = (
@@ -71,8 +77,11 @@ def up(
         raise UserError(message)
     else:
         dead = [node for node, alive in enumerate(kafka.alive) if not alive]
-        for node in dead:
-            kafka.restart(node)
+        try:
+            for node in dead:
+                kafka.restart(node, report=line.show)
+        finally:
+            line.end()
         what = f"had {counted(len(dead), 'dead node')}, started again" if dead else "runs already"
     print(f"Kafka {version} {what}; stop it with: tidegate kafka down", file=sys.stderr)
     print(OPEN_TO_ALL, file=sys.stderr)
@@ -150,16 +159,3 @@ def _facts(path: Path, kafka: EmbeddedKafka | None) -> dict[str, object]:
         "alive": kafka.alive if kafka else [],
         "data": str(path),
     }
-
-
-def _show(line: str) -> None:
-    # A terminal has one line that is overwritten. Other outputs get one line in ten.
-    if sys.stderr.isatty():
-        print(f"\r{line}", end="", file=sys.stderr, flush=True)
-    elif "0 of" in line:
-        print(line, file=sys.stderr, flush=True)
-
-
-def _end_line() -> None:
-    if sys.stderr.isatty():
-        print(file=sys.stderr)

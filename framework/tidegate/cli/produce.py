@@ -103,9 +103,10 @@ def produce(
     admin = KafkaTopicAdmin(settings)
     try:
         count = admin.partitions(topic)
+        bytes_max = admin.max_message_bytes([topic]).get(topic)
     finally:
         admin.close()
-    producer = RecordProducer(settings, topic)
+    producer = RecordProducer(settings, topic, bytes_max)
     interrupted = False
     with _opened(file) as lines:
         try:

@@ -27,6 +27,9 @@ DEFAULT_MAX_BYTES: Final = 1_048_588
 """Kafka's own default of `max.message.bytes`: 1 MiB and the 12 bytes of an old batch's header."""
 CLIENT_MAX_BYTES: Final = 1_000_000_000
 """The largest `message.max.bytes` that librdkafka accepts. Then only the brokers limit records."""
+CLIENT_LEAST_BYTES: Final = 1_000
+"""The smallest `message.max.bytes` that librdkafka accepts. A topic may have a smaller limit, with
+which the brokers refuse the records."""
 BATCH_BYTES: Final = 1_000_000
 """librdkafka's default of `batch.size`."""
 
@@ -46,7 +49,7 @@ def size_settings(settings: Mapping[str, str], topic_max: int | None) -> dict[st
     limits: dict[str, str] = {}
     if not any(name in settings for name in _SIZES):
         known = topic_max if topic_max is not None and not _compressed(settings) else None
-        limits["message.max.bytes"] = str(known or CLIENT_MAX_BYTES)
+        limits["message.max.bytes"] = str(max(known or CLIENT_MAX_BYTES, CLIENT_LEAST_BYTES))
     if topic_max is not None and topic_max < BATCH_BYTES:
         limits["batch.size"] = str(topic_max)
     return {**limits, **settings}

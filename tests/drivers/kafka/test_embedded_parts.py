@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from tidegate.drivers.kafka.broker_config import (
 )
 from tidegate.drivers.kafka.broker_process import BrokerProcess, start_time
 from tidegate.drivers.kafka.embedded import EmbeddedKafka, wipe
+from tidegate.drivers.kafka.jars import cache_folder
 from tidegate.drivers.kafka.java import Java, find_java, java_environment, keep_archive
 from tidegate.drivers.kafka.ready import wait_ready
 from tidegate.errors import UserError
@@ -36,8 +38,8 @@ def properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def test_single_node_is_broker_and_controller_of_its_own_cluster(tmp_path: Path) -> None:
-    found = properties(server_properties(0, ONE, tmp_path, {}))
+def test_single_node_is_broker_and_controller_of_its_own_cluster() -> None:
+    found = properties(server_properties(0, ONE, {}))
     assert found["process.roles"] == "broker,controller"
     assert found["controller.quorum.voters"] == f"1@{HOST}:9093"
     assert found["transaction.state.log.replication.factor"] == "1"
@@ -45,8 +47,8 @@ def test_single_node_is_broker_and_controller_of_its_own_cluster(tmp_path: Path)
     assert found["auto.create.topics.enable"] == "false"
 
 
-def test_three_nodes_know_each_other_and_listen_on_loopback_only(tmp_path: Path) -> None:
-    found = [properties(server_properties(node, THREE, tmp_path, {})) for node in range(3)]
+def test_three_nodes_know_each_other_and_listen_on_loopback_only() -> None:
+    found = [properties(server_properties(node, THREE, {})) for node in range(3)]
     assert {each["controller.quorum.voters"] for each in found} == {
         f"1@{HOST}:9093,2@{HOST}:9095,3@{HOST}:9097"
     }
@@ -57,15 +59,15 @@ def test_three_nodes_know_each_other_and_listen_on_loopback_only(tmp_path: Path)
     assert bootstrap_servers(THREE) == f"{HOST}:9092,{HOST}:9094,{HOST}:9096"
 
 
-def test_user_setting_replaces_the_default_broker_setting(tmp_path: Path) -> None:
-    text = server_properties(0, ONE, tmp_path, {"auto.create.topics.enable": "true", "x": "a\\b"})
+def test_user_setting_replaces_the_default_broker_setting() -> None:
+    text = server_properties(0, ONE, {"auto.create.topics.enable": "true", "x": "a\\b"})
     assert properties(text)["auto.create.topics.enable"] == "true"
     assert properties(text)["x"] == "a\\\\b"
 
 
-def test_a_setting_with_a_line_break_is_refused(tmp_path: Path) -> None:
+def test_a_setting_with_a_line_break_is_refused() -> None:
     with pytest.raises(UserError, match="'x' holds a line break"):
-        server_properties(0, ONE, tmp_path, {"x": "1\nprocess.roles=broker"})
+        server_properties(0, ONE, {"x": "1\nprocess.roles=broker"})
 
 
 def test_ports_are_all_different_and_free() -> None:
@@ -221,6 +223,57 @@ def _answer_once(server: socket.socket, answer: bytes) -> None:
         connection.sendall(answer)
 
 
+CLUSTER = '{"version":"3.9.1","cluster_id":"x","ports":[{"client":1,"controller":2}],"archive":"a"}'
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start comes as far as the decision whether the data fits."""
+    found = a_java(tmp_path)
+    monkeypatch.setattr("tidegate.drivers.kafka.embedded.find_java", lambda *_: found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
+def test_a_folder_that_java_cannot_name_is_refused_before_anything_is_written(
+    no_java: None, tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(UserError, match=r"caf\\xe9/data has a name that is not UTF-8.*another"):
+        EmbeddedKafka.start(directory=folder / "data")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"caf\xe9"), "a:b"])
+def test_a_cache_folder_that_java_cannot_name_is_refused_before_a_download(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+    with pytest.raises(UserError, match=r"The cache folder .* Set XDG_CACHE_HOME to"):
+        find_java("4.3.0", lambda _: pytest.fail("nothing is downloaded"))
+    assert not (tmp_path / name).exists()
+
+
+def test_a_relative_cache_folder_is_below_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert cache_folder() == tmp_path / "cache" / "tidegate"
+
+
+def test_wipe_names_what_could_not_be_deleted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "1").mkdir()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path / "1"))
+
+    monkeypatch.setattr("tidegate.drivers.kafka.embedded.shutil.rmtree", refuse)
+    with pytest.raises(UserError, match=r"could not be deleted: Permission denied \(.*/1\)"):
+        wipe(tmp_path)
+
+
 @pytest.mark.parametrize("nodes", [0, 10])
 def test_a_senseless_number_of_nodes_is_refused(tmp_path: Path, nodes: int) -> None:
     with pytest.raises(UserError, match="choose 1 to 9"):
@@ -232,16 +285,6 @@ def test_attach_finds_no_cluster_and_refuses_a_foreign_cluster_file(tmp_path: Pa
     (tmp_path / "cluster.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="not what tidegate has written"):
         EmbeddedKafka.attach(tmp_path)
-
-
-CLUSTER = '{"version":"3.9.1","cluster_id":"x","ports":[{"client":1,"controller":2}],"archive":"a"}'
-
-
-@pytest.fixture
-def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start comes as far as the decision whether the data fits."""
-    found = a_java(tmp_path)
-    monkeypatch.setattr("tidegate.drivers.kafka.embedded.find_java", lambda *_: found)
 
 
 def test_data_of_another_version_is_refused(no_java: None, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tidegate.errors import KafkaError
 
 NOTHING = ""
 SLEEPS = "import time; time.sleep(60)"
+WORKS = "while True: pass"
 TAKEN = "print('java.net.BindException: Address already in use')"
 
 
@@ -70,6 +71,22 @@ def test_start_fails_after_the_timeout_if_the_broker_does_not_answer(
     java: FakeJava, tmp_path: Path
 ) -> None:
     assert "did not start: it did not answer in 0 s" in refused(tmp_path, timeout_s=0.2)
+
+
+def test_a_start_that_does_nothing_fails_and_one_that_works_is_waited_for(
+    java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(embedded, "WAIT_REPORTED_S", 0.2)
+    java.broker = WORKS
+    reports: list[str] = []
+    told = refused(tmp_path, timeout_s=2.0, report=reports.append)
+    assert "did not start: it did not answer in 2 s" in told
+    log = tmp_path / "data" / "1" / "log"
+    assert reports[0].startswith("Kafka 4.3.0 is starting (pid ")
+    assert reports[0].endswith(f"s. Its log is {log}.")
+    java.broker = SLEEPS
+    assert "its process has used no processor time for 0 s" in refused(tmp_path, timeout_s=60.0)
 
 
 def test_start_fails_after_the_maximum_number_of_tries_with_other_ports(

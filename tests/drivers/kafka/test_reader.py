@@ -57,6 +57,7 @@ MADE_WITH = {
     "queued.min.messages": "50000",
     "queued.max.messages.kbytes": "32768",
     "reconnect.backoff.max.ms": "1000",
+    "receive.message.max.bytes": "2147483647",
 }
 
 

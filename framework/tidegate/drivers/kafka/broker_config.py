@@ -7,6 +7,7 @@ do not change Kafka's limits on transactions, because tidegate is tested against
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from tidegate.errors import UserError
 
 HOST = "127.0.0.1"
 REPLICAS_MAX = 3
+DATA = "data"
+"""The folder of a node's data, in the node's own folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,7 @@ class NodePorts:
     controller: int
 
 
-def server_properties(
-    node: int, ports: Sequence[NodePorts], home: Path, overrides: Mapping[str, str]
-) -> str:
+def server_properties(node: int, ports: Sequence[NodePorts], overrides: Mapping[str, str]) -> str:
     """Return the text of server.properties for `node` (from 0) of a cluster that listens on
     `ports`.
 
@@ -47,7 +48,9 @@ def server_properties(
         "advertised.listeners": f"PLAINTEXT://{HOST}:{mine.client}",
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-        "log.dirs": home / "data",
+        # Relative to the working folder of the process, which is the node's own. Kafka would cut
+        # an absolute path at each comma of a folder's name, and would strip the spaces around it.
+        "log.dirs": DATA,
         # A missing topic is an error that tidegate must report; automatic creation would hide it.
         "auto.create.topics.enable": "false",
         "default.replication.factor": replicas,
@@ -71,6 +74,20 @@ def server_properties(
     return "".join(
         f"{key}={str(value).replace(chr(92), chr(92) * 2)}\n" for key, value in settings.items()
     )
+
+
+def refuse_unnameable(folder: Path, what: str, remedy: str) -> None:
+    """Raise UserError if Java cannot name the absolute path `folder`.
+
+    Java decodes the bytes of a path with the locale's encoding, which is UTF-8 here (see `java`).
+    It would replace other bytes, and would then write into another folder.
+    """
+    try:
+        os.fsencode(folder).decode()
+    except UnicodeDecodeError:
+        shown = os.fsencode(folder).decode(errors="backslashreplace")
+        message = f"{what} {shown} has a name that is not UTF-8, which Java cannot use. {remedy}"
+        raise UserError(message) from None
 
 
 def bootstrap_servers(ports: Sequence[NodePorts]) -> str:

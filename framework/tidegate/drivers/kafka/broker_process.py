@@ -76,6 +76,13 @@ class BrokerProcess:
             return self._child.poll() is None
         return start_time(self.pid) == self._started
 
+    def cpu_ticks(self) -> int | None:
+        """Return the processor time that the process has used, in ticks of the kernel. None if it
+        is not known.
+        """
+        fields = _stat_fields(self.pid) if LINUX else None
+        return None if fields is None else int(fields[11]) + int(fields[12])  # user and system
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal. Do nothing if the process has ended."""
         if self.alive():
@@ -99,13 +106,8 @@ def start_time(pid: int) -> str | None:
     None if the process is gone or a zombie.
     """
     if LINUX:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        # The command's name is in brackets and may contain any text: count from the last bracket.
-        fields = stat.rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else fields[19]
+        fields = _stat_fields(pid)
+        return None if fields is None or fields[0] in "ZX" else fields[19]
     answer = subprocess.run(
         ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)],
         check=False,
@@ -115,6 +117,16 @@ def start_time(pid: int) -> str | None:
     if not answer or answer[0].startswith("Z"):
         return None
     return answer[1].strip().replace(" ", "-")
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command's name is in brackets and may contain any text: count from the last bracket.
+    return stat.rpartition(")")[2].split()
 
 
 def _popen(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -10,7 +10,8 @@ A cluster is stored in its directory:
 
     cluster.json        version, ports, cluster id: a start on the same directory keeps all three
     lock                held while a process starts the cluster
-    <node>/             server.properties, data/, log, log.previous, and pid while it runs
+    <node>/             server.properties, data/, log, log.previous, and pid while it runs;
+                        the working folder of the node's process
 
 Invariant: a directory is never formatted twice, and two processes never start it at the same time.
 Each start uses the same ports again, unless another process has taken them.
@@ -22,6 +23,7 @@ import fcntl
 import shutil
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,9 +34,11 @@ from typing import Self
 import msgspec
 
 from tidegate.drivers.kafka.broker_config import (
+    DATA,
     NodePorts,
     bootstrap_servers,
     choose_ports,
+    refuse_unnameable,
     server_properties,
 )
 from tidegate.drivers.kafka.broker_process import BrokerProcess
@@ -44,10 +48,21 @@ from tidegate.drivers.kafka.ready import wait_ready
 from tidegate.errors import KafkaError, UserError, check
 from tidegate.private_files import make_private_folder
 
-START_TIMEOUT_S = 90.0  # a start takes 1.0 to 4 s on an idle machine; a busy one has needed 20 s
+START_TIMEOUT_S = 600.0
+"""The longest time in seconds until a cluster is ready. A start takes 1.0 to 4 s on an idle
+machine, and more than 90 s on a very busy one.
+"""
+STALL_TIMEOUT_S = 90.0
+"""The time in seconds after which a start fails if its processes have used no processor time."""
+WAIT_REPORTED_S = 10.0
+"""The time in seconds between two reports of a start that lasts."""
 STOP_TIMEOUT_S = 30.0  # a stop takes 0.4 s; 2 s if it writes the archive; 5 s for three nodes
 STARTS_MAX = 3  # a port may be taken between the choice and the broker's bind, rarely twice
 LOG_LINES_SHOWN = 15
+PROPERTIES, RECORDING = "server.properties", "classes.jsa"
+"""Files in the folder of a node. Java gets their names only, and works in this folder: the path may
+have characters that mean something on its command line or in its settings.
+"""
 NODES_MAX = 9
 
 Properties = Mapping[str, str] | Callable[[int, Sequence[NodePorts]], Mapping[str, str]]
@@ -88,6 +103,7 @@ class EmbeddedKafka:
         self._processes = processes
         self._java: Java | None = None
         self._owned = False
+        self._report: Report = _no_report
 
     @classmethod
     def start(
@@ -113,12 +129,14 @@ class EmbeddedKafka:
                 is called again if a port was taken and other ports are tried.
             heap_mib: the maximum heap of each broker, until another process attaches to the
                 cluster and starts brokers again.
-            report: called with short lines about the progress of a download.
+            report: called with short lines about the progress of a download, and of a start that
+                lasts.
             timeout_s: the maximum time until the cluster is ready, in seconds.
 
         Raises:
             UserError: the extra `broker` is missing, the version is unknown, the directory has data
-                of another version or number of nodes, or its cluster already runs.
+                of another version or number of nodes, its cluster already runs, or its name is not
+                UTF-8.
             KafkaError: the cluster did not start; the message ends with the last lines of its log.
             ExternalError: a download failed.
         """
@@ -126,7 +144,8 @@ class EmbeddedKafka:
             message = f"A cluster of {nodes} nodes cannot be started: choose 1 to {NODES_MAX}."
             raise UserError(message)
         directory = directory.absolute()
-        java = find_java(version, report or (lambda _: None), heap_mib)
+        refuse_unnameable(directory, "The folder", "Start the broker in another folder.")
+        java = find_java(version, report or _no_report, heap_mib)
         make_private_folder(directory)  # it holds the records of the topics
         with _locked(directory):
             known = _read_cluster(directory)
@@ -146,6 +165,7 @@ class EmbeddedKafka:
                 )
                 cluster = cls(directory, known, [None] * nodes)
                 cluster._java, cluster._owned = java, owned
+                cluster._report = report or _no_report
                 try:
                     cluster._boot(properties, timeout_s)
                 except _PortTakenError:
@@ -213,9 +233,11 @@ class EmbeddedKafka:
             process.signal(signal.SIGKILL)
             check(process.wait(STOP_TIMEOUT_S), f"process {process.pid} outlived SIGKILL")
 
-    def restart(self, *nodes: int, timeout_s: float = START_TIMEOUT_S) -> None:
+    def restart(
+        self, *nodes: int, timeout_s: float = START_TIMEOUT_S, report: Report | None = None
+    ) -> None:
         """Start nodes again on their data and ports, after killing those that run. Without
-        arguments, restart the first node.
+        arguments, restart the first node. `report` gets the progress, as in `start`.
 
         The nodes start together, because no single node gets ready while most nodes are down.
 
@@ -223,6 +245,7 @@ class EmbeddedKafka:
             KafkaError: a node did not start; the message ends with the last lines of its log.
         """
         chosen = nodes or (0,)
+        self._report = report or self._report
         for node in chosen:
             self.kill(node)
         with _locked(self.directory):
@@ -273,8 +296,8 @@ class EmbeddedKafka:
             self._home(node).mkdir(exist_ok=True)
             ports = self._cluster.ports
             added = properties(node, ports) if callable(properties) else properties
-            text = server_properties(node, ports, self._home(node), added)
-            (self._home(node) / "server.properties").write_text(text, encoding="utf-8")
+            text = server_properties(node, ports, added)
+            (self._home(node) / PROPERTIES).write_text(text, encoding="utf-8")
         try:
             self._format()
             for node in nodes:
@@ -290,12 +313,13 @@ class EmbeddedKafka:
         running: dict[int, subprocess.Popen[bytes]] = {}
         for node in range(len(self._processes)):
             home = self._home(node)
-            if (home / "data" / "meta.properties").exists():
+            if (home / DATA / "meta.properties").exists():
                 continue
-            words = ("format", "-t", self._cluster.cluster_id, "-c", home / "server.properties")
+            words = ("format", "-t", self._cluster.cluster_id, "-c", PROPERTIES)
             with self.log(node).open("wb") as log:
                 running[node] = subprocess.Popen(
                     self._runtime().command("kafka.tools.StorageTool", *words),
+                    cwd=home,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=java_environment(),
@@ -312,8 +336,8 @@ class EmbeddedKafka:
         home = self._home(node)
         if self.log(node).exists():
             self.log(node).replace(home / "log.previous")
-        record = self._recording(node) if node == 0 else None
-        command = self._runtime().command("kafka.Kafka", home / "server.properties", record=record)
+        record = Path(RECORDING) if node == 0 else None
+        command = self._runtime().command("kafka.Kafka", PROPERTIES, record=record)
         process = BrokerProcess.launch(command, log=self.log(node), owned=self._owned)
         process.write(self._pid_file(node))
         self._processes[node] = process
@@ -321,13 +345,26 @@ class EmbeddedKafka:
     def _wait_ready(self, timeout_s: float) -> None:
         ports = [each.client for each in self._cluster.ports]
         waiting = [node for node, alive in enumerate(self.alive) if alive]
+        begun = moved = reported = time.monotonic()
+        used: list[int | None] = []
 
         def still_alive() -> None:
+            nonlocal moved, reported, used
             for node in waiting:
                 if not self.alive[node]:
                     if "Address already in use" in self._log_tail(node):
                         raise _PortTakenError
                     raise self._not_started(node, "its process has ended")
+            now = time.monotonic()
+            before, used = used, [self._cpu_ticks(node) for node in waiting]
+            if None in used or used != before:
+                moved = now
+            elif now - moved > STALL_TIMEOUT_S:
+                reason = f"its process has used no processor time for {STALL_TIMEOUT_S:.0f} s"
+                raise self._not_started(waiting[0], reason)
+            if now - reported > WAIT_REPORTED_S:
+                reported = now
+                self._report(self._waiting(waiting, now - begun))
 
         # If some nodes are dead, the running ones do not list all nodes, so only they are expected.
         asked = [ports[node] for node in waiting]
@@ -335,6 +372,17 @@ class EmbeddedKafka:
         if unready is not None:
             reason = f"it {unready.what} in {timeout_s:.0f} s"
             raise self._not_started(ports.index(unready.port), reason)
+
+    def _cpu_ticks(self, node: int) -> int | None:
+        process = self._processes[node]
+        return None if process is None else process.cpu_ticks()
+
+    def _waiting(self, nodes: Sequence[int], seconds: float) -> str:
+        pids = ", ".join(str(self.pids[node]) for node in nodes)
+        return (
+            f"Kafka {self.version} is starting (pid {pids}) and has not answered for"
+            f" {seconds:.0f} s. Its log is {self.log(nodes[0])}."
+        )
 
     def _not_started(self, node: int, reason: str) -> KafkaError:
         which = f", node {node + 1}," if len(self._processes) > 1 else ""
@@ -352,7 +400,7 @@ class EmbeddedKafka:
 
     def _runtime(self) -> Java:
         if self._java is None:
-            self._java = find_java(self.version, lambda _: None)
+            self._java = find_java(self.version, self._report)
         return self._java
 
     def _home(self, node: int) -> Path:
@@ -362,19 +410,32 @@ class EmbeddedKafka:
         return self._home(node) / "pid"
 
     def _recording(self, node: int) -> Path:
-        return self._home(node) / "classes.jsa"
+        return self._home(node) / RECORDING
 
 
 def wipe(directory: Path) -> None:
     """Delete a cluster with its data.
 
     Raises:
-        UserError: the cluster runs.
+        UserError: the cluster runs, or a file cannot be deleted.
     """
     if EmbeddedKafka.attach(directory) is not None:
         message = f"The broker on the data in {directory} runs: stop it before deleting its data."
         raise UserError(message)
-    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        message = (
+            f"The data in {directory} could not be deleted: {error.strerror} ({error.filename})."
+            " Delete the rest by hand."
+        )
+        raise UserError(message) from error
+
+
+def _no_report(_line: str) -> None:
+    """Ignore a line of progress."""
 
 
 @contextmanager

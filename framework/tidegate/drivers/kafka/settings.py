@@ -56,8 +56,10 @@ def bootstrap_servers(settings: Mapping[str, str]) -> str:
     servers = settings.get("bootstrap.servers") or settings.get("metadata.broker.list")
     if not servers:
         raise ConfigError(
-            "No Kafka brokers are configured: set kafka.bootstrap_servers to HOST:PORT of at least "
-            "one."
+            "No Kafka brokers are configured: kafka.bootstrap_servers is empty. Set it to the "
+            "HOST:PORT of at least one broker. If a line such as "
+            "TIDEGATE_KAFKA__BOOTSTRAP_SERVERS=$(tidegate kafka up) sets it, that command has "
+            "failed: run tidegate kafka up alone, and read its message."
         )
     return servers
 
