@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,12 @@ def test_run_is_seen_and_stopped_from_another_terminal(kafka: Kafka, tmp_path: P
         folder.orders(9)
         run.until(lambda: state_of(folder)["records_in"] == 9, "read")
         assert state_of(folder)["local_run_pid"] == run.process.pid
+        rows = json.loads(command(folder, "status", folder.job, "--json"))["processes"]
+        roles = ["JobManager", "JobMaster", "TaskManager", "slot", "slot"]
+        assert [row["role"] for row in rows] == roles
+        titles = [Path(f"/proc/{row['pid']}/cmdline").read_bytes().decode() for row in rows]
+        assert all(role.lower() in title for role, title in zip(roles, titles, strict=True)), titles
+        assert {row["host"] for row in rows} == {socket.gethostname()}
         assert f"{folder.job}: running" in command(folder, "list")
         assert "stopped with a final checkpoint" in command(folder, "stop", folder.job)
         outcome = run.wait()

@@ -13,13 +13,16 @@ from tidegate.cli.main import app
 from tidegate.cli.session import with_jobmanager
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import ConfigError, RefusedError, RpcError
-from tidegate.ids import JobName
+from tidegate.ids import JobName, SlotId, TaskManagerId
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import Acknowledge, GetJob, ListJobs, Message, Refused, StopJob
-from tidegate.protocol.reports import JobList, JobReport
+from tidegate.protocol.reports import JobList, JobReport, SlotReport
 
 Run = Callable[..., Result]
+
+
+SLOT = SlotId(TaskManagerId("standalone-x-1"), 0)
 
 
 class JobManager:
@@ -51,6 +54,20 @@ class JobManager:
             records_in=1_000,
             error=ErrorReport.of(RpcError("a slot was lost")),
             start_refused=self.start_refused,
+            jobmanager_pid=11,
+            jobmaster_pid=12,
+            host="host-a",
+            slots=(
+                SlotReport(ordinal=0, slot=SLOT, pid=21, task_manager_pid=20, host="host-b"),
+                SlotReport(
+                    ordinal=1,
+                    slot=SLOT._replace(index=1),
+                    pid=22,
+                    task_manager_pid=20,
+                    host="host-b",
+                ),
+                SlotReport(ordinal=2, slot=SLOT, pid=31, task_manager_pid=30),
+            ),
         )
 
 
@@ -74,6 +91,26 @@ def test_jobs_and_task_managers_are_listed(run: Run) -> None:
     body = json.loads(run("list", "--json").stdout)
     assert [job["job"] for job in body["jobs"]] == ["a"]
     assert body["task_managers"] == [{"id": "standalone-x-1", "pid": 9, "slots": 2}]
+
+
+def test_status_command_shows_the_processes_of_a_job_that_has_not_ended(
+    run: Run, jobmanager: JobManager
+) -> None:
+    assert run("status", "a").stdout.splitlines()[1:-1] == [
+        "  JobManager: pid 11 on host-a",
+        "  JobMaster: pid 12 on host-a",
+        "  TaskManager: pid 20 on host-b",
+        "  TaskManager: pid 30",  # a version that does not tell its host
+        "  slot 0: pid 21 on host-b",
+        "  slot 1: pid 22 on host-b",
+        "  slot 2: pid 31",
+    ]
+    rows = json.loads(run("status", "a", "--json").stdout)["processes"]
+    assert rows[0] == {"role": "JobManager", "pid": 11, "host": "host-a"}
+    assert rows[4] == {"role": "slot", "slot": 0, "pid": 21, "host": "host-b"}
+    jobmanager.state = "FINISHED"
+    assert "pid" not in run("status", "a").stdout
+    assert json.loads(run("status", "a", "--json").stdout)["processes"] == []
 
 
 def test_status_command_shows_the_last_failure_of_a_job(run: Run) -> None:

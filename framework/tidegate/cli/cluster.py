@@ -129,9 +129,11 @@ def submit(
 
 
 def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
-    """List the jobs and the TaskManagers of a session cluster.
+    """List the local runs of this folder, and the jobs and the TaskManagers of a session cluster.
 
-    Exit code: 0 listed, 1 the JobManager does not answer.
+    A local run is a `tidegate run` or `tidegate dev` that was started in this folder. With
+    --jobmanager only the session cluster is asked. Exit code: 0 listed, 1 nothing runs here and the
+    JobManager does not answer.
 
     Example: tidegate list --jobmanager jobmanager:6123
     """
@@ -143,10 +145,11 @@ def list_(jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False) -> None:
 def status(
     job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
 ) -> None:
-    """Show the state of a job of a session cluster, or its whole report with --json.
+    """Show the state of a job and its processes, or its whole report with --json.
 
-    Exit code: 0 also for a job that has failed, 1 the JobManager does not answer, 2 there is no
-    such job.
+    The job is a local run of this folder (`tidegate run`), or else one of a session cluster. Each
+    process has its role, its process id and its host. Exit code: 0 also for a job that has failed,
+    1 the JobManager does not answer, 2 there is no such job.
 
     Example: tidegate status order-totals
     """
@@ -163,11 +166,12 @@ def stop(
     ] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Stop a job of a session cluster with a final checkpoint, and wait for its end.
+    """Stop a job with a final checkpoint, and wait for its end.
 
-    A later submit continues from this checkpoint, and nothing has fired before its time. With
-    --drain all timers and windows fire, and a later submit that would continue is refused. Exit
-    code: 0 stopped, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
+    The job is a local run of this folder (`tidegate run`), or else one of a session cluster. The
+    next run or submit continues from this checkpoint, and nothing has fired before its time. With
+    --drain all timers and windows fire, and a next run that would continue is refused. Exit code:
+    0 stopped, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
 
     Example: tidegate stop order-totals
     """
@@ -179,10 +183,11 @@ def stop(
 def cancel(
     job: o.JobArgument, jobmanager: o.JobManagerAt = None, as_json: o.AsJson = False
 ) -> None:
-    """Stop a job of a session cluster without a final checkpoint, and wait for its end.
+    """Stop a job without a final checkpoint, and wait for its end.
 
-    The output since the last checkpoint is aborted, and a later submit writes it again. Exit code:
-    0 cancelled, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
+    The job is a local run of this folder (`tidegate run`), or else one of a session cluster. The
+    output since the last checkpoint is aborted, and the next run or submit writes it again.
+    Exit code: 0 cancelled, 1 the job ended otherwise or its JobMaster cannot start, 2 refused.
 
     Example: tidegate cancel order-totals
     """

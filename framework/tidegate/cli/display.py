@@ -25,7 +25,7 @@ from tidegate.errors import Domain
 from tidegate.exit_status import exit_text
 from tidegate.message_text import counted
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.job_state import JobState
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.slot_metrics import HangingCall
 from tidegate.protocol.submission import Submission
@@ -210,7 +210,7 @@ class JsonLines(Display):
 
     def _print(self, event: str, report: JobReport) -> None:
         pid = self.jobmanager_pid()
-        self._print_event({"event": event, "jobmanager_pid": pid, **report_json(report)})
+        self._print_event({"event": event, **report_json(report), "jobmanager_pid": pid})
 
     def _print_event(self, event: dict[str, Any]) -> None:
         # One write, because the thread that notices the JobManager's exit prints too.
@@ -312,6 +312,34 @@ def report_json(report: JobReport) -> dict[str, Any]:
     """
     stored: dict[str, Any] = msgspec.to_builtins(report)
     return {field.name: stored[field.encode_name] for field in msgspec.structs.fields(report)}
+
+
+def process_rows(report: JobReport) -> list[dict[str, Any]]:
+    """Return the processes of a job that has not ended: the role, the process id and the host of
+    each, and the number of a slot. The JobManager and a TaskManager may serve other jobs too.
+    """
+    if report.state in ENDED:
+        return []
+    managers = {(slot.task_manager_pid, slot.host): None for slot in report.slots}
+    rows: list[dict[str, Any]] = [
+        {"role": "JobManager", "pid": report.jobmanager_pid, "host": report.host},
+        {"role": "JobMaster", "pid": report.jobmaster_pid, "host": report.host},
+        *({"role": "TaskManager", "pid": pid, "host": host} for pid, host in managers),
+        *(
+            {"role": "slot", "slot": slot.ordinal, "pid": slot.pid, "host": slot.host}
+            for slot in report.slots
+        ),
+    ]
+    return [row for row in rows if row["pid"]]
+
+
+def process_lines(report: JobReport) -> list[str]:
+    """Return a line for each process of a job, such as "slot 0: pid 4711 on host-1"."""
+    lines = []
+    for row in process_rows(report):
+        name = f"slot {row['slot']}" if "slot" in row else row["role"]
+        lines.append(f"  {name}: pid {row['pid']}" + (f" on {row['host']}" if row["host"] else ""))
+    return lines
 
 
 def ended(report: JobReport) -> str:

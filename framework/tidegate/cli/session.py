@@ -16,7 +16,15 @@ from typing import Any
 
 import msgspec
 
-from tidegate.cli.display import describe, print_drain, print_left_out, print_status, report_json
+from tidegate.cli.display import (
+    describe,
+    print_drain,
+    print_left_out,
+    print_status,
+    process_lines,
+    process_rows,
+    report_json,
+)
 from tidegate.cli.local_run import finished_code
 from tidegate.cli.local_runs import LocalRun, find_local_runs, stop_local_run
 from tidegate.cli.options import job_name
@@ -138,15 +146,22 @@ def show_job(job: str, at: str | None, *, as_json: bool) -> None:
     name = job_name(job)
     for run in (each for each in local_runs(at) if each.job == name):
         if as_json:
-            print(json.dumps(_run_json(run)))
+            rows = [] if run.report is None else process_rows(run.report)
+            print(json.dumps({**_run_json(run), "processes": rows}))
         else:
             print(f"{run.job}: {_run_text(run)}")
+            _print_processes(run.report)
             _print_details(run.report)
         return
     config, named = _configuration_and_name(at)
     with _client(config, named=named, without_run=_without_run(at, name)) as client:
         report = client.report(name)
-    _print(report, as_json=as_json)
+    if as_json:
+        print(json.dumps({**report_json(report), "processes": process_rows(report)}))
+    else:
+        print(f"{report.job}: {describe(report, None)}")
+        _print_processes(report)
+        _print_details(report)
 
 
 def end_job(
@@ -288,6 +303,11 @@ def _print(report: JobReport, *, as_json: bool) -> None:
         return
     print(f"{report.job}: {describe(report, None)}")
     _print_details(report)
+
+
+def _print_processes(report: JobReport | None) -> None:
+    for line in () if report is None else process_lines(report):
+        print(line)
 
 
 def _print_details(report: JobReport | None) -> None:

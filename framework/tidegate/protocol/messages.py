@@ -322,6 +322,8 @@ class RegisterSlot(AttemptMessage, frozen=True, kw_only=True, tag="RegisterSlot"
     """The allocation id of the StartSlot for which the process was forked."""
     tidegate_version: str = ""
     python_version: str = ""
+    host: str = ""
+    """The name of the slot's host. It is empty in a message of an older version."""
 
 
 class TasksReady(AttemptMessage, frozen=True, kw_only=True, tag="TasksReady"):

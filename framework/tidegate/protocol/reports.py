@@ -62,6 +62,9 @@ class SlotReport(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotId
     pid: int
     task_manager_pid: int
+    host: str = ""
+    """The name of the host on which the slot and its TaskManager run. It is empty in a report of an
+    older version."""
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +150,11 @@ class JobReport(Message, frozen=True, kw_only=True, tag="JobReport"):
     planned: bool = True
     """True if the JobMaster has a plan of the job. Before that, it fetches the code and imports it.
     During the import it sends no report."""
+    jobmanager_pid: int = 0
+    """The process id of the JobManager that replies to GetJob. The JobManager adds it."""
+    host: str = ""
+    """The name of the host on which the JobManager and the JobMaster run. The JobManager adds
+    it."""
     start_refused: str = ""
     """The reason why the JobMaster of the job cannot start at present, in sentences. The JobManager
     adds it. It is empty if a JobMaster runs or may start."""

@@ -170,6 +170,7 @@ class Slot:
                 allocation_id=start.allocation_id,
                 tidegate_version=TIDEGATE,
                 python_version=PYTHON,
+                host=self._drivers.process.host,
             )
         )
         self._jobmaster_gateway.start_heartbeat(

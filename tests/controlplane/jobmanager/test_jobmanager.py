@@ -77,7 +77,8 @@ class Shell:
                 accept=lambda _: True,
             ),
             "drivers": SimpleNamespace(
-                clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0)
+                clock=SimpleNamespace(monotonic=lambda: 0.0, now_ms=lambda: 0),
+                process=SimpleNamespace(pid=7, host="host-a"),
             ),
             "processes": self.processes,
         }
@@ -164,12 +165,13 @@ def test_slot_request_is_refused_if_the_sender_is_not_the_current_jobmaster() ->
     assert Shell(session_cluster=True).ask(request) == refused
 
 
-def test_job_report_carries_the_leader_epoch_of_the_jobmanager() -> None:
+def test_job_report_carries_the_epoch_the_process_and_the_host_of_the_jobmanager() -> None:
     shell = Shell(session_cluster=True)
     shell.ask(SubmitJob(submission=submission(Config().to_dict())))
     report = shell.ask(GetJob(job=JobName("a")))
     assert isinstance(report, JobReport)
     assert report.epoch == EPOCH
+    assert (report.jobmanager_pid, report.host) == (7, "host-a")
 
 
 def test_resubmit_kills_the_old_jobmaster_and_reports_its_exit() -> None:

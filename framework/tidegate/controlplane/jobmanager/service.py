@@ -549,7 +549,11 @@ class JobManager:
                 )
             elif isinstance(message, JobReport):
                 message = msgspec.structs.replace(
-                    message, process_exits=tuple(self._exits), epoch=self.epoch
+                    message,
+                    process_exits=tuple(self._exits),
+                    epoch=self.epoch,
+                    jobmanager_pid=self.drivers.process.pid,
+                    host=self.drivers.process.host,
                 )
             pending_request.reply(message)
 

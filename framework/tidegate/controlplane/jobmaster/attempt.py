@@ -303,6 +303,7 @@ class LiveAttempt:
                 slot=slot.registered.slot,
                 pid=slot.registered.pid,
                 task_manager_pid=slot.registered.task_manager_pid,
+                host=slot.registered.host,
             )
             for ordinal, slot in sorted(self.slots.items())
         )
