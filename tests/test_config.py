@@ -74,6 +74,11 @@ class TestOrder:
         (tmp_path / "a" / "tidegate.toml").write_text("[taskmanager]\nslots = 3\n")
         assert load(folder=below).taskmanager.slots == 3
 
+    def test_file_may_begin_with_a_bom(self, tmp_path: Path) -> None:
+        text = "[taskmanager]\nslots = 2\n"
+        (tmp_path / "tidegate.toml").write_text(text, encoding="utf-8-sig")
+        assert load(folder=tmp_path).taskmanager.slots == 2
+
     def test_word_unlimited_in_the_environment_means_no_value(self) -> None:
         environment = {"TIDEGATE_RESTART__ATTEMPTS": "unlimited"}
         assert load(environment=environment, class_statement={"restart.attempts": 3}) == Config()

@@ -197,7 +197,7 @@ def _from_file(folder: Path) -> dict[str, _Value]:
     if path is None:
         return {}
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors may write a BOM
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     for section, value in content.items():

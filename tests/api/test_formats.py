@@ -259,6 +259,12 @@ def test_avro_refuses_a_type_that_does_not_fit_its_schema_file(
     assert str(caught.value).startswith(f"Avro schema file {file} ")
 
 
+def test_avro_schema_file_may_begin_with_a_bom(tmp_path: Path) -> None:
+    file = file_with(tmp_path)
+    Path(file).write_text(Path(file).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert Avro(Whole, schema=file).describe() == Avro(Whole, schema=file_with(tmp_path)).describe()
+
+
 def test_avro_refuses_a_schema_file_that_is_not_json(tmp_path: Path) -> None:
     file = tmp_path / "broken.avsc"
     file.write_text("{", encoding="utf-8")

@@ -83,6 +83,7 @@ def test_the_plan_names_offsets_bytes_times_waves_and_the_timeout() -> None:
         ({"at_least_once": ("audit", "log")}, "if a wave is run again: audit, log"),
         ({"wave_span_ms": 7_200_000}, "at most 1,000 offsets and 2.0 h: 2 or more"),
         ({"record_bytes": None, "first_ms": None}, "2,000 offsets to read"),
+        ({"last_ms": 1_764_448_000_000_000}, "to about 1764448000000000 ms"),
     ],
 )
 def test_plan_shows_a_checkpoint_hidden_offsets_at_least_once_sinks_and_a_time_span(

@@ -26,8 +26,9 @@ class Record:
         value: bytes | None,
         key: bytes | None = None,
         headers: list[tuple[str, bytes | None]] | None = None,
+        time: tuple[int, int] = (1, 1_795_802_773_322),
     ) -> None:
-        self._value, self._key, self._headers = value, key, headers
+        self._value, self._key, self._headers, self.time = value, key, headers, time
 
     def value(self) -> bytes | None:
         return self._value
@@ -42,7 +43,7 @@ class Record:
         return 12
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, 1_795_802_773_322
+        return self.time
 
 
 def shown(record: Record, value: text.Decoder = text.auto_value) -> text.RecordRow:
@@ -88,6 +89,12 @@ def test_json_of_a_value_is_on_one_line_and_a_number_is_text_as_a_key() -> None:
     assert json.loads(text.row_json(row))["key"] == "5"
 
 
+def test_any_timestamp_of_a_topic_is_shown() -> None:
+    micros = text.row_text(shown(Record(b"us", time=(1, 1_764_448_000_000_000))))
+    assert micros == "3:12  1764448000000000 ms  -  us"
+    assert text.row_text(shown(Record(b"old", time=(0, -1)))) == "3:12  no timestamp  -  old"
+
+
 def test_characters_that_control_a_terminal_are_escaped() -> None:
     line = text.row_text(shown(Record(b"a\x1b[31m\nb", b"k\x9b", [("h\x07", b"v\r")])))
     assert "\\x1b[31m\\nb" in line
@@ -103,6 +110,13 @@ def test_tombstone_binary_value_and_headers_are_shown() -> None:
         "raw=base64:/g==",
         "none=",
     ]
+
+
+def test_schema_file_may_begin_with_a_bom(tmp_path: Path) -> None:
+    file = tmp_path / "order.avsc"
+    file.write_text(json.dumps(SCHEMA), encoding="utf-8-sig")
+    decode = text.format_decoder("avro", str(file), is_key=False, option="--value")
+    assert decode(encoded(7)) == msgspec.Raw(b'{"amount":7}')
 
 
 @pytest.fixture

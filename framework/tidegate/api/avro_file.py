@@ -50,7 +50,7 @@ def fit_file(of: object, file: str) -> AvroSchema:
     """
     path = find_schema_file(file)
     try:
-        schema = json.loads(path.read_text(encoding="utf-8"))
+        schema = json.loads(path.read_text(encoding="utf-8-sig"))  # a BOM is possible
         whole: AvroSchema = fastavro.schema.expand_schema(schema)
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise PipelineError(f"Avro schema file {file} is no schema: {error!r}") from None

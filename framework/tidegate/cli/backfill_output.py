@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any, Final
 
 from tidegate.backfill.driver import WaveCompleted
 from tidegate.backfill.plan import BackfillPlan
 from tidegate.cli.display import late_records, print_status
-from tidegate.message_text import counted
+from tidegate.message_text import counted, utc_text
 
 SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 UNIT: Final = 1024
@@ -156,7 +155,7 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
             for one in group
         ]
     if plan.first_ms is not None and plan.last_ms is not None:
-        lines.append(f"  from {at(plan.first_ms)} to about {at(plan.last_ms)}")
+        lines.append(f"  from {utc_text(plan.first_ms)} to about {utc_text(plan.last_ms)}")
     timeout = duration(plan.transaction_timeout_ms / 1000)
     span = f" and {duration(plan.wave_span_ms / 1000)}" if plan.wave_span_ms else ""
     lines += [
@@ -176,11 +175,6 @@ def plan_lines(plan: BackfillPlan) -> list[str]:
             f" {', '.join(plan.at_least_once)}"
         )
     return lines
-
-
-def at(milliseconds: int) -> str:
-    """Return the timestamp of a Kafka record as text, in UTC."""
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def duration(seconds: float) -> str:

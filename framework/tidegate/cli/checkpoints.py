@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.cli import options as o
-from tidegate.message_text import counted
+from tidegate.message_text import counted, utc_text
 
 if TYPE_CHECKING:
     from tidegate.checkpoint.manifest import Manifest
@@ -136,7 +135,7 @@ def _text(body: dict[str, Any]) -> str:
         lines = ["no checkpoint was published yet"]
     if "last_published_ms" in body and body["closed"] != "finished":
         settled = "its transactions are committed" if body["settled"] else "not settled yet"
-        lines.append(f"the last one at {_time(body['last_published_ms'])} UTC, {settled}")
+        lines.append(f"the last one at {utc_text(body['last_published_ms'])}, {settled}")
     if "lost" in body:
         accepted = "accepted" if body["lost"]["accepted"] else "NOT accepted: --accept-data-loss"
         lines.append(f"output was lost ({accepted}): {body['lost']['statement']}")
@@ -152,7 +151,7 @@ def _row_lines(row: dict[str, Any]) -> list[str]:
     lines = [
         _columns(
             row["id"],
-            _time(row["created_ms"]),
+            utc_text(row["created_ms"], zone=""),
             size_text(row["size"]),
             duration_text(row["duration_ms"]) if known else "unknown",
             str(row["parallelism"]),
@@ -174,7 +173,3 @@ def _row_lines(row: dict[str, Any]) -> list[str]:
 def _columns(*cells: str) -> str:
     widths = (10, 21, 10, 10, 12, 0)
     return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-def _time(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"

@@ -5,12 +5,12 @@ The module is separate from the work, so that tests compare its text without a c
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from tidegate.cli.code_changes import Change
+from tidegate.message_text import utc_text
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -62,9 +62,8 @@ def comparison_text(comparison: Comparison) -> str:
             "restore, so there is nothing to compare. A run starts without state."
         )
         return "\n".join([asked if comparison.without_state else nothing, *_loss_lines(comparison)])
-    at = datetime.fromtimestamp(comparison.taken_ms / 1000, UTC)
     title = (
-        f"{comparison.job}: checkpoint {comparison.checkpoint} of {at:%Y-%m-%d %H:%M:%S} UTC, "
+        f"{comparison.job}: checkpoint {comparison.checkpoint} of {utc_text(comparison.taken_ms)}, "
         f"compared with {comparison.reference}"
     )
     lines = [title, *map(_change_line, comparison.changes)]

@@ -15,7 +15,6 @@ import base64
 import io
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ import msgspec
 from tidegate.api.avro_file import find_schema_file
 from tidegate.api.formats import Format, Json, Raw
 from tidegate.errors import ConfigError, PipelineError
+from tidegate.message_text import utc_text
 
 FORMATS: Final = ("auto", "json", "text", "hex", "avro", "confluent-avro")
 """Names of the formats of keys and values."""
@@ -130,7 +130,7 @@ def format_decoder(name: str, schema: str | None, *, is_key: bool, option: str) 
 def _avro(file: str, *, confluent: bool) -> Decoder:
     path = find_schema_file(file)
     try:
-        schema = fastavro.parse_schema(json.loads(Path(path).read_text(encoding="utf-8")))
+        schema = fastavro.parse_schema(json.loads(Path(path).read_text(encoding="utf-8-sig")))
     except (ValueError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise ConfigError(f"Avro schema file {file} is no schema: {error!r}") from None
 
@@ -244,8 +244,9 @@ def row_json(row: RecordRow) -> bytes:
 
 def row_text(row: RecordRow) -> str:
     """Return the line of a record for people: partition, offset, time, key, value and headers."""
-    at = datetime.fromtimestamp(row.timestamp_ms / 1000, UTC) if row.timestamp_ms >= 0 else None
-    time = "no timestamp" if at is None else f"{at:%Y-%m-%d %H:%M:%S}.{row.timestamp_ms % 1000:03}Z"
+    time = "no timestamp"
+    if row.timestamp_ms >= 0:
+        time = utc_text(row.timestamp_ms, zone="Z", with_ms=True)
     parts = [
         f"{row.partition}:{row.offset}",
         time,

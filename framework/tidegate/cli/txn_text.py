@@ -6,7 +6,6 @@ All functions are pure: facts in, text out. `txn_output.py` makes the tables and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from tidegate.commit.diagnosis import (
@@ -20,7 +19,7 @@ from tidegate.commit.diagnosis import (
 )
 from tidegate.commit.transactional_ids import parse_claim_id, parse_transactional_id
 from tidegate.ids import TransactionalId
-from tidegate.message_text import counted
+from tidegate.message_text import counted, utc_text
 from tidegate.ports.inspection import Transaction
 from tidegate.ports.kafka import TransactionState
 from tidegate.stream_elements import TopicPartition
@@ -42,9 +41,7 @@ def age(milliseconds: int) -> str:
 
 def at(epoch_ms: int) -> str:
     """Return a time as text, in UTC; `-` for a negative one, which means that it is not known."""
-    if epoch_ms < 0:
-        return "-"
-    return f"{datetime.fromtimestamp(epoch_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "-" if epoch_ms < 0 else utc_text(epoch_ms)
 
 
 def owner(transactional_id: TransactionalId) -> str:
