@@ -58,13 +58,9 @@ class FolderSink(Sink[T]):
     def describe(self) -> dict[str, object]:
         return {"folder": self.folder, "value": self.value.describe()}
 
-    def encoder(self) -> Callable[[Any], None]:
-        encode = self.value.encoder()
-
-        def encoded(record: Any) -> None:
-            encode(record)
-
-        return encoded
+    def round_trip(self) -> Callable[[Any], Any]:
+        encode, decode = self.value.encoder(), self.value.decoder()
+        return lambda record: decode(encode(record))
 
 
 def prepared_path(folder: str | Path, transactional_id: TransactionalId) -> Path:

@@ -32,6 +32,7 @@ SKIPPED = {"LICENSE"}
 GENERATES_CODE = {  # from templates of our own, never from text of a user or of the network
     "framework/tidegate/api/field_check.py",
     "framework/tidegate/api/converters.py",
+    "framework/tidegate/api/finite.py",
     "framework/tidegate/dataplane/operators/stateless.py",
     "framework/tidegate/dataplane/windows/accumulators.py",
 }

@@ -15,7 +15,9 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
+from typing import Any, Final, Literal, get_args, get_origin
+
+from typing_extensions import is_typeddict
 
 from tidegate.api.record_fields import RecordField, fields_of, is_model, record_class, type_name
 from tidegate.api.types import is_union, literal_type

@@ -23,9 +23,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, get_args, get_origin, is_typeddict
+from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from tidegate.api.record_fields import fields_of, record_class
 from tidegate.api.types import is_union

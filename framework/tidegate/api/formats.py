@@ -10,12 +10,14 @@ names the record's topic, partition and offset, and applies the policy of the so
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from typing_extensions import TypeForm
 
+from tidegate.api.finite import check_finite, finite_check, holds, suspicious
 from tidegate.api.location import at_user_location, refuse_unsupported
 from tidegate.api.record_fields import fields_of, is_model, type_name
 from tidegate.api.types import AvroSchema, type_info
@@ -23,6 +25,7 @@ from tidegate.errors import PipelineError
 
 if TYPE_CHECKING:
     from tidegate.api.avro import AvroCodec
+    from tidegate.api.model_json import ModelJson
 
 T = TypeVar("T")
 
@@ -72,6 +75,7 @@ class Json(Format[T]):
     """JSON, encoded by msgspec, or by pydantic if the type is or holds a pydantic model.
 
     Decimals are written as strings. A JSON number is read as a Decimal without rounding.
+    NaN and infinity are no JSON: a sink refuses such a record, and a source refuses such bytes.
     The constructor raises PipelineError for a type that JSON cannot represent.
     """
 
@@ -87,25 +91,36 @@ class Json(Format[T]):
 
     def decoder(self) -> Callable[[bytes], T]:
         """Return a function from JSON bytes to a value; it checks every field."""
-        if _holds_model(self.value_type):
-            validate: Callable[[bytes], T] = self._adapter.validate_json
-            return validate
+        if self._model is not None:
+            return self._model.decoder()
         decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.value_type)
         return decoder.decode
 
     def encoder(self) -> Callable[[T], bytes]:
-        """Return a function from a value to JSON bytes."""
-        if _holds_model(self.value_type):
-            dump = self._adapter.dump_json
-            # pydantic checks the fields that it writes, and by default it would only warn.
-            return lambda value: dump(value, by_alias=True, warnings="error")
-        return msgspec.json.Encoder(decimal_format="string").encode
+        """Return a function from a value to JSON bytes; it raises ValueError for NaN."""
+        if self._model is not None:
+            return self._model.encoder()
+        encode = msgspec.json.Encoder(decimal_format="string").encode
+        if not holds(self.value_type, float, Decimal, Any):
+            return encode
+        is_finite = finite_check(self.value_type)
+
+        def encode_numbers(value: T) -> bytes:
+            data = encode(value)
+            if suspicious(data) and not is_finite(value):
+                check_finite(value)
+            return data
+
+        return encode_numbers
 
     @cached_property
-    def _adapter(self) -> Any:
-        from pydantic import TypeAdapter  # 100 ms, and the user has imported it already
+    def _model(self) -> ModelJson | None:
+        """The codec of a type that is or holds a pydantic model."""
+        if not _holds_model(self.value_type):
+            return None
+        from tidegate.api.model_json import ModelJson
 
-        return TypeAdapter(self.value_type)
+        return ModelJson(self.value_type)
 
 
 class Avro(Format[T]):

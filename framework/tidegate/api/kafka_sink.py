@@ -23,7 +23,6 @@ from tidegate.api.kafka_connector import KafkaConnector, KafkaProperties
 from tidegate.api.kafka_records import ProducerRecord
 from tidegate.api.sink import Guarantee, Sink
 from tidegate.api.times import Duration, to_ms
-from tidegate.api.values import fault
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import DEAD_LETTERS, Edge, Node, StreamGraph
 from tidegate.ids import KAFKA
@@ -200,39 +199,6 @@ class KafkaSink(KafkaConnector, Sink[T]):
     def checks_all_fields(self) -> bool:
         """Whether the format of the values has `validate="all"`."""
         return self.value.validate == "all"
-
-    def encoder(self) -> Callable[[Any], None]:
-        """Return a function that encodes the value and the key of a record, and drops the bytes."""
-        encode = self.value.encoder()
-        encode_key = None if self.key is None else self.key.encoder()
-        record_key = self.record_key
-
-        def whole(record: Any) -> None:
-            if record.value is not None:
-                encode(record.value)
-            if record.key is not None and encode_key is not None:
-                encode_key(record.key)
-
-        def plain(record: Any) -> None:
-            encode(record)
-            if record_key is not None and self.key is not None and encode_key is not None:
-                key = record_key(record)
-                if wrong := fault(key, self.key.value_type):
-                    raise PipelineError(
-                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
-                        f"{key!r}, of which {wrong}."
-                    )
-                encode_key(key)
-            elif record_key is not None:
-                key = record_key(record)
-                if not isinstance(key, str | bytes):
-                    raise PipelineError(
-                        f"{self.location}: sink {self.name!r} for {self.target}: record_key gave "
-                        f"{key!r}. A key is text or bytes, or has its format in key=, as in "
-                        "key=Json(int)."
-                    )
-
-        return whole if self.full_record else plain
 
     def describe(self) -> dict[str, object]:
         """Return the options of the sink, for the graph's fingerprint."""

@@ -22,10 +22,10 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    is_typeddict,
 )
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from tidegate.errors import PipelineError
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Literal, get_args, get_origin, is_typeddict
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from tidegate.api.big_ints import entries_of, unpack_int
 from tidegate.api.evolution import check_evolution, pair_branches

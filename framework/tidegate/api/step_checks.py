@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from typing import Any, TypeGuard, get_args, is_typeddict
+from typing import Any, TypeGuard, get_args
+
+from typing_extensions import is_typeddict
 
 from tidegate.api.callable_checks import check_methods
 from tidegate.api.declaration_checks import ErrorOptions

@@ -25,9 +25,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, Literal, cast, get_args, get_origin, is_typeddict
+from typing import Any, Final, Literal, cast, get_args, get_origin
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from tidegate.api.record_fields import MISSING, RecordField, fields_of, record_class, type_name
 from tidegate.api.types import is_union, literal_type, type_info

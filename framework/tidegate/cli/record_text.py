@@ -22,6 +22,7 @@ import fastavro
 import msgspec
 
 from tidegate.api.avro_file import find_schema_file
+from tidegate.api.finite import json_of_any
 from tidegate.api.formats import Format, Json, Raw
 from tidegate.errors import ConfigError, PipelineError
 from tidegate.message_text import utc_text
@@ -68,8 +69,6 @@ class GivenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Decoder = Callable[[bytes], Shown]
-
-_ENCODER: Final = msgspec.json.Encoder(enc_hook=str, decimal_format="string")
 
 
 def auto_value(data: bytes) -> Shown:
@@ -171,7 +170,12 @@ def format_of_pipeline(declared: Format[Any], auto: Decoder) -> Decoder:
             value = decode(data)
         except Exception as error:  # noqa: BLE001  # a format raises what its library raises
             raise Undecodable(f"not {type(declared).__name__} of the pipeline: {error}") from None
-        return value if isinstance(value, str) else msgspec.Raw(encode(value))
+        if isinstance(value, str):
+            return value
+        try:
+            return msgspec.Raw(encode(value))
+        except ValueError:  # NaN in a record of Avro, which JSON cannot write
+            return as_json(value)
 
     return decoder
 
@@ -184,8 +188,8 @@ def _json_encoder(declared: Format[Any]) -> Callable[[Any], bytes]:
 
 
 def as_json(value: object) -> msgspec.Raw:
-    """Return a decoded value as JSON: a Decimal and a time as text, bytes in base64."""
-    return msgspec.Raw(_ENCODER.encode(value))
+    """Return a decoded value as JSON: a Decimal, a time and NaN as text, bytes in base64."""
+    return msgspec.Raw(json_of_any(value, str))
 
 
 def row_of(

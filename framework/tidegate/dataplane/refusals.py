@@ -16,9 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from tidegate.api.declaration_checks import OnError
+from tidegate.api.finite import json_of_any
 from tidegate.api.kafka_records import (
     ERROR,
     ORIGIN_OFFSET,
@@ -129,14 +128,15 @@ def _provenance(batch: RecordBatch, index: int) -> tuple[tuple[str, str], ...]:
 def _as_bytes(value: Any) -> bytes:
     """Return the record as the place received it, as bytes.
 
-    Bytes and text stay as they are. Other values become JSON, or their repr if JSON fails.
+    Bytes and text stay as they are. Other values become JSON, or their repr if JSON fails. NaN and
+    infinity are texts.
     """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode(errors="backslashreplace")
     try:
-        return msgspec.json.encode(value, enc_hook=repr)
+        return json_of_any(value, repr)
     except process_ends():
         raise
     except BaseException:  # noqa: BLE001  # an encoder may raise anything for such a value

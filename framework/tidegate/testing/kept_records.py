@@ -1,4 +1,7 @@
-"""The sinks of a pipeline under test: they encode each record as the real sink would, and keep it.
+"""The sinks of a pipeline under test: they keep each record as a reader of the sink decodes it.
+
+A Kafka sink is encoded by the encoder of the real writer, which refuses what the writer refuses.
+The sink's own formats decode the bytes again. So a test sees what the encoding changes.
 
 `KeptRecords` is the topic, and outlives a crash. `KeepingSinkWriter` is the writer of one subtask.
 The records between two barriers are one transaction of that subtask. Its barrier gives them the id
@@ -13,10 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.api.copying import copy_value
+from tidegate.api.formats import Format
+from tidegate.api.kafka_records import ProducerRecord
+from tidegate.api.kafka_sink import KafkaSink
 from tidegate.api.sink import Sink
 from tidegate.dataplane.refusals import Refusals
-from tidegate.errors import PipelineError
-from tidegate.ids import CheckpointId, TransactionalId
+from tidegate.dataplane.sinks.encoding import BatchEncoder
+from tidegate.errors import UserCodeError, passes_through
+from tidegate.ids import CheckpointId, TransactionalId, Uid
+from tidegate.message_text import clause
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 from tidegate.stream_elements import RecordBatch
 from tidegate.user_exceptions import described
@@ -71,12 +79,13 @@ class KeptRecords:
 class KeepingSinkWriter:
     """The writer of a sink in one subtask.
 
-    Because it keeps copies, a later change of a record by another step does not change the output.
+    A later change of a record by another step does not change the output.
     """
 
-    def __init__(self, sink: Sink[Any], kept: KeptRecords, refusals: Refusals) -> None:
+    def __init__(self, sink: Sink[Any], uid: Uid, kept: KeptRecords, refusals: Refusals) -> None:
         self._kept, self._refusals = kept, refusals
-        self._encode = sink.encoder()
+        self._topic = _Topic(sink, uid, refusals) if isinstance(sink, KafkaSink) else None
+        self._read_back = sink.round_trip()
         self._open: list[KeptRecord] = []
         """The records since the last barrier."""
 
@@ -84,20 +93,19 @@ class KeepingSinkWriter:
         """Do nothing: there is no producer to open."""
 
     def write(self, batch: RecordBatch) -> None:
+        read = self._one_by_one(batch) if self._topic is None else self._topic.read_back(batch)
+        self._open.extend(map(self._kept.add, read))
+
+    def _one_by_one(self, batch: RecordBatch) -> list[Any]:
+        read = []
         for index, value in enumerate(batch.values):
-            written = copy_value(value)  # before `key_by`, as the real sink encodes it
             try:
-                self._encode(value)
+                read.append(self._read_back(value))
             except BaseException as error:
-                if not (self._refusals.covers(error) or self._refuses(error)):
+                if not self._refusals.covers(error):
                     raise
                 self._refusals.refuse(batch, index, described(error))
-            else:
-                self._open.append(self._kept.add(written))
-
-    def _refuses(self, error: BaseException) -> bool:
-        """Return whether the policy covers an error that tidegate itself raises for a key."""
-        return self._refusals.tolerant and isinstance(error, PipelineError)
+        return read
 
     def writable(self) -> bool:
         return True
@@ -121,3 +129,49 @@ class KeepingSinkWriter:
 
     def freed(self, ids: Sequence[TransactionalId]) -> None:
         """Do nothing: no transaction was prepared."""
+
+
+class _Topic:
+    """The topic of a Kafka sink: it encodes a batch, and decodes it with the sink's formats."""
+
+    def __init__(self, sink: KafkaSink[Any], uid: Uid, refusals: Refusals) -> None:
+        self._sink, self._uid, self._refusals = sink, uid, refusals
+        self._encoder = BatchEncoder(sink, uid, refusals)
+        self._value = _decoder(sink.value)
+        self._key = bytes if sink.key is None else _decoder(sink.key)
+
+    def read_back(self, batch: RecordBatch) -> list[Any]:
+        """Return the records that a reader of the topic gets, without refused ones.
+
+        Raise UserCodeError for a record that the format of the sink writes and cannot read.
+        """
+        if self._value is None or self._key is None:  # a format for writing only
+            kept = self._encoder.encodable(batch) if self._refusals.tolerant else batch
+            self._encoder.encode(kept)
+            return list(map(copy_value, kept.values))
+        encoded = self._encoder.encode(batch)
+        try:
+            values = [each if each is None else self._value(each) for each in encoded.values]
+            if not self._sink.full_record:
+                return values
+            keys = [each if each is None else self._key(each) for each in encoded.keys or ()]
+        except passes_through():
+            raise
+        except BaseException as error:
+            raise UserCodeError(
+                f"Sink {self._uid!r} for {self._sink.target} ({self._sink.location}) writes a "
+                f"record that its own format cannot read: {clause(described(error))}. "
+                "Correct the format or its type, so that readers of the topic can decode it."
+            ) from error
+        extras = encoded.extras or [((), None)] * len(values)
+        return [
+            ProducerRecord(key, value, *extra)
+            for key, value, extra in zip(keys, values, extras, strict=True)
+        ]
+
+
+def _decoder(of: Format[Any]) -> Callable[[bytes], Any] | None:
+    try:
+        return of.decoder()
+    except NotImplementedError:
+        return None

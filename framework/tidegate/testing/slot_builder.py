@@ -25,6 +25,7 @@ from tidegate.dataplane.subtask_context import SubtaskContext
 from tidegate.dataplane.task_builder import SlotContext, SubtaskBuilder
 from tidegate.graph.plan import Vertex
 from tidegate.graph.stream_graph import Node, StreamGraph
+from tidegate.ids import Uid
 from tidegate.ports.blobs import BlobStore
 from tidegate.ports.kafka import TransactionAdmin
 from tidegate.protocol.messages import Deploy
@@ -94,7 +95,7 @@ class PipelineSlotBuilder(SubtaskBuilder):
         del subtask_context
         sink = cast("Sink[Any]", node.declaration)
         kept = self._kept.setdefault(node.id, KeptRecords(sink.guarantee))
-        return KeepingSinkWriter(sink, kept, refusals)
+        return KeepingSinkWriter(sink, Uid(node.id), kept, refusals)
 
     def _local_folder(self, vertex: Vertex) -> Path:
         return self._context.local / vertex.id  # made by the state store, if at all

@@ -1,0 +1,187 @@
+"""The search for the numbers that JSON cannot write: NaN and infinity, as float or as Decimal.
+
+msgspec and pydantic write such a float as `null`, and such a Decimal as text, without an error. The
+format `Json` refuses them. Nearly every record is without them, so the search has three steps, each
+slower than the one before:
+
+1. `suspicious` looks at the encoded bytes.
+2. `finite_check` returns a generated condition for the fields of a type, such as
+   `x.value - x.value == 0.0`.
+3. `not_finite` walks a value of any class, and says where the number is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final, get_args, get_origin
+
+import msgspec
+from typing_extensions import is_typeddict
+
+from tidegate.api.record_fields import fields_of, is_model, record_class
+from tidegate.api.types import is_union
+
+_SEQUENCES: Final = (list, tuple, set, frozenset, Sequence)
+
+
+def holds(of: object, *parts: object) -> bool:
+    """Check whether a type is one of these types, or has one at any depth."""
+    if of in parts:
+        return True
+    inside = [field.type for field in fields_of(of) or ()]
+    return any(holds(part, *parts) for part in (*inside, *get_args(of)))
+
+
+def suspicious(data: bytes) -> bool:
+    """Check whether JSON may be that of a value with such a number, by a search for texts."""
+    return b"null" in data or b"NaN" in data or b"Infinity" in data
+
+
+def finite_check(of: object) -> Callable[[Any], bool]:
+    """Return a function that checks that a value of a type has no such number."""
+    names: dict[str, Any] = {"finite": _finite}
+    condition = _Conditions(names).of(of, "x")
+    source = f"def is_finite(x):\n    return {condition}\n"
+    exec(compile(source, "<generated is_finite>", "exec"), names)  # noqa: S102 - our template
+    check = names["is_finite"]
+
+    def is_finite(value: Any) -> bool:
+        try:
+            return bool(check(value))
+        except Exception:  # noqa: BLE001  # a value that is not of the type
+            return _finite(value)
+
+    return is_finite
+
+
+def check_finite(value: Any) -> None:
+    """Raise ValueError, with the place, if a value has such a number."""
+    if found := not_finite(value):
+        raise ValueError(f"{found}, and JSON has no such number; give a finite one or None")
+
+
+def not_finite(value: Any, at: str = "") -> str:
+    """Return the place of the first such number and the number; empty if every number is finite."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{at or 'it'} is {value}"
+    if isinstance(value, Decimal):
+        return "" if value.is_finite() else f"{at or 'it'} is {value}"
+    return next(
+        (found for part, name in _parts(value, at) if (found := not_finite(part, name))), ""
+    )
+
+
+def _finite(value: Any) -> bool:
+    return not not_finite(value)
+
+
+def _parts(value: Any, at: str) -> Iterable[tuple[Any, str]]:
+    """Return the parts of a value that JSON shows, with their paths."""
+    if isinstance(value, str | bytes | int | None):
+        return ()
+    if isinstance(value, Mapping):
+        return [(part, f"{at}[{key!r}]") for key, part in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(part, f"{at}[{index}]") for index, part in enumerate(value)]
+    if is_model(type(value)):
+        if value.model_config.get("ser_json_inf_nan") == "strings":
+            return ()  # the user's own choice, and pydantic reads these texts
+        names = [*type(value).model_fields, *(value.__pydantic_extra__ or ())]
+    elif isinstance(value, msgspec.Struct):
+        names = [*value.__struct_fields__]
+    elif dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+    else:
+        return ()
+    dotted = f"{at}." if at else ""
+    return [(getattr(value, name, None), f"{dotted}{name}") for name in names]
+
+
+def json_of_any(value: Any, other: Callable[[Any], Any]) -> bytes:
+    """Return JSON of a value that no format encodes. It is for people, and has no wrong null.
+
+    A model is the object that `Json` writes, NaN and infinity are texts, and `other` converts
+    objects that JSON has no form for.
+    """
+
+    def convert(part: Any) -> Any:
+        return _with_texts(part.model_dump(by_alias=True)) if is_model(type(part)) else other(part)
+
+    def encode(part: Any) -> Any:
+        if is_model(type(part)):
+            return msgspec.Raw(part.model_dump_json(by_alias=True, warnings=False).encode())
+        return other(part)
+
+    try:
+        data = msgspec.json.encode(value, enc_hook=encode)
+    except ValueError:  # pydantic has no JSON for an object in the model
+        return msgspec.json.encode(value, enc_hook=convert)
+    if b"null" not in data or not not_finite(value):
+        return data
+    return msgspec.json.encode(_with_texts(msgspec.to_builtins(value, enc_hook=convert)))
+
+
+def _with_texts(plain: Any) -> Any:
+    """Return a value with the text of each float that is NaN or infinity."""
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return str(Decimal(plain))  # NaN and Infinity, as in most languages
+    if isinstance(plain, dict):
+        return {key: _with_texts(part) for key, part in plain.items()}
+    if isinstance(plain, list | tuple | set | frozenset):
+        return [_with_texts(part) for part in plain]
+    return plain
+
+
+class _Conditions:
+    """The generator of the condition of a type. `names` has the objects of the source."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+        self._variables = 0
+
+    def of(self, of: object, x: str) -> str:
+        """Return the condition that the value `x` has no such number; it may read `x` twice."""
+        if not holds(of, float, Decimal, Any):
+            return "True"
+        if of is float:
+            return f"({x} - {x} == 0.0 if {x}.__class__ is float else finite({x}))"
+        if of is Decimal:
+            return f"{x}.is_finite()"
+        origin, arguments = get_origin(of), get_args(of)
+        if is_union(of):
+            types = [part for part in arguments if part is not type(None)]
+            inner = self.of(types[0], x) if len(types) == 1 else f"finite({x})"
+            return f"({x} is None or {inner})"
+        if origin is tuple and ... not in arguments:
+            return self._all([self.of(part, f"{x}[{i}]") for i, part in enumerate(arguments)])
+        if origin in _SEQUENCES:
+            return self._each(arguments[0], x)
+        if origin in (dict, Mapping):
+            return self._each(arguments[1], f"{x}.values()")
+        fields = fields_of(of)
+        if fields is None or (is_model(record_class(of)) and _is_open(record_class(of))):
+            return f"finite({x})"
+        form = "{}[{}]" if is_typeddict(record_class(of)) else "{}.{}"
+        quoted = json.dumps if is_typeddict(record_class(of)) else str
+        return self._all([self.of(f.type, form.format(x, quoted(f.name))) for f in fields])
+
+    def _each(self, of: object, items: str) -> str:
+        self._variables += 1
+        item = f"i{self._variables}"
+        inner = self.of(of, item)
+        return inner if inner == "True" else f"all([{inner} for {item} in {items}])"
+
+    @staticmethod
+    def _all(conditions: list[str]) -> str:
+        kept = [condition for condition in conditions if condition != "True"]
+        return f"({' and '.join(kept)})" if kept else "True"
+
+
+def _is_open(model: Any) -> bool:
+    """Check whether objects of a pydantic model may have more fields, or write numbers as text."""
+    config = model.model_config
+    return bool(config.get("extra") == "allow" or config.get("ser_json_inf_nan") == "strings")
