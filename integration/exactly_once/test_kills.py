@@ -86,6 +86,7 @@ def kill(run: Run, role: str, rng: random.Random) -> None:
 # --- controls: the comparison finds out ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_control_recovery_without_commit_loses_records(
     any_kafka: EmbeddedKafka, tmp_path: Path
@@ -99,6 +100,7 @@ def test_control_recovery_without_commit_loses_records(
     assert not verdict.twice, verdict
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_control_commit_before_publication_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
@@ -112,6 +114,7 @@ def test_control_commit_before_publication_causes_duplicates(
     assert not verdict.missing, verdict
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_control_reused_producer_causes_duplicates(
     any_kafka: EmbeddedKafka, tmp_path: Path
@@ -177,6 +180,7 @@ def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     job.assert_exact()
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_job_stops_although_the_jobmanager_that_got_the_interrupt_was_killed(
     any_kafka: EmbeddedKafka, tmp_path: Path

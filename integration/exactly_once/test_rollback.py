@@ -121,6 +121,7 @@ def test_publication_is_rolled_back_if_a_transaction_is_aborted_before_any_commi
     job.assert_exact()
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_transaction_aborted_after_another_one_was_committed_is_reported_as_lost(
     any_kafka: EmbeddedKafka, tmp_path: Path
@@ -155,6 +156,7 @@ def test_committed_transaction_that_was_fenced_twice_is_reported_as_lost(
     assert not verdict.twice, verdict
 
 
+@pytest.mark.slow
 @soak_on_39
 def test_publication_is_rolled_back_if_all_its_transactions_timed_out(
     any_kafka: EmbeddedKafka, tmp_path: Path
