@@ -224,7 +224,8 @@ class JobSettings(Section):
     watermark_interval: PositiveMs = 200
     """The time between two watermarks of a source. A watermark also precedes each barrier."""
     stop_grace_period: DurationMs = 15_000
-    """The time that calls of user code have to return after a stop or a cancel."""
+    """The time that calls of user code have to return after a stop or a cancel. A storage that does
+    not answer ends the wait too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

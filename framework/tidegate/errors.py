@@ -309,7 +309,9 @@ class SparkLostError(SparkError):
 
 
 class StartFailedError(ExternalError):
-    """The job's JobMaster ended several times in a row before it reported anything."""
+    """The job's JobMaster ended several times in a row before it reported anything, or the storage
+    failed from the start.
+    """
 
     retry = Retry.NO
 

@@ -95,6 +95,18 @@ def test_failure_is_shown_once_and_again_when_the_job_fails(
     assert capsys.readouterr().err.count("no broker") == 2
 
 
+def test_failure_that_repeats_is_shown_again_after_more_restarts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = LineDisplay(SUBMISSION, Config())
+    report = failing(KafkaError, "no broker")
+    told = []
+    for restarts, now_ms in ((1, 1_000), (2, 7_000), (2, 12_000), (2, 30_000), (2, 40_000)):
+        shown.show(msgspec.structs.replace(report, restarts=restarts, reported_ms=now_ms))
+        told.append("no broker" in capsys.readouterr().err)
+    assert told == [True, False, True, False, False]
+
+
 def test_failure_between_two_reports_is_shown_at_the_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import stat
 import subprocess
@@ -183,15 +184,21 @@ def test_run_that_begins_to_listen_meanwhile_is_not_removed(
 def test_stop_reaches_the_run_and_returns_its_last_report(tmp_path: Path) -> None:
     stop, display = run_stop()
     reports: list[JobReport] = []
+    progress: queue.SimpleQueue[JobReport] = queue.SimpleQueue()
     with RunSocket(tmp_path, JOB, stop):
         (run,) = find_local_runs(tmp_path)
         waiting = threading.Thread(
-            target=lambda: reports.append(stop_local_run(run, final_checkpoint=True, drain=True))
+            target=lambda: reports.append(
+                stop_local_run(run, final_checkpoint=True, drain=True, on_report=progress.put)
+            )
         )
         waiting.start()
         assert display.stopped.wait(10)
         assert stop._request == StopRequest(final_checkpoint=True, drain=True)
         assert not reports
+        waits = JobReport(job=JOB, state=JobState.INITIALIZING, storage_trouble="It is gone.")
+        stop.reported(waits)
+        assert progress.get(timeout=10).storage_trouble == "It is gone."
         stop.reported(JobReport(job=JOB, state=JobState.FINISHED, stopped="with a checkpoint"))
     waiting.join(10)
     assert [each.state for each in reports] == [JobState.FINISHED]
@@ -205,7 +212,7 @@ def test_stop_before_the_job_has_started_is_refused_and_a_killed_run_is_an_error
 
     def ask(run: local_runs.LocalRun) -> None:
         try:
-            stop_local_run(run, final_checkpoint=True, drain=False)
+            stop_local_run(run, final_checkpoint=True, drain=False, on_report=lambda _: None)
         except (RefusedError, RpcError) as error:
             errors.append(error)
 

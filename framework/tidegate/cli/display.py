@@ -33,6 +33,9 @@ from tidegate.protocol.submission import Submission
 LINE_INTERVAL_MS: Final = 5_000
 """Time in ms between two log lines of a healthy run. A change of state is printed at once."""
 
+ERROR_INTERVAL_MS: Final = 10_000
+"""Time in ms after which a line names a failure again, if the job has restarted since."""
+
 ERROR_SHOWN_AT_END: Final = frozenset({JobState.CLOSING, JobState.FAILED})
 """States in which no line names the failure, because `end` and `failed` print it."""
 
@@ -146,6 +149,7 @@ class LineDisplay(Display):
         super().__init__(submission, config)
         self._errors_shown: list[ErrorReport] = []
         """Failures that a line has already named."""
+        self._error_shown_ms = self._restarts_shown = 0
         self._hanging: tuple[HangingCall, ...] = ()
         """Calls whose stacks were printed."""
 
@@ -160,10 +164,15 @@ class LineDisplay(Display):
             and report.reported_ms - before.reported_ms < LINE_INTERVAL_MS
         ):
             return
-        # A failure is not printed twice in a row.
+        # A failure is not printed twice in a row, but again after more restarts.
         error = None if report.state in ERROR_SHOWN_AT_END else report.error
         why = ""
-        if error is not None and error not in self._errors_shown[-1:]:
+        again = (
+            report.restarts > self._restarts_shown
+            and report.reported_ms - self._error_shown_ms >= ERROR_INTERVAL_MS
+        )
+        if error is not None and (again or error not in self._errors_shown[-1:]):
+            self._error_shown_ms, self._restarts_shown = report.reported_ms, report.restarts
             why = f", last failure: {error.message}"
             self._errors_shown.append(error)
         print_status(f"{self.job}: {describe(report, self.rates(report))}{why}")

@@ -21,6 +21,7 @@ import functools
 import hashlib
 import os
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -42,6 +43,8 @@ RUNS: Final = Path(".tidegate") / "runs"
 """The folder of the sockets, below the working folder."""
 ANSWER_S: Final = 5.0
 """The longest time in seconds for an answer about the state. A run answers within milliseconds."""
+PROGRESS_S: Final = 1.0
+"""The time in seconds between two reports of a run that a stop waits for."""
 REQUEST_BYTES_MAX: Final = 4096
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 REPORT: Final = "report"
@@ -144,15 +147,27 @@ def find_local_runs(folder: Path) -> list[LocalRun]:
     return sorted((run for run in found if run is not None), key=lambda run: (run.job, run.pid))
 
 
-def stop_local_run(run: LocalRun, *, final_checkpoint: bool, drain: bool) -> JobReport:
-    """Stop a run, wait for its end and return its last report.
+def stop_local_run(
+    run: LocalRun,
+    *,
+    final_checkpoint: bool,
+    drain: bool,
+    on_report: Callable[[JobReport], None],
+) -> JobReport:
+    """Stop a run, wait for its end and return its last report. `on_report` is called with each
+    report until then.
 
     RefusedError if the run ends before its job has started. RpcError if it ends without an answer.
     """
     request = _Request(STOP, final_checkpoint, drain)
     try:
         with _connected(run.path) as connection:
-            answer = _exchange(connection, request, timeout_s=None)
+            _send(connection, request)
+            while not select.select([connection], [], [], PROGRESS_S)[0]:
+                present = _ask(run.path)
+                if present is not None and present.report is not None:
+                    on_report(present.report)
+            answer = _receive(connection, timeout_s=ANSWER_S)
     except OSError:  # it has ended since it was found
         answer = None
     if answer is None:
@@ -168,7 +183,8 @@ def stop_local_run(run: LocalRun, *, final_checkpoint: bool, drain: bool) -> Job
 def _ask(path: Path) -> LocalRun | None:
     try:
         with _connected(path) as connection:
-            answer = _exchange(connection, _Request(REPORT), timeout_s=ANSWER_S)
+            _send(connection, _Request(REPORT))
+            answer = _receive(connection, timeout_s=ANSWER_S)
     except (ConnectionRefusedError, FileNotFoundError):
         _remove_stale(path)
         return None
@@ -177,11 +193,12 @@ def _ask(path: Path) -> LocalRun | None:
     return None if answer is None else LocalRun(path, answer.pid, answer.job, answer.report)
 
 
-def _exchange(
-    connection: socket.socket, request: _Request, *, timeout_s: float | None
-) -> _Answer | None:
-    connection.settimeout(timeout_s)
+def _send(connection: socket.socket, request: _Request) -> None:
     connection.sendall(msgspec.json.encode(request) + b"\n")
+
+
+def _receive(connection: socket.socket, *, timeout_s: float) -> _Answer | None:
+    connection.settimeout(timeout_s)
     with connection.makefile("rb") as lines:
         line = lines.readline()
     return msgspec.json.decode(line, type=_Answer) if line.endswith(b"\n") else None

@@ -175,8 +175,11 @@ def end_job(
     answers.
     """
     name = job_name(job)
+    progress = StopProgress(name, "stop" if final_checkpoint else "cancel")
     for run in (each for each in local_runs(at) if each.job == name):
-        report = stop_local_run(run, final_checkpoint=final_checkpoint, drain=drain)
+        report = stop_local_run(
+            run, final_checkpoint=final_checkpoint, drain=drain, on_report=progress.show
+        )
         _print(report, as_json=as_json)
         ended_so = report.state is ENDS_AS[final_checkpoint]
         return finished_code(report, bounded=False) if ended_so else FAILED
@@ -187,7 +190,9 @@ def end_job(
             _wait_until_up(client, config, without_run=without_run)
         else:
             client.list()
-        report = client.stop_and_wait(name, final_checkpoint=final_checkpoint, drain=drain)
+        report = client.stop_and_wait(
+            name, final_checkpoint=final_checkpoint, drain=drain, on_report=progress.show
+        )
     _print(report, as_json=as_json)
     if report.state not in ENDED:
         what = "stop" if final_checkpoint else "cancel"
@@ -201,6 +206,22 @@ def end_job(
     if report.state is not ENDS_AS[final_checkpoint]:
         return FAILED
     return finished_code(report, bounded=False)
+
+
+class StopProgress:
+    """What a stop waits for, printed when it changes. A stop that waits must say why."""
+
+    def __init__(self, job: str, what: str) -> None:
+        self._job, self._what = job, what
+        self._printed = ""
+
+    def show(self, report: JobReport) -> None:
+        """Print why the job has not ended yet, if the report has a reason that is not printed."""
+        cause = report.storage_trouble or report.start_refused or report.waiting_for
+        if report.state in ENDED or not cause or cause == self._printed:
+            return
+        self._printed = cause
+        print_status(f"{self._job}: the {self._what} waits: {cause.rstrip('.')}.")
 
 
 def _configuration_and_name(at: str | None) -> tuple[Config, bool]:

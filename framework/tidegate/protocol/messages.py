@@ -123,6 +123,9 @@ class StopJob(Message, frozen=True, kw_only=True, tag="StopJob"):
     """True if the job takes a final checkpoint before it ends. Without one, the job is canceled."""
     drain: bool = False
     """True if all timers and windows fire before the final checkpoint."""
+    waited_ms: int = 0
+    """The time in ms since the user's request. The JobManager sets it when it sends the request
+    on, because a JobMaster that replaces another one must not start the grace period again."""
 
 
 # --- JobMaster and TaskManager to JobManager ----------------------------------------------------

@@ -7,16 +7,20 @@ import pytest
 
 from tests.controlplane.jobmanager.dispatching import EPOCH, A, Shell, submission
 from tests.controlplane.parts import registration
+from tidegate.config import JobSettings
 from tidegate.controlplane.jobmanager import dispatcher_events as j
 from tidegate.controlplane.jobmanager.dispatcher import (
     FAILED_STARTS_MAX,
     SHOW_START_WAIT_AFTER_MS,
     START_MS_MAX,
 )
-from tidegate.controlplane.jobmanager.job_record import Phase
+from tidegate.controlplane.jobmanager.job_record import CANCEL_WAIT_SHARE, Phase
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.messages import Acknowledge, Refused, StopJob, SubmitJob
+
+GRACE_MS = JobSettings().stop_grace_period
 
 
 def test_job_fails_without_closing_transactions_if_no_jobmaster_ever_registers(
@@ -131,6 +135,55 @@ def test_cancel_is_forwarded_to_a_jobmaster_whose_start_was_refused_before(runni
     told = running.last(j.ForwardStop)
     assert isinstance(told, j.ForwardStop)
     assert (told.message, told.address) == (cancel, "master 200")
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_cancel_ends_a_job_whose_jobmaster_does_not_start_in_time(
+    running: Shell, *, registered: bool
+) -> None:
+    running.exits(STORAGE_HANGS)
+    if registered:  # the process exists, and has not reached the JobManager
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
+        running.event(j.JobMasterStarted(job=A, launch_id=running.start_number(), pid=101))
+    running.ask(StopJob(job=A))
+    running.now_ms += GRACE_MS
+    running.event(j.DispatcherTick())
+    assert running.shown().state not in ENDED, "a stop waits"
+    assert running.ask(StopJob(job=A, final_checkpoint=False)) == Acknowledge()
+    running.now_ms += int(CANCEL_WAIT_SHARE * GRACE_MS) - 1
+    running.event(j.DispatcherTick())
+    assert running.shown().state not in ENDED
+    running.now_ms += 1
+    done = running.event(j.DispatcherTick())
+    killed = [each.pid for each in done if isinstance(each, j.KillJobMaster)]
+    assert killed == ([101] if registered else [])
+    shown = running.shown()
+    assert shown.state is JobState.FAILED
+    assert shown.error is not None
+    assert "The cancel did not wait longer within job.stop_grace_period" in shown.error.message
+    assert "a call to the checkpoint storage did not return" in shown.error.message
+    assert "The next run of the job settles them" in shown.error.message
+    assert isinstance(running.register(101), Refused), "it must not claim"
+    running.event(j.ResultStored(job=A))
+    assert running.machine.phase(A) is Phase.ENDED
+
+
+def test_stop_tells_each_jobmaster_since_when_it_waits(running: Shell) -> None:
+    running.ask(StopJob(job=A))
+    running.now_ms += 400
+    running.ask(StopJob(job=A))
+    told = running.last(j.ForwardStop)
+    assert isinstance(told, j.ForwardStop)
+    assert told.message.waited_ms == 400
+    running.ask(StopJob(job=A, final_checkpoint=False))
+    running.now_ms += 300
+    running.exits()
+    running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
+    running.started(101)
+    running.event(j.DispatcherTick())
+    told = running.last(j.ForwardStop)
+    assert isinstance(told, j.ForwardStop)
+    assert told.message == StopJob(job=A, final_checkpoint=False, waited_ms=300)
 
 
 def test_failed_start_count_resets_after_a_jobmaster_report(running: Shell) -> None:

@@ -69,11 +69,14 @@ class Shell:
             rpc=SimpleNamespace(connect=lambda address: refuses),
             blob_store=lambda url: SimpleNamespace(confirm=lambda: None),
         )
-        loop = SimpleNamespace(call_later=self.call_later, post=lambda action: action())
+        loop = SimpleNamespace(
+            call_later=self.call_later, post=lambda action: action(), stop=lambda: None
+        )
         manager = SimpleNamespace(
             is_current=lambda: True,
             send=self.sent.append,
             report=self.reports.append,
+            drain=lambda: None,
             epoch=LeaderEpoch(1),
             storage="",
         )

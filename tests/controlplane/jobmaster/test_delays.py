@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 from tidegate.controlplane.jobmaster.delays import (
     CAUSE_S,
+    FAILS_S,
     LOG_INTERVAL_S,
     SHOWN_AFTER_S,
     DelayMonitor,
 )
+from tidegate.errors import ExternalError
 
 
 def monitor(waiting_for: str = "A slot is missing", at_s: float = 100.0) -> DelayMonitor:
@@ -45,7 +47,7 @@ def test_delay_begins_anew_when_the_reason_of_the_wait_changes() -> None:
 
 def test_the_last_error_of_a_repeated_request_explains_a_wait() -> None:
     watched = monitor()
-    watched.failed(105.0, "No broker answers.")
+    watched.failed(105.0, ExternalError("No broker answers."))
     found = watched.delay(111.0)
     assert found is not None
     assert found.text == "A slot is missing. Last error: No broker answers."
@@ -53,7 +55,7 @@ def test_the_last_error_of_a_repeated_request_explains_a_wait() -> None:
 
 def test_an_error_from_before_the_wait_does_not_explain_it() -> None:
     watched = DelayMonitor()
-    watched.failed(99.0, "No broker answers.")
+    watched.failed(99.0, ExternalError("No broker answers."))
     watched.observe(100.0, "A slot is missing")
     found = watched.delay(111.0)
     assert found is not None
@@ -62,7 +64,7 @@ def test_an_error_from_before_the_wait_does_not_explain_it() -> None:
 
 def test_an_old_error_does_not_explain_a_wait() -> None:
     watched = monitor()
-    watched.failed(101.0, "No broker answers.")
+    watched.failed(101.0, ExternalError("No broker answers."))
     found = watched.delay(101.0 + CAUSE_S)
     assert found is not None
     assert found.cause == ""
@@ -93,3 +95,22 @@ def test_reported_delay_begins_when_the_wait_was_first_observed(
         told = last != "" and now_s - since_s >= SHOWN_AFTER_S
         assert (found is not None) == told
         assert found is None or (found.waiting_for, found.since_s) == (last, since_s)
+
+
+def test_a_failure_counts_as_recent_for_a_few_seconds() -> None:
+    watched, error = DelayMonitor(), ExternalError("No broker answers.")
+    assert watched.recent_failure(0.0) is None
+    watched.failed(100.0, error)
+    assert watched.recent_failure(100.0 + FAILS_S - 0.1) is error
+    assert watched.recent_failure(100.0 + FAILS_S) is None
+
+
+def test_failures_last_until_a_longer_break() -> None:
+    watched, error = DelayMonitor(), ExternalError("No broker answers.")
+    for now_s in (100.0, 104.0, 108.0):
+        watched.failed(now_s, error)
+    assert watched.recent_failure(108.0, lasting_s=8.0) is error
+    assert watched.recent_failure(108.0, lasting_s=8.1) is None
+    watched.failed(108.0 + FAILS_S, error)
+    assert watched.recent_failure(114.0) is error
+    assert watched.recent_failure(114.0, lasting_s=1.0) is None

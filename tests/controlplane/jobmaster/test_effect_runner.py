@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import msgspec
@@ -18,7 +19,7 @@ from tidegate.commit.effects import Effect, Procedure
 from tidegate.controlplane.jobmaster.effect_runner import EffectRunner, ProcedureStopped
 from tidegate.drivers.storage import open_store
 from tidegate.drivers.threads import SystemThreads
-from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError
+from tidegate.errors import KafkaUnavailableError, RefusedError, StorageError, TidegateError
 from tidegate.ids import JobName, TransactionalId
 from tidegate.ports.blobs import CreateResult
 from tidegate.ports.kafka import EndTxnResult, TransactionAdmin
@@ -128,6 +129,25 @@ def test_every_kind_of_effect_reaches_its_driver() -> None:
         ("epochs", (("t", 0), 3)),
     ]
     assert clock.slept == [0.5]
+
+
+def test_a_create_without_an_answer_is_reported_as_a_failure_of_the_storage() -> None:
+    def procedure() -> Procedure[CreateResult]:
+        return (yield from effects.create_entry("a/b", b"1"))
+
+    failures: list[TidegateError] = []
+    store = cast("Any", SimpleNamespace(create=lambda path, data: CreateResult.UNKNOWN))
+    run = EffectRunner(
+        store,
+        cast("TransactionAdmin", Log()),
+        Clock(),
+        SystemThreads(),
+        nonce=lambda: "n",
+        on_retry=failures.append,
+    )
+    assert run.run(procedure()) is CreateResult.UNKNOWN
+    (failure,) = failures
+    assert "does not say whether a/b was written" in str(failure)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from tidegate.controlplane.jobmaster.events import (
     StopEnd,
     StopGraceElapsed,
     StopRequested,
+    StopTimedOut,
     TakeFinalCheckpoint,
 )
 from tidegate.controlplane.jobmaster.machine import JobMachine
@@ -51,6 +52,7 @@ from tidegate.errors import (
     PipelineError,
     RefusedError,
     StartFailedError,
+    StorageError,
     TidegateError,
     UserCodeError,
 )
@@ -368,6 +370,27 @@ def test_stop_whose_grace_period_ends_closes_without_a_final_checkpoint() -> Non
     assert job.handle(StopGraceElapsed(attempt=ONE)) == []  # no stop was requested
     job.handle(StopRequested(final_checkpoint=True))
     assert job.handle(StopGraceElapsed(attempt=ONE)) == [STOPPED_WITHOUT]
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.INITIALIZING, JobState.RUNNING, JobState.STOPPING, JobState.CLOSING]
+)
+def test_stop_that_waits_too_long_ends_the_job_as_failed_without_a_close(state: JobState) -> None:
+    error = StorageError("The storage is gone.")
+    job = machine()
+    job.handle(ProcessStarted())
+    if state is not JobState.INITIALIZING:
+        job = running()
+    assert job.handle(StopTimedOut(error=error)) == [], "no stop was requested"
+    stops = state is JobState.STOPPING
+    if state is not JobState.RUNNING:
+        job.handle(StopRequested(final_checkpoint=stops))
+    else:
+        job.handle(StopRequested(final_checkpoint=True, drain=True))
+    assert job.state is state
+    assert job.handle(StopTimedOut(error=error)) == [ExitProcess()]
+    assert (job.state, job.error, job.stopped) == (JobState.FAILED, error, "")
+    assert job.handle(JobClosed()) == []
 
 
 def test_stop_reports_the_final_checkpoint_that_an_earlier_jobmaster_published() -> None:

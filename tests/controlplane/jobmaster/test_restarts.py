@@ -6,7 +6,18 @@ import pytest
 
 from tidegate.config import RestartSettings
 from tidegate.config_load import checked
-from tidegate.controlplane.jobmaster.restarts import RestartStrategy, restart_strategy
+from tidegate.controlplane.jobmaster.restarts import (
+    RestartStrategy,
+    StartFailures,
+    restart_strategy,
+)
+from tidegate.errors import (
+    ExternalError,
+    StartFailedError,
+    StorageError,
+    StorageGoneError,
+    is_recoverable,
+)
 
 
 def strategy(chance: float = 0.5, **settings: object) -> RestartStrategy:
@@ -87,3 +98,27 @@ def test_failure_rate_strategy_with_one_failure_per_interval_never_restarts() ->
 
 def test_strategy_none_never_restarts() -> None:
     assert strategy(strategy="none").next_backoff(0.0) is None
+
+
+FULL = StorageError("The disk is full.")
+
+
+def test_job_that_cannot_write_its_storage_for_a_minute_from_the_start_fails() -> None:
+    failures = StartFailures(is_first_start=True)
+    for now_s in (100.0, 130.0, 159.9):
+        assert failures.judge(now_s, FULL) is FULL
+        assert failures.judge(now_s, ExternalError("A slot was lost.")) is not FULL
+    error = failures.judge(160.0, FULL)
+    assert isinstance(error, StartFailedError)
+    assert not is_recoverable(error)
+    assert "has failed for 60 s: The disk is full. The job fails, because" in str(error)
+
+
+def test_storage_failures_of_a_job_that_has_a_checkpoint_or_waits_do_not_count() -> None:
+    gone = StorageGoneError("It is gone.")
+    started, later, waits = (StartFailures(is_first_start=first) for first in (True, False, True))
+    started.started()
+    for now_s in (100.0, 1_000.0):
+        assert started.judge(now_s, FULL) is FULL
+        assert later.judge(now_s, FULL) is FULL
+        assert waits.judge(now_s, gone) is gone

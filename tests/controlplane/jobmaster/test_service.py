@@ -33,6 +33,7 @@ from tidegate.protocol.messages import (
     AcknowledgeCheckpoint,
     DeclineCheckpoint,
     ReleaseSlots,
+    StopJob,
     TasksReady,
 )
 from tidegate.protocol.slot_metrics import SlotMetrics
@@ -157,6 +158,81 @@ def test_storage_error_during_close_does_not_replace_the_error_of_a_failed_job()
     shell.master.decide(e.JobClosed())
     assert shell.reports[-1].state == "FAILED"
     assert shell.reported_error() == "output is lost"
+
+
+@pytest.mark.parametrize("final_checkpoint", [False, True])
+@pytest.mark.parametrize("runs", [False, True])
+def test_job_without_its_storage_ends_within_the_grace_period_of_a_stop(
+    *, runs: bool, final_checkpoint: bool
+) -> None:
+    shell = running() if runs else Shell()
+    if not runs:
+        shell.master.decide(e.ProcessStarted())
+        assert shell.state() is JobState.INITIALIZING
+    shell.master._storage.gone = "The storage is gone."
+    cast("Any", shell.master._storage)._begin = lambda: None
+    shell.master.poll()
+    shell.run_until(1.0)
+    assert shell.state() is (JobState.RUNNING if runs else JobState.INITIALIZING)
+    shell.master.receive(StopJob(job=JOB, final_checkpoint=final_checkpoint))
+    grace_s = Config().job.stop_grace_period / 1000
+    shell.run_until(1.0 + grace_s)
+    assert shell.state() is JobState.FAILED
+    assert shell.reports[-1].state is JobState.FAILED
+    assert "did not wait longer within job.stop_grace_period" in str(shell.reported_error())
+    assert "The storage is gone." in str(shell.reported_error())
+    assert shell.closed == []
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_full_disk_at_the_start_restarts_for_a_minute_and_then_fails_the_job(
+    *, has_checkpoint: bool
+) -> None:
+    shell = Shell()
+    if has_checkpoint:
+        shell.master._start_failures.started()
+    shell.master.decide(e.ProcessStarted())
+    recoveries = 0
+
+    def recover(plan: object, claimed: object, done: Callable[[TidegateError], None]) -> None:
+        nonlocal recoveries
+        recoveries += 1
+        shell.call_later(0.0, lambda: done(StorageError("The disk is full.")))
+
+    cast("Any", shell.master._journal).recover = recover
+    shell.master._recover()
+    shell.run_until(50.0)
+    assert shell.state() is JobState.RESTARTING
+    assert shell.reported_error() == "The disk is full."
+    assert 5 < recoveries < 12, "the restart delay grows"
+    shell.run_until(200.0)
+    if has_checkpoint:
+        assert shell.state() is JobState.RESTARTING
+    else:
+        assert shell.closed == ["failed"]
+        assert "its storage has failed for 60 s: The disk is full." in str(shell.reported_error())
+
+
+@pytest.mark.parametrize("final_checkpoint", [False, True])
+def test_close_that_fails_by_the_storage_ends_within_the_grace_period_of_a_stop(
+    *, final_checkpoint: bool
+) -> None:
+    shell = running()
+
+    def fail() -> None:
+        shell.master._on_retry(StorageError("The disk is full."))
+        shell.call_later(0.5, fail)
+
+    shell.master.poll()
+    shell.master.decide(e.StopRequested(final_checkpoint=final_checkpoint))
+    stop = StopJob(job=JOB, final_checkpoint=final_checkpoint)
+    shell.master._stop_grace.requested(shell.now_s, stop)
+    fail()
+    shell.run_until(1.0)
+    assert shell.reports[-1].storage_trouble == "The disk is full."
+    shell.run_until(Config().job.stop_grace_period / 1000)
+    assert shell.state() is JobState.FAILED
+    assert "The disk is full." in str(shell.reported_error())
 
 
 def test_unchanged_report_is_sent_only_every_three_seconds() -> None:

@@ -76,15 +76,24 @@ def test_storage_check_that_hangs_is_logged_once(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.WARNING)
     watched = Watched()
     watched.watch.check_storage()
-    watched.clock.now_s = SLOW_S - 0.1
-    assert watched.watch.problem == ""
+    assert watched.store.asked.get(timeout=30)
     watched.clock.now_s = SLOW_S
+    assert watched.watch.problem == ""
+    watched.clock.now_s = SLOW_S + 0.1
     for _ in range(3):
         watched.watch.check_storage()
-    assert "/mnt/x has not answered for 10 s" in watched.watch.problem
+    assert "/mnt/x has not answered for 2 s" in watched.watch.problem
     assert len(caplog.records) == 1
     watched.store.answers.put(None)
     watched.posted.get(timeout=30)()
+    assert watched.watch.problem == ""
+
+
+def test_call_of_another_thread_that_hangs_is_shown() -> None:
+    watched = Watched()
+    with watched.calls.during("ReadObject job/journal/00001.json"):
+        watched.clock.now_s = SLOW_S + 0.1
+        assert "/mnt/x has not answered for 2 s" in watched.watch.problem
     assert watched.watch.problem == ""
 
 

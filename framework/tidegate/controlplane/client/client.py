@@ -123,9 +123,15 @@ class Client:
         self._call(StopJob(job=job, final_checkpoint=final_checkpoint, drain=drain), Acknowledge)
 
     def stop_and_wait(
-        self, job: JobName, *, final_checkpoint: bool = True, drain: bool = False
+        self,
+        job: JobName,
+        *,
+        final_checkpoint: bool = True,
+        drain: bool = False,
+        on_report: Callable[[JobReport], None] | None = None,
     ) -> JobReport:
-        """Stop the job and wait until it has ended. Return its last report.
+        """Stop the job and wait until it has ended. Return its last report. `on_report` is called
+        with every report.
 
         If the host has refused to start the job's JobMaster for START_TIMEOUT_S, return the report
         of that time. Its state is not in ENDED, and `start_refused` says why. The JobManager
@@ -158,6 +164,8 @@ class Client:
 
         def resend_stop(report: JobReport) -> None:
             nonlocal stop_sent_epoch
+            if on_report is not None:
+                on_report(report)
             if report.epoch == stop_sent_epoch or report.state in ENDED:
                 return
             try:

@@ -51,6 +51,8 @@ from tidegate.controlplane.jobmanager.job_record import (
     TRANSITIONS,
     JobRecord,
     Phase,
+    cancel_is_due,
+    failed_cancel,
     report_of,
     view,
 )
@@ -82,7 +84,7 @@ START_MS_MAX = 120_000
 a plan of the job. After that it counts as hanging. Before it has a plan it imports the user's
 module, which may load anything, and sends no report during the import. Two minutes is longer than
 an import takes."""
-SHOW_START_WAIT_AFTER_MS = 10_000
+SHOW_START_WAIT_AFTER_MS = 2_000
 """Time in ms after which reports say what the start of a JobMaster waits for. The process starts
 within milliseconds after the storage has confirmed that this JobManager leads."""
 FAILED_STARTS_MAX = 5
@@ -229,7 +231,7 @@ class Dispatcher:
                 jobs = tuple(view(job) for job in self._jobs.values())
                 yield Reply(request_id=request_id, message=JobList(jobs=jobs))
             case StopJob():
-                yield from self._stop(request_id, message)
+                yield from self._stop(request_id, message, now_ms)
             case RegisterJobMaster():
                 yield from self._register(request_id, message, now_ms)
             case ReportJob():
@@ -266,7 +268,7 @@ class Dispatcher:
         )
         yield StoreSubmission(submission=ours, code=code)
 
-    def _stop(self, request_id: int, message: StopJob) -> Iterator[Instruction]:
+    def _stop(self, request_id: int, message: StopJob, now_ms: int) -> Iterator[Instruction]:
         job = self._jobs.get(message.job)
         if job is None:
             yield Reply(request_id=request_id, message=_unknown(message.job))
@@ -275,12 +277,14 @@ class Dispatcher:
             yield Reply(request_id=request_id, message=Refused(reason=reason))
         else:
             if job.stop is None or not message.final_checkpoint:  # a cancel stays a cancel
+                if job.stop is None or job.stop.final_checkpoint != message.final_checkpoint:
+                    job.stop_since_ms = now_ms
                 job.stop = message
             job.stop_sent = False
             yield Reply(request_id=request_id, message=Acknowledge())
-            yield from self._send_stop(job)
+            yield from self._send_stop(job, now_ms)
 
-    def _send_stop(self, job: JobRecord) -> Iterator[Instruction]:
+    def _send_stop(self, job: JobRecord, now_ms: int) -> Iterator[Instruction]:
         """Send the stop to the registered JobMaster, if any. Ticks repeat it until accepted."""
         if job.phase is Phase.RUNNING and job.stop is not None and not job.stop_sent:
             job.stop_sent = True
@@ -288,7 +292,7 @@ class Dispatcher:
                 job=job.submission.job,
                 launch_id=job.launch_id,
                 address=job.address,
-                message=job.stop,
+                message=msgspec.structs.replace(job.stop, waited_ms=now_ms - job.stop_since_ms),
             )
 
     def _register(
@@ -450,8 +454,10 @@ class Dispatcher:
     def _tick(self, now_ms: int, wall_ms: int) -> Iterator[Instruction]:
         for job in self._jobs.values():
             in_phase_ms = now_ms - job.since_ms
-            yield from self._send_stop(job)
+            yield from self._send_stop(job, now_ms)
             match job.phase:
+                case Phase.STARTING | Phase.WAITING if cancel_is_due(job, now_ms):
+                    yield from self._cancel_without_jobmaster(job, now_ms)
                 case Phase.RUNNING if now_ms - job.last_heartbeat_ms > self._heartbeat_timeout_ms(
                     job
                 ):
@@ -466,6 +472,14 @@ class Dispatcher:
                     yield self._store_result(job)
                 case _:
                     pass
+
+    def _cancel_without_jobmaster(self, job: JobRecord, now_ms: int) -> Iterator[Instruction]:
+        """End a canceled job whose JobMaster has not started within `job.stop_grace_period`. The
+        journal is not closed, so the next run settles it.
+        """
+        if job.pid:
+            yield _kill(job, "its job was canceled, and it has not registered")
+        yield from self._end(job, failed_cancel(job), now_ms)
 
     def _heartbeat_timeout_ms(self, job: JobRecord) -> int:
         imports = not job.reported or (job.report is not None and not job.report.planned)

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
+from tidegate.config import JobSettings, flattened
 from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.job_history import JobHistory
+from tidegate.errors import ExternalError
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import StopJob
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.submission import Submission
+
+CANCEL_WAIT_SHARE: Final = 0.8
+"""Share of `job.stop_grace_period` for which a cancel waits for the start of a JobMaster."""
 
 
 class Phase(enum.Enum):
@@ -35,9 +41,10 @@ TRANSITIONS = frozenset(
         (Phase.STORING, Phase.STARTING),  # the submission is durable
         (Phase.STARTING, Phase.RUNNING),  # registered
         (Phase.STARTING, Phase.WAITING),  # died, or could not be started
-        (Phase.STARTING, Phase.ENDING),  # died, although it only had to close the job
+        (Phase.STARTING, Phase.ENDING),  # died, although it only had to close; or the cancel is due
         (Phase.RUNNING, Phase.WAITING),  # died without a terminal report
         (Phase.RUNNING, Phase.ENDING),  # the same, or a terminal report
+        (Phase.WAITING, Phase.ENDING),  # canceled, and no JobMaster has started in time
         (Phase.WAITING, Phase.STARTING),  # the pause is over
         (Phase.ENDING, Phase.ENDED),  # the result is durable
         (Phase.ENDING, Phase.WAITING),  # fenced, but not by another cluster
@@ -68,6 +75,8 @@ class JobRecord:
     report: JobReport | None = None
     stop: StopJob | None = None
     """Stop request of a client. It is sent to every JobMaster until the job ends."""
+    stop_since_ms: int = 0
+    """Monotonic time in ms of the stop request. A cancel that follows a stop counts anew."""
     stop_sent: bool = False
     """Whether the stop was sent to the current JobMaster, or is being sent."""
     failed_starts: int = 0
@@ -103,3 +112,25 @@ def report_of(job: JobRecord) -> JobReport:
     if job.report is None:
         return JobReport(job=job.submission.job, state=JobState.CREATED, jobmaster_pid=job.pid)
     return msgspec.structs.replace(job.history.add_sums(job.report), jobmaster_pid=job.pid)
+
+
+def cancel_is_due(job: JobRecord, now_ms: int) -> bool:
+    """Return whether the job is canceled and `CANCEL_WAIT_SHARE` of its grace period is over."""
+    if job.stop is None or job.stop.final_checkpoint:
+        return False
+    settings = dict(flattened(job.submission.settings))
+    grace_ms = settings.get("job.stop_grace_period", JobSettings().stop_grace_period)
+    return bool(now_ms - job.stop_since_ms >= CANCEL_WAIT_SHARE * grace_ms)
+
+
+def failed_cancel(job: JobRecord) -> JobReport:
+    """Return the last report of a canceled job whose JobMaster has not started in time."""
+    last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
+    why = last.start_refused or (last.error.message if last.error is not None else "")
+    message = (
+        "The cancel did not wait longer within job.stop_grace_period for the start of a "
+        f"JobMaster. {why} The journal of the job is not closed: transactions may stay open until "
+        "Kafka's transaction timeout. The next run of the job settles them before it reads."
+    )
+    error = ErrorReport.of(ExternalError(message))
+    return msgspec.structs.replace(last, state=JobState.FAILED, error=error)

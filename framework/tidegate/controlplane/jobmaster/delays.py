@@ -12,12 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.errors import TidegateError
+
 SHOWN_AFTER_S: Final = 10.0
 """The shortest wait that is reported, in seconds. Shorter waits are part of ordinary work."""
 
 CAUSE_S: Final = 60.0
 """The time in seconds for which the error of a repeated request explains a wait. The pauses between
 two tries are shorter."""
+
+FAILS_S: Final = 5.0
+"""The time in seconds for which such an error shows that the requests still fail. It is longer than
+the pause between two tries."""
 
 LOG_INTERVAL_S: Final = 60.0
 """The time between two log lines of the same wait, in seconds."""
@@ -44,7 +50,9 @@ class DelayMonitor:
     def __init__(self) -> None:
         self._waiting_for = ""
         self._since_s = 0.0
-        self._cause, self._caused_s = "", -CAUSE_S
+        self._error: TidegateError | None = None
+        self._caused_s = -CAUSE_S
+        self._fails_since_s = 0.0
         self._logged: tuple[str, float] | None = None
 
     def observe(self, now_s: float, waiting_for: str) -> None:
@@ -55,16 +63,25 @@ class DelayMonitor:
         if waiting_for != self._waiting_for:
             self._waiting_for, self._since_s = waiting_for, now_s
 
-    def failed(self, now_s: float, cause: str) -> None:
+    def failed(self, now_s: float, error: TidegateError) -> None:
         """Record that a request failed and is repeated."""
-        self._cause, self._caused_s = cause, now_s
+        if now_s - self._caused_s >= FAILS_S:
+            self._fails_since_s = now_s
+        self._error, self._caused_s = error, now_s
+
+    def recent_failure(self, now_s: float, *, lasting_s: float = 0.0) -> TidegateError | None:
+        """Return the last error of a repeated request, if it is not older than `FAILS_S`, and if
+        requests have failed for at least `lasting_s` without a longer break.
+        """
+        fails = now_s - self._caused_s < FAILS_S
+        return self._error if fails and self._caused_s - self._fails_since_s >= lasting_s else None
 
     def delay(self, now_s: float) -> Delay | None:
         """Return the wait if it has lasted for at least `SHOWN_AFTER_S`."""
         if not self._waiting_for or now_s - self._since_s < SHOWN_AFTER_S:
             return None
         recent = now_s - self._caused_s < CAUSE_S and self._caused_s >= self._since_s
-        cause = self._cause if recent else ""
+        cause = str(self._error) if recent else ""
         return Delay(waiting_for=self._waiting_for, since_s=self._since_s, cause=cause)
 
     def to_log(self, now_s: float) -> Delay | None:

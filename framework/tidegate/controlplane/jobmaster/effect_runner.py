@@ -40,11 +40,12 @@ from tidegate.errors import (
     InternalError,
     RefusedError,
     Retry,
+    StorageError,
     TidegateError,
     foreign_translated,
 )
 from tidegate.ids import TransactionalId
-from tidegate.ports.blobs import BlobStore
+from tidegate.ports.blobs import BlobStore, CreateResult
 from tidegate.ports.clock import Clock
 from tidegate.ports.kafka import (
     EndTxnResult,
@@ -154,6 +155,8 @@ class EffectRunner:
             try:
                 with foreign_translated():
                     answer = self.perform(effect)
+                if answer is CreateResult.UNKNOWN:
+                    self._on_retry(_unknown_outcome(effect))
             except TidegateError as error:
                 if error.retry is Retry.BACKOFF:
                     self._on_retry(error)
@@ -245,6 +248,14 @@ class EffectRunner:
                 f"kafka.bootstrap_servers leads to Kafka cluster {here}. Set it to brokers of "
                 f"{cluster_id}, so that these transactions can be committed."
             )
+
+
+def _unknown_outcome(effect: Effect) -> StorageError:
+    path = effect.path if isinstance(effect, CreateEntry) else ""
+    return StorageError(
+        f"The checkpoint storage does not say whether {path} was written. Check that it is "
+        "reachable and has space."
+    )
 
 
 def run_read_only(store: BlobStore, procedure: Procedure[T]) -> T:

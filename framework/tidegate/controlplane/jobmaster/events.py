@@ -141,6 +141,15 @@ class StopGraceElapsed(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopTimedOut:
+    """A stop or a cancel has waited for a storage or for brokers that do not answer. The job ends
+    without a close of its journal, and the next run settles it.
+    """
+
+    error: TidegateError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCheckpointCommitted(AttemptEvent):
     """The final checkpoint is published and its transactions are committed."""
 
@@ -173,6 +182,7 @@ Event = (
     | SlotInputEnded
     | StopRequested
     | StopGraceElapsed
+    | StopTimedOut
     | FinalCheckpointCommitted
     | JobClosed
     | CloseFailed

@@ -10,8 +10,10 @@ A failure of any part ends the whole attempt. The restart strategy says how long
 wait runs in parallel with the next recovery. So published records become visible at once, however
 long the wait is. Every job ends through `Close`, which settles and fences once more and writes
 `closed` to the journal. This includes a job that failed before anything ran, and a job without a
-plan because its code cannot be imported any more. There are two exceptions that end without
-`Close`: the job was fenced by another JobMaster, or its journal is already closed.
+plan because its code cannot be imported any more. There are three exceptions that end without
+`Close`: the job was fenced by another JobMaster, its journal is already closed, or a user's stop
+has waited too long for a storage or brokers that do not answer. In the last case the job counts as
+failed, and its next run settles and fences.
 
 A stop that drains ends the input first, like that of a bounded job. A restart continues the drain,
 because some of the timers may have fired.
@@ -57,6 +59,7 @@ from tidegate.controlplane.jobmaster.events import (
     StopEnd,
     StopGraceElapsed,
     StopRequested,
+    StopTimedOut,
     TakeFinalCheckpoint,
 )
 from tidegate.errors import (
@@ -98,7 +101,8 @@ _MOVES: Final[dict[JobState, frozenset[JobState]]] = {
     JobState.CLOSING: frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELED}),
 }
 """The legal moves of `_move`. In addition, `_end` moves a job that has not ended from any state
-directly to an end state: it was fenced, its journal is closed, or its close failed."""
+directly to an end state: it was fenced, its journal is closed, its close failed, or its stop timed
+out."""
 
 _BEFORE_DEPLOYMENT: Final = frozenset(
     {JobState.INITIALIZING, JobState.RESTARTING, JobState.WAITING_FOR_SLOTS}
@@ -195,6 +199,8 @@ class JobMachine:
                 return self._stop_requested(event)
             case StopGraceElapsed():
                 return self._stop_grace_elapsed()
+            case StopTimedOut():
+                return self._stop_timed_out(event)
             case FinalCheckpointCommitted():
                 # A cancel that came during the commit is still carried out.
                 if self.state is JobState.CLOSING:
@@ -315,7 +321,9 @@ class JobMachine:
         if self._stop is None or not event.final_checkpoint:
             self._stop = event
         if self.state in {JobState.CREATED, JobState.INITIALIZING, JobState.CLOSING}:
-            return []  # the recovery ends first: published records must become visible
+            # The recovery ends first, because published records must become visible. If it waits
+            # for the storage, `StopTimedOut` follows.
+            return []
         if self._stop.drain:
             # In other states the input ends as soon as the sources have started.
             runs = first and self.state is JobState.RUNNING
@@ -329,6 +337,12 @@ class JobMachine:
     def _stop_grace_elapsed(self) -> list[Instruction]:
         stops = self._stop is not None and self.state in {JobState.RUNNING, JobState.STOPPING}
         return self._finish(StopEnd.WITHOUT_CHECKPOINT) if stops else []
+
+    def _stop_timed_out(self, event: StopTimedOut) -> list[Instruction]:
+        if self._stop is None:
+            return []
+        self.error = event.error
+        return self._end(JobState.FAILED)
 
     def _stopped_without_checkpoint(self, stop: StopRequested) -> list[Instruction]:
         if not stop.final_checkpoint:

@@ -14,6 +14,11 @@ no limit.
 The exponential delay is for a job that fails again as soon as it is started. Other jobs run for a
 while between two failures, for example when brokers are restarted one by one or processes are
 killed. Such a job waits only for a small part of the time that it ran.
+
+A job that has never completed a checkpoint has lost nothing if it fails. So `StartFailures` ends
+its restarts, whatever the strategy says, if its checkpoint storage or its local state cannot be
+written for a minute: the disk is full, or a right is missing. A start on such a disk is refused for
+the same reason. A running job has no such limit, because it continues when the disk has space.
 """
 
 from __future__ import annotations
@@ -24,11 +29,14 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from tidegate.config import RestartSettings
+from tidegate.errors import StartFailedError, StorageError, TidegateError
 from tidegate.message_text import counted
 
 RAN_S: Final = 20.0
 """The time in seconds after which a failure of an attempt is not blamed on its start.
 `jobmanager/backoff.py` has the same rule for processes."""
+START_FAILURES_S: Final = 60.0
+"""The time in seconds for which a storage may fail before the first checkpoint."""
 SHARE: Final = 0.05
 """The longest delay after such an attempt, as a share of the time since it was due to start."""
 
@@ -74,6 +82,35 @@ _PROMISE: Final = re.compile(
     r"[;.] [Tt]he job restarts from its last checkpoint as the restart strategy says\.$"
 )
 """The end of the message of an error after which a job may restart."""
+
+
+class StartFailures:
+    """The failures of storages before the first completed checkpoint of a submission."""
+
+    def __init__(self, *, is_first_start: bool) -> None:
+        """`is_first_start` is false if an earlier JobMaster has claimed for the submission. It may
+        have completed checkpoints.
+        """
+        self._counts = is_first_start
+        self._since_s: float | None = None
+
+    def started(self) -> None:
+        """Record that a checkpoint is completed."""
+        self._counts = False
+
+    def judge(self, now_s: float, error: TidegateError) -> TidegateError:
+        """Return the error of a failed attempt, or one that fails the job."""
+        # Not a subclass: a storage that is gone, or that only this host lacks, may come later.
+        if not self._counts or type(error) is not StorageError:
+            return error
+        if self._since_s is None:
+            self._since_s = now_s
+        if now_s - self._since_s < START_FAILURES_S:
+            return error
+        return StartFailedError(
+            f"The job has not started, because its storage has failed for {START_FAILURES_S:g} s: "
+            f"{error} The job fails, because this run has completed no checkpoint yet."
+        )
 
 
 class ExponentialDelay:

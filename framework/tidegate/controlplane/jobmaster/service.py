@@ -27,25 +27,30 @@ from tidegate.controlplane.jobmaster import events as e
 from tidegate.controlplane.jobmaster.attempt import AttemptCallbacks, LiveAttempt
 from tidegate.controlplane.jobmaster.delays import DelayMonitor
 from tidegate.controlplane.jobmaster.effect_runner import ProcedureStopped
-from tidegate.controlplane.jobmaster.hanging_calls import StopGrace, named_cause, stop_note
+from tidegate.controlplane.jobmaster.hanging_calls import (
+    HELD_UP_S,
+    StopGrace,
+    named_cause,
+    stop_note,
+)
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
 from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
 from tidegate.controlplane.jobmaster.journal_worker import JournalWorker, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
-from tidegate.controlplane.jobmaster.restarts import restart_strategy
+from tidegate.controlplane.jobmaster.restarts import StartFailures, restart_strategy
 from tidegate.controlplane.jobmaster.slot_gateway import SlotGateway
 from tidegate.controlplane.jobmaster.slot_requests import SlotRequests
 from tidegate.controlplane.jobmaster.slot_shutdown import CLOSE_S_MIN, SlotShutdown
 from tidegate.controlplane.jobmaster.storage_watch import StorageWatch
 from tidegate.controlplane.jobmaster.waiting import waits_for
 from tidegate.controlplane.loop import EventLoop
-from tidegate.errors import ExternalError, InternalError, TidegateError
+from tidegate.errors import ExternalError, InternalError, StorageError, TidegateError
 from tidegate.ids import Attempt, SlotId
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.errors import ErrorReport
-from tidegate.protocol.job_state import JobState
+from tidegate.protocol.job_state import ENDED, JobState
 from tidegate.protocol.messages import (
     Acknowledge,
     AcknowledgeCheckpoint,
@@ -115,6 +120,7 @@ class JobMaster:
             storage=manager.storage,
             wanted=manager.is_current,
         )
+        self._start_failures = StartFailures(is_first_start=not submission.claimed_attempt)
         self._storage = StorageWatch(self._journal.storage, drivers, loop.post)
         self._live: LiveAttempt | None = None
         self._recovered: RecoveredJob | None = None
@@ -143,6 +149,7 @@ class JobMaster:
     def _handle(self, message: Message) -> None:  # noqa: C901 - one arm for each message
         live = self._live
         if isinstance(message, StopJob):
+            self._stop_grace.requested(self._drivers.clock.monotonic(), message)
             self.decide(
                 e.StopRequested(final_checkpoint=message.final_checkpoint, drain=message.drain)
             )
@@ -170,8 +177,11 @@ class JobMaster:
                 case SubtaskInputEnded():
                     self.decide(e.SlotInputEnded(attempt=live.attempt, subtask=message.subtask))
                 case TaskFailed():
-                    error = message.error.exception()
-                    self._reporter.set_last_error(message.error)
+                    now_s = self._drivers.clock.monotonic()
+                    failed = message.error.exception()
+                    error = self._start_failures.judge(now_s, failed)
+                    report = message.error if error is failed else ErrorReport.of(error)
+                    self._reporter.set_last_error(report)
                     self.decide(e.AttemptFailed(attempt=live.attempt, error=error))
                 case _:
                     _log.warning("unexpected message", extra={"kind": type(message).__name__})
@@ -284,6 +294,7 @@ class JobMaster:
         self.decide(event)
 
     def _recovery_failed(self, error: TidegateError) -> None:
+        error = self._start_failures.judge(self._drivers.clock.monotonic(), error)
         self._reporter.set_last_error(ErrorReport.of(error))
         self.decide(e.RecoveryFailed(error=error))
 
@@ -377,7 +388,7 @@ class JobMaster:
         """Record the error of work in the journal thread that is repeated."""
         if self._machine.state is not JobState.CLOSING:  # else the reason for the end is shown
             self._reporter.set_last_error(ErrorReport.of(error))
-        self._delays.failed(self._drivers.clock.monotonic(), str(error))
+        self._delays.failed(self._drivers.clock.monotonic(), error)
 
     def _fail(self, attempt: Attempt, error: TidegateError) -> None:
         calls = () if self._live is None else self._live.hanging_calls()
@@ -437,6 +448,7 @@ class JobMaster:
         reusable: tuple[PreparedTransaction, ...],
     ) -> None:
         live.committed(complete.checkpoint, committed, reusable)
+        self._start_failures.started()
         last = live.coordinator.counts.last
         if last is not None:
             self._reporter.completed(last)
@@ -473,10 +485,21 @@ class JobMaster:
                 now_ms = self._drivers.clock.now_ms()
                 self._reporter.add_note(stop_note(live.hanging_calls(), now_ms))
                 self.decide(e.StopGraceElapsed(attempt=live.attempt))
+        self._end_stop_that_waits()
         report = self._report_now()
         if self._reporter.is_due(report, self._config.cluster.quiet_interval):
             self._send(report)
         self._loop.call_later(REPORT_INTERVAL_S, self.poll)
+
+    def _end_stop_that_waits(self) -> None:
+        """End the job if a stop has waited too long for a storage or for brokers."""
+        now_s = self._drivers.clock.monotonic()
+        failure = self._delays.recent_failure(now_s, lasting_s=HELD_UP_S)
+        problem = self._storage.problem
+        error = self._stop_grace.timeout_error(now_s, self._machine, problem, failure)
+        if error is not None and self._machine.state not in ENDED:
+            self._reporter.set_last_error(ErrorReport.of(error))
+            self.decide(e.StopTimedOut(error=error))
 
     def _observe_delay(self) -> None:
         now_s = self._drivers.clock.monotonic()
@@ -494,12 +517,14 @@ class JobMaster:
 
     def _report_now(self) -> JobReport:
         self._observe_delay()
-        delay = self._delays.delay(self._drivers.clock.monotonic())
+        now_s = self._drivers.clock.monotonic()
+        failure = self._delays.recent_failure(now_s)
+        fails = str(failure) if isinstance(failure, StorageError) else ""
         return self._reporter.report(
             self._machine,
             self._live,
-            delay,
-            self._storage.problem,
+            self._delays.delay(now_s),
+            self._storage.problem or fails,
             planned=self._plan is not None or self._failure is not None,
         )
 

@@ -2,9 +2,9 @@
 
 The journal thread also notices a loss, but only when it writes, and a call to a storage that hangs
 does not return. Each check reads one small file, in a thread of its own. While a check does not
-return, no second check begins, and the status shows that the storage does not answer. A check also
-counts as a call that can hang, because failed checkpoints wait for it. For the same reason, any
-error ends a check.
+return, no second check begins. A check also counts as a call that can hang, because failed
+checkpoints wait for it. For the same reason, any error ends a check. While any call of the
+JobMaster does not return, the status shows that the storage does not answer.
 
 When the storage is gone, the checkpoint coordinator suspends checkpoints (`StorageStateChanged`),
 and a recovery waits in `job_storage.py`. A failed checkpoint is judged after one more check
@@ -24,8 +24,9 @@ from tidegate.controlplane.jobmaster.job_storage import JobStorage
 from tidegate.errors import StorageError, StorageGoneError
 from tidegate.ports.drivers import Drivers
 
-SLOW_S: Final = 10.0
-"""A check that takes longer, in seconds, is reported. A healthy storage answers in milliseconds."""
+SLOW_S: Final = 2.0
+"""A storage call that takes longer, in seconds, is reported. A healthy storage answers in
+milliseconds, and a user who stops the job must read the reason within seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +59,7 @@ class StorageWatch:
         """
         if self.gone:
             return self.gone
-        since_s = self._checking_since_s
-        waited_s = 0.0 if since_s is None else self._clock.monotonic() - since_s
-        if waited_s < SLOW_S:
+        if self._calls.hanging(SLOW_S) is None:
             return ""
         return (
             f"The checkpoint storage {self._location} has not answered for {SLOW_S:g} s or longer."
