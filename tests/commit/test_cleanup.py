@@ -18,8 +18,10 @@ from tidegate.commit.journal.entries import (
     entry_path,
 )
 from tidegate.commit.publish import load_manifest
+from tidegate.commit.recover import close
 from tidegate.errors import (
     CorruptCheckpointError,
+    FencedError,
     StorageError,
 )
 from tidegate.ids import CheckpointId
@@ -204,7 +206,7 @@ def test_cleanup_lists_the_job_folder_only_at_every_twentieth_publication(
         quiet.asked.clear()
         quiet.run(clean_up(journal, cleaning, retained=2), with_files(quiet))
         listings.append(sum(isinstance(effect, effects.ListObjects) for effect in quiet.asked))
-    assert listings == [2, *[0] * 19] * 2 + [2], "files and manifests"
+    assert listings == [3, *[0] * 19] * 2 + [3], "files, manifests and initial offsets"
 
 
 def test_cleanup_deletes_files_of_aborted_checkpoints_at_the_second_listing(
@@ -245,3 +247,62 @@ def test_store_holds_the_encoded_bytes_of_a_journal_entry(quiet: ProcedureRunner
     quiet.claim()
     (entry,) = quiet.entries()
     assert quiet.world.store.objects[entry_path(JOB, 1)] == encode_entry(entry)
+
+
+def beginnings(quiet: ProcedureRunner) -> list[str]:
+    return sorted(path for path in quiet.world.store.objects if "/beginnings/" in path)
+
+
+def test_initial_offsets_are_deleted_when_a_publication_is_settled_and_not_before(
+    quiet: ProcedureRunner,
+) -> None:
+    older = quiet.claim("s0")
+    put(quiet, "beginnings/s0.json", "beginnings/left-by-an-older-version.json")
+    quiet.publish(older, 1)
+    journal, cleaning, answer = quiet.claim("s1"), CheckpointCleanup(), with_files(quiet)
+    put(quiet, "beginnings/s1.json")
+    clean_up_before = clean_up(journal, cleaning, retained=2)
+    assert quiet.run(clean_up_before, answer) == (), "the last publication is of another attempt"
+    quiet.publish(journal, 1, *quiet.prepared(journal, 0))
+    assert quiet.run(clean_up(journal, cleaning, retained=2), answer) == ()
+    assert len(beginnings(quiet)) == 3, "the publication may still be rolled back"
+    quiet.commit(journal)
+    quiet.run(clean_up(journal, cleaning, retained=2), answer)
+    assert beginnings(quiet) == []
+
+
+def test_cleanup_keeps_the_initial_offsets_of_a_newer_submission(quiet: ProcedureRunner) -> None:
+    """The newer submission claims while the folder is listed, or directly before."""
+    journal, answer = quiet.claim("s1"), with_files(quiet)
+    quiet.publish(journal, 1)
+    put(quiet, "beginnings/s1.json")
+
+    def claimed_meanwhile(effect: Effect) -> Any:
+        if isinstance(effect, effects.ListObjects) and effect.prefix.endswith("beginnings"):
+            quiet.claim("s2")
+            put(quiet, "beginnings/s2.json")
+        return answer(effect)
+
+    with pytest.raises(FencedError):
+        quiet.run(clean_up(journal, CheckpointCleanup(), retained=2), claimed_meanwhile)
+    assert beginnings(quiet) == ["job/beginnings/s1.json", "job/beginnings/s2.json"]
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "canceled"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_close_of_a_job_without_a_publication_deletes_its_initial_offsets_last(
+    quiet: ProcedureRunner, outcome: str, *, fails: bool
+) -> None:
+    journal, answer = quiet.claim("s1"), with_files(quiet)
+    put(quiet, "beginnings/s1.json", "beginnings/s2.json")
+
+    def watched(effect: Effect) -> Any:
+        if isinstance(effect, effects.DeleteObject):
+            assert quiet.kinds()[-1] == "Closed", "a crash here must not lose the start"
+            if fails:
+                raise StorageError("gone")
+        return answer(effect)
+
+    quiet.run(close(journal, outcome), watched)
+    kept = ["job/beginnings/s1.json"] if fails else []
+    assert beginnings(quiet) == [*kept, "job/beginnings/s2.json"]

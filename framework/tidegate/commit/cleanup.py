@@ -4,8 +4,13 @@ Each call deletes the files of publications that are no longer retained. The fir
 attempt, and every twentieth after it, also lists the job's folder. It then deletes the files that
 older attempts and aborted checkpoints of this attempt have left.
 
-`clean_up` does not write to the journal and may run in parallel with any other procedure. A failure
-does no harm, and the next publication tries again.
+It also deletes the initial offsets of this submission and of older ones. This submission has a
+publication that cannot be rolled back any more, so no attempt reads them again. The names do not
+show which submission is newer. So the folder is listed first, and then the journal must hold no
+newer claim: a submission claims before it writes its initial offsets.
+
+`clean_up` does not write to the journal and may run in parallel with any other procedure that does
+not. A failure does no harm, and the next publication tries again.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from typing import Final
 
 from tidegate.checkpoint.manifest import Manifest, manifest_folder
 from tidegate.commit.effects import Procedure, delete_object, list_objects
-from tidegate.commit.journal.claimed import ClaimedJournal
+from tidegate.commit.initial_offsets import initial_offsets_folder
+from tidegate.commit.journal.claimed import ClaimedJournal, check_ownership
 from tidegate.commit.journal.state import PublicationRef
 from tidegate.commit.publish import load_manifest
 from tidegate.commit.retention import (
@@ -56,7 +62,7 @@ def clean_up(
     journal: ClaimedJournal, cleaning: CheckpointCleanup, *, retained: int
 ) -> Procedure[tuple[str, ...]]:
     """Delete files and return their paths in the order of deletion. StorageError: call again after
-    the next publication.
+    the next publication. FencedError if a newer attempt has claimed.
 
     Nothing is deleted before this attempt's first publication. Nothing is deleted either while the
     last publication lists a transaction that is not settled, because it may still be rolled back.
@@ -84,6 +90,7 @@ def clean_up(
     if not cleaning.manifest_unreadable and cleaning.calls % LIST_EVERY == 0:
         own, left = yield from _list_orphans(journal, needed)
         unneeded |= left | (own & candidates)
+        unneeded |= yield from _list_initial_offsets(journal)
         candidates = own - unneeded
     in_order = manifests_first(unneeded)
     for path in in_order:
@@ -114,3 +121,11 @@ def _list_orphans(
         listed += yield from list_objects(folder)
     own = orphans(listed, attempt=journal.attempt, needed=needed)
     return own, orphans_of_older_attempts(listed, attempt=journal.attempt, needed=needed)
+
+
+def _list_initial_offsets(journal: ClaimedJournal) -> Procedure[frozenset[str]]:
+    """Return the files with the initial offsets of this submission and of older ones."""
+    listed = yield from list_objects(initial_offsets_folder(journal.job))
+    if listed:
+        yield from check_ownership(journal)
+    return frozenset(listed)

@@ -4,7 +4,9 @@
 ends before its first publication leaves no manifest with these offsets. If the next attempt asked
 again, it would skip the records that were read meanwhile and never published. So the first result
 is written with create-if-absent before anything is deployed. Every attempt of the submission uses
-that file, until a publication has its positions.
+that file, until a publication has its positions. The file is deleted when that publication is
+settled, because it can then not be rolled back (`cleanup.py`), or when the journal is closed
+(`recover.py`).
 
 The JobMaster's recovery calls this module after the claim. Positions in a manifest are handled by
 `checkpoint/restore`, not here.
@@ -62,10 +64,13 @@ class InitialOffsets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def initial_offsets_path(job: JobName, submission_id: str) -> str:
-    """Return the path of a submission's file. Like the journal, it is never deleted in this
-    version.
-    """
-    return f"{job}/beginnings/{submission_id}.json"
+    """Return the path of a submission's file."""
+    return f"{initial_offsets_folder(job)}/{submission_id}.json"
+
+
+def initial_offsets_folder(job: JobName) -> str:
+    """Return the folder with the files of all submissions."""
+    return f"{job}/beginnings"
 
 
 def record_initial_offsets(

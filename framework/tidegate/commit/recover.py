@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from tidegate.commit.cluster_check import abandon_foreign_transactions
 from tidegate.commit.committer import CommitResult, describe_all, end_transactions
 from tidegate.commit.decisions import decide, is_complete
-from tidegate.commit.effects import Procedure
+from tidegate.commit.effects import Procedure, delete_object
 from tidegate.commit.fencing import fence_older_attempts
+from tidegate.commit.initial_offsets import initial_offsets_path
 from tidegate.commit.journal.claimed import (
     ClaimedJournal,
     append_entry,
@@ -31,7 +32,7 @@ from tidegate.commit.retry import (
 )
 from tidegate.commit.rollback import roll_back
 from tidegate.commit.settle import settle, state_loss
-from tidegate.errors import DataLossError, OutcomeUnknownError
+from tidegate.errors import DataLossError, OutcomeUnknownError, StorageError
 from tidegate.ids import CheckpointId, TransactionalId
 from tidegate.protocol.subtask_snapshot import PreparedTransaction
 
@@ -105,6 +106,10 @@ def close(
     header = yield from header_after(journal.state)
     entry = Closed(**header, attempt=journal.attempt, outcome=outcome, stopped=stopped)
     yield from append_entry(journal, entry, storage_retry)
+    try:
+        yield from delete_object(initial_offsets_path(journal.job, journal.submission_id))
+    except StorageError:
+        return  # the cleanup of a later submission deletes it
 
 
 def _settle_last(

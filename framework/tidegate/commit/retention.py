@@ -14,6 +14,7 @@ its successor needs. Only these files are deleted:
   files, and no process reads them.
 
 Files of newer attempts are never deleted, nor files whose path this version does not understand.
+`cleanup.py` also deletes initial offsets, which have no attempt in their path.
 This module also decides how far the journal is truncated (`truncation.py`).
 """
 

@@ -29,8 +29,8 @@ T = TypeVar("T")
 class MemoryBlobs:
     """The objects of one storage.
 
-    `watch` is called for each `create` that took effect, with its process. `written` is called for
-    each write, even if the write fails later.
+    `watch` is called for each `create` that took effect, with its process, and `deleted` for each
+    delete. `written` is called for each write, even if the write fails later.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class MemoryBlobs:
         empty text means that no storage is mounted.
         """
         self.watch: Callable[[SimProcess, str, bytes], None] | None = None
+        self.deleted: Callable[[SimProcess, str], None] | None = None
         self.written: Callable[[SimProcess, str], None] | None = None
 
     def seen_by(self, process: SimProcess) -> MemoryBlobs:
@@ -147,8 +148,11 @@ class SimBlobStore:
         )
 
     def delete(self, path: str) -> None:
+        here = self._confirmed()
+
         def act(objects: dict[str, bytes]) -> None:
-            objects.pop(path, None)
+            if objects.pop(path, None) is not None and here.deleted is not None:
+                here.deleted(self._process, path)
 
         self._certainly("delete", path, act)
 

@@ -97,7 +97,11 @@ class ProtocolChecker:
         self.claimed: Callable[[int], None] | None = None
         """A callback for each attempt that has claimed."""
         self._open_since_s: dict[tuple[TransactionalId, int], float] = {}
+        self._past_their_start: set[str] = set()
+        """Submissions that never need their initial offsets again: they have a publication that
+        cannot be rolled back, or their journal is closed."""
         blobs.watch = self._created
+        blobs.deleted = self._deleted
 
     def record_slot(self, process: SimProcess, attempt: int) -> None:
         """Record that a slot process of an attempt has begun."""
@@ -157,6 +161,12 @@ class ProtocolChecker:
         else:
             self._check_entry(entry)
 
+    def _deleted(self, process: SimProcess, path: str) -> None:
+        submission = self.journal.submission
+        needed = submission and submission not in self._past_their_start
+        if needed and path.endswith(f"/beginnings/{submission}.json"):
+            self.record_violation(f"{process.name} deletes {path}, which the next attempt needs")
+
     def _start_attempt(self, claim: Claim) -> None:
         """Set the start offsets of an attempt.
 
@@ -189,6 +199,7 @@ class ProtocolChecker:
                 self._accepted()
             case Closed():
                 self._check_newest_attempt("closed", entry.attempt)
+                self._past_their_start.add(self.journal.submission)
                 self._closed_ms = self._kafka.now_ms()
 
     def _published(self, entry: Publication) -> None:
@@ -216,6 +227,8 @@ class ProtocolChecker:
         journal.rollback_targets.append(journal.last)
         journal.last = JournalPosition(entry, frozenset(entry.transactions), self._offsets(entry))
         journal.base = journal.last.offsets
+        if not entry.transactions:
+            self._past_their_start.add(entry.submission_id)
         self._cut(self._manifest(entry))
 
     def _manifest(self, entry: Publication) -> Manifest:
@@ -250,6 +263,8 @@ class ProtocolChecker:
                     f"settled, and {each.transactional_id} is {_describe(decision)}"
                 )
         self.journal.last = replace(self.journal.last, named=frozenset())
+        if self.journal.last.publication is not None:
+            self._past_their_start.add(self.journal.last.publication.submission_id)
 
     def _lost(self, entry: Lost) -> None:
         """Check that a stated loss is expected.
