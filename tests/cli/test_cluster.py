@@ -143,6 +143,7 @@ def test_stop_explains_that_a_job_has_not_ended_because_its_jobmaster_cannot_sta
     assert json.loads(result.stdout)["start_refused"] == jobmanager.start_refused
     assert len(jobmanager.stops) == 1
     assert result.stderr == (
+        f"a: the {command} waits: {jobmanager.start_refused}\n"
         "tidegate: Job a has not ended, because its JobMaster cannot start. No process id is left. "
         f"Give the host more of them. The JobManager carries out the {command} when the JobMaster "
         "starts: tidegate status a shows it. If the JobManager itself is restarted before, repeat "

@@ -209,7 +209,7 @@ def end_job(
 
 
 class StopProgress:
-    """What a stop waits for, printed when it changes. A stop that waits must say why."""
+    """A printer of the cause for which a stop waits. It prints each cause once."""
 
     def __init__(self, job: str, what: str) -> None:
         self._job, self._what = job, what

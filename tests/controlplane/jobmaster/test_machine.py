@@ -376,17 +376,13 @@ def test_stop_whose_grace_period_ends_closes_without_a_final_checkpoint() -> Non
     "state", [JobState.INITIALIZING, JobState.RUNNING, JobState.STOPPING, JobState.CLOSING]
 )
 def test_stop_that_waits_too_long_ends_the_job_as_failed_without_a_close(state: JobState) -> None:
-    error = StorageError("The storage is gone.")
-    job = machine()
-    job.handle(ProcessStarted())
-    if state is not JobState.INITIALIZING:
-        job = running()
+    error, job = StorageError("The storage is gone."), running()
+    if state is JobState.INITIALIZING:
+        job = machine()
+        job.handle(ProcessStarted())
     assert job.handle(StopTimedOut(error=error)) == [], "no stop was requested"
-    stops = state is JobState.STOPPING
-    if state is not JobState.RUNNING:
-        job.handle(StopRequested(final_checkpoint=stops))
-    else:
-        job.handle(StopRequested(final_checkpoint=True, drain=True))
+    keeps = state in {JobState.RUNNING, JobState.STOPPING}
+    job.handle(StopRequested(final_checkpoint=keeps, drain=state is JobState.RUNNING))
     assert job.state is state
     assert job.handle(StopTimedOut(error=error)) == [ExitProcess()]
     assert (job.state, job.error, job.stopped) == (JobState.FAILED, error, "")

@@ -76,7 +76,7 @@ class JobRecord:
     stop: StopJob | None = None
     """Stop request of a client. It is sent to every JobMaster until the job ends."""
     stop_since_ms: int = 0
-    """Monotonic time in ms of the stop request. A cancel that follows a stop counts anew."""
+    """Monotonic time in ms of the stop request. A cancel after a stop has a time of its own."""
     stop_sent: bool = False
     """Whether the stop was sent to the current JobMaster, or is being sent."""
     failed_starts: int = 0

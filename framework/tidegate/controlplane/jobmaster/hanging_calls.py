@@ -32,8 +32,8 @@ from tidegate.protocol.messages import StopJob
 from tidegate.protocol.slot_metrics import HangingCall
 
 HELD_UP_S: Final = 3.0
-"""The time in seconds for which a cause must last before it ends a stop. A storage that is gone for
-a moment does not."""
+"""The time in seconds for which a cause must last before it ends a stop. A shorter absence of the
+storage does not."""
 
 WAIT_SHARE: Final = 0.6
 """The share of `job.stop_grace_period` for which a stop waits for a storage or for brokers. In the
