@@ -54,6 +54,7 @@ class Shell:
         self.sent: list[Message] = []
         self.reports: list[JobReport] = []
         self.closed: list[str] = []
+        self.drained: list[float] = []
         self.lines: dict[str, Callable[[], None]] = {}
         submission = SimpleNamespace(
             job=JOB, parallelism=slots, claimed_attempt=0, working_folder="/"
@@ -76,7 +77,7 @@ class Shell:
             is_current=lambda: True,
             send=self.sent.append,
             report=self.reports.append,
-            drain=lambda: None,
+            drain=self.drained.append,
             epoch=LeaderEpoch(1),
             storage="",
         )

@@ -176,8 +176,9 @@ def test_job_without_its_storage_ends_within_the_grace_period_of_a_stop(
     assert shell.state() is (JobState.RUNNING if runs else JobState.INITIALIZING)
     shell.master.receive(StopJob(job=JOB, final_checkpoint=final_checkpoint))
     grace_s = Config().job.stop_grace_period / 1000
-    shell.run_until(1.0 + grace_s)
+    shell.run_until(1.0 + 0.8 * grace_s)
     assert shell.state() is JobState.FAILED
+    assert shell.drained == [2.0], "the JobManager does not answer before the storage is back"
     assert shell.reports[-1].state is JobState.FAILED
     assert "did not wait longer within job.stop_grace_period" in str(shell.reported_error())
     assert "The storage is gone." in str(shell.reported_error())

@@ -21,7 +21,7 @@ from tidegate.protocol.messages import StopJob
 from tidegate.protocol.reports import JobReport
 from tidegate.protocol.submission import Submission
 
-CANCEL_WAIT_SHARE: Final = 0.8
+CANCEL_WAIT_SHARE: Final = 0.6
 """Share of `job.stop_grace_period` for which a cancel waits for the start of a JobMaster."""
 
 

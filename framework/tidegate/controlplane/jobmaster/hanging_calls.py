@@ -35,7 +35,7 @@ HELD_UP_S: Final = 3.0
 """The time in seconds for which a cause must last before it ends a stop. A shorter absence of the
 storage does not."""
 
-WAIT_SHARE: Final = 0.6
+WAIT_SHARE: Final = 0.5
 """The share of `job.stop_grace_period` for which a stop waits for a storage or for brokers. In the
 rest, the processes of the job end."""
 

@@ -32,6 +32,9 @@ ANSWER_TIMEOUT_S: Final = 60.0
 is four times the default heartbeat timeout."""
 DRAIN_S: Final = 5.0
 """The time in seconds for the messages that are still to be sent at the end of the process."""
+DRAIN_WITHOUT_STORAGE_S: Final = 2.0
+"""The same time if the JobManager cannot store the result, and so does not answer the last report.
+It has the report, and releases the slots when this process has ended."""
 
 _log = logging.getLogger(__name__)
 
@@ -127,11 +130,11 @@ class JobManagerGateway:
         self.report(report)
         self.drain()
 
-    def drain(self) -> None:
-        """Return when everything is delivered, or after `DRAIN_S`."""
+    def drain(self, limit_s: float = DRAIN_S) -> None:
+        """Return when everything is delivered, or after `limit_s`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: not (self._waiting or self._report or self._busy), DRAIN_S
+                lambda: not (self._waiting or self._report or self._busy), limit_s
             )
 
     def _send_all(self) -> None:

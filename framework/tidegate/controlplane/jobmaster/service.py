@@ -35,7 +35,11 @@ from tidegate.controlplane.jobmaster.hanging_calls import (
 )
 from tidegate.controlplane.jobmaster.job_plan import JobPlan, try_plan
 from tidegate.controlplane.jobmaster.job_reporter import JobReporter
-from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
+from tidegate.controlplane.jobmaster.jobmanager_gateway import (
+    DRAIN_S,
+    DRAIN_WITHOUT_STORAGE_S,
+    JobManagerGateway,
+)
 from tidegate.controlplane.jobmaster.journal_worker import JournalWorker, PublicationOutcome
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.controlplane.jobmaster.recovered_job import RecoveredJob
@@ -129,7 +133,7 @@ class JobMaster:
         stop_grace_s = config.job.stop_grace_period / 1000
         self._slot_shutdown = SlotShutdown(loop, drivers.clock, max(stop_grace_s, CLOSE_S_MIN))
         self._stop_grace = StopGrace(stop_grace_s)
-        self._exiting = False
+        self._exiting, self._drain_s = False, DRAIN_S
         self._slot_requests = SlotRequests(
             submission, manager, drivers.clock, address, config.cluster.slot_request_timeout / 1000
         )
@@ -499,6 +503,7 @@ class JobMaster:
         error = self._stop_grace.timeout_error(now_s, self._machine, problem, failure)
         if error is not None and self._machine.state not in ENDED:
             self._reporter.set_last_error(ErrorReport.of(error))
+            self._drain_s = DRAIN_WITHOUT_STORAGE_S
             self.decide(e.StopTimedOut(error=error))
 
     def _observe_delay(self) -> None:
@@ -567,7 +572,7 @@ class JobMaster:
 
         def release() -> None:
             self._request_release()
-            self._manager.drain()
+            self._manager.drain(self._drain_s)
             self._loop.stop()
 
         self._loop.call_later(0.0, release)
