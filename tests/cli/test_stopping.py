@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tidegate.cli.stopping import RunStop, SecondInterruptError, StopRequest
+from tidegate.cli import stopping
+from tidegate.cli.stopping import (
+    RunStop,
+    SecondInterruptError,
+    StoppedBeforeStartError,
+    StopRequest,
+)
 from tidegate.errors import RefusedError, RpcError, TidegateError
 from tidegate.ids import JobName
 from tidegate.protocol.job_state import JobState
@@ -113,3 +120,26 @@ def test_signal_makes_no_other_stop_of_a_cancel_from_another_terminal() -> None:
         signal.raise_signal(signal.SIGTERM)
         cluster.report()
     assert cluster.asked == [(False, False)]
+
+
+def test_interrupt_while_the_storage_does_not_store_the_job_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stopping, "TOLD_AFTER_S", 0.0)
+    cluster = Cluster()
+
+    def submit() -> None:
+        with cluster.stop_of_run.submitting("/mnt/x"):
+            told, until_s = "", time.monotonic() + 30
+            while not told and time.monotonic() < until_s:
+                time.sleep(0.01)
+                told = capsys.readouterr().err
+            assert told == "a: waiting for the JobManager, which stores the job in /mnt/x\n"
+            signal.raise_signal(signal.SIGINT)
+
+    with cluster.stop_of_run:
+        with pytest.raises(StoppedBeforeStartError):
+            submit()
+        assert cluster.report() == 0
+        signal.raise_signal(signal.SIGINT)
+        assert cluster.report() == 1

@@ -174,7 +174,8 @@ def _run(
         output = cleanup.enter_context(
             UserOutput(folder / config.logs.dir / job, as_json=display.is_json)
         )
-        client.submit(submission, archive.data)
+        with stop.submitting(config.checkpoint.dir):
+            client.submit(submission, archive.data)
         report = client.wait(job, on_report=stop.reported)
         output.drain()
         display.end(report)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from tidegate.cli.display import Display, print_status
 from tidegate.errors import RefusedError, RpcError
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from tidegate.controlplane.client.client import Client
     from tidegate.ids import JobName
     from tidegate.protocol.reports import JobReport
+
+
+TOLD_AFTER_S: Final = 5.0
+"""The time in seconds after which the command says what it waits for."""
 
 
 class RunInterruptedError(Exception):
@@ -60,6 +65,7 @@ class RunStop:
         self._before: dict[signal.Signals, Any] = {}
         self.latest: JobReport | None = None
         """The last report of the job."""
+        self._is_submitting = False
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -84,6 +90,22 @@ class RunStop:
     def attach(self, client: Client, restarts: Callable[[], int]) -> None:
         """Deliver stops through this client. `restarts` counts the restarts of the JobManager."""
         self._client, self._restarts = client, restarts
+
+    @contextmanager
+    def submitting(self, storage: str) -> Iterator[None]:
+        """Submit the job in this block. If it takes long, say that the job is not stored yet. A
+        Ctrl-C ends the block with StoppedBeforeStartError, because nothing runs yet.
+        """
+        text = f"waiting for the JobManager, which stores the job in {storage}"
+        timer = threading.Timer(TOLD_AFTER_S, lambda: print_status(f"{self._job}: {text}"))
+        timer.daemon = True
+        timer.start()
+        self._is_submitting = True
+        try:
+            yield
+        finally:
+            self._is_submitting = False
+            timer.cancel()
 
     def request(self, stop: StopRequest) -> None:
         """Stop the job soon."""
@@ -111,5 +133,7 @@ class RunStop:
     def _on_signal(self, _signal: int, _frame: object) -> None:
         if self._interrupted:
             raise SecondInterruptError
+        if self._is_submitting:
+            raise StoppedBeforeStartError
         self._interrupted = True
         self.request(self._request or StopRequest())  # a cancel stays one
