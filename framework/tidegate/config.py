@@ -359,6 +359,12 @@ class BackfillSettings(Section):
     wave_records: Annotated[int, Limits(gt=0)] = 1_000_000
     wave_span: PositiveMs | None = None
     ship: bool = False
+    start_timeout: PositiveMs = 180_000
+    """The time that Spark may take to start. A quiet machine needs 4 s, and a busy one once needed
+    107 s.
+    """
+    spark: dict[str, str] = field(default_factory=dict)
+    """Settings of Spark, by their names without the first word: `executor.memory`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ Later places win. The loader keeps each value under its dotted key (`checkpoint.
 with its origin. So an error can name the file or the variable, the key, and the nearest known key.
 Every key below `kafka.properties`, and below the `properties` of a source or sink, is a librdkafka
 setting: `sasl.password` may be written as a table, as a quoted key, or as
-`TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`.
+`TIDEGATE_KAFKA__PROPERTIES__SASL__PASSWORD`. In the same way, every key below `backfill.spark` is a
+Spark setting, with or without its first word `spark`.
 
 Only the process that a user starts loads the configuration, and only this module imports pydantic
 for it. All other processes receive the result (`Config.from_dict`).
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -62,6 +64,9 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 """The validators by class. pydantic takes 40 ms to make that of the whole configuration."""
+
+_SPARK = "backfill.spark."
+"""The beginning of the key of each setting of Spark."""
 
 _ROOT_USER = 0
 """The id of the superuser, who can change every file anyway."""
@@ -189,7 +194,21 @@ def _refuse_foreign_owner(path: Path, folder: Path) -> None:
 
 
 def _given(values: Mapping[str, Any], origin: str) -> dict[str, _Value]:
-    return _checked({key: _Value(value, origin) for key, value in flattened(values)})
+    return _checked(_named(flattened(values), origin))
+
+
+def _named(pairs: Iterable[tuple[str, Any]], origin: str) -> dict[str, _Value]:
+    """Return the values by their keys. A setting of Spark has no first word `spark`."""
+    values: dict[str, _Value] = {}
+    for written_key, value in pairs:
+        key = re.sub(rf"^{re.escape(_SPARK)}spark\.", _SPARK, written_key)
+        if key in values:
+            raise ConfigError(
+                f"Setting {key} in {origin} is given twice, with and without the word spark. "
+                "Remove one of them."
+            )
+        values[key] = _Value(value, origin)
+    return values
 
 
 def _from_file(folder: Path) -> dict[str, _Value]:
@@ -203,19 +222,16 @@ def _from_file(folder: Path) -> dict[str, _Value]:
     for section, value in content.items():
         if not isinstance(value, Mapping):
             _refuse_unknown(section, str(path))
-    return _checked({key: _Value(value, str(path)) for key, value in flattened(content)})
+    return _checked(_named(flattened(content), str(path)))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, _Value]:
-    return _checked(
-        {
-            name.removeprefix(PREFIX).lower().replace("__", "."): _Value(
-                text, f"the environment variable {name}"
-            )
-            for name, text in sorted(environment.items())
-            if name.startswith(PREFIX) and not name.startswith((NOT_SETTINGS, PARAMETERS))
-        }
-    )
+    values: dict[str, _Value] = {}
+    for name, text in sorted(environment.items()):
+        if name.startswith(PREFIX) and not name.startswith((NOT_SETTINGS, PARAMETERS)):
+            key = name.removeprefix(PREFIX).lower().replace("__", ".")
+            values |= _named([(key, text)], f"the environment variable {name}")
+    return _checked(values)
 
 
 def _checked(values: dict[str, _Value]) -> dict[str, _Value]:
@@ -260,6 +276,8 @@ def _pattern(key: str) -> str:
         parts[1] = "*"
     if "properties" in parts[1:-1]:
         parts = [*parts[: parts.index("properties") + 1], "*"]
+    if key.startswith(_SPARK):
+        return f"{_SPARK}*"
     return ".".join(parts)
 
 
@@ -269,10 +287,10 @@ def _validated(values: Mapping[str, _Value]) -> Config:
     optional = {name for name, default in known_keys().items() if default is None}
     for key, (value, origin) in values.items():
         path = key.split(".")
-        if _pattern(key).endswith(".properties.*"):
-            cut = path.index("properties") + 1
+        if _pattern(key).endswith((".properties.*", f"{_SPARK}*")):
+            cut = 2 if key.startswith(_SPARK) else path.index("properties") + 1
             path = [*path[:cut], ".".join(path[cut:])]
-            value = _property_text(value)  # noqa: PLW2901  # the same value, as librdkafka takes it
+            value = _property_text(value)  # noqa: PLW2901  # as librdkafka and Spark take it
         elif _pattern(key) in optional and value == no_value(key):
             value = None  # noqa: PLW2901  # the text means None
         elif key in NO_VALUE and value == "none":

@@ -45,6 +45,7 @@ _NOT_SECRET: Final = (
     "public_key",
 )
 """... and not in these names, which say how data is addressed. A bare `key` is a record's key."""
+_ACCOUNT_KEY: Final = ".account.key."  # Hadoop's name of an Azure key: the account stands behind it
 _SEPARATORS: Final = re.compile(r"[._-]")
 
 SHORTEST: Final = 4
@@ -67,6 +68,8 @@ def is_secret(name: str) -> bool:
     """Return whether the value under this name must not be shown."""
     lower = name.lower()
     if lower.endswith(_SECRET_ENDINGS):
+        return True
+    if _ACCOUNT_KEY in lower:
         return True
     words = _SEPARATORS.split(lower)
     return len(words) > 1 and words[-1] in _SECRET_WORDS and "_".join(words[-2:]) not in _NOT_SECRET

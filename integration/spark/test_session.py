@@ -108,7 +108,11 @@ def test_session_has_the_settings_of_a_backfill_and_leaves_no_process_or_file(
 ) -> None:
     before = {name: os.environ.get(name) for name in VARIABLES}
     handler = signal.getsignal(signal.SIGINT)
-    properties = {"spark.eventLog.dir": "x", "spark.sql.adaptive.enabled": "true"}
+    properties = {
+        "spark.eventLog.dir": "x",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.hadoop.fs.s3a.secret.key": "hush-hush",
+    }
     with start_session(
         "local[1]", folder=tmp_path, properties=properties, python_path=[ROOT]
     ) as own:
@@ -118,6 +122,8 @@ def test_session_has_the_settings_of_a_backfill_and_leaves_no_process_or_file(
         assert conf.get("spark.ui.enabled") == "false"
         assert conf.get("spark.speculation") == "false"
         assert conf.get("spark.eventLog.dir") == "x"
+        assert conf.get("spark.hadoop.fs.s3a.secret.key") == "hush-hush"
+        assert "hush-hush" not in " ".join(psutil.Process(own.jvm_pid).cmdline())
         assert {key: own.spark.conf.get(key) for key in SQL_SETTINGS} == SQL_SETTINGS
         assert listening(own.jvm_pid) == {"127.0.0.1"}
         [folder] = tmp_path.iterdir()

@@ -18,8 +18,8 @@ from tidegate.backfill.spark import folder as folders
 from tidegate.backfill.spark.apart import WaitTimeoutError, _Call, run_in_thread
 from tidegate.backfill.spark.folder import SessionFolder
 from tidegate.backfill.spark.installation import PACKAGES, check_installed, check_version
-from tidegate.backfill.spark.master import check_reachable, is_local
-from tidegate.backfill.spark.spark_errors import cause, spark_error
+from tidegate.backfill.spark.master import check_form, check_needs, check_reachable, is_local
+from tidegate.backfill.spark.spark_errors import cause, spark_error, spark_translated, texts_in
 from tidegate.backfill.spark.workers import check_storage
 from tidegate.errors import (
     ConfigError,
@@ -29,6 +29,7 @@ from tidegate.errors import (
     UserError,
     is_recoverable,
 )
+from tidegate.masking import remember_value
 
 # --- the extra -----------------------------------------------------------------------------------
 
@@ -125,23 +126,94 @@ def test_check_passes_if_one_of_several_spark_masters_answers() -> None:
         check_reachable("spark://{},{}:{}".format(gone, *alive.getsockname()))
 
 
-@pytest.mark.parametrize("master", ["loca", "localhost:7077", "spark://host", "spark://:7077", ""])
+@pytest.mark.parametrize(
+    "master",
+    [
+        "",
+        "loca",
+        "LOCAL",
+        "local[]",
+        "local[0]",
+        "local[two]",
+        "local[2,0]",
+        "localhost:7077",
+        "mesos://host:5050",
+        "sprak://host:7077",
+        "spark:/host:7077",
+        "spark://host",
+        "spark://:7077",
+        "spark://host:port",
+        "spark://host:99999",
+        "spark://host:7077/path",
+        "spark://user@host:7077",
+        "spark://host:7077,other",
+        "k8s://",
+        "k8s://ftp://host",
+        "k8s://https://host:port",
+        "YARN",
+        "yarn://host",
+    ],
+)
 def test_wrong_address_of_a_spark_master_is_refused(master: str) -> None:
-    with pytest.raises(
-        ConfigError, match=re.escape(f"{master!r} is not the address of a Spark master")
+    for check in (check_form, check_reachable):
+        with pytest.raises(
+            ConfigError, match=re.escape(f"{master!r} is not the address of a Spark master")
+        ):
+            check(master)
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[2, 4]",
+        "local-cluster[2,1,512]",
+        "yarn",
+        "spark://host:7077,[::1]:7078",
+        "k8s://https://host:6443",
+        "k8s://https://host",
+        "k8s://host:6443",
+        "k8s://http://127.0.0.1:8001/proxy",
+    ],
+)
+def test_addresses_of_all_kinds_of_masters_are_accepted(master: str) -> None:
+    check_form(master)
+
+
+def test_yarn_without_the_folder_of_its_settings_is_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    check_needs("yarn", {}, {"YARN_CONF_DIR": str(tmp_path)})
+    check_needs("local[2]", {}, {})
+    for environment, found in (
+        ({}, "Neither is set"),
+        ({"HADOOP_CONF_DIR": "/absent"}, r"Neither is a folder \(/absent\)"),
     ):
-        check_reachable(master)
+        with pytest.raises(ConfigError, match=f"{found}.*export HADOOP_CONF_DIR=/etc/hadoop/conf"):
+            check_needs("yarn", {}, environment)
+
+
+def test_kubernetes_without_an_image_is_refused_with_the_setting() -> None:
+    check_needs("k8s://https://host", {"kubernetes.executor.container.image": "i"}, {})
+    with pytest.raises(
+        ConfigError, match=r"-c backfill\.spark\.kubernetes\.container\.image=IMAGE"
+    ):
+        check_needs("k8s://https://host", {}, {})
+
+
+def test_error_names_an_api_of_kubernetes_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check_reachable(f"k8s://https://127.0.0.1:{port}")
+    with pytest.raises(SparkError, match=rf"No API of Kubernetes answers at 127\.0\.0\.1:{port}"):
+        check_reachable(f"k8s://https://127.0.0.1:{port}")
 
 
 def test_address_of_spark_connect_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"through Spark Connect \(sc://host:15002\)") as caught:
         check_reachable("sc://host:15002")
     assert "start the command on the cluster with spark-submit" in str(caught.value)
-
-
-@pytest.mark.parametrize("master", ["local[2,4]", "yarn", "k8s://https://host"])
-def test_local_yarn_and_kubernetes_masters_are_not_checked_for_an_answer(master: str) -> None:
-    check_reachable(master)
 
 
 # --- the folder ----------------------------------------------------------------------------------
@@ -318,6 +390,64 @@ def test_error_of_a_call_is_not_recoverable_if_the_jvm_has_ended() -> None:
     failed = spark_error("The Spark job failed", error, Session(None))
     assert type(failed) is SparkError
     assert is_recoverable(failed)
+
+
+def test_what_pyspark_and_py4j_log_goes_to_the_file_and_not_to_the_terminal(
+    tmp_path: Path,
+) -> None:
+    """py4j also uses the root logger, which adds a handler to itself."""
+    module = tmp_path / "py4j" / "fails.py"
+    module.parent.mkdir()
+    module.write_text(
+        "import logging\n"
+        "for name in ('py4j.clientserver', 'pyspark.sql', 'SQLQueryContextLogger'):\n"
+        "    logging.getLogger(name).error(f'text of {name}', exc_info=OSError('x'))\n"
+        "try:\n"
+        "    1 / 0\n"
+        "except ZeroDivisionError:\n"
+        "    logging.exception('text of root')\n"
+    )
+    script = (
+        "import logging, pathlib, sys\n"
+        "from tidegate.backfill.spark.spark_errors import texts_in\n"
+        "with texts_in(pathlib.Path(sys.argv[1])):\n"
+        "    import fails\n"
+        "    logging.getLogger('tidegate.x').warning('ours stays')\n"
+        "logging.getLogger('py4j').warning('after the block')\n"
+    )
+    log = tmp_path / "spark.log"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(log)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(module.parent)},
+    )
+    assert done.stderr.splitlines() == ["ours stays", "after the block"]
+    text = log.read_text()
+    assert "ZeroDivisionError: division by zero" in text
+    for name in ("py4j.clientserver", "pyspark.sql", "SQLQueryContextLogger", "root"):
+        assert f"text of {name}" in text
+
+
+def test_message_of_a_spark_error_names_the_file_with_the_complete_text(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    remember_value("hush-hush")
+    with texts_in(log):
+        error = spark_error("The Spark job failed", RuntimeError(f"{OF_A_WORKER} hush-hush"))
+    assert str(error).endswith(f": my.package.OddError: the second: and last. See {log}.")
+    text = log.read_text()
+    assert "Driver stacktrace" in text
+    assert "hush-hush" not in text
+
+
+def test_exception_of_py4j_that_nobody_has_translated_becomes_a_spark_error() -> None:
+    lost = type("Py4JNetworkError", (Exception,), {"__module__": "py4j.protocol"})
+    says = r"^Spark failed: Answer from Java side is empty\.$"
+    with pytest.raises(SparkError, match=says), spark_translated():
+        raise lost("Answer from Java side is empty")
+    with pytest.raises(ZeroDivisionError), spark_translated():
+        _ = 1 // 0
 
 
 # --- the storage ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tidegate.cli import local_run, session, sim
 from tidegate.cli.local_run import with_enough_slots
 from tidegate.cli.main import app, main
-from tidegate.cli.options import parse_pairs
+from tidegate.cli.options import parameters, parse_pairs
 from tidegate.config_load import load
 from tidegate.controlplane.client.client import Client
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -61,6 +61,17 @@ def test_option_that_is_not_name_value_is_refused_with_an_example(text: str) -> 
     shown = re.escape(text.replace("5", MASK))  # a value without a name may be a secret
     with pytest.raises(ConfigError, match=f"--set '{shown}' is not NAME=VALUE. Example: run"):
         parse_pairs([text], "--set", "Example: run")
+
+
+def test_setting_that_is_given_as_a_parameter_is_refused_with_the_right_option() -> None:
+    assert parameters(["minimum=2"], "") == {"minimum": "2"}
+    for name in ("backfill.spark.executor.memory", "checkpoint.interval"):
+        with pytest.raises(ConfigError) as caught:
+            parameters([f"{name}=secret"], "")
+        assert str(caught.value) == (
+            f"--set {name} names a setting of tidegate, and --set is for parameters of the "
+            f"pipeline. Write -c {name}=VALUE."
+        )
 
 
 @pytest.mark.parametrize("code", [0, 1, 2])

@@ -113,6 +113,7 @@ def execute(
         if recorded is None:
             refuse_passed_ends(to, plan.partitions)
         output.plan(plan)
+        _check_engine(config)
         if asked.dry_run:
             return DONE
         with _engine(config, folder, verbose=asked.verbose) as (executor, loop, progress):
@@ -182,6 +183,37 @@ def _overtaken_message(job: str) -> str:
     )
 
 
+def _check_engine(config: Config) -> None:
+    """Check the master and all that a Spark session needs, without a start of Spark.
+
+    Raise ConfigError or UserError with the remedy, and SparkError if the master does not answer.
+    """
+    settings = config.backfill
+    if settings.master == IN_PROCESS:
+        return
+    from tidegate.backfill.spark.installation import check_installed
+    from tidegate.backfill.spark.java import find_java
+    from tidegate.backfill.spark.master import check_form, check_needs, check_reachable
+    from tidegate.backfill.spark.session import is_submitted
+    from tidegate.backfill.spark.spark_settings import check_settings
+    from tidegate.backfill.spark.workers import check_storage
+
+    if is_submitted():
+        if settings.spark:
+            print_status(
+                "The settings of [backfill.spark] have no effect, because spark-submit has started"
+                " Spark. Give them to spark-submit: --conf spark.NAME=VALUE."
+            )
+        return
+    check_form(settings.master)
+    check_settings(settings.spark, settings.master)
+    check_needs(settings.master, settings.spark)
+    check_storage(settings.master, config.checkpoint.dir)
+    check_installed()
+    find_java()
+    check_reachable(settings.master)
+
+
 @contextmanager
 def _engine(
     config: Config, folder: Path, *, verbose: bool
@@ -195,25 +227,31 @@ def _engine(
         yield InProcessExecutor(task_host()), run_in_turn, lambda: None
         return
     from tidegate.backfill.spark.executor import SparkExecutor
-    from tidegate.backfill.spark.master import check_connect, with_retries
-    from tidegate.backfill.spark.session import adopt_session, is_submitted, start_session
+    from tidegate.backfill.spark.spark_errors import spark_translated, texts_in
     from tidegate.backfill.spark.stream import make_wave_loop
-    from tidegate.backfill.spark.workers import check_storage
 
     log = folder / config.logs.dir / SPARK_LOG
-    if is_submitted():
-        with adopt_session() as session:
-            _ship(session, settings)
-            executor = SparkExecutor(session, WAVE_TASK)
-            yield executor, make_wave_loop(session), executor.progress
-        return
-    master = with_retries(settings.master)
-    check_connect(master)
-    check_storage(master, config.checkpoint.dir)
-    with start_session(master, log=log, verbose=verbose) as session:
+    with texts_in(log), spark_translated(), _session(settings, log, verbose=verbose) as session:
         _ship(session, settings)
         executor = SparkExecutor(session, WAVE_TASK)
         yield executor, make_wave_loop(session), executor.progress
+
+
+def _session(settings: BackfillSettings, log: Path, *, verbose: bool) -> BackfillSession:
+    """Return the session of spark-submit, or start one."""
+    from tidegate.backfill.spark.master import with_retries
+    from tidegate.backfill.spark.session import adopt_session, is_submitted, start_session
+    from tidegate.backfill.spark.spark_settings import properties_of
+
+    if is_submitted():
+        return adopt_session()
+    return start_session(
+        with_retries(settings.master),
+        properties=properties_of(settings.spark),
+        log=log,
+        verbose=verbose,
+        timeout_s=settings.start_timeout / 1000,
+    )
 
 
 def _ship(session: BackfillSession, settings: BackfillSettings) -> None:

@@ -145,9 +145,26 @@ def parameters(given: list[str] | None, example: str) -> dict[str, str]:
     """Return the pipeline's parameters, by name.
 
     They come from `TIDEGATE_PARAMS__NAME` in the environment and from `--set`, which takes
-    precedence.
+    precedence. Raise ConfigError for the name of a setting, because `--config` sets those.
     """
-    return {**environment_parameters(), **parse_pairs(given, "--set", example)}
+    found = parse_pairs(given, "--set", example)
+    for name in found:
+        section, dot, _ = name.partition(".")
+        if dot and section in _sections():
+            from tidegate.errors import ConfigError
+
+            raise ConfigError(
+                f"--set {name} names a setting of tidegate, and --set is for parameters of the "
+                f"pipeline. Write -c {name}=VALUE."
+            )
+    return {**environment_parameters(), **found}
+
+
+def _sections() -> set[str]:
+    """Return the names of the sections of the configuration."""
+    from tidegate.config_load import known_keys
+
+    return {key.partition(".")[0] for key in known_keys()}
 
 
 def environment_parameters() -> dict[str, str]:

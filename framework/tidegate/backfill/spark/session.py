@@ -33,10 +33,12 @@ from tidegate.backfill.spark.installation import check_installed, check_version
 from tidegate.backfill.spark.java import find_java
 from tidegate.backfill.spark.master import check_reachable, is_on_this_machine
 from tidegate.backfill.spark.rows import ROWS_PER_BATCH
-from tidegate.backfill.spark.spark_errors import spark_error
+from tidegate.backfill.spark.spark_errors import log_hint, spark_error
+from tidegate.backfill.spark.spark_settings import check_names, merged
 from tidegate.errors import SparkError, UserError, check
+from tidegate.masking import is_secret
 
-START_TIMEOUT_S: Final = 180.0  # a quiet machine needs 4 s, and a busy one once needed 107 s
+START_TIMEOUT_S: Final = 180.0  # the default of backfill.start_timeout
 STOP_TIMEOUT_S: Final = 30.0
 LOG_LINES_SHOWN: Final = 5
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
@@ -169,7 +171,7 @@ def start_session(
     Raises:
         UserError: the extra is missing, a version is not supported, no Java is found, or a session
             already runs in this process.
-        ConfigError: `master` is not the address of a master.
+        ConfigError: `master` is not the address of a master, or `properties` has a mistyped name.
         SparkError: the master does not answer, or Spark did not start. The message ends with the
             last lines of Spark's log.
     """
@@ -186,7 +188,8 @@ def start_session(
         master, session_folder.path, python_path, speculation=speculation, verbose=verbose
     )
     start = _Start(
-        settings=settings | dict(properties) | SQL_SETTINGS,
+        settings=merged(settings, properties) | SQL_SETTINGS,
+        names=tuple(properties),
         variables=_variables(master, java.make_home(session_folder.path)),
         log=None if verbose else log or session_folder.path / "log",
     )
@@ -306,6 +309,8 @@ class _Start:
     """A start that runs in another thread and may be aborted at any time."""
 
     settings: dict[str, str]
+    names: tuple[str, ...]
+    """The names of the settings that the user has given."""
     variables: dict[str, str]
     log: Path | None
     gateway: Any = None
@@ -320,7 +325,9 @@ class _Start:
         from pyspark.java_gateway import launch_gateway
         from pyspark.sql import SparkSession
 
-        conf = SparkConf(loadDefaults=False).setAll(list(self.settings.items()))
+        # Every user of the machine can read the command line of the JVM.
+        public = {key: value for key, value in self.settings.items() if not is_secret(key)}
+        conf = SparkConf(loadDefaults=False).setAll(list(public.items()))
         with _environment(self.variables), _output(self.log) as output:
             try:
                 self.gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
@@ -329,6 +336,8 @@ class _Start:
             if self._aborted:
                 _end_jvm(self.gateway)
                 return None
+            check_names(self.gateway.jvm, self.names, self.settings["spark.master"])
+            conf.setAll(list(self.settings.items()))
             try:
                 return SparkSession(SparkContext(conf=conf, gateway=self.gateway))
             except Exception as error:
@@ -343,7 +352,10 @@ class _Start:
     def failure(self, error: BaseException, timeout_s: float) -> SparkError | None:
         """Return the error to raise in place of the start's error. None means the same error."""
         if isinstance(error, WaitTimeoutError):
-            return SparkError(f"{self.what} within {timeout_s:g} s.{self._last_lines()}")
+            return SparkError(
+                f"{self.what} within {timeout_s:g} s (backfill.start_timeout)."
+                f"{log_hint()}{self._last_lines()}"
+            )
         if isinstance(error, SparkError):
             return SparkError(f"{error}{self._last_lines()}")
         return None
