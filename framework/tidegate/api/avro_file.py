@@ -20,6 +20,7 @@ from uuid import UUID
 
 import fastavro
 
+from tidegate.api.avro_values import default_of
 from tidegate.api.record_fields import fields_of, type_name
 from tidegate.api.types import AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError
@@ -148,8 +149,8 @@ class _Fit:
         for name in sorted(types.keys() - theirs.keys()):
             self._refuse(f"{at}.{name} is not in the file")
         for name, field in theirs.items():
-            if name not in types and "default" not in field:
-                self._refuse(f"{at}.{name} is in the file, without a default, and not in the type")
+            if name not in types:
+                self._default(field, f"{at}.{name}")
         fields = [
             {**field, "type": self.fit(types[name], field["type"], f"{at}.{name}")}
             if name in types
@@ -157,6 +158,15 @@ class _Fit:
             for name, field in theirs.items()
         ]
         return {**schema, "fields": fields}
+
+    def _default(self, field: AvroSchema, at: str) -> None:
+        """Check the default of a field that only the file has, so that every record gets it."""
+        if "default" not in field:
+            self._refuse(f"{at} is in the file, without a default, and not in the type")
+        try:
+            default_of(field["type"], field["default"])
+        except ValueError as error:
+            self._refuse(f"{at} is in the file only, and {error}")
 
     def _scalar(self, of: object, schema: AvroSchema, kind: object, at: str) -> AvroSchema:
         logical = schema.get("logicalType") if isinstance(schema, dict) else None
