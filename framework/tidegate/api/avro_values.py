@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from tidegate.api.types import AvroSchema
 from tidegate.api.values import article, counts_as
@@ -89,12 +89,13 @@ def aware(moment: Any) -> datetime:
 
 def aware_ms(moment: Any) -> datetime:
     """Return a datetime; ValueError if it has no time zone, or parts of a millisecond."""
-    if aware(moment).microsecond % 1000:
+    aware(moment)
+    if moment.microsecond % 1000:
         raise ValueError(
             f"{moment} has microseconds, and timestamp-millis has none; round it, or make the "
             "field timestamp-micros"
         )
-    return aware(moment)
+    return moment  # type: ignore[no-any-return]  # `aware` has checked its class
 
 
 def decimal_bytes(schema: AvroSchema) -> tuple[Callable[[Any], bytes], Callable[[bytes], Decimal]]:
@@ -110,11 +111,11 @@ def decimal_bytes(schema: AvroSchema) -> tuple[Callable[[Any], bytes], Callable[
             raise TypeError(f"{value!r} is {article(type(value).__name__)}, not a Decimal")
         if not value.is_finite():
             raise ValueError(f"{value} is not a number of Avro")
-        if cast("int", value.as_tuple().exponent) < -scale:
-            raise ValueError(f"{value} has more decimals than the scale {scale} of the schema")
         if value.adjusted() + scale >= precision and value:
             raise ValueError(f"{value} has more digits than decimal({precision}, {scale}) allows")
-        number = int(scaleb(value, scale))
+        number = int(scaled := scaleb(value, scale))
+        if number != scaled:
+            raise ValueError(f"{value} has more decimals than the scale {scale} of the schema")
         length = (number.bit_length() + 8) // 8 if size is None else size
         return number.to_bytes(length, "big", signed=True)
 

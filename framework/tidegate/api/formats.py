@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 import msgspec
 from typing_extensions import TypeForm
 
-from tidegate.api.finite import check_finite, finite_check, holds, suspicious
+from tidegate.api.finite import FiniteCheck, holds
 from tidegate.api.location import at_user_location, refuse_unsupported
 from tidegate.api.record_fields import fields_of, is_model, type_name
 from tidegate.api.types import AvroSchema, type_info
@@ -103,15 +103,7 @@ class Json(Format[T]):
         encode = msgspec.json.Encoder(decimal_format="string").encode
         if not holds(self.value_type, float, Decimal, Any):
             return encode
-        is_finite = finite_check(self.value_type)
-
-        def encode_numbers(value: T) -> bytes:
-            data = encode(value)
-            if suspicious(data) and not is_finite(value):
-                check_finite(value)
-            return data
-
-        return encode_numbers
+        return FiniteCheck(self.value_type).guarded(encode)
 
     @cached_property
     def _model(self) -> ModelJson | None:

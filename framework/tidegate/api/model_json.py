@@ -19,7 +19,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from tidegate.api.finite import check_finite, finite_check, suspicious
+from tidegate.api.finite import FiniteCheck, check_finite, suspicious
 from tidegate.api.record_fields import is_model
 
 _OWN_CODE: Final = {"function-before", "function-wrap", "function-plain"}
@@ -45,7 +45,7 @@ class ModelJson:
         self._shaped = any(node.get("computed_fields") or _is_shaped(node) for node in nodes)
         """Whether code of the user makes a part of the JSON."""
         self._numbers = extra or self._shaped or not kinds.isdisjoint({"float", "decimal", "any"})
-        self._is_finite = finite_check(of)
+        self._check = FiniteCheck(of)
 
     def decoder(self) -> Callable[[bytes], Any]:
         """Return a function from JSON bytes to a value; it checks every field."""
@@ -53,9 +53,11 @@ class ModelJson:
         if not self._numbers:
             return validate
 
+        is_finite = self._check.is_finite
+
         def decode(data: bytes) -> Any:
             value = validate(data)
-            if not self._is_finite(value):
+            if not is_finite(value):
                 msgspec.json.decode(data)  # refuses NaN, and 1e400, which would become infinity
             return value
 
@@ -63,24 +65,22 @@ class ModelJson:
 
     def encoder(self) -> Callable[[Any], bytes]:
         """Return a function from a value to JSON bytes; ValueError for NaN and infinity."""
-        dump = self._adapter.dump_json
+        dump, dump_python = self._adapter.dump_json, self._adapter.dump_python
 
         def encode(value: Any) -> bytes:
             # pydantic checks the fields that it writes, and by default it would only warn.
             data: bytes = dump(value, by_alias=True, warnings="error")
-            if suspicious(data):
-                self._check_finite(value)
             return data
 
-        if self._numbers:
-            return encode
-        return lambda value: dump(value, by_alias=True, warnings="error")
+        def encode_shaped(value: Any) -> bytes:
+            data = encode(value)
+            if suspicious(data):
+                check_finite(dump_python(value, by_alias=True))
+            return data
 
-    def _check_finite(self, value: Any) -> None:
         if self._shaped:
-            check_finite(self._adapter.dump_python(value, by_alias=True))
-        elif not self._is_finite(value):
-            check_finite(value)
+            return encode_shaped
+        return self._check.guarded(encode) if self._numbers else encode
 
     def _exact(self) -> Callable[[bytes], Any]:
         """Return the decoder of a type with a Decimal: no digit of its numbers is lost."""
