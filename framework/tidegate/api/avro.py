@@ -85,7 +85,8 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
             return write_alone(value)
         except Exception as error:
             if at := blame.path(value):
-                raise ValueError(f"{at}: {error}") from error
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"{at}: {error}") from error
             raise
 
     def decode(data: bytes) -> Any:
