@@ -10,7 +10,7 @@ bin := .venv/bin
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
-demo: .venv/installed  ## the main job on a real broker, with kills, checked for exactly once (two minutes)
+demo: .venv/installed  ## the main job on a real broker, with four kills, checked for exactly once (two minutes)
 	$(bin)/python -m integration.demo.totals
 demo-spark: .venv-spark/installed  ## a backfill on Spark with kills, then live, checked for exactly once (about three minutes)
 	.venv-spark/bin/python -m integration.demo.spark

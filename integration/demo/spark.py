@@ -36,6 +36,7 @@ from integration.demo.totals import (
     interrupt,
     say,
     setting,
+    tell_verdict,
 )
 from integration.support.running import PIPELINE, GaveUpError, owned
 from tidegate.errors import TidegateError
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     code = NOT_EXACT
     try:
-        with setting(folder, None, say) as place:
+        with setting(folder, None) as place:
             code = _story(place, given)
     except KeyboardInterrupt:
         say("interrupted; everything that was started is ended")
@@ -189,7 +190,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
     say("")
     say(f"waves        {len(read)} committed: {records:,} records in {seconds:.1f} s of waves")
     say(f"             {backfilled_s:.1f} s with three starts of Spark, kills and repetitions")
-    say(f"verdict      {said}")
+    tell_verdict(said, exact=verdict == 0)
     return EXACT if verdict == 0 else NOT_EXACT
 
 

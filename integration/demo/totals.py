@@ -28,7 +28,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from integration.support.brokers import create_topic, unique
 from integration.support.running import (
@@ -40,8 +39,10 @@ from integration.support.running import (
     runs_with_checkpoint,
 )
 from integration.support.watching import CommittedOutput
+from tidegate.cli.live_line import LiveLine
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.errors import TidegateError
+from tidegate.message_text import counted
 
 PARALLELISM, TASK_MANAGERS, SLOTS = 4, 2, 2
 PARTITIONS = 4
@@ -54,6 +55,8 @@ HEARTBEAT_MS = 1_000
 last order holds the true lag.
 """
 EXACT, NOT_EXACT, INTERRUPTED = 0, 1, 130
+BOLD, DIM, RED, GREEN = "1", "2", "31", "1;32"
+"""Colours of a terminal."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,7 +65,8 @@ class Kill:
 
     kind: str
     pid: int
-    after_checkpoint: str
+    checkpoints: int
+    """Number of checkpoints that were completed before."""
     with_it: int
     """Number of processes that must end with it."""
     status: int = 0
@@ -87,13 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     code = NOT_EXACT
     try:
-        with setting(folder, given.kafka, say) as place:
+        with setting(folder, given.kafka) as place:
             code = _story(place, given)
     except KeyboardInterrupt:
         say("interrupted; everything that was started is ended")
         code = INTERRUPTED
     except (GaveUpError, TidegateError) as error:
-        say(f"the demo failed: {error}")
+        say(f"the demo failed: {error}", RED)
     if code == EXACT and given.directory is None:
         shutil.rmtree(folder, ignore_errors=True)
     else:
@@ -101,9 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, flush=True)
+def say(line: str, colour: str = "") -> None:
+    """Print a line of progress. A colour is one of those above, and is for terminals only."""
+    coloured = colour and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    print(f"\x1b[{colour}m{line}\x1b[0m" if coloured else line, flush=True)
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -112,16 +117,22 @@ def interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def setting(folder: Path, kafka: str | None, report: Callable[[str], None]) -> Iterator[Setting]:
-    """Yield a new broker, or the given cluster, with two new topics."""
+def setting(folder: Path, kafka: str | None) -> Iterator[Setting]:
+    """Yield a new broker, or the given cluster, with two new topics. Print how the broker is
+    downloaded and started.
+    """
     if kafka is not None:
         names = unique("orders"), unique("order-totals")
         _make_topics(kafka, names)
         yield Setting(bootstrap=kafka, orders=names[0], totals=names[1], folder=folder)
         return
-    begun = time.monotonic()
-    with EmbeddedKafka.start(directory=folder / "kafka", owned=True, report=report) as broker:
-        report(f"Kafka {broker.version} answers after {time.monotonic() - begun:.1f} s")
+    begun, line = time.monotonic(), LiveLine(sys.stdout)
+    try:
+        broker = EmbeddedKafka.start(directory=folder / "kafka", owned=True, report=line.show)
+    finally:
+        line.end()
+    with broker:
+        say(f"Kafka {broker.version} answers after {time.monotonic() - begun:.1f} s")
         _make_topics(broker.bootstrap, ("orders", "order-totals"))
         yield Setting(
             bootstrap=broker.bootstrap, orders="orders", totals="order-totals", folder=folder
@@ -177,7 +188,7 @@ def kill(kind: str, run: TidegateRun, output: CommittedOutput, rng: random.Rando
     done = Kill(
         kind=kind,
         pid=pid,
-        after_checkpoint=before["last_checkpoint"]["id"],
+        checkpoints=len(run.checkpoints),
         with_it=len(below),
         status=run.await_exit(pid),
     )
@@ -245,7 +256,8 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
                 last = kills[-1]
                 say(
                     f"{_clock(begun)}  {kind} {last.pid} killed (status {last.status}), "
-                    f"output again after {last.recovery_s:.1f} s"
+                    f"output again after {last.recovery_s:.1f} s",
+                    RED,
                 )
             if orders.wait() != 0:
                 raise GaveUpError(f"the producer failed: see {place.folder / 'orders.log'}")
@@ -259,7 +271,7 @@ def _story(place: Setting, given: argparse.Namespace) -> int:
         f"{_clock(begun)}  all read, stopped with a final checkpoint; the checker reads both topics"
     )
     verdict, said = check(place)
-    _tell(kills, run, given, (written_s, drained_s), said)
+    _tell(kills, run, given, (written_s, drained_s), said, exact=verdict == 0)
     return EXACT if verdict == 0 else NOT_EXACT
 
 
@@ -280,32 +292,43 @@ def _tell(
     given: argparse.Namespace,
     times: tuple[float, float],
     verdict: str,
+    *,
+    exact: bool,
 ) -> None:
-    rows = [("killed", "process", "status", "took along", "after checkpoint", "recovery")]
+    rows = [("killed", "process", "status", "took along", "checkpoints before", "recovery")]
     rows += [
         (
             each.kind,
             str(each.pid),
             f"{each.status} ({signal.Signals(-each.status).name})" if each.status < 0 else "",
             f"{each.with_it} processes" if each.with_it else "nothing",
-            each.after_checkpoint,
+            str(each.checkpoints),
             f"{each.recovery_s:.1f} s",
         )
         for each in kills
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     say("")
-    for row in rows:
+    for number, row in enumerate(rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        say("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip(), "" if number else BOLD)
     written_s, drained_s = times
     say("")
     say(
         f"records      {given.records:,} written in {written_s:.1f} s, all read and added up "
-        f"after {drained_s:.1f} s ({given.records / drained_s:,.0f} a second over all kills)"
+        f"after {drained_s:.1f} s"
     )
-    say(f"checkpoints  {len(run.checkpoints)} completed, one every {INTERVAL}")
-    say(f"verdict      {verdict}")
+    say(f"             {given.records / drained_s:,.0f} a second over all kills")
+    say(f"checkpoints  {len(run.checkpoints)} completed, with an interval of {INTERVAL}")
+    say(f"restarts     {len(run.attempts) - 1}")
+    tell_verdict(verdict, exact=exact)
+
+
+def tell_verdict(said: str, *, exact: bool) -> None:
+    """Print what the checker said, in lines of less than 100 columns."""
+    colour = GREEN if exact else RED
+    for number, line in enumerate(said.replace("; ", "\n").splitlines()):
+        say(f"{'' if number else 'verdict':<13}{line}", colour)
 
 
 @contextmanager
@@ -317,10 +340,13 @@ def _progress(begun: float, run: TidegateRun, output: CommittedOutput) -> Iterat
         while not over.wait(PROGRESS_S):
             report = run.report or {}
             state = str(report.get("state", "starting")).lower().replace("_", " ")
-            last: dict[str, Any] = report.get("last_checkpoint") or {"id": "none"}
+            lag = report.get("lag")
             say(
-                f"{_clock(begun)}  {state}, attempt {report.get('attempt')}, lag "
-                f"{report.get('lag')}, checkpoint {last['id']}, {output.records:,} totals visible"
+                f"{_clock(begun)}  {state}, {counted(max(0, len(run.attempts) - 1), 'restart')}, "
+                f"lag {'not known' if lag is None else f'{lag:,}'}, "
+                f"{counted(len(run.checkpoints), 'checkpoint')}, "
+                f"{output.records:,} totals visible",
+                DIM,
             )
 
     teller = threading.Thread(target=tell, name="progress", daemon=True)

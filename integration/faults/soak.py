@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="tidegate-soak-"))
     code = NOT_EXACT
     try:
-        with setting(folder, None, say) as place:
+        with setting(folder, None) as place:
             code = _story(place, given)
     except KeyboardInterrupt:
         say("The soak was interrupted, and all of its processes have ended.")

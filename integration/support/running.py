@@ -104,6 +104,8 @@ class TidegateRun:
         self._pids: set[int] = set()
         self.checkpoints: set[str] = set()
         """Ids of the completed checkpoints in the reports so far."""
+        self.attempts: set[int] = set()
+        """Numbers of the attempts in the reports so far. They have gaps."""
         self.exits: dict[int, int] = {}
         """Exit statuses by process id, as the parent processes have reported them."""
         self._reader = threading.Thread(target=self._read, name="reports", daemon=True)
@@ -215,6 +217,7 @@ class TidegateRun:
                 self._changed.notify_all()
 
     def _note(self, report: Report) -> None:
+        self.attempts |= {report["attempt"]} - {0}
         self._pids |= {report["jobmanager_pid"], report["jobmaster_pid"]} - {0}
         for slot in report["slots"]:
             self._pids |= {slot["pid"], slot["task_manager_pid"]}

@@ -4,7 +4,8 @@
 
 The lines of the run, each with its time in seconds, go into docs/assets/demo.json. The drawing,
 docs/assets/demo.svg, is made from this file alone. `--draw` only draws it again. The drawing leaves
-out the lines of progress between the kills, and shows the times ten times as fast.
+out the lines of progress between the kills, and shows the times ten times as fast. It begins with
+the end of the run, so that it is never an empty terminal.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from pathlib import Path
 
 ASSETS = Path(__file__).parents[2] / "docs" / "assets"
 ROOT = Path(__file__).parents[2]
-COLUMNS, LINE_PX, CHARACTER_PX, MARGIN_PX = 104, 20, 8.1, 18
+COLUMNS, LINE_PX, CHARACTER_PX, MARGIN_PX = 100, 20, 8.1, 18
 SPEED = 10.0
 STEP_S = 0.12
 """The least time between two lines, in seconds: lines that come together are seen one by one."""
 
-PROGRESS = re.compile(r"\d+:\d\d  [a-z ]+, attempt |\.venv/bin/python")
+PROGRESS = re.compile(r"\d+:\d\d  [a-z ]+, \d+ restarts?, |\.venv/bin/python")
 STYLE = """
 text { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; fill: #d5dee3; white-space: pre; }
 .prompt { fill: #80cbc4; } .kill { fill: #ff8a80; } .verdict { fill: #a5d6a7; font-weight: 700; }
 .screen { fill: #1b2328; stroke: #55666f; } .dot { fill: #55666f; }
 @media (prefers-reduced-motion: no-preference) {
-  .line { opacity: 0; animation: shown 0.05s linear forwards; }
-  @keyframes shown { to { opacity: 1; } }
+  .line { animation: unseen step-end; animation-delay: 3s; }
+  @keyframes unseen { from { opacity: 0; } }
 }
 """.strip()
 
@@ -78,12 +79,16 @@ def recorded() -> list[Line]:
 
 
 def draw(lines: list[Line]) -> str:
-    """Draw a recording as an animated terminal. A reader without animation sees all lines."""
+    """Draw a recording as an animated terminal. The first picture has all lines, and stays for
+    three seconds. Then they come one by one. A reader without animation sees all lines.
+    """
     shown: list[tuple[float, str, str]] = [(0.0, "prompt", "$ make demo")]
+    is_verdict = False
     for at_s, line in lines:
         if PROGRESS.match(line):
             continue
-        style = "verdict" if line.startswith("verdict") else "kill" if " killed (" in line else ""
+        is_verdict |= line.startswith("verdict")
+        style = "verdict" if is_verdict else "kill" if " killed (" in line else ""
         for part in _wrapped(line):
             shown.append((max(at_s / SPEED, shown[-1][0] + STEP_S), style, part))
     width = round(2 * MARGIN_PX + COLUMNS * CHARACTER_PX)
@@ -99,7 +104,7 @@ def draw(lines: list[Line]) -> str:
     for number, (at_s, style, line) in enumerate(shown):
         y = MARGIN_PX + 16 + LINE_PX * (number + 0.7)
         parts.append(
-            f'<text class="{f"line {style}".strip()}" style="animation-delay:{at_s:.2f}s"'
+            f'<text class="{f"line {style}".strip()}" style="animation-duration:{at_s:.2f}s"'
             f' x="{MARGIN_PX}" y="{y:g}" xml:space="preserve">{escape(line)}</text>'
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
