@@ -287,6 +287,13 @@ class Limited(Base, name="case"):
         dangling(self)
 
 
+class Guarded(Base, name="case"):
+    token = Param(str, help="of the shop", secret=True)
+
+    def define(self) -> None:
+        dangling(self)
+
+
 def sink_made_in_define(self: Any) -> None:
     self.orders.to(KafkaSink("copies", value=Json(Order)))
 
@@ -477,6 +484,10 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "parameter missing": (
         lambda: build(Limited),
         "Parameter 'limit' of Limited is required: --set limit=... (how many, from 1).",
+    ),
+    "secret parameter missing": (
+        lambda: build(Guarded),
+        "Parameter 'token' of Guarded is required: set TIDEGATE_PARAMS__TOKEN in the environment",
     ),
     "parameter not allowed": (
         lambda: build(Limited, {"limit": "0"}),

@@ -317,9 +317,11 @@ def build(pipeline: type[Pipeline], params: Mapping[str, object] | None = None) 
     instance = pipeline(params or {})
     for key, param in pipeline.params.items():
         if key not in instance.__dict__:
+            how = f"--set {key}=..."
+            if param.secret:  # other users of the machine can read a command line
+                how = f"set TIDEGATE_PARAMS__{key.upper()} in the environment"
             raise PipelineError(
-                f"Parameter {key!r} of {pipeline.__name__} is required: --set {key}=..."
-                f"{param.meaning}."
+                f"Parameter {key!r} of {pipeline.__name__} is required: {how}{param.meaning}."
             )
     try:
         instance.define()
