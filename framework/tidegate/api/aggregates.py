@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from types import GenericAlias
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, cast, get_args, get_origin
 
@@ -64,6 +65,8 @@ class Aggregate(Generic[T_contra, Acc, R_co]):
 
     kind: ClassVar[str] = "own"
     """The name under which a checkpoint stores the accumulator, followed by a number."""
+    has_empty_result: ClassVar[bool] = True
+    """Whether there is a result of no records. That of `Sum` depends on the type of its values."""
 
     def __init__(self) -> None:
         self.location = user_location()
@@ -192,7 +195,17 @@ class Sum(_OfValue[T_contra, N, N]):
         return ""
 
 
+ZEROS: Final[dict[object, str]] = {
+    int: "0",
+    float: "0.0",
+    Decimal: "Decimal(0)",
+}
+"""The sum of no records, as source, by the type of the values."""
+
+
 class _Extreme(_OfValue[T_contra, C, C]):
+    has_empty_result = False
+
     def __init__(self, of: Callable[[T_contra], C], *, returns: type[C] | None = None) -> None:
         super().__init__(of, returns)
 
@@ -228,6 +241,7 @@ class Mean(_OfValue[T_contra, Any, float]):
     """
 
     kind = "mean"
+    has_empty_result = False
 
     def __init__(self, of: Callable[[T_contra], float]) -> None:
         super().__init__(of)
@@ -259,12 +273,14 @@ class First(_AtTime[T_contra, A]):
     """The value of the record with the earliest event time; of equal times, the first to arrive."""
 
     kind = "first"
+    has_empty_result = False
 
 
 class Last(_AtTime[T_contra, A]):
     """The value of the record with the latest event time; of equal times, the last to arrive."""
 
     kind = "last"
+    has_empty_result = False
 
 
 class _OfRecords(Aggregate[T_contra, Any, R_co]):

@@ -35,3 +35,14 @@ def to_ms(duration: object, where: str) -> int:
             "'10 s'."
         )
     return int(match[1]) * _UNITS_MS[match[2]]
+
+
+def to_signed_ms(duration: object, where: str) -> int:
+    """Return the milliseconds of a duration that may be negative: `"-8 h"`. PipelineError as in
+    `to_ms`.
+    """
+    if isinstance(duration, timedelta):
+        return duration // timedelta(milliseconds=1)
+    if isinstance(duration, str) and (text := duration.strip()).startswith("-"):
+        return -to_ms(text.removeprefix("-"), where)
+    return to_ms(duration, where)

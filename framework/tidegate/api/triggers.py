@@ -2,7 +2,8 @@
 
 The declarations here are data, and `dataplane/windows` carries them out. A window gives a result
 only if it has records that no result of it contained before, so a trigger that fires often makes no
-repeated results. Its last result, when it is removed, contains everything that is left.
+repeated results. `on_time="always"` is the exception: the result at the end comes in any case. The
+last result of a window, when it is removed, contains everything that is left.
 
 Example:
     AfterWatermark(early=Every("10 s"), late=EveryCount(100))
@@ -70,6 +71,8 @@ class Trigger(Generic[T_contra]):
     """The firings before the end of the window."""
     on_time: bool
     """Whether the window fires when the watermark passes its end."""
+    always_on_time: bool = False
+    """Whether it does so also if every record was in an earlier result."""
     late: Repeat | None
     """The firings after the end. None: the window fires only when it is removed."""
     accumulate: bool
@@ -78,7 +81,7 @@ class Trigger(Generic[T_contra]):
         """Return the trigger as JSON, for the fingerprint of a pipeline."""
         return {
             "early": None if self.early is None else self.early.describe(),
-            "on_time": self.on_time,
+            "on_time": "always" if self.always_on_time else self.on_time,
             "late": None if self.late is None else self.late.describe(),
             "accumulate": self.accumulate,
         }
@@ -90,17 +93,28 @@ class AfterWatermark(Trigger[object]):
     `early`: fire before the end too. `late`: the firings for records that come after the end and
     within the allowed lateness; None is `EveryCount(1)`. With `accumulate=False` a result contains
     only the records that no result before contained.
+
+    `on_time`: with "if_new" (the default), a window fires at its end if it has records that no
+    result contained. With "always", it fires at its end in any case, so each window that has had a
+    record before its end has exactly one result whose `firing` is "on_time".
     """
 
     def __init__(
-        self, *, early: Repeat | None = None, late: Repeat | None = None, accumulate: bool = True
+        self,
+        *,
+        early: Repeat | None = None,
+        late: Repeat | None = None,
+        accumulate: bool = True,
+        on_time: Literal["if_new", "always"] = "if_new",
     ) -> None:
         where = f"{user_location()}: AfterWatermark"
+        check_choice(where, "on_time", on_time, ("if_new", "always"))
         for name, repeat in (("early", early), ("late", late)):
             if repeat is not None:
                 _check_repeat(repeat, f"{where}, {name}")
         self.early, self.late = early, EveryCount(1) if late is None else late
         self.on_time, self.accumulate = True, accumulate
+        self.always_on_time = on_time == "always"
 
 
 class Repeatedly(Trigger[object]):

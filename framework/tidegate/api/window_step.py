@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final, Optional
 
 import msgspec
 
-from tidegate.api.aggregates import Aggregate, Collect, TopN
+from tidegate.api.aggregates import ZEROS, Aggregate, Collect, Sum, TopN
 from tidegate.api.keys import key_encoder
 from tidegate.api.state import State, ValueState
 from tidegate.api.stored import state_schema
@@ -55,6 +55,7 @@ class Reduced(Aggregate[Any, Any, Any]):
     """The records of a window, combined by a function of two records."""
 
     kind = "reduced"
+    has_empty_result = False
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -111,6 +112,10 @@ class WindowStep:
             for number, each in enumerate(aggregates)
         )
         """The stored fields of each aggregate: name and type."""
+        self.fires_empty = trigger.always_on_time and not trigger.accumulate
+        """Whether a window may fire although it has no records."""
+        if self.fires_empty:
+            self._check_empty_results(where)
         own = {} if function is None else type(function).declared_states
         if own and isinstance(assigner, Session | Sliding):
             raise PipelineError(
@@ -164,6 +169,20 @@ class WindowStep:
             "window_function": function_name(self.function),
             "state": {name: state.describe() for name, state in self.declared_states.items()},
         }
+
+    def _check_empty_results(self, where: str) -> None:
+        for each, fields in zip(self.aggregates, self.fields, strict=True):
+            has_one = each.has_empty_result
+            if isinstance(each, Sum):
+                has_one = fields[0][1] in ZEROS
+            if not has_one:
+                what = "reduce" if isinstance(each, Reduced) else type(each).__name__
+                raise PipelineError(
+                    f"{where}: on_time='always' with accumulate=False gives a result without "
+                    f"records if an early firing has taken all, and {what} has no such result. "
+                    "Remove one of both arguments, or use Count, Sum of numbers, Collect, TopN, an "
+                    "Aggregate of your own, or process."
+                )
 
     def _tombstone(self, key: Any) -> msgspec.Struct:
         """Return the row that stands for a key without sessions: it ends before it begins."""

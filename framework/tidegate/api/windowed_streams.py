@@ -298,7 +298,8 @@ def _checked_trigger(assigner: Assigner[Any], trigger: object, where: str) -> Tr
             "example Repeatedly(EveryCount(100))."
         )
     found = AfterWatermark() if trigger is None else trigger
-    if isinstance(assigner, Sliding) and found.describe() != AfterWatermark().describe():
+    described = {**found.describe(), "on_time": True}  # at its end, each of them fires
+    if isinstance(assigner, Sliding) and described != AfterWatermark().describe():
         raise PipelineError(
             f"{where}: sliding windows share their records, so they fire at their end and for each "
             "record that comes later. Other triggers of sliding windows come in a later version "

@@ -22,7 +22,7 @@ import tzdata  # type: ignore[import-untyped]
 from tidegate.api.declaration_checks import check_choice
 from tidegate.api.functions import Function, ProcessContext
 from tidegate.api.location import user_location
-from tidegate.api.times import Duration, to_ms
+from tidegate.api.times import Duration, to_signed_ms
 from tidegate.api.triggers import TIME_DOMAINS, TimeDomain, positive_ms
 from tidegate.errors import PipelineError
 
@@ -89,9 +89,10 @@ class Assigner(Generic[T_contra]):
 class Tumbling(Assigner[object]):
     """Windows of one size, one after the other. A record is in exactly one.
 
-    A window begins at a multiple of `size` since the Unix epoch, plus `offset`. With
-    `time="processing"`, the clock of the slot counts when a record arrives, so results cannot be
-    repeated. PipelineError for a duration that is malformed, or a size of 0.
+    A window begins at a multiple of `size` since the Unix epoch, plus `offset`, which may be
+    negative: `Tumbling("1 d", offset="-8 h")` has the days of UTC+8. With `time="processing"`, the
+    clock of the slot counts when a record arrives, so results cannot be repeated. PipelineError for
+    a duration that is malformed, or a size of 0.
     """
 
     kind = "tumbling"
@@ -101,7 +102,7 @@ class Tumbling(Assigner[object]):
     ) -> None:
         where = f"{user_location()}: Tumbling"
         self.size_ms = positive_ms(size, f"{where}, size")
-        self.offset_ms = to_ms(offset, f"{where}, offset") % self.size_ms
+        self.offset_ms = to_signed_ms(offset, f"{where}, offset") % self.size_ms
         check_choice(where, "time", time, TIME_DOMAINS)
         self.time = time
 
@@ -136,7 +137,7 @@ class Sliding(Assigner[object]):
                 f"{where}({size!r}, {every!r}): records between two windows would be in none. Give "
                 "a size of at least `every`, or use Tumbling."
             )
-        self.offset_ms = to_ms(offset, f"{where}, offset") % self.every_ms
+        self.offset_ms = to_signed_ms(offset, f"{where}, offset") % self.every_ms
         check_choice(where, "time", time, TIME_DOMAINS)
         self.time = time
         panes = self.size_ms // self.pane_ms

@@ -21,21 +21,27 @@ class OpenWindow:
     key: str
     span: Span
     clicks: list[Click] = field(default_factory=list)
+    new: list[Click] = field(default_factory=list)
+    """The clicks that no result has contained."""
     number: int = 0
-    fired: int = 0
-    """Number of the clicks that a result has contained."""
     ended: bool = False
 
 
 @dataclass
 class Model:
-    """Windows of event time with the default trigger."""
+    """Windows of event time with `AfterWatermark`, early firings by count, and a late firing for
+    each record.
+    """
 
     results_of: Callable[[list[Click]], tuple[Any, ...]]
     spans_of: Callable[[int], list[Span]] | None
     """The windows of a time. None: sessions."""
     gap_ms: int = 0
     lateness_ms: int = 0
+    early: int | None = None
+    accumulate: bool = True
+    always: bool = False
+    """Whether each window fires at its end, also if it has no new clicks."""
     watermark_ms: int = MIN_MS
     windows: list[OpenWindow] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -47,15 +53,19 @@ class Model:
             self.late.append(click)
         for window in windows:
             window.clicks.append(click)
+            window.new.append(click)
             if window.span[1] - 1 <= self.watermark_ms:
                 window.ended = True
                 self._fire(window, "late")
+            elif self.early is not None and len(window.new) >= self.early:
+                self._fire(window, "early")
 
     def advance(self, watermark_ms: int) -> None:
         self.watermark_ms = watermark_ms
         for window in sorted(self.windows, key=lambda window: window.span[1]):
             if window.span[1] - 1 <= watermark_ms and not window.ended:
-                self._fire(window, "on_time")
+                if window.new or self.always:
+                    self._fire(window, "on_time")
                 window.ended = True
         self.windows = [window for window in self.windows if not self._is_gone(window.span)]
 
@@ -90,6 +100,7 @@ class Model:
         merged = OpenWindow(click.key, span)
         for window in sorted(touched, key=lambda window: window.span):
             merged.clicks += window.clicks
+            merged.new += window.new
             merged.number += window.number
         # It fires again at its end, if that is still to come.
         merged.ended = span[1] - 1 <= self.watermark_ms
@@ -98,6 +109,7 @@ class Model:
         return [merged]
 
     def _fire(self, window: OpenWindow, firing: str) -> None:
-        values = self.results_of(window.clicks)
+        values = self.results_of(window.clicks if self.accumulate else window.new)
         self.results.append(Result(window.key, *window.span, firing, window.number, values))
         window.number += 1
+        window.new = []

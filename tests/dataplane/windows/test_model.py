@@ -20,8 +20,11 @@ from hypothesis import strategies as st
 from tests.dataplane.windows.model import Model, Span
 from tests.dataplane.windows.subtasks import Checkpoint, Click, Result, Subtasks, window_node
 from tidegate import (
+    AfterWatermark,
+    Aggregate,
     Collect,
     Count,
+    EveryCount,
     First,
     Last,
     Max,
@@ -65,7 +68,40 @@ def without_records(clicks: list[Click]) -> tuple[Any, ...]:
     return total, ordered[0].value, ordered[-1].value, max(values), total / len(values)
 
 
+def lists(clicks: list[Click]) -> tuple[Any, ...]:
+    """The results of Collect and TopN, also of no records: aligned windows are rows."""
+    ordered = in_order(clicks)
+    top = sorted(ordered, key=lambda click: -click.value)[:2]
+    return tuple(ordered[:4]), tuple(top)
+
+
+def numbers(clicks: list[Click]) -> tuple[Any, ...]:
+    """The results of Count, Sum and an own aggregate, also of no records: windows in tables."""
+    values = list(map(value_of, clicks))
+    return len(clicks), sum(values), sum(value * value for value in values)
+
+
+class Squares(Aggregate[Click, int, int]):
+    """The sum of the squares."""
+
+    def create(self) -> int:
+        return 0
+
+    def add(self, accumulator: int, record: Click, /) -> int:
+        return accumulator + record.value * record.value
+
+    def merge(self, accumulator: int, other: int, /) -> int:
+        return accumulator + other
+
+    def result(self, accumulator: int, /) -> int:
+        return accumulator
+
+
 def aggregates_of(results: Results) -> tuple[Any, ...]:
+    if results is lists:
+        return Collect(at_most=4), TopN(2, value_of)
+    if results is numbers:
+        return Count(), Sum(value_of), Squares()
     if results is with_records:
         return Count(), Min(value_of), Collect(at_most=4), TopN(2, value_of)
     return Sum(value_of), First(value_of), Last(value_of), Max(value_of), Mean(value_of)
@@ -153,24 +189,39 @@ def check(
     *,
     in_bound: bool,
     cache_entries: int = 4,
+    early: int | None = None,
+    accumulate: bool = True,
+    always: bool = False,
 ) -> None:
     assigner, spans, gap = CASES[case]
     made = aggregates_of(results)
-    node = window_node(*made, assigner=assigner(), allowed_lateness=f"{lateness} ms")
+    trigger = AfterWatermark(
+        early=None if early is None else EveryCount(early),
+        accumulate=accumulate,
+        on_time="always" if always else "if_new",
+    )
+    node = window_node(
+        *made, assigner=assigner(), allowed_lateness=f"{lateness} ms", trigger=trigger
+    )
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(WindowOperator, "piece", 2)
         if case == "session with coarse timers":
             patch.setattr(session_tables, "TICKS", 2)
         subtasks = Subtasks(Path(folder), node, cache_entries=cache_entries)
         effective = run(subtasks, steps, in_bound=in_bound)
-        model = Model(results, spans, gap, lateness)
+        model = Model(results, spans, gap, lateness, early, accumulate, always)
         for kind, what in effective:
             model.push(what) if kind == "push" else model.advance(what)
         assert by_key(subtasks.results) == by_key(model.results)
         assert sorted(subtasks.late, key=repr) == sorted(model.late, key=repr)
         if in_bound:
             assert not subtasks.late
-            assert {result.firing for result in subtasks.results} <= {"on_time"}
+            assert {result.firing for result in subtasks.results} <= {"on_time", "early"}
+            if always:
+                ends = [one for one in subtasks.results if one.firing == "on_time"]
+                assert {one[:3] for one in subtasks.results if case == "tumbling"} <= {
+                    one[:3] for one in ends
+                }
         assert subtasks.stored_rows() == 0, "no row is left behind the end of the input"
 
 
@@ -203,6 +254,48 @@ def test_record_beyond_the_bound_is_in_its_windows_or_late(
     case: str, steps: list[Any], results: Results, lateness: int, cache_entries: int
 ) -> None:
     check(case, results, lateness, steps, in_bound=False, cache_entries=cache_entries)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.timeout(600)  # its stores wait for a disk that other tests use too
+@pytest.mark.parametrize("case", ["tumbling", "session", "session with coarse timers", "sliding"])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    steps=st.lists(STEPS, max_size=25),
+    results=st.sampled_from([lists, numbers]),
+    lateness=st.sampled_from([0, 7]),
+    cache_entries=CACHES,
+    early=st.sampled_from([None, 1, 2]),
+    accumulate=st.booleans(),
+    always=st.booleans(),
+    in_bound=st.booleans(),
+)
+def test_early_firings_and_the_result_at_the_end_are_those_of_the_model(
+    case: str,
+    steps: list[Any],
+    results: Results,
+    lateness: int,
+    cache_entries: int,
+    early: int | None,
+    accumulate: bool,
+    always: bool,
+    in_bound: bool,
+) -> None:
+    if case == "sliding":  # it has no triggers of its own
+        early, accumulate = None, True
+    if in_bound:
+        lateness = 0
+    check(
+        case,
+        results,
+        lateness,
+        steps,
+        in_bound=in_bound,
+        cache_entries=cache_entries,
+        early=early,
+        accumulate=accumulate,
+        always=always,
+    )
 
 
 def test_restore_knows_the_last_firing_after_the_oldest_pane_is_gone() -> None:

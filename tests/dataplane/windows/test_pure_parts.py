@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dataplane.windows.subtasks import window_node
-from tidegate import Count, Sum, Tumbling
+from tidegate import Count, Sliding, Sum, Tumbling
 from tidegate.api.type_inference import field_path
 from tidegate.api.windows import UNITS
 from tidegate.dataplane.windows.accumulators import make_accumulators
 from tidegate.dataplane.windows.assigners import tumbling
 from tidegate.dataplane.windows.calendars import LocalTime
 from tidegate.dataplane.windows.panes import PaneTimes, TwoStacks
-from tidegate.errors import UserCodeError
+from tidegate.errors import PipelineError, UserCodeError
 
 TIMES = st.integers(-(10**14), 10**14)
 HOUR_MS = 3_600_000
@@ -33,6 +33,18 @@ def test_each_time_lies_in_its_tumbling_window(times: list[int], size: int, offs
         assert start <= time < end == start + size
         assert (start - offset) % size == 0
     assert first_end == min(end for _, end in spans)
+
+
+@pytest.mark.parametrize("offset", ["-8 h", " - 8h", "16 h", timedelta(hours=-8), "-32 h"])
+def test_offset_may_be_negative(offset: Any) -> None:
+    assert Tumbling("1 d", offset=offset).offset_ms == 16 * HOUR_MS
+    assert Sliding("2 d", "1 d", offset=offset).offset_ms == 16 * HOUR_MS
+
+
+@pytest.mark.parametrize("offset", ["--8 h", "-", "-8", "8 h -"])
+def test_malformed_offset_is_refused(offset: str) -> None:
+    with pytest.raises(PipelineError, match=r"Tumbling, offset: .* is not a duration"):
+        Tumbling("1 d", offset=offset)
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 19), st.integers(-200, 200))

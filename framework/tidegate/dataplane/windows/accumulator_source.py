@@ -25,6 +25,24 @@ class Plan:
     """Each field of a combination. `x_NAME` is the earlier value, `y_NAME` the later one."""
     result: str
     """The result, of the fields `x_NAME`."""
+    empty: list[str]
+    """Each field of a window without records. Without fields, there is no result of no records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The parts of the declaration on which the source depends, except for the aggregates."""
+
+    by_key: bool
+    always_on_time: bool
+    """Whether a window fires at its end also if it has no new records."""
+    fires_empty: bool
+    """Whether it then may have no records at all."""
+
+    @property
+    def fires_last(self) -> str:
+        """The condition under which the window `w` fires when it is removed."""
+        return "w.pending or not w.past" if self.always_on_time else "w.pending"
 
 
 _OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")
@@ -56,7 +74,7 @@ FUNCTIONS: Final = (
 )
 
 
-def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
+def source_of(plans: Sequence[Plan], shape: Shape) -> str:
     """Return the source of all functions of a step."""
     starts = [value for plan in plans for value in plan.start]
     adds = [line for plan in plans for line in plan.add]
@@ -64,9 +82,9 @@ def source_of(plans: Sequence[Plan], *, by_key: bool) -> str:
     set_first = [f"w.{name} = {value}" for name, value in zip(fields, starts, strict=True)]
     demoted = f"OPEN({', '.join('w.' + name for name in [*_OWN, *fields])})"
     loops = _loops(starts, adds)
-    functions = _functions(plans, set_first, adds, by_key=by_key)
+    functions = _functions(plans, set_first, adds, shape)
     loops += _session_loops(plans, starts, adds)
-    functions += _session_firings(plans, by_key=by_key)
+    functions += _session_firings(plans, shape)
     return "\n".join([*loops, "def demoted(w):", f"    return {demoted}", *functions, ""])
 
 
@@ -156,14 +174,16 @@ def _session_timer(end: str) -> list[str]:
 
 
 def _functions(
-    plans: Sequence[Plan], set_first: list[str], adds: list[str], *, by_key: bool
+    plans: Sequence[Plan], set_first: list[str], adds: list[str], shape: Shape
 ) -> list[str]:
     """Return the source of the functions of one window, and of the windows that end together."""
     fields = [name for plan in plans for name in plan.fields]
     combined = [value for plan in plans for value in plan.combine]
     of_window = ", ".join(map(_of_window, plans))
-    shown, shown_last = _shown(by_key=by_key)
+    of_last = "*window_results(w)" if shape.fires_empty else of_window
+    shown, shown_last = _shown(by_key=shape.by_key)
     return [
+        *_empty_window(plans, shape),
         "def start(w, value, time):",
         *_indented(set_first, 1),
         "def add(w, value, time):",
@@ -171,7 +191,7 @@ def _functions(
         "def purge(w):",
         f"    {' = '.join(f'w.{name}' for name in fields)} = None",
         "def parts(w):",
-        f"    return {_tuple('w.', fields)}",
+        f"    return {_tuple('w.', fields)}{' if w.filled else empty()' * shape.fires_empty}",
         "def combine(x, y):",
         f"    {_tuple('x_', fields)} = x",
         f"    {_tuple('y_', fields)} = y",
@@ -193,17 +213,25 @@ def _functions(
         "        cell.clear()",
         "def finish_table(items, into, append):",
         "    for key, w in items:",
-        "        if w.pending:",
-        f"            append(into({shown_last}, {of_window}))",
+        f"        if {shape.fires_last}:",
+        f"            append(into({shown_last}, {of_last}))",
         "def window_results(w):",
-        f"    return ({of_window},)",
+        f"    return ({of_window},){' if w.filled else results(empty())' * shape.fires_empty}",
     ]
 
 
-def _session_firings(plans: Sequence[Plan], *, by_key: bool) -> list[str]:
+def _empty_window(plans: Sequence[Plan], shape: Shape) -> list[str]:
+    """Return the source of the function that makes the parts of a window without records."""
+    if not shape.fires_empty:
+        return []
+    return ["def empty():", f"    return ({', '.join(one for p in plans for one in p.empty)},)"]
+
+
+def _session_firings(plans: Sequence[Plan], shape: Shape) -> list[str]:
     """Return the source of the functions that fire the sessions of rows of a table."""
     of_window = ", ".join(map(_of_window, plans))
-    shown, shown_last = _shown(by_key=by_key)
+    of_last = "*window_results(w)" if shape.fires_empty else of_window
+    shown, shown_last = _shown(by_key=shape.by_key)
     timer = "add_timer, before_end, tick_ms"
     return [
         "def finish_sessions(",
@@ -224,8 +252,8 @@ def _session_firings(plans: Sequence[Plan], *, by_key: bool) -> list[str]:
         "        for w in (*row.others, row):",
         "            if w.end_ms > past_ms:",
         "                later.append(w)",
-        "            elif w.pending:",
-        f"                append(into({shown_last}, {of_window}))",
+        f"            elif {shape.fires_last}:",
+        f"                append(into({shown_last}, {of_last}))",
         "                append_time(w.end_ms - 1)",
         "        if not later:",
         "            end(key)",

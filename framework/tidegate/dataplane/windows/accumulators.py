@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Final, cast
 
 from tidegate.api.aggregates import (
+    ZEROS,
     Aggregate,
     Collect,
     Count,
@@ -36,7 +38,7 @@ from tidegate.api.record_fields import fields_of
 from tidegate.api.type_inference import field_path
 from tidegate.api.window_step import NO_OTHERS, Records, Reduced, WindowStep
 from tidegate.api.windows import Window
-from tidegate.dataplane.windows.accumulator_source import FUNCTIONS, Plan, source_of
+from tidegate.dataplane.windows.accumulator_source import FUNCTIONS, Plan, Shape, source_of
 
 Parts = tuple[Any, ...]
 """The fields of the aggregates of one window, without the window's own fields."""
@@ -83,7 +85,7 @@ class Accumulators:
     merge: Callable[[Any, Any], None]
     """`merge(window, earlier)`: fold the records of another window in, whose times are earlier."""
     parts: Callable[[Any], Parts]
-    """`parts(window)`."""
+    """`parts(window)`. A window without records has those of no records, if it may fire so."""
     combine: Callable[[Parts, Parts], Parts]
     """`combine(parts, later)`: both arguments stay as they are."""
     finish_all: Callable[..., None]
@@ -93,7 +95,7 @@ class Accumulators:
     """
     finish_table: Callable[..., None]
     """`finish_table(items, into, append)`: of each pair of key and window, append `into(window,
-    *results)` if the window has new records.
+    *results)` if the window fires when it is removed.
     """
     finish_sessions: Callable[..., None]
     """`finish_sessions(rows, known, past_ms, into, append, append_time, end, leave, add_timer,
@@ -128,7 +130,13 @@ def make_accumulators(step: WindowStep) -> Accumulators:
     ]
     names |= {"ROW": step.row_class, "OPEN": step.window_class, "WINDOW": Window}
     names |= {"NO_OTHERS": NO_OTHERS}
-    source = source_of(plans, by_key=step.by_key)
+    names |= {"Decimal": Decimal}
+    shape = Shape(
+        by_key=step.by_key,
+        always_on_time=step.trigger.always_on_time,
+        fires_empty=step.fires_empty,
+    )
+    source = source_of(plans, shape)
     exec(compile(source, "<generated windows>", "exec"), names)  # noqa: S102 - our templates
     results = names["results"]
     plain = all(immutable(of) for fields in step.fields for _, of in fields)
@@ -152,13 +160,15 @@ def _plan(
 ) -> Plan:
     last = fields[-1]
     w, x, y = f"w.{last}", f"x_{last}", f"y_{last}"
-    value = _value(aggregate, step, number, names)
+    value, empty = _value(aggregate, step, number, names), list[str]()
     match aggregate:
         case Count():
             start, add, combine, result = ["1"], [f"{w} += 1"], [f"{x} + {y}"], x
+            empty = ["0"]
         case Sum():
             # Not `+=`: it would change a value that can change in place, which others may hold.
             start, add, combine, result = [value], [f"{w} = {w} + {value}"], [f"{x} + {y}"], x
+            empty = [ZEROS.get(dict(step.fields[number])[last], "None")]
         case Min() | Max():
             less = "v < {}" if isinstance(aggregate, Min) else "{} < v"
             nan = " or v != v" if dict(step.fields[number])[last] is float else ""
@@ -180,7 +190,7 @@ def _plan(
             combine, result = [f"{'x' if is_first else 'y'}_{name}" for name in fields], x
         case _:
             return _plan_of_call(aggregate, fields, step, number, names)
-    return Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+    return Plan(fields=fields, start=start, add=add, combine=combine, result=result, empty=empty)
 
 
 def _plan_of_call(
@@ -195,6 +205,7 @@ def _plan_of_call(
     w, x, y = f"w.{name}", f"x_{name}", f"y_{name}"
     kept = "" if immutable(dict(step.fields[number])[name]) else "copied"
     names["copied"] = copy_value
+    empty = ["[]"]
 
     def named(function: object, stem: str) -> str:
         names[f"{stem}_{number}"] = function
@@ -225,9 +236,10 @@ def _plan_of_call(
                 named(aggregate.merge, "merge_two"),
                 named(aggregate.result, "result"),
             )
+            empty = [f"{create}()"]
             start, add = [f"{add_one}({create}(), value)"], [f"{w} = {add_one}({w}, value)"]
             combine, result = [f"{merge}({kept}({x}), {kept}({y}))"], f"{result_of}({x})"
-    return Plan(fields=fields, start=start, add=add, combine=combine, result=result)
+    return Plan(fields=fields, start=start, add=add, combine=combine, result=result, empty=empty)
 
 
 def _value(
