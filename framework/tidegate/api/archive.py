@@ -30,7 +30,13 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tidegate.api.pipeline import Pipeline
-from tidegate.api.pipeline_files import LeftOut, find_files, limit_file_count, limit_size
+from tidegate.api.pipeline_files import (
+    LeftOut,
+    find_files,
+    limit_file_count,
+    limit_size,
+    refuse_linked_modules,
+)
 from tidegate.errors import CorruptCheckpointError, StorageError
 from tidegate.ports.blobs import BlobStore
 from tidegate.private_files import make_private_folder
@@ -73,10 +79,11 @@ def pack(
     `root` is the folder from which the pipeline is imported, if it is not the working folder.
     `data_files` are paths below the working folder. These files belong to the pipeline wherever
     they are. `ours` are files and folders that tidegate writes itself; they are left out.
-    `size_max` is in bytes. PipelineError if the modules are larger than `size_max`, or if there are
-    too many files.
+    `size_max` is in bytes. PipelineError if the modules are larger than `size_max`, if there are
+    too many files, or if a module was imported through a link out of its folder.
     """
     found = find_files(pipeline, folder, root=root, data_files=data_files, ours=ours)
+    refuse_linked_modules(found)
     limit_file_count(found)
     limit_size(found, size_max)
     data = io.BytesIO()

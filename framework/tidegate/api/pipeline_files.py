@@ -45,6 +45,9 @@ TOOL: Final = "folder of a tool"
 ABOVE: Final = "a symbolic link to a folder above it"
 """The reason in the list for a symbolic link that leads into a circle."""
 
+OUTSIDE: Final = "symbolic link out of the folder"
+"""The reason in the list for a symbolic link whose target is not below the folder."""
+
 _CACHES: Final = frozenset({"__pycache__", "node_modules"})
 _TOOLS: Final = frozenset(
     {
@@ -96,6 +99,8 @@ class FoundFiles:
     named: set[str] = field(default_factory=set)
     """Data files that the pipeline names."""
     left_out: list[LeftOut] = field(default_factory=list)
+    links: list[Path] = field(default_factory=list)
+    """The symbolic links that are left out."""
     _seen: int = 0
 
     def walk(
@@ -108,11 +113,11 @@ class FoundFiles:
             path = Path(entry.path)
             reason = self._why_not(entry, real, within)
             if reason is not None:
-                self.left_out.append(LeftOut(name, reason))
+                self._leave_out(name, entry, reason)
             elif not entry.is_dir():
                 self.add(name, path)
             elif entry.is_symlink() and Path(os.path.realpath(path)) in (*above, real):
-                self.left_out.append(LeftOut(name, ABOVE))
+                self._leave_out(name, entry, ABOVE)
             else:
                 self.walk(name, path, within=within, above=(*above, real))
 
@@ -134,11 +139,11 @@ class FoundFiles:
                 continue
             reason = self._why_not(entry, within, within)
             if reason is not None:
-                self.left_out.append(LeftOut(entry.name, reason))
+                self._leave_out(entry.name, entry, reason)
             elif not entry.is_dir():
                 self.add(entry.name, path)
             elif within.is_relative_to(os.path.realpath(path)):
-                self.left_out.append(LeftOut(entry.name, ABOVE))
+                self._leave_out(entry.name, entry, ABOVE)
             elif (path / "__init__.py").is_file():
                 self.walk(entry.name, path, within=Path(os.path.realpath(path)))
             else:
@@ -152,14 +157,22 @@ class FoundFiles:
         """
         real = Path(os.path.realpath(folder))
         for entry in self._entries(prefix, folder):
-            if entry.is_symlink() and entry.is_dir():
-                continue  # the link may lead into a circle
-            if _importable(entry) and self._why_not(entry, real, within) is None:
-                name = f"{prefix}/{entry.name}"
-                if entry.is_dir():
-                    self._walk_modules(name, Path(entry.path), within)
-                else:
-                    self.add(name, Path(entry.path))
+            name = f"{prefix}/{entry.name}"
+            if not _importable(entry):
+                continue
+            reason = self._why_not(entry, real, within)
+            if entry.is_symlink() and (entry.is_dir() or reason == OUTSIDE):
+                # A link to a folder may lead into a circle.
+                self._leave_out(name, entry, reason or "symbolic link to a folder")
+            elif reason is None and entry.is_dir():
+                self._walk_modules(name, Path(entry.path), within)
+            elif reason is None:
+                self.add(name, Path(entry.path))
+
+    def _leave_out(self, name: str, entry: os.DirEntry[str], reason: str) -> None:
+        self.left_out.append(LeftOut(name, reason))
+        if entry.is_symlink():
+            self.links.append(Path(entry.path))
 
     def _entries(self, prefix: str, folder: Path) -> list[os.DirEntry[str]]:
         """Return the entries of a folder, sorted by name.
@@ -203,7 +216,7 @@ class FoundFiles:
         if real in self.ours:
             return "written by tidegate"
         if entry.is_symlink() and not real.is_relative_to(within):
-            return "symbolic link out of the folder"
+            return OUTSIDE
         return None
 
 
@@ -277,6 +290,26 @@ def _roots(top: str, package: Sequence[str], folder: Path) -> Iterator[tuple[str
         for path in (*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""):
             if path and Path(path).parent == folder:  # a helper next to the package
                 yield Path(path).name, Path(path)
+
+
+def refuse_linked_modules(found: FoundFiles) -> None:
+    """Raise PipelineError if the pipeline has imported a module through a link that is left out.
+
+    Other processes import the stored files, and would not find it. A linked module that nothing has
+    imported until now is only left out, because a folder may have files that are not used.
+    """
+    links = set(found.links)
+    files = ((name, getattr(module, "__file__", None)) for name, module in sys.modules.items())
+    for name, file in sorted((name, file) for name, file in files if links and file):
+        path = Path(file).absolute()
+        link = next((each for each in (path, *path.parents) if each in links), None)
+        if link is not None:
+            raise PipelineError(
+                f"The module {name!r} is imported through {link}, a symbolic link to "
+                f"{os.path.realpath(link)}. The files of a pipeline are stored with the job, and "
+                "this link is not followed, so the job would not find the module. Put the files "
+                "themselves in place of the link, or install the module as a package."
+            )
 
 
 # --- limits -------------------------------------------------------------------------------------

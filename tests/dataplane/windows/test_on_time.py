@@ -69,7 +69,7 @@ def test_window_whose_records_were_all_in_early_results_fires_at_its_end(
     tmp_path: Path, assigner: Any, kept: tuple[Any, ...], *, accumulate: bool, lateness: str
 ) -> None:
     for on_time in ("always", "if_new"):
-        trigger = AfterWatermark(early=EveryCount(2), accumulate=accumulate, on_time=on_time)  # type: ignore[arg-type]
+        trigger = AfterWatermark(early=EveryCount(2), accumulate=accumulate, on_time=on_time)
         node = window_node(
             Count(), *kept, assigner=assigner, trigger=trigger, allowed_lateness=lateness
         )
