@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import ModuleType
 
+import msgspec
 import pytest
 
 from tests.checkpoint.test_restore import checkpoint, plan
+from tidegate import build
 from tidegate.checkpoint.restore import refusals
 from tidegate.checkpoint.state_metadata import SourceMetadata, StateMetadata, StepMetadata
 from tidegate.cli.code_changes import Change, code_changes, type_text
@@ -144,4 +148,93 @@ def test_text_shows_each_change_and_each_reason() -> None:
         "  1. one",
         "  2. two",
         "To start without this state, run the job with --restore none.",
+    ]
+
+
+SOURCE = """
+import msgspec
+from tidegate import (
+    BoundedOutOfOrderness, Count, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, Tumbling,
+    ValueState, WindowProcess,
+)
+{imports}
+
+class Order(msgspec.Struct, frozen=True):
+    customer: str
+    at_ms: int
+
+{function}
+
+class Counting(KeyedProcess[str, Order, Order]):
+    count = ValueState(int, default=0)
+
+    def process(self, record, ctx):
+        yield record
+
+class First(WindowProcess[str, Order, Order]):
+    def process(self, records, ctx):
+        yield records[0]
+
+class Orders(Pipeline, name="orders"):
+    orders = KafkaSource(
+        "orders", value=Json(Order), event_time=lambda order: order.at_ms,
+        watermarks=BoundedOutOfOrderness("1 s"),
+    )
+    out = KafkaSink("out", value=Json(Order), record_key=lambda order: order.customer)
+    counts = KafkaSink("counts", value=Json(int))
+
+    def define(self) -> None:
+        keyed = self.orders.filter(is_large).key_by(lambda order: order.customer)
+        keyed.process(Counting(), uid="counting").to(self.out)
+        keyed.window(Tumbling("1 h")).process(First(), uid="first").to(self.out)
+        keyed.window(Tumbling("1 h")).aggregate(
+            Count(), uid="count", into=lambda w, n: n, returns=int
+        ).to(self.counts)
+"""
+IS_LARGE = "def is_large(order: Order) -> bool:\n    return True\n"
+
+
+def described(
+    module: str, monkeypatch: pytest.MonkeyPatch, *, imports: str = "", function: str = IS_LARGE
+) -> dict[str, object]:
+    """Return the graph of the pipeline in a module of this name, as a checkpoint stores it."""
+    made = ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, made)
+    exec(SOURCE.format(imports=imports, function=function), made.__dict__)
+    found: dict[str, object] = json.loads(json.dumps(build(made.Orders).describe()))
+    return found
+
+
+def graph_changes(old: dict[str, object], new: dict[str, object]) -> list[tuple[str, ...]]:
+    same = with_steps(step({"total": LONG}))
+    manifest = msgspec.structs.replace(checkpoint(same, schemas={"total": [LONG]}), graph=old)
+    found = code_changes(manifest, same, new, RULES)
+    return [(each.change, each.kind, each.name, each.was, each.now) for each in found]
+
+
+def test_renamed_file_is_one_line_and_no_change_of_each_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = described("orders_v1", monkeypatch), described("flows.orders", monkeypatch)
+    names = "Orders.<lambda>, is_large, Counting and 2 more"
+    assert graph_changes(old, new) == [("moved", "functions", names, "orders_v1", "flows.orders")]
+    assert graph_changes(new, json.loads(json.dumps(new))) == []
+
+
+def test_function_that_moves_to_another_module_is_named_and_another_function_is_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = described("orders_v1", monkeypatch)
+    helper = ModuleType("helper")
+    exec(IS_LARGE.replace(": Order", ""), helper.__dict__)
+    monkeypatch.setitem(sys.modules, "helper", helper)
+    moved = described("orders_v1", monkeypatch, imports="from helper import is_large", function="")
+    assert graph_changes(old, moved) == [("moved", "function", "is_large", "orders_v1", "helper")]
+    other = described(
+        "orders_v1",
+        monkeypatch,
+        function=IS_LARGE.replace("is_large", "is_huge") + "is_large = is_huge",
+    )
+    assert graph_changes(old, other) == [
+        ("changed", "step", "filter-1.function", "orders_v1:is_large", "orders_v1:is_huge")
     ]

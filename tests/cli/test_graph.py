@@ -179,3 +179,75 @@ def test_two_forms_at_once_and_an_unknown_class_are_refused(shown: Callable[...,
     assert isinstance(result.exception, ConfigError)
     result = CliRunner().invoke(app, ["graph", "ten_steps:Eleven"])
     assert isinstance(result.exception, PipelineError)
+
+
+WINDOWS = """
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from tidegate import *
+
+
+class Sale(msgspec.Struct, frozen=True):
+    shop: str
+    at_ms: int
+
+
+class First(WindowProcess[str, Sale, Sale]):
+    def process(self, records: Sequence[Sale], ctx: WindowContext[str]) -> Iterable[Sale]:
+        yield records[0]
+
+
+class Windows(Pipeline, name="windows"):
+    sales = KafkaSource(
+        "sales", value=Json(Sale), event_time=lambda sale: sale.at_ms, watermarks=Monotonous()
+    )
+    out = KafkaSink("out", value=Json(Sale))
+    counts = KafkaSink("counts", value=Json(int))
+
+    def define(self) -> None:
+        keyed = self.sales.key_by(lambda sale: sale.shop)
+
+        def count(uid, window, **options):
+            windows = keyed.window(window, **options)
+            windows.aggregate(Count(), uid=uid, into=lambda w, n: n).to(self.counts)
+
+        count("a", Tumbling("1 h", offset="-8 min"), allowed_lateness="90 s")
+        count("b", Sliding("1 d", "15 min", time="processing"))
+        final = AfterWatermark(early=Every("10 s"), on_time="always")
+        count("c", Session("1500 ms"), trigger=final)
+        count("d", Session(lambda sale: "1 s"), trigger=AfterWatermark(late=EveryCount(9)))
+        count("e", Calendar("day", zone="Europe/Berlin"), trigger=AfterWatermark(
+            early=Every("1 min", time="event"), accumulate=False))
+        count("f", Global(), trigger=Repeatedly(EveryCount(1)))
+        keyed.window(Tumbling("1 h")).process(First(), uid="g").to(self.out)
+        keyed.window(Tumbling("1 h")).reduce(lambda a, b: b, uid="h").to(self.out)
+"""
+
+
+def test_windows_are_shown_with_their_sizes_triggers_and_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "window_steps.py").write_text(WINDOWS)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["graph", "window_steps.py", "--json"])
+    assert result.exit_code == 0, result.output
+    steps = [step for step in json.loads(result.stdout)["steps"] if step["kind"] == "window"]
+    assert [(step["id"], step["detail"], step["records"]) for step in steps] == [
+        ("a", "Tumbling 1 h offset 52 min, lateness 90 s: Count", "int"),
+        ("b", "Sliding 1 d every 15 min of processing time: Count", "int"),
+        ("c", "Session 1500 ms, early every 10 s, always on time: Count", "int"),
+        ("d", "Session with a gap of each record, late at each 9 records: Count", "int"),
+        (
+            "e",
+            "Calendar day Europe/Berlin, early every 1 min of event time, discarding: Count",
+            "int",
+        ),
+        ("f", "Global, fires at each record: Count", "int"),
+        ("g", "Tumbling 1 h: First", "Sale"),
+        ("h", "Tumbling 1 h: reduce", "Sale"),
+    ]
+    for form in ("--svg", "--mermaid"):
+        shown = CliRunner().invoke(app, ["graph", "window_steps.py", form]).stdout
+        assert "Tumbling 1 h offset 52 min, lateness 90 s: Count" in shown

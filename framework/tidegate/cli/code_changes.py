@@ -20,7 +20,14 @@ from tidegate.checkpoint.state_metadata import StateMetadata, StepMetadata
 from tidegate.graph.stream_graph import MAIN
 from tidegate.protocol.subtask_snapshot import KEY_TYPE
 
-What = Literal["added", "removed", "changed", "renamed", "dropped"]
+What = Literal["added", "removed", "changed", "renamed", "moved", "dropped"]
+
+_FUNCTIONS: Final = frozenset({"event_time", "into", "window_function"})
+"""Options that are the name of a function, with its module."""
+
+_NAMES_SHOWN: Final = 3
+"""Number of moved functions that are named."""
+
 
 _OF_STATE: Final = frozenset({"state", "key", "record", "timers", "dropped_states"})
 """Options of a step that the metadata of its state also has."""
@@ -258,20 +265,69 @@ def _graph_changes(
                 now=f"topic {topics[source.uid]}",
                 effect=REFUSED,
             )
+    moved: dict[tuple[str, str], list[str]] = {}
     for name in (name for name in old if name in new):
-        yield from _node_changes(name, old[name], new[name])
+        yield from _node_changes(name, old[name], new[name], moved)
+    for (was, now), functions in sorted(moved.items()):
+        unique = list(dict.fromkeys(functions))
+        more = len(unique) - _NAMES_SHOWN
+        yield Change(
+            kind="functions" if len(unique) > 1 else "function",
+            name=", ".join(unique[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else ""),
+            change="moved",
+            was=was,
+            now=now,
+            effect="the names in the module are the same",
+        )
 
 
-def _node_changes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def _is_moved(was: Any, now: Any, moved: dict[tuple[str, str], list[str]]) -> bool:
+    """Return whether two names of functions differ in the module only, and note the move."""
+    if not (isinstance(was, str) and isinstance(now, str)):
+        return False
+    (module, colon, name), (new_module, _, new_name) = was.partition(":"), now.partition(":")
+    if was == now or not colon or name != new_name:
+        return False
+    moved.setdefault((module, new_module), []).append(name.rpartition("<locals>.")[2])
+    return True
+
+
+def _are_moved(
+    was: Sequence[Sequence[Any]],
+    now: Sequence[Sequence[Any]],
+    moved: dict[tuple[str, str], list[str]],
+) -> bool:
+    """Return whether inputs differ in the modules of their key functions only."""
+    if [[*each[:3], *each[4:]] for each in was] != [[*each[:3], *each[4:]] for each in now]:
+        return False
+    keys = [(one[3], other[3]) for one, other in zip(was, now, strict=True) if one[3] != other[3]]
+    found: dict[tuple[str, str], list[str]] = {}
+    if not all(_is_moved(one, other, found) for one, other in keys):
+        return False
+    for modules, names in found.items():
+        moved.setdefault(modules, []).extend(names)
+    return True
+
+
+def _node_changes(
+    name: str,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    moved: dict[tuple[str, str], list[str]],
+) -> Iterator[Change]:
+    """Yield the changes of a node, and note in `moved` the functions of which only the module has
+    another name, by its old and new name.
+    """
     kind = _node_kind(new)
     for what in ("kind", "function", "inputs"):
-        if old[what] != new[what]:
+        is_moved = _are_moved if what == "inputs" else _is_moved
+        if old[what] != new[what] and not is_moved(old[what], new[what], moved):
             shown = _inputs_text if what == "inputs" else _plain
             was, now = shown(old[what]), shown(new[what])
             yield Change(kind=kind, name=f"{name}.{what}", change="changed", was=was, now=now)
     for option in sorted({*old["options"], *new["options"]} - _left_out(kind)):
         was, now = old["options"].get(option), new["options"].get(option)
-        if was != now:
+        if was != now and not (option in _FUNCTIONS and _is_moved(was, now, moved)):
             yield Change(
                 kind=kind,
                 name=f"{name}.{option}",

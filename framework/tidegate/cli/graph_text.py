@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 from tidegate.api.kafka_names import kafka_nodes, topic_of
 from tidegate.api.record_fields import type_name
+from tidegate.api.sink import Sink
+from tidegate.api.triggers import Every, EveryCount, Repeat, Trigger
+from tidegate.api.window_step import Reduced, WindowStep
+from tidegate.api.windows import Assigner, Calendar, Session, Sliding, Tumbling
 from tidegate.config import Config
 from tidegate.graph.stream_graph import (
     MAIN,
@@ -24,7 +28,7 @@ from tidegate.message_text import counted
 
 
 class Box(NamedTuple):
-    """A step. `detail` is its topic or the name of its function."""
+    """A step. `detail` is its topic, its windows or the name of its function."""
 
     id: str
     kind: str
@@ -61,7 +65,8 @@ def drawing(graph: StreamGraph, config: Config) -> Drawing:
         for node in nodes
         for edge in node.inputs
     )
-    return Drawing(graph.name, tuple(_box(node, topics) for node in nodes), arrows)
+    boxes = tuple(_box(node, topics, _result_type(graph, node)) for node in nodes)
+    return Drawing(graph.name, boxes, arrows)
 
 
 def plain_text(picture: Drawing) -> str:
@@ -119,15 +124,90 @@ def describe_box(box: Box) -> str:
     return f"{kind} {box.detail}" if box.detail else kind
 
 
-def _box(node: Node, topics: dict[str, str]) -> Box:
+def _box(node: Node, topics: dict[str, str], of: object) -> Box:
     if node.id in topics:
         detail = f"topic {topics[node.id]}"
+    elif isinstance(node.function, WindowStep):
+        detail = windows_text(node.function)
     else:
         detail = short_name(node.function if node.declaration is None else node.declaration)
-    records = "" if node.record_type is UNKNOWN else type_name(node.record_type)
+    records = "" if of is UNKNOWN else type_name(of)
     file, colon, line = node.location.rpartition(":")
     location = f"{Path(file).name}{colon}{line}" if colon else node.location
     return Box(node.id, node.kind, detail, records if node.kind != "sink" else "", location)
+
+
+def _result_type(graph: StreamGraph, node: Node) -> object:
+    """Return the type of the results of a step. If the step does not declare it, it is the one that
+    all sinks which read the results declare.
+    """
+    if node.record_type is not UNKNOWN:
+        return node.record_type
+    sinks = [sink.declaration for sink, edge in graph.consumers(node.id) if edge.port == MAIN]
+    types = [sink.record_type() for sink in sinks if isinstance(sink, Sink)]
+    return types[0] if types and all(of == types[0] for of in types) else UNKNOWN
+
+
+def windows_text(step: WindowStep) -> str:
+    """Return the windows of a step and what becomes of their records, for example "Tumbling 1 h,
+    lateness 2 h: Sum, Count".
+    """
+    parts = [_assigner_text(step.assigner), *_trigger_texts(step.trigger)]
+    if step.lateness_ms:
+        parts.append(f"lateness {span_text(step.lateness_ms)}")
+    names = [
+        "reduce" if isinstance(each, Reduced) else type(each).__name__ for each in step.aggregates
+    ]
+    made = ", ".join(names) if step.function is None else short_name(step.function)
+    return f"{', '.join(parts)}: {made}"
+
+
+def _assigner_text(assigner: Assigner[Any]) -> str:
+    text = type(assigner).__name__
+    match assigner:
+        case Tumbling():
+            text += f" {span_text(assigner.size_ms)}"
+        case Sliding():
+            text += f" {span_text(assigner.size_ms)} every {span_text(assigner.every_ms)}"
+        case Session(gap_ms=int(gap_ms)):
+            text += f" {span_text(gap_ms)}"
+        case Session():
+            text += " with a gap of each record"
+        case Calendar():
+            text += f" {assigner.unit} {assigner.zone_name}"
+        case _:  # the global window has no size
+            pass
+    offset_ms = getattr(assigner, "offset_ms", 0)
+    text += f" offset {span_text(offset_ms)}" if offset_ms else ""
+    return text if assigner.time == "event" else f"{text} of processing time"
+
+
+def _trigger_texts(trigger: Trigger[Any]) -> list[str]:
+    """Return what differs from the default trigger."""
+    texts = []
+    if not trigger.on_time:
+        texts.append(f"fires {_repeat_text(trigger.early)}")
+    else:
+        texts += [f"early {_repeat_text(trigger.early)}"] if trigger.early is not None else []
+        texts += ["always on time"] if trigger.always_on_time else []
+        if not (isinstance(trigger.late, EveryCount) and trigger.late.records == 1):
+            texts.append(f"late {_repeat_text(trigger.late)}")
+    return texts if trigger.accumulate else [*texts, "discarding"]
+
+
+def _repeat_text(repeat: Repeat | None) -> str:
+    if isinstance(repeat, Every):
+        of_event = " of event time" if repeat.time == "event" else ""
+        return f"every {span_text(repeat.period_ms)}{of_event}"
+    count = 1 if repeat is None else repeat.records
+    return "at each record" if count == 1 else f"at each {count} records"
+
+
+def span_text(ms: int) -> str:
+    """Return a duration as a user writes it: "1 h", "90 s"."""
+    units = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+    unit, size = next((one for one in units if ms % one[1] == 0), ("ms", 1))
+    return f"{ms // size} {unit}"
 
 
 def _label(edge: Edge) -> str:

@@ -120,6 +120,28 @@ def test_end_of_a_burst_after_a_restore_fires_each_window_once(tmp_path: Path) -
     assert sorted([*first, *firings(step)]) == [(key, "on_time", 1, 0) for key in keys]
 
 
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize(
+    "assigner", [Tumbling("10 ms"), Session("10 ms")], ids=["tumbling", "session"]
+)
+def test_window_that_fired_early_fires_at_its_end_under_a_trigger_without_early_firings(
+    tmp_path: Path, assigner: Any, *, accumulate: bool
+) -> None:
+    before = AfterWatermark(early=EveryCount(1), accumulate=accumulate)
+    after = AfterWatermark(on_time="always", accumulate=accumulate)
+    step = Subtasks(tmp_path, window_node(Count(), assigner=assigner, trigger=before))
+    step.push([Click(key, 1, 1) for key in "ab"])
+    firings(step)
+    checkpoint = step.checkpoint()
+    checkpoint.results.clear()
+    step.node = window_node(Count(), assigner=assigner, trigger=after)
+    step.start(2, checkpoint)
+    step.push([Click("a", 2, 1)])
+    step.advance(30)
+    ends = (2, 1) if accumulate else (1, 0)
+    assert firings(step) == [("a", "on_time", 1, ends[0]), ("b", "on_time", 1, ends[1])]
+
+
 class Wait(Pipeline, name="wait"):
     """Results of no records reach `into`, and a window function."""
 
