@@ -125,7 +125,7 @@ def test_module_that_is_imported_through_a_link_out_of_the_folder_is_refused(
     (project / "flows" / "uses.py").write_text(f"import {module}\n{PIPELINE}")
     for reference, loaded in (("uses.py", "uses"), ("flows/uses.py", "flows")):
         if loaded == "flows" and what != "below a folder":
-            continue  # it lies beside the package, and its files are stored
+            continue  # its files are stored with the package
         text = refused(reference, project, loaded)
         assert f"is imported through {link}, a symbolic link to {target.resolve()}." in text
     for name in [each for each in sys.modules if each.partition(".")[0] in module.split(".")]:

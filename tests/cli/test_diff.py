@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
 import sys
-from types import ModuleType
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -194,15 +197,29 @@ class Orders(Pipeline, name="orders"):
 IS_LARGE = "def is_large(order: Order) -> bool:\n    return True\n"
 
 
-def described(
-    module: str, monkeypatch: pytest.MonkeyPatch, *, imports: str = "", function: str = IS_LARGE
-) -> dict[str, object]:
-    """Return the graph of the pipeline in a module of this name, as a checkpoint stores it."""
-    made = ModuleType(module)
-    monkeypatch.setitem(sys.modules, module, made)
-    exec(SOURCE.format(imports=imports, function=function), made.__dict__)
-    found: dict[str, object] = json.loads(json.dumps(build(made.Orders).describe()))
-    return found
+Describe = Callable[..., dict[str, object]]
+
+
+@pytest.fixture
+def described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Describe:
+    """Describes the graph of the pipeline in a module, as a checkpoint stores it."""
+    numbers = itertools.count()
+
+    def describe(module: str, *, imports: str = "", function: str = IS_LARGE) -> dict[str, object]:
+        folder = tmp_path / str(next(numbers))
+        file = folder.joinpath(*module.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True)
+        file.write_text(SOURCE.format(imports=imports, function=function))
+        (folder / "helper.py").write_text(IS_LARGE.replace(": Order", ""))
+        with monkeypatch.context() as patch:
+            patch.syspath_prepend(str(folder))
+            made = importlib.import_module(module)
+            for name in (module, "helper", module.partition(".")[0]):
+                sys.modules.pop(name, None)
+        found: dict[str, object] = json.loads(json.dumps(build(made.Orders).describe()))
+        return found
+
+    return describe
 
 
 def graph_changes(old: dict[str, object], new: dict[str, object]) -> list[tuple[str, ...]]:
@@ -212,29 +229,22 @@ def graph_changes(old: dict[str, object], new: dict[str, object]) -> list[tuple[
     return [(each.change, each.kind, each.name, each.was, each.now) for each in found]
 
 
-def test_renamed_file_is_one_line_and_no_change_of_each_function(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    old, new = described("orders_v1", monkeypatch), described("flows.orders", monkeypatch)
+def test_renamed_file_is_one_line_and_no_change_of_each_function(described: Describe) -> None:
+    old, new = described("orders_v1"), described("flows_v2.orders")
     names = "Orders.<lambda>, is_large, Counting and 2 more"
-    assert graph_changes(old, new) == [("moved", "functions", names, "orders_v1", "flows.orders")]
+    assert graph_changes(old, new) == [
+        ("moved", "functions", names, "orders_v1", "flows_v2.orders")
+    ]
     assert graph_changes(new, json.loads(json.dumps(new))) == []
 
 
 def test_function_that_moves_to_another_module_is_named_and_another_function_is_a_change(
-    monkeypatch: pytest.MonkeyPatch,
+    described: Describe,
 ) -> None:
-    old = described("orders_v1", monkeypatch)
-    helper = ModuleType("helper")
-    exec(IS_LARGE.replace(": Order", ""), helper.__dict__)
-    monkeypatch.setitem(sys.modules, "helper", helper)
-    moved = described("orders_v1", monkeypatch, imports="from helper import is_large", function="")
+    old = described("orders_v1")
+    moved = described("orders_v1", imports="from helper import is_large", function="")
     assert graph_changes(old, moved) == [("moved", "function", "is_large", "orders_v1", "helper")]
-    other = described(
-        "orders_v1",
-        monkeypatch,
-        function=IS_LARGE.replace("is_large", "is_huge") + "is_large = is_huge",
-    )
-    assert graph_changes(old, other) == [
+    huge = IS_LARGE.replace("is_large", "is_huge") + "is_large = is_huge"
+    assert graph_changes(old, described("orders_v1", function=huge)) == [
         ("changed", "step", "filter-1.function", "orders_v1:is_large", "orders_v1:is_huge")
     ]

@@ -200,7 +200,7 @@ def _repeat_text(repeat: Repeat | None) -> str:
         of_event = " of event time" if repeat.time == "event" else ""
         return f"every {span_text(repeat.period_ms)}{of_event}"
     count = 1 if repeat is None else repeat.records
-    return "at each record" if count == 1 else f"at each {count} records"
+    return "at each record" if count == 1 else f"at each {counted(count, 'record')}"
 
 
 def span_text(ms: int) -> str:
