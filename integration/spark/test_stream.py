@@ -223,7 +223,7 @@ def test_backfill_whose_query_fails_continues_in_a_plain_loop_and_is_exact(
     assert sum(wave.records_in for wave in waves) == ORDERS
     assert exact(job)
     assert left(session) == []
-    said = [each for each in caplog.messages if each.startswith("A plain loop runs the next waves")]
+    said = [each for each in caplog.messages if each.endswith("A plain loop runs the next waves.")]
     assert len(said) == 1, caplog.messages
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
 

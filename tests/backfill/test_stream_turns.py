@@ -133,7 +133,7 @@ def test_failed_query_leaves_a_spark_error_and_runs_no_more_batch(
     query.error = RuntimeError("no such luck")
     run(stream, lambda: False)
     assert type(stream.failure) is kind
-    assert str(stream.failure).startswith("the streaming query that runs the waves has failed: ")
+    assert str(stream.failure).startswith("The streaming query that runs the waves has failed: ")
     assert not stream.is_finished
     for batch in range(3):
         stream._take_turn(None, batch)  # a batch that comes late neither waits nor asks for a wave
@@ -209,8 +209,8 @@ def test_plain_loop_runs_the_waves_that_a_failed_query_has_left(
     assert session.queries == 1, "no second query is started"
     [line] = caplog.messages
     assert line == (
-        "A plain loop runs the next waves, because the streaming query that runs the waves has "
-        "failed: Python worker failed to connect back."
+        "The streaming query that runs the waves has failed: Python worker failed to connect back. "
+        "A plain loop runs the next waves."
     )
 
 

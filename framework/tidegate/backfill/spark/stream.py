@@ -81,7 +81,7 @@ def _run_streamed(session: BackfillSession, run_wave: Callable[[], bool]) -> Non
         raise SparkError(_STOPPED)
     if not is_recoverable(failure):
         raise failure
-    _log.warning("A plain loop runs the next waves, because %s", failure)
+    _log.warning("%s A plain loop runs the next waves.", failure)
     run_in_turn(run_wave)
 
 
@@ -115,7 +115,7 @@ class _Stream:
             self._query.awaitTermination()
         except Exception as error:  # noqa: BLE001  (of Spark and py4j: `failure` keeps it)
             self.failure = spark_error(
-                "the streaming query that runs the waves has failed", error, self._spark
+                "The streaming query that runs the waves has failed", error, self._spark
             )
         finally:
             self._is_over = True
