@@ -64,7 +64,7 @@ from tidegate.errors import (
 )
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES
-from tidegate.storage_location import locate
+from tidegate.storage_location import locate, with_absolute_folders
 from tidegate.user_exceptions import Terminated
 
 if TYPE_CHECKING:
@@ -269,7 +269,8 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
     """
 
     def serve() -> int:
-        at = config.jobmanager
+        own = with_absolute_folders(config, Path.cwd())
+        at = own.jobmanager
         clock = SystemClock()
         last_error, pause_s, checked = "", REJOIN_PAUSE_S, False
         while True:
@@ -280,9 +281,7 @@ def run_standalone_taskmanager(config: Config, *, insecure: bool = False) -> NoR
                 if not checked:
                     require_insecure(endpoint, "taskmanager", insecure=insecure)
                     checked = True
-                cluster_spec = ClusterSpec(
-                    config=config, cluster=config.cluster.name, endpoint=endpoint
-                )
+                cluster_spec = ClusterSpec(config=own, cluster=own.cluster.name, endpoint=endpoint)
                 run_taskmanager(
                     TaskManagerId(f"standalone-{host}-{secrets.token_hex(4)}"),
                     Endpoint(host=at.host).advertised_address(at.port),

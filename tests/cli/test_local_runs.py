@@ -62,6 +62,19 @@ def test_run_is_found_with_its_newest_report_while_it_lasts(tmp_path: Path) -> N
     assert not list((tmp_path / RUNS).glob("*.sock"))
 
 
+def test_run_is_found_if_user_code_has_set_a_timeout_for_all_sockets(
+    tmp_path: Path,
+) -> None:
+    socket.setdefaulttimeout(0.01)
+    try:
+        with RunSocket(tmp_path, JOB, run_stop()[0]) as visible:
+            assert visible._server is not None
+            assert visible._server.gettimeout() is None
+            assert [run.job for run in find_local_runs(tmp_path)] == [JOB]
+    finally:
+        socket.setdefaulttimeout(None)
+
+
 def test_status_of_another_job_names_the_runs_that_the_folder_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

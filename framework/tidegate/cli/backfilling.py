@@ -46,6 +46,7 @@ from tidegate.errors import ConfigError, PipelineError, RefusedError, TidegateEr
 from tidegate.masking import masked_text
 from tidegate.protocol.reports import add_counts
 from tidegate.storage_location import is_url, locate
+from tidegate.user_exceptions import Interrupted
 
 IN_PROCESS: Final = "in-process"
 PACKAGES: Final = "packages"
@@ -331,6 +332,6 @@ class _Signals:
     def _interrupted(self, _signal: int, _frame: FrameType | None) -> None:
         if self._stop_requested:
             self._output.abandoning()
-            raise KeyboardInterrupt
+            raise Interrupted
         self._stop_requested = True
         self._output.stopping()

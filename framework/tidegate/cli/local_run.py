@@ -51,6 +51,7 @@ from tidegate.errors import (
 from tidegate.message_text import counted
 from tidegate.protocol.errors import KINDS
 from tidegate.protocol.job_state import JobState
+from tidegate.storage_location import with_absolute_folders
 
 if TYPE_CHECKING:
     from tidegate.api.archive import CodeArchive
@@ -161,7 +162,9 @@ def _run(
         if visible.problem:
             print_status(f"{job}: other terminals cannot find this run: {visible.problem}")
         cluster = local_cluster(
-            config, on_restart=display.jobmanager_restarted, jobmanager=jobmanager
+            with_absolute_folders(config, folder),
+            on_restart=display.jobmanager_restarted,
+            jobmanager=jobmanager,
         )
         cleanup.callback(cluster.close)
         display.jobmanager_pid = lambda: cluster.pid

@@ -271,6 +271,7 @@ def _listening(path: Path) -> socket.socket:
         finally:
             os.umask(before)
         server.listen()
+        server.settimeout(None)  # user code may have set a default for all new sockets
     except BaseException:
         server.close()
         raise

@@ -114,3 +114,18 @@ def test_no_client_is_made_with_a_setting_that_loads_a_library(name: str) -> Non
 def test_no_client_is_made_with_a_value_that_a_shell_would_run() -> None:
     with pytest.raises(ConfigError, match=r"sasl\.kerberos\.principal is not allowed: .* a shell"):
         librdkafka({**BROKERS, "sasl.kerberos.principal": "x; id"}, {})
+
+
+def test_file_of_a_setting_is_found_after_user_code_has_changed_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    given = {"ssl.ca.location": "ca.pem", "ssl.key.location": "/keys/a.pem", "client.id": "ca.pem"}
+    assert librdkafka({**BROKERS, **given}, {}) == {
+        **BROKERS,
+        "ssl.ca.location": str(before / "ca.pem"),
+        "ssl.key.location": "/keys/a.pem",
+        "client.id": "ca.pem",
+    }
+    assert librdkafka({**BROKERS, "ssl.ca.location": "probe"}, {})["ssl.ca.location"] == "probe"

@@ -26,6 +26,17 @@ CLIENT_LOG.addHandler(logging.NullHandler())
 # Without the handler, Python prints the lines in a process without a log: the command line.
 
 _SECURITY_PREFIXES: Final = ("security.", "sasl.", "ssl.", "enable.ssl.", "enable.sasl.")
+_FILES: Final = frozenset(
+    {
+        "sasl.kerberos.keytab",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.crl.location",
+        "ssl.key.location",
+        "ssl.keystore.location",
+    }
+)
+"""The settings that are paths."""
 _KAFKA_PYTHON: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "security.protocol": ("security_protocol", str.upper),
     "sasl.mechanism": ("sasl_mechanism", str),
@@ -49,6 +60,17 @@ _CONTEXT: Final = frozenset(
     }
 )
 """The settings that become part of the TLS context and have no name in kafka-python."""
+
+
+def _start_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed: no relative path leads anywhere
+        return ""
+
+
+_START_FOLDER: Final = _start_folder()
+"""The working folder when this module was imported, which is before user code is."""
 
 
 def bootstrap_servers(settings: Mapping[str, str]) -> str:
@@ -77,13 +99,14 @@ def librdkafka(settings: Mapping[str, str], ours: Mapping[str, object]) -> dict[
                 "pipeline or the configuration."
             )
     # `ours` come last: librdkafka has two names for some settings, and the last one is used.
-    return {name: value for name, value in settings.items() if name not in ours} | dict(ours)
+    return {n: value for n, value in _with_files(settings).items() if n not in ours} | dict(ours)
 
 
 def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
     """Return settings with the same cluster and credentials for kafka-python. ConfigError for a
     security setting that kafka-python lacks.
     """
+    settings = _with_files(settings)
     given: dict[str, Any] = {"bootstrap_servers": bootstrap_servers(settings).split(",")}
     tls = {name: settings[name] for name in settings if name in _CONTEXT}
     for name, value in settings.items():
@@ -102,6 +125,16 @@ def kafka_python(settings: Mapping[str, str]) -> dict[str, Any]:
         given["ssl_context"] = _tls_context(tls)
         given["ssl_check_hostname"] = given["ssl_context"].check_hostname
     return given
+
+
+def _with_files(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with absolute paths of files. A client is made after user code was
+    imported, which may have changed the working folder.
+    """
+    return {
+        name: str(Path(_START_FOLDER, value)) if name in _FILES and value != "probe" else value
+        for name, value in settings.items()
+    }
 
 
 def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
