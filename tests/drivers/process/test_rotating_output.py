@@ -95,3 +95,11 @@ def test_print_raises_no_error_if_the_next_file_cannot_be_made(path: Path) -> No
         path.rmdir()
         print("kept", file=output)
     assert path.read_text() == ("[tidegate] 5 bytes of output are lost: Is a directory.\nkept\n")
+
+
+def test_close_by_user_code_keeps_the_output_open(path: Path) -> None:
+    with stream(path) as output:
+        output.write("one")
+        output.close()
+        print(" line", file=output)
+    assert path.read_text() == "one line\n"
