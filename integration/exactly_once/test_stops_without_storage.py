@@ -75,12 +75,12 @@ def assert_ends(run: Run, began_s: float) -> None:
     ("loss", "state", "end"),
     [
         ("vanished", "recovery", "cancel"),
-        pytest.param("hanging", "recovery", "cancel", marks=pytest.mark.soak),
+        pytest.param("hanging", "recovery", "cancel", marks=pytest.mark.slow),
         pytest.param("vanished", "recovery", "stop", marks=pytest.mark.soak),
         pytest.param("hanging", "recovery", "stop", marks=pytest.mark.soak),
         pytest.param("vanished", "recovery", "Ctrl-C", marks=pytest.mark.soak),
         pytest.param("hanging", "recovery", "Ctrl-C", marks=pytest.mark.soak),
-        ("hanging", "running", "Ctrl-C"),
+        pytest.param("hanging", "running", "Ctrl-C", marks=pytest.mark.slow),
         pytest.param("vanished", "running", "Ctrl-C", marks=pytest.mark.soak),
         pytest.param("vanished", "running", "cancel", marks=pytest.mark.soak),
         pytest.param("hanging", "running", "cancel", marks=pytest.mark.soak),
@@ -112,8 +112,13 @@ def test_a_job_without_its_storage_ends_in_time_and_its_next_run_settles_it(
     folder.assert_exact(60)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("loss", ["vanished", "hanging"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("vanished", marks=pytest.mark.slow),
+        pytest.param("hanging", marks=pytest.mark.soak),
+    ],
+)
 def test_a_second_interrupt_ends_a_job_without_its_storage_at_once(
     kafka: EmbeddedKafka, tmp_path: Path, loss: str
 ) -> None:
