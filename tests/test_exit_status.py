@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.exit_status import exit_text
+from tidegate.exit_status import exit_text, was_killed
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,11 @@ from tidegate.exit_status import exit_text
 )
 def test_signal_is_named_and_a_status_is_a_number(status: int | None, words: str) -> None:
     assert exit_text(status) == words
+
+
+@pytest.mark.parametrize(
+    ("status", "killed"),
+    [(-9, True), (-15, True), (-1, True), (-11, False), (-6, False), (0, False), (75, False)],
+)
+def test_signal_of_a_crash_is_no_kill(status: int, *, killed: bool) -> None:
+    assert was_killed(status) == killed

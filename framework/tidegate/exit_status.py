@@ -6,6 +6,22 @@ The status is that of `subprocess` and `multiprocessing`: a signal is its negati
 from __future__ import annotations
 
 import signal
+from typing import Final
+
+CRASHES: Final = frozenset(
+    {
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV),
+        *(signal.SIGSYS, signal.SIGTRAP),
+    }
+)
+"""The signals by which a process ends because of its own code."""
+
+
+def was_killed(status: int) -> bool:
+    """Return whether something else has ended the process by a signal: a user, a supervisor, or the
+    system because it had no memory left.
+    """
+    return status < 0 and -status not in CRASHES
 
 
 def exit_text(status: int | None) -> str:

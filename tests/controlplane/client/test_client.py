@@ -281,6 +281,39 @@ class TestLocalCluster:
         assert clock.now < ANSWER_TIMEOUT_S  # no call waits for a JobManager that does not come
         cluster.close()
 
+    @pytest.mark.parametrize("status", [-9, -15, 0])
+    def test_local_cluster_survives_kills_of_a_jobmanager_that_is_starting(
+        self, status: int
+    ) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        for number in range(10 * FAILED_STARTS_MAX):
+            jobmanagers.started[number][0](status)
+        jobmanagers.started[-1][1]({"address": "last"})
+        assert cluster.address() == "last"
+        cluster.close()
+
+    def test_local_cluster_fails_if_each_starting_jobmanager_is_killed_for_two_minutes(
+        self,
+    ) -> None:
+        jobmanagers, clock = Jobmanagers(), VirtualClock()
+        cluster = LocalCluster(jobmanagers, Lines(), clock, SystemThreads())
+        while clock.now < REFUSED_S_MAX:
+            jobmanagers.started[-1][0](-9)
+        jobmanagers.started[-1][0](-9)
+        with pytest.raises(ResourceExhaustedError, match="was killed by SIGKILL at its start"):
+            cluster.address()
+        cluster.close()
+
+    def test_local_cluster_fails_if_each_jobmanager_crashes_at_its_start(self) -> None:
+        jobmanagers = Jobmanagers()
+        cluster = LocalCluster(jobmanagers, Lines(), VirtualClock(), SystemThreads())
+        for number in range(FAILED_STARTS_MAX):
+            jobmanagers.started[number][0](-11)
+        with pytest.raises(ExternalError, match="ends at its start"):
+            cluster.address()
+        cluster.close()
+
     def test_local_cluster_fails_if_the_jobmanager_is_not_ready_in_time(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

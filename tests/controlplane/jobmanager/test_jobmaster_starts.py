@@ -66,6 +66,20 @@ def test_close_only_jobmaster_starts_after_repeated_deaths_during_import(
     assert stored.report.state == "FAILED"
 
 
+@pytest.mark.parametrize("status", [-9, -15])
+def test_job_does_not_fail_if_something_kills_its_jobmasters_during_import(
+    shell: Shell, status: int
+) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
+        shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+        assert shell.imports(pid).close_only is None
+        shell.exits(status)
+        shell.machine.validate()
+    assert shell.machine.phase(A) is Phase.WAITING
+
+
 @pytest.mark.parametrize("status", [None, NO_RESOURCES])
 def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources(
     running: Shell, status: int | None

@@ -14,7 +14,7 @@ from typing import Any
 
 from tidegate.controlplane.client.client import Client
 from tidegate.errors import ExternalError, ResourceExhaustedError, RpcError
-from tidegate.exit_status import exit_text
+from tidegate.exit_status import exit_text, was_killed
 from tidegate.ports.clock import Clock
 from tidegate.ports.processes import NO_RESOURCES, Child, ExitStatus, Processes
 from tidegate.ports.rpc import Rpc
@@ -30,8 +30,9 @@ RESTART_PAUSE_S = 1.0
 had come up is started again at once."""
 REFUSED_S_MAX = 120.0
 """Time in seconds for which a start is tried again that the operating system refuses (no memory, no
-process id, no disk space). Other processes on the machine may free resources within this time. Then
-the cluster fails: a user may be watching the command, and the job continues with the next run."""
+process id, no disk space), or that something kills. Other processes on the machine may free
+resources within this time. Then the cluster fails: a user may be watching the command, and the job
+continues with the next run."""
 ANSWER_TIMEOUT_S = 600.0
 """Time in seconds for which a client waits for a JobManager that is alive but not up. It may be
 waiting for a checkpoint storage that is gone. If a JobManager cannot be started, the client stops
@@ -185,8 +186,12 @@ class LocalCluster:
                 return
             self._exits.append(status)
             if not was_up:
-                self._count_failure(refused=status == NO_RESOURCES)
-                self._refusal = "" if status != NO_RESOURCES else _NO_RESOURCES
+                # A JobManager that is not up ends with status 0 only by SIGTERM.
+                killed = status == 0 or was_killed(status)
+                self._count_failure(refused=killed or status == NO_RESOURCES)
+                self._refusal = _NO_RESOURCES if status == NO_RESOURCES else ""
+                if killed:
+                    self._refusal = f"Its process {exit_text(status)} at its start."
             has_failed = self._has_failed()
             if has_failed:
                 self._processes_exited.set()
@@ -202,8 +207,8 @@ class LocalCluster:
     def _count_failure(self, *, refused: bool) -> None:
         """Count a JobManager that did not come up.
 
-        A start that the operating system refuses does not count as a failed start, but the time for
-        which it may refuse has a limit (REFUSED_S_MAX).
+        A start that the operating system refuses, or that something kills, does not count as a
+        failed start. But the time for which this may happen has a limit (REFUSED_S_MAX).
         """
         self._failed_starts += not refused
         if not refused:

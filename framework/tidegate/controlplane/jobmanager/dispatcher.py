@@ -58,7 +58,7 @@ from tidegate.controlplane.jobmanager.job_record import (
 )
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.errors import ExternalError, FencedError, StartFailedError, check
-from tidegate.exit_status import exit_text
+from tidegate.exit_status import exit_text, was_killed
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
@@ -379,8 +379,10 @@ class Dispatcher:
             yield from self._postpone_start(job, why, now_ms, wall_ms)
             return
         job.postponed_since_ms = 0
-        # A storage that hangs is not a failed start: it may answer the next JobMaster.
-        job.failed_starts += not job.reported and status != STORAGE_HANGS
+        # A storage that hangs is not a failed start: it may answer the next JobMaster. Neither is a
+        # kill by something else.
+        accident = status == STORAGE_HANGS or was_killed(status)
+        job.failed_starts += not job.reported and not accident
         job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
             ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
