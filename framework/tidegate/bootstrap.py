@@ -33,6 +33,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
 from setproctitle import setproctitle
 
 from tidegate.config import Config
@@ -64,11 +65,13 @@ from tidegate.errors import (
 )
 from tidegate.ids import JobName, LeaderEpoch, TaskManagerId
 from tidegate.ports.processes import NO_RESOURCES
+from tidegate.protocol.messages import StartSlot
 from tidegate.storage_location import locate, with_absolute_folders
 from tidegate.user_exceptions import Terminated
 
 if TYPE_CHECKING:
     from tidegate.dataplane.waves.level_task import TaskHost
+    from tidegate.drivers.process.fork_server import SlotRole
 
 SLOT_MAIN = "tidegate.slot.main:run_slot"
 TASKMANAGER_MAIN = "tidegate.controlplane.taskmanager.service:run_taskmanager"
@@ -495,24 +498,22 @@ def _taskmanager(
 def _fork_server(
     cluster_spec: ClusterSpec, arguments: dict[str, Any], _children: Mapping[str, Prestarted]
 ) -> int:
-    for name in _LIBRARIES_OF_SLOTS:
-        importlib.import_module(name)
+    from tidegate.drivers.process.fork_server import run_fork_server
+
+    commands = socket.socket(fileno=arguments.pop("fds")[0])
+    return run_fork_server(commands, _slot_role(cluster_spec, arguments))
+
+
+def _slot_role(cluster_spec: ClusterSpec, arguments: dict[str, Any]) -> SlotRole:
+    from tidegate.drivers.process.current import OsProcess
+    from tidegate.drivers.process.fork_server import STACKS_FD, SlotRole
+
     drivers = SystemDrivers(cluster_spec.endpoint)
     run = _named(cluster_spec.role_mains.get("slot", SLOT_MAIN))
-    from tidegate.drivers.process.current import OsProcess
-    from tidegate.drivers.process.fork_server import STACKS_FD, run_fork_server
-    from tidegate.protocol.messages import StartSlot
-
     task_manager = TaskManagerId(arguments["task_manager"])
     logs = Path(cluster_spec.config.logs.dir)
 
-    def slot_log(start: StartSlot) -> Path:
-        return logs / start.job / f"slot-{task_manager}-{start.index}.log"
-
-    def slot_output(start: StartSlot) -> Path:
-        return logs / start.job / f"subtask-{start.ordinal}.out"
-
-    def slot_main(start: StartSlot) -> int:
+    def main(start: StartSlot) -> int:
         level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
@@ -525,9 +526,31 @@ def _fork_server(
         status: int = run(start, drivers, task_manager, arguments["task_manager_pid"])
         return status
 
-    commands = socket.socket(fileno=arguments["fds"][0])
-    max_file_size = cluster_spec.config.logs.max_file_size
-    return run_fork_server(commands, slot_main, slot_log, slot_output, max_file_size)
+    return SlotRole(
+        main=main,
+        log=lambda start: logs / start.job / f"slot-{task_manager}-{start.index}.log",
+        output=lambda start: logs / start.job / f"subtask-{start.ordinal}.out",
+        max_file_size=cluster_spec.config.logs.max_file_size,
+        arguments={"common": cluster_spec.to_dict(), "arguments": arguments},
+    )
+
+
+def run_slot_program(given: int, stacks: int) -> NoReturn:
+    """Run a slot that its fork server has started as a program, and end this process. `given` is
+    the descriptor of a file with the arguments, and `stacks` the one for the stacks of its threads.
+    """
+    arguments = json.load(os.fdopen(given, "rb"))
+    setproctitle("tidegate slot")
+    gc.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    cluster_spec = ClusterSpec.from_dict(arguments["common"])
+    sys.path[:0] = cluster_spec.path
+    _preload("zygote")
+    role = _slot_role(cluster_spec, arguments["arguments"])
+    from tidegate.drivers.process.fork_server import become_slot
+
+    become_slot(msgspec.convert(arguments["start"], StartSlot), role, stacks)
 
 
 def run_wave_task(attempt: Any, payload: bytes, rows: Iterator[Any]) -> Iterator[Any]:

@@ -20,8 +20,10 @@ import pytest
 
 from integration.support.process_mains import OsStarter
 from integration.support.resource_usage import kind_of
+from integration.support.user_project import Folder
 from tests.contracts.processes import ProcessesContract
 from tests.contracts.surroundings import ContractEnvironment
+from tidegate.drivers.kafka.embedded import EmbeddedKafka
 from tidegate.drivers.process.prestart import Prestarted
 from tidegate.errors import ExternalError
 from tidegate.ports.processes import Child, ExitStatus, ForkServer, ForkServerEvent
@@ -150,6 +152,28 @@ def test_a_process_whose_environment_starts_a_thread_forks_no_children(
         until_it_waits(process)
         assert process.num_threads() == 2
         assert process.children() == []
+
+
+@pytest.mark.kafka
+def test_job_runs_where_the_environment_starts_a_thread_in_every_process(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Its slots are programs. One is killed, and another one takes its place."""
+    started = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(900,), daemon=True)"
+    )
+    (tmp_path / "tracer").mkdir()
+    (tmp_path / "tracer" / "sitecustomize.py").write_text(f"{started}.start()\n")
+    folder = Folder.make(tmp_path, kafka.bootstrap)
+    folder.orders(30)
+    environment = {"PYTHONPATH": str(tmp_path / "tracer")}
+    with folder.started(bounded=False, environment=environment) as run:
+        run.until(lambda: len(folder.read("totals")) == 30, "at the end of its input", 60)
+        run.kill_slots()
+        folder.orders(30, first=30)
+        run.until(lambda: len(folder.read("totals")) == 60, "at the end of its input", 60)
+        assert run.stop().code == 0
+    folder.assert_exact(60)
 
 
 @pytest.mark.parametrize("role", ["jobmanager", "jobmaster"])

@@ -8,6 +8,9 @@ can run (`stack_pipes.py`). A slot starts as a copy of the fork server. That tak
 milliseconds instead of a quarter of a second of imports, and most of the memory is shared. The fork
 server never imports a user's module, because one job must not see the modules of another.
 
+A tracer or a debugger in the user's environment may start a thread in every Python process. The
+fork server then starts each slot as a program, in which the tracer works too.
+
 The fork server runs until the command socket ends, which means that the TaskManager is gone. Then
 it kills its children and exits. If the fork server itself is killed, the TaskManager exits, and the
 slots exit because their parent pipe ends.
@@ -17,63 +20,68 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import logging
 import os
 import random
 import select
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
+
+import msgspec
 
 from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.forked import CRASHED, await_end, count_threads, end_group
 from tidegate.drivers.process.parent_watch import exit_with_parent
+from tidegate.drivers.process.prestart import command, environment
 from tidegate.drivers.process.rotating_output import open_at, rotating_text
 from tidegate.drivers.process.stack_pipes import StackPipes
-from tidegate.errors import check
 from tidegate.private_files import make_private_folder
 from tidegate.protocol.messages import StartSlot
 from tidegate.user_exceptions import Terminated, traceback_of
 
-SlotMain = Callable[[StartSlot], int]
-"""The main function of a slot process, which returns the exit status. It runs in the fork, after
-the parent pipe is watched and the log is redirected.
-"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRole:
+    """The parts of a slot process that are the same in a fork and in a program."""
+
+    main: Callable[[StartSlot], int]
+    """The main function, which returns the exit status. It runs after the parent pipe is watched
+    and the log is redirected.
+    """
+    log: Callable[[StartSlot], Path]
+    """The file of standard error."""
+    output: Callable[[StartSlot], Path]
+    """The file of standard output, which has only what user code prints."""
+    max_file_size: int
+    """The maximum size of both files in bytes."""
+    arguments: Mapping[str, object]
+    """The data from which a program makes this role again."""
+
 
 STACKS_FD = 3
 """The file descriptor of a slot for the stacks of its threads. It leads to the fork server."""
 
 
-def run_fork_server(
-    commands: socket.socket,
-    slot_main: SlotMain,
-    slot_log: Callable[[StartSlot], Path],
-    slot_output: Callable[[StartSlot], Path],
-    max_file_size: int,
-) -> int:
-    """Fork slots on command until the TaskManager is gone. Return the exit status.
+def run_fork_server(commands: socket.socket, role: SlotRole) -> int:
+    """Start slots on command until the TaskManager is gone. Return the exit status."""
+    return _ForkServer(commands, role).run()
 
-    `slot_log` is the file of a slot's standard error, and `slot_output` that of its standard
-    output, which has only what user code prints. Both files have at most `max_file_size` bytes.
-    """
-    return _ForkServer(commands, slot_main, slot_log, slot_output, max_file_size).run()
+
+_log = logging.getLogger(__name__)
 
 
 class _ForkServer:
-    def __init__(
-        self,
-        commands: socket.socket,
-        slot_main: SlotMain,
-        slot_log: Callable[[StartSlot], Path],
-        slot_output: Callable[[StartSlot], Path],
-        max_file_size: int,
-    ) -> None:
+    def __init__(self, commands: socket.socket, role: SlotRole) -> None:
         self._commands = commands
-        self._slot_main = slot_main
-        self._slot_log, self._slot_output = slot_log, slot_output
-        self._max_file_size = max_file_size
+        self._role = role
         self._children: dict[int, int] = {}
         """The slot index by pid, for children that are not reaped."""
         self._stacks = StackPipes()
@@ -82,9 +90,11 @@ class _ForkServer:
         self._waker.setblocking(False)
 
     def run(self) -> int:
-        check(
-            count_threads() == 1, "A fork server must have one thread: some import started another."
-        )
+        if count_threads() > 1:
+            _log.warning(
+                "an import or the environment of Python has started a thread, so slots start as "
+                "programs, which takes half a second longer"
+            )
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
         gc.collect()
@@ -135,7 +145,7 @@ class _ForkServer:
             self._send_notice(fork_protocol.NotForked(index=start.index, reason=str(error)))
             return
         try:
-            pid = os.fork()
+            pid = os.fork() if count_threads() == 1 else self._start_program(start, write_end)
         except OSError as error:  # no memory or no process id: the other slots must continue
             os.close(read_end)
             os.close(write_end)
@@ -147,6 +157,22 @@ class _ForkServer:
         self._stacks.add(read_end, start.index, pid)
         self._children[pid] = start.index
         self._send_notice(fork_protocol.Forked(index=start.index, pid=pid))
+
+    def _start_program(self, start: StartSlot, stacks: int) -> int:
+        """Start a slot as a program, and return its pid."""
+        arguments = {**self._role.arguments, "start": msgspec.to_builtins(start)}
+        with tempfile.TemporaryFile() as file:
+            file.write(json.dumps(arguments).encode())
+            file.seek(0)
+            program = subprocess.Popen(
+                [*command("slot"), str(file.fileno()), str(stacks)],
+                stdout=subprocess.DEVNULL,
+                env=environment(),
+                pass_fds=(file.fileno(), stacks),
+                start_new_session=True,
+            )
+        program.returncode = 0  # `_reap` reaps it, and not the object
+        return program.pid
 
     def _reap(self) -> None:
         while self._children:
@@ -165,32 +191,40 @@ class _ForkServer:
             fork_protocol.send(self._commands, notice)
 
     def _become_slot(self, start: StartSlot, stacks: int) -> NoReturn:
-        """Turn this fork into a slot process and run the slot; never return. The slot gets a
-        session, a log and a parent pipe of its own, and drops the fork server's files and signal
-        handlers.
+        """Turn this fork into a slot process and run the slot. The slot drops the fork server's
+        files and signal handlers.
         """
-        status, output = CRASHED, None
         try:
             os.setsid()  # a slot must not receive signals of the terminal
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for ours in (self._commands, self._woken, self._waker):
                 ours.detach()
-            os.dup2(stacks, STACKS_FD, inheritable=False)
-            os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
-            output = sys.stdout = _redirected(1, self._slot_output(start), self._max_file_size)
-            sys.stderr = _redirected(2, self._slot_log(start), self._max_file_size)
-            exit_with_parent()
             random.seed()
-            status = self._slot_main(start)
-        except Terminated:
-            status = 0
-        except BaseException as error:  # noqa: BLE001  # the last frame: print it, then exit
-            os.write(2, f"the slot failed: {traceback_of(error)}".encode())
         finally:
-            if output is not None:
-                output.flush()  # user code may have printed half a line
-            os._exit(status)
+            become_slot(start, self._role, stacks)
+
+
+def become_slot(start: StartSlot, role: SlotRole, stacks: int) -> NoReturn:
+    """Make a slot process of this one and run the slot. The slot gets a log and a parent pipe of
+    its own, and keeps no other descriptor than `stacks`.
+    """
+    status, output = CRASHED, None
+    try:
+        os.dup2(stacks, STACKS_FD, inheritable=False)
+        os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
+        output = sys.stdout = _redirected(1, role.output(start), role.max_file_size)
+        sys.stderr = _redirected(2, role.log(start), role.max_file_size)
+        exit_with_parent()
+        status = role.main(start)
+    except Terminated:
+        status = 0
+    except BaseException as error:  # noqa: BLE001  # the last frame: print it, then exit
+        os.write(2, f"the slot failed: {traceback_of(error)}".encode())
+    finally:
+        if output is not None:
+            output.flush()  # user code may have printed half a line
+        os._exit(status)
 
 
 def _redirected(descriptor: int, path: Path, max_size: int) -> TextIO:
