@@ -536,9 +536,7 @@ def _slot_role(cluster_spec: ClusterSpec, arguments: dict[str, Any]) -> SlotRole
 
 
 def run_slot_program(given: int, stacks: int) -> NoReturn:
-    """Run a slot that its fork server has started as a program, and end this process. `given` is
-    the descriptor of a file with the arguments, and `stacks` the one for the stacks of its threads.
-    """
+    """Run a slot as a program. Its arguments are in the file with the descriptor `given`."""
     arguments = json.load(os.fdopen(given, "rb"))
     setproctitle("tidegate slot")
     gc.enable()

@@ -397,6 +397,19 @@ def from_foreign(error: BaseException) -> TidegateError:
     return InternalError(text)
 
 
+def signal_handler_error(signal_name: str, error: BaseException) -> UserCodeError:
+    """Return the error for a signal handler of user code that has raised `error` while no user code
+    was running.
+    """
+    failure = UserCodeError(
+        f"A handler of user code for {signal_name} raised {described(error).rstrip('.')}, while no "
+        "step was running. Let the handler raise nothing, or switch its signal off before the step "
+        "returns; the job restarts from its last checkpoint as the restart strategy says."
+    )
+    failure.__cause__ = error
+    return failure
+
+
 @contextlib.contextmanager
 def foreign_translated() -> Iterator[None]:
     """Translate failures of the operating system inside the `with` block into errors of this tree.

@@ -9,6 +9,7 @@ about a tenth of a second.
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -29,8 +30,10 @@ from tidegate.cli.run import run
 from tidegate.cli.show import config
 from tidegate.cli.sim import sim
 from tidegate.drivers.process.user_forks import watch_forks
+from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.errors import Domain, TidegateError
 from tidegate.masking import masked_text
+from tidegate.user_exceptions import text_of
 
 FAILED = 1  # the job failed, or something outside of tidegate did
 REFUSED = 2  # an error of the user; nothing was started
@@ -101,6 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if arguments is None:  # else the process belongs to who has called this
         watch_forks(everywhere=True)
+        guard_handlers(_print_handler_error)
     try:
         enable_completion()
         app(arguments, standalone_mode=True, prog_name=PROGRAM)
@@ -118,6 +122,14 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(FAILED)
     except Exception as error:  # noqa: BLE001  # a bug of tidegate, as below
         _print_traceback(error)
+
+
+def _print_handler_error(error: BaseException, number: signal.Signals) -> None:
+    """Print the exception of a signal handler that the user's module has set at its import. The
+    command continues, because it runs no step.
+    """
+    text = masked_text(f"{type(error).__name__}: {text_of(error)}")
+    print(f"tidegate: a handler of user code for {number.name} raised {text}", file=sys.stderr)
 
 
 def _not_writable(error: OSError) -> str:

@@ -93,6 +93,12 @@ class CurrentProcess(Protocol):
         """
         ...
 
+    def guard_signal_handlers(self, report: Callable[[BaseException, str], None]) -> None:
+        """Call `report` with the exceptions of signal handlers that user code sets from now on, and
+        with the name of the signal. An exception in the middle of user code continues there.
+        """
+        ...
+
     def freeze_gc(self) -> None:
         """Exclude all present objects from garbage collection, because they live as long as the
         process. From now on, the collector runs rarely.

@@ -312,6 +312,9 @@ class SimCurrentProcess:
         """Watch nothing: user code of the simulator returns."""
         return _NoCallWatch()
 
+    def guard_signal_handlers(self, report: Callable[[BaseException, str], None]) -> None:
+        """Do nothing: user code of the simulator sets no signal handler."""
+
     def freeze_gc(self) -> None:
         """Do nothing: all simulated processes share the garbage collector of the test's process."""
 

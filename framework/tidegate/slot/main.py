@@ -27,7 +27,7 @@ from tidegate.dataplane.source_task import SourceTask
 from tidegate.dataplane.state.local_state_dir import ATTEMPTS_RETAINED, LocalStateDir
 from tidegate.dataplane.task import Task
 from tidegate.dataplane.task_builder import SlotContext, TaskBuilder
-from tidegate.errors import ExchangeError, StorageError, TidegateError
+from tidegate.errors import ExchangeError, StorageError, TidegateError, signal_handler_error
 from tidegate.ids import CheckpointId, SlotId, SubtaskId, TaskManagerId
 from tidegate.ports.drivers import Drivers
 from tidegate.ports.exchange import Exchange
@@ -153,6 +153,11 @@ class Slot:
         """Register, then loop until the attempt ends."""
         server = self._drivers.rpc.serve(self._handle)
         start = self._start
+        self._drivers.process.guard_signal_handlers(
+            lambda error, signal: self._engine.post_failure(
+                signal_handler_error(signal, error), None
+            )
+        )
         self._calls = self._drivers.process.watch_calls(_stalled_after_s(self._config))
         exchange = self._exchange = self._drivers.exchange(
             job=start.job, attempt=start.attempt, ordinal=start.ordinal

@@ -14,7 +14,7 @@ from tidegate.controlplane.jobmaster.job_reporter import JobReporter
 from tidegate.controlplane.jobmaster.jobmanager_gateway import JobManagerGateway
 from tidegate.controlplane.jobmaster.service import Action, JobMaster
 from tidegate.controlplane.loop import EventLoop
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, signal_handler_error
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.drivers import Drivers
 from tidegate.protocol.messages import Message, Refused
@@ -44,6 +44,11 @@ def run_jobmaster(
         accepted.submission, config, loop, manager, drivers, server.address, failure=failure
     )
     box.append(master)
+    drivers.process.guard_signal_handlers(
+        lambda error, signal: loop.post(
+            lambda: master.user_code_failed(signal_handler_error(signal, error))
+        )
+    )
     loop.post(lambda: master.decide(e.ProcessStarted()))
     loop.post(master.poll)
     loop.run(lambda action: action())

@@ -400,6 +400,14 @@ class JobMaster:
         self._reporter.set_last_error(report)
         self.decide(e.AttemptFailed(attempt=attempt, error=error))
 
+    def user_code_failed(self, error: TidegateError) -> None:
+        """Fail the present attempt by an error of user code in this process."""
+        attempt = self._machine.attempt
+        if attempt is None:
+            _log.error("user code failed between two attempts", exc_info=error)
+        else:
+            self._fail(attempt, error)
+
     # --- checkpoints ----------------------------------------------------------------------------
 
     def _wake_at(self, attempt: Attempt, time_s: float) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from tidegate.drivers.process.call_watch import OsCallWatch
 from tidegate.drivers.process.gc_tuning import tune_gc
+from tidegate.drivers.process.user_signals import guard_handlers
 from tidegate.ports.processes import CallWatch, CurrentProcess, ExitStatus
 
 
@@ -32,6 +34,9 @@ class OsProcess:
 
     def watch_calls(self, stalled_after_s: float) -> CallWatch:
         return OsCallWatch(self._stacks, stalled_after_s)
+
+    def guard_signal_handlers(self, report: Callable[[BaseException, str], None]) -> None:
+        guard_handlers(lambda error, number: report(error, number.name))
 
     def freeze_gc(self) -> None:
         tune_gc()

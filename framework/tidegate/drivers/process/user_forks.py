@@ -31,9 +31,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 from tidegate.drivers.process.forked import CRASHED
-
-_OWN_CODE: Final = ("<fused ", "<generated ")
-"""The beginnings of the file names of generated code, whose globals have no module name."""
+from tidegate.drivers.process.frames import is_own, is_own_module, module_of
 
 _LEFT: Final = "it left the function that had called os.fork()"
 
@@ -103,7 +101,7 @@ def _begin_fork() -> None:
     _drop_kept_files()
     if _Watch.owner:
         handler = signal.getsignal(signal.SIGTERM)
-        if _is_own_module(str(getattr(handler, "__module__", ""))):
+        if is_own_module(str(getattr(handler, "__module__", ""))):
             # The handler of a role ends a process in order. A fork that hangs must end as well.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _release_sigterm()
@@ -122,12 +120,12 @@ def _drop_kept_files() -> None:
 
 
 def _trace_fork(caller: FrameType) -> None:
-    if caller.f_code.co_name == "_launch" and _module(caller).endswith(".popen_fork"):
+    if caller.f_code.co_name == "_launch" and module_of(caller).endswith(".popen_fork"):
         return
     outermost = _outermost_of_user(caller)
     if outermost is None:
         return
-    if _is_own(outermost):
+    if is_own(outermost):
         _end(_LEFT)  # tidegate has called `os.fork` itself, as a function of user code
     outermost.f_trace = _trace_outermost
     outermost.f_trace_lines = False
@@ -143,14 +141,14 @@ def _outermost_of_user(caller: FrameType) -> FrameType | None:
     """
     user: FrameType | None = None
     last, frame = caller, caller.f_back
-    if _is_own(caller):
+    if is_own(caller):
         return caller
     while True:
-        if user is None or _module(last).partition(".")[0] not in sys.stdlib_module_names:
+        if user is None or module_of(last).partition(".")[0] not in sys.stdlib_module_names:
             user = last
         if frame is None:
             return user if _Watch.everywhere else None
-        if _is_own(frame):
+        if is_own(frame):
             return user
         last, frame = frame, frame.f_back
 
@@ -175,15 +173,3 @@ def _end(why: str) -> NoReturn:
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
     os._exit(CRASHED)
-
-
-def _is_own(frame: FrameType) -> bool:
-    return _is_own_module(_module(frame)) or frame.f_code.co_filename.startswith(_OWN_CODE)
-
-
-def _is_own_module(name: str) -> bool:
-    return name.partition(".")[0] == "tidegate"
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", ""))
