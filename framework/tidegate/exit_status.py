@@ -17,11 +17,11 @@ CRASHES: Final = frozenset(
 """The signals by which a process ends because of its own code."""
 
 
-def was_killed(status: int) -> bool:
+def was_killed(status: int | None) -> bool:
     """Return whether something else has ended the process by a signal: a user, a supervisor, or the
-    system because it had no memory left.
+    system because it had no memory left. None is a status that the system has not told.
     """
-    return status < 0 and -status not in CRASHES
+    return status is not None and status < 0 and -status not in CRASHES
 
 
 def exit_text(status: int | None) -> str:

@@ -174,6 +174,38 @@ def test_job_report_carries_the_epoch_the_process_and_the_host_of_the_jobmanager
     assert (report.jobmanager_pid, report.host) == (7, "host-a")
 
 
+def test_report_of_a_job_without_slots_has_the_reason_why_no_slot_comes() -> None:
+    shell, job = Shell(session_cluster=False), JobName("a")
+    shell.ask(SubmitJob(submission=submission(Config().to_dict())))
+    shell.manager.handle(jobs.SubmissionStored(job=job))
+    shell.ask(
+        RegisterJobMaster(
+            job=job,
+            epoch=EPOCH,
+            address="h:1",
+            pid=100,
+            tidegate_version=TIDEGATE,
+            python_version=PYTHON,
+        )
+    )
+    waits = JobReport(
+        job=job,
+        state=JobState.WAITING_FOR_SLOTS,
+        attempt=1,
+        jobmaster_pid=100,
+        slots_missing=1,
+        reported_ms=5,
+    )
+    shell.ask(ReportJob(epoch=EPOCH, report=waits))
+    shell.manager.resources.trouble = "Cannot start the taskmanager process: no such file."
+    report = shell.ask(GetJob(job=job))
+    assert isinstance(report, JobReport)
+    assert report.waiting_for == (
+        "1 slot missing. Cannot start the taskmanager process: no such file."
+    )
+    assert report.waiting_since_ms == 5
+
+
 def test_resubmit_kills_the_old_jobmaster_and_reports_its_exit() -> None:
     shell, job = Shell(session_cluster=False), JobName("a")
     submit = SubmitJob(submission=submission(Config().to_dict()))

@@ -240,6 +240,21 @@ class TestLocal:
             pauses.append(start.after_ms)
         assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]
 
+    def test_reason_why_no_slot_comes_is_known_until_a_slot_has_started(self) -> None:
+        rm = ResourceManager(EPOCH, 1, 1000)
+        rm.start(0)
+        rm.handle(r.TaskManagerExited(id=TaskManagerId("tm-7-1"), status=3), 0)
+        assert rm.trouble == (
+            "TaskManager tm-7-1 ended with status 3 before it started a slot: its logs tm-7-1.log "
+            "and tm-7-1.fork_server.log say why."
+        )
+        no_file = "Cannot start the taskmanager process: no such file."
+        rm.handle(r.TaskManagerExited(id=TaskManagerId("tm-7-2"), status=-1, reason=no_file), 0)
+        assert rm.trouble == no_file
+        register(rm, "tm-7-3")
+        rm.handle(r.TaskManagerExited(id=TaskManagerId("tm-7-3"), status=-9), 0)
+        assert "was killed by SIGKILL before it started a slot" in rm.trouble
+
     def test_start_refused_by_the_operating_system_does_not_count_as_a_failure(self) -> None:
         rm = ResourceManager(EPOCH, 1, 1000)
         rm.start(0)

@@ -28,6 +28,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.resource_manager_events import (
     DisconnectTaskManager,
@@ -52,6 +54,7 @@ from tidegate.exit_status import exit_text
 from tidegate.ids import Attempt, JobName, LeaderEpoch, SlotId, TaskManagerId
 from tidegate.message_text import counted
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
+from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import (
     Acknowledge,
     LeaderMessage,
@@ -66,6 +69,7 @@ from tidegate.protocol.messages import (
     TaskManagerAccepted,
     TaskManagerHeartbeat,
 )
+from tidegate.protocol.reports import JobReport
 from tidegate.protocol.versions import difference
 
 REGISTRATION_MS_MAX = 60_000
@@ -173,6 +177,8 @@ class ResourceManager:
     _refused: bool = False
     """Whether the operating system refused the last start of a local TaskManager. This does not
     count as a failure of the TaskManager."""
+    trouble: str = ""
+    """The reason why a local TaskManager has no slots, in sentences. Empty after a slot started."""
 
     def start(self, now_ms: int) -> list[Instruction]:
         """Return the first instructions: start the local TaskManagers."""
@@ -202,6 +208,17 @@ class ResourceManager:
             for slot in self._slots()
             if slot.allocation is not None and slot.allocation.job == job and slot.phase in _LIVE
         }
+
+    def explain(self, report: JobReport) -> JobReport:
+        """Return the report with the reason why the job gets no slot, if there is one."""
+        if report.state is not JobState.WAITING_FOR_SLOTS or not self.trouble:
+            return report
+        missing = report.waiting_for or f"{counted(report.slots_missing, 'slot')} missing"
+        return msgspec.structs.replace(
+            report,
+            waiting_for=f"{missing}. {self.trouble}",
+            waiting_since_ms=report.waiting_since_ms or report.reported_ms,
+        )
 
     def validate(self) -> None:
         """Check the invariants.
@@ -252,7 +269,13 @@ class ResourceManager:
                 slot = self._find(id_, allocation_id)
                 if slot is not None:
                     slot.stop_under_way = False
-            case TaskManagerExited(id=id_, status=status):
+            case TaskManagerExited(id=id_, status=status, reason=reason):
+                tm = self._task_managers.get(id_)
+                if self._is_local(id_) and (tm is None or not tm.worked):
+                    self.trouble = reason or (
+                        f"TaskManager {id_} {exit_text(status)} before it started a slot: its logs "
+                        f"{id_}.log and {id_}.fork_server.log say why."
+                    )
                 if id_ in self._starting:
                     del self._starting[id_]
                     self._refused = status == NO_RESOURCES
@@ -381,6 +404,7 @@ class ResourceManager:
         slot = self._find(id_, allocation_id)
         if slot is not None and slot.phase is SlotPhase.PENDING:
             slot.become(SlotPhase.ALLOCATED)
+            self.trouble = ""
             self._task_managers[id_.task_manager].worked = True
 
     def _slot_not_started(

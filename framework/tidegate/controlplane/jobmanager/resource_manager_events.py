@@ -62,6 +62,8 @@ class TaskManagerExited:
 
     id: TaskManagerId
     status: ExitStatus
+    reason: str = ""
+    """The reason why no process was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

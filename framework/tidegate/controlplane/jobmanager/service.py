@@ -526,7 +526,8 @@ class JobManager:
         except ExternalError as error:
             _log.warning("TaskManager %s could not be started: %s", id_, error)
             refused = isinstance(error, ResourceExhaustedError)
-            self.loop.post(slots.TaskManagerExited(id=id_, status=NO_RESOURCES if refused else -1))
+            status = NO_RESOURCES if refused else -1
+            self.loop.post(slots.TaskManagerExited(id=id_, status=status, reason=str(error)))
 
     # --- both
 
@@ -549,7 +550,7 @@ class JobManager:
                 )
             elif isinstance(message, JobReport):
                 message = msgspec.structs.replace(
-                    message,
+                    self.resources.explain(message),
                     process_exits=tuple(self._exits),
                     epoch=self.epoch,
                     jobmanager_pid=self.drivers.process.pid,

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Final, NoReturn, Self
 
 from tidegate.drivers.process.forked import ForkedProcess, fork
+from tidegate.drivers.process.user_forks import keep_from_forks
 
 MODULE: Final = "tidegate.role"
 CHILD_ENVIRONMENT: Final = {
@@ -89,6 +90,7 @@ class Prestarted:
             ours.close()
             raise
         self._socket = ours
+        keep_from_forks(ours)  # its end tells the child that this process is gone
         self._begun = False
 
     def __enter__(self) -> Self:
@@ -126,6 +128,7 @@ class Prestarted:
         finally:
             os.close(reading)
         self._process.stdin = os.fdopen(writing, "wb")
+        keep_from_forks(self._process.stdin)
         self._socket.close()
         self._begun = True
         return self._process

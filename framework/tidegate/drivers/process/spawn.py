@@ -23,6 +23,7 @@ from tidegate.drivers.process import fork_protocol
 from tidegate.drivers.process.forked import await_end
 from tidegate.drivers.process.parent_watch import encode_arguments
 from tidegate.drivers.process.prestart import ChildProcess, Prestarted, command, environment
+from tidegate.drivers.process.user_forks import keep_from_forks
 from tidegate.errors import ExternalError, ResourceExhaustedError, refused_resource
 from tidegate.ports.processes import (
     ExitStatus,
@@ -260,6 +261,7 @@ def _cannot_start(role: str, error: BaseException) -> ExternalError:
 def _write_arguments(process: ChildProcess, arguments: Mapping[str, object]) -> None:
     parent_pipe = process.stdin
     if parent_pipe is not None:
+        keep_from_forks(parent_pipe)
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit will be reported
             parent_pipe.write(encode_arguments(arguments))
             parent_pipe.flush()
