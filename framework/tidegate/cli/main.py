@@ -129,7 +129,7 @@ def _print_handler_error(error: BaseException, number: signal.Signals) -> None:
     command continues, because it runs no step.
     """
     text = masked_text(f"{type(error).__name__}: {text_of(error)}")
-    print(f"tidegate: a handler of user code for {number.name} raised {text}", file=sys.stderr)
+    print(f"tidegate: A handler of user code for {number.name} raised {text}.", file=sys.stderr)
 
 
 def _not_writable(error: OSError) -> str:

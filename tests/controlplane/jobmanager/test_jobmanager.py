@@ -191,7 +191,6 @@ def test_report_of_a_job_without_slots_has_the_reason_why_no_slot_comes() -> Non
     waits = JobReport(
         job=job,
         state=JobState.WAITING_FOR_SLOTS,
-        attempt=1,
         jobmaster_pid=100,
         slots_missing=1,
         reported_ms=5,
