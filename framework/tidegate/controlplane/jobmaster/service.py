@@ -402,11 +402,9 @@ class JobMaster:
 
     def user_code_failed(self, error: TidegateError) -> None:
         """Fail the present attempt by an error of user code in this process."""
-        attempt = self._machine.attempt
-        if attempt is None:
-            _log.error("user code failed between two attempts", exc_info=error)
-        else:
-            self._fail(attempt, error)
+        _log.error("user code failed in the JobMaster", exc_info=error)
+        if self._machine.attempt is not None:
+            self._fail(self._machine.attempt, error)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
