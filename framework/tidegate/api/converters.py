@@ -19,7 +19,14 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from typing_extensions import is_typeddict
 
-from tidegate.api.record_fields import RecordField, fields_of, is_model, record_class, type_name
+from tidegate.api.record_fields import (
+    RecordField,
+    fields_of,
+    is_model,
+    plain_type,
+    record_class,
+    type_name,
+)
 from tidegate.api.types import is_union, literal_type
 from tidegate.errors import PipelineError, check
 
@@ -65,8 +72,7 @@ class ConverterGenerator:
 
     def converter(self, of: object) -> Converter:
         """Return the converter of a type that has a schema."""
-        if of is None:
-            of = type(None)
+        of = type(None) if of is None else plain_type(of)
         if isinstance(of, type) and issubclass(of, enum.Enum):
             known = self.name(of)
             return Converter(str, lambda x: f"{x}.name", lambda x: f"{known}[{x}]")

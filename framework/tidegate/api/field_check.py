@@ -28,7 +28,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 from typing_extensions import is_typeddict
 
-from tidegate.api.record_fields import fields_of, record_class
+from tidegate.api.record_fields import fields_of, plain_type, record_class
 from tidegate.api.types import is_union
 from tidegate.api.values import ClassCheck, fault, has_schema
 from tidegate.graph.stream_graph import UNKNOWN
@@ -119,6 +119,7 @@ class _Loops:
 
     def _holds(self, of: object, value: str) -> str:
         """Return the source that checks one value; it may read `value` several times."""
+        of = plain_type(of)
         if of is Any or of is UNKNOWN:
             return "True"
         if of is None or of is type(None):

@@ -20,7 +20,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 from typing_extensions import is_typeddict
 
-from tidegate.api.record_fields import fields_of, is_model, record_class
+from tidegate.api.record_fields import fields_of, is_model, plain_type, record_class
 from tidegate.api.types import is_union
 
 _SEQUENCES: Final = (list, tuple, set, frozenset, Sequence)
@@ -28,6 +28,7 @@ _SEQUENCES: Final = (list, tuple, set, frozenset, Sequence)
 
 def holds(of: object, *parts: object) -> bool:
     """Check whether a type is one of these types, or has one at any depth."""
+    of = plain_type(of)
     if of in parts:
         return True
     inside = [field.type for field in fields_of(of) or ()]
@@ -165,6 +166,7 @@ class _Conditions:
 
     def of(self, of: object, x: str) -> str:
         """Return the condition that the value `x` has no such number; it may read `x` twice."""
+        of = plain_type(of)
         if not holds(of, float, Decimal, Any):
             return "True"
         if of is float:

@@ -19,7 +19,7 @@ from typing_extensions import TypeForm
 
 from tidegate.api.finite import FiniteCheck, holds
 from tidegate.api.location import at_user_location, refuse_unsupported
-from tidegate.api.record_fields import fields_of, is_model, type_name
+from tidegate.api.record_fields import fields_of, is_model, plain_type, type_name
 from tidegate.api.types import AvroSchema, type_info
 from tidegate.errors import PipelineError
 
@@ -47,7 +47,8 @@ class Format(Generic[T]):
     def __init__(self, of: TypeForm[T], *, validate: Validate = "sample") -> None:
         if validate not in get_args(Validate):
             raise PipelineError(f'validate={validate!r} is unknown. Give "sample" or "all".')
-        self.value_type = of
+        self.declared_type = of
+        self.value_type: Any = plain_type(of)
         self.validate = validate
         with at_user_location():
             self.schema: AvroSchema = type_info(of).avro
@@ -93,7 +94,7 @@ class Json(Format[T]):
         """Return a function from JSON bytes to a value; it checks every field."""
         if self._model is not None:
             return self._model.decoder()
-        decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.value_type)
+        decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(self.declared_type)
         return decoder.decode
 
     def encoder(self) -> Callable[[T], bytes]:
@@ -112,7 +113,7 @@ class Json(Format[T]):
             return None
         from tidegate.api.model_json import ModelJson
 
-        return ModelJson(self.value_type)
+        return ModelJson(self.declared_type)
 
 
 class Avro(Format[T]):

@@ -15,7 +15,7 @@ from tidegate.api.declaration_checks import ErrorOptions, error_policy, policy_o
 from tidegate.api.functions import Function
 from tidegate.api.kafka_sink import connect_dead_letters, connect_step_dead_letters
 from tidegate.api.keys import normalised_key
-from tidegate.api.record_fields import type_name
+from tidegate.api.record_fields import plain_type, type_name
 from tidegate.api.step_checks import check_event_timers, check_outputs
 from tidegate.api.timers import has_timers
 from tidegate.api.types import type_info
@@ -126,7 +126,8 @@ def _key_type(stream: KeyedStream[Any, Any], declared: object, uid: str, locatio
 
     PipelineError if the two types differ.
     """
-    of = declared if stream.key_type is UNKNOWN else stream.key_type
+    declared, given = plain_type(declared), plain_type(stream.key_type)
+    of: object = declared if given is UNKNOWN else given
     if declared not in (UNKNOWN, of):
         raise PipelineError(
             f"{location}: step {uid!r} declares keys of {type_name(declared)}, key_by gives "

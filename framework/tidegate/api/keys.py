@@ -35,6 +35,7 @@ from tidegate.api.converters import Converter, ConverterGenerator, read
 from tidegate.api.record_fields import (
     RecordField,
     fields_of,
+    plain_type,
     record_class,
     record_copier,
     type_name,
@@ -78,6 +79,7 @@ def key_normaliser(of: object) -> Callable[[Any], Any] | None:
     Keys are compared and shown to user code in this form. None for a type without datetimes, whose
     keys stay as they are.
     """
+    of = plain_type(of)
     if of is datetime:
         return _in_utc
     if get_origin(of) is tuple:
@@ -109,6 +111,7 @@ def check_key(key: object, of: object, where: str) -> None:
 
 
 def _encoder(of: object) -> KeyEncoder:
+    of = plain_type(of)
     if get_origin(of) is Literal:
         return _encoder(literal_type(of))
     if isinstance(of, type) and issubclass(of, enum.Enum):

@@ -9,15 +9,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import types
 from collections.abc import Callable
+from datetime import date, datetime
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Final,
+    Generic,
+    Literal,
+    NewType,
     NotRequired,
     Required,
     TypeGuard,
     TypeVar,
+    Union,
     cast,
     get_args,
     get_origin,
@@ -25,7 +32,7 @@ from typing import (
 )
 
 import msgspec
-from typing_extensions import is_typeddict
+from typing_extensions import TypeAliasType, is_typeddict
 
 from tidegate.errors import PipelineError
 
@@ -52,12 +59,46 @@ class RecordField:
         return self.default is not MISSING or self.factory is not MISSING
 
 
+def plain_type(of: Any) -> Any:
+    """Return a type without the names and the constraints that its values do not show.
+
+    A NewType is its base type, `PositiveInt` (an Annotated) is int, and pydantic's `AwareDatetime`
+    is datetime, at any depth. Formats and models still check the constraints when they decode.
+    """
+    if isinstance(of, NewType):
+        return plain_type(of.__supertype__)
+    if isinstance(of, TypeAliasType):
+        return plain_type(of.__value__)
+    origin, arguments = get_origin(of), get_args(of)
+    if origin is Annotated:
+        return plain_type(arguments[0])
+    if isinstance(of, type) and of.__module__ == "pydantic.types":
+        return _PYDANTIC_TYPES.get(of.__name__, of)
+    if not arguments or origin is Literal:
+        return of
+    plain = tuple(each if each is ... else plain_type(each) for each in arguments)
+    if all(new is old for new, old in zip(plain, arguments, strict=True)):
+        return of
+    union = origin in (Union, types.UnionType)
+    return Union[plain] if union else cast("Any", origin)[plain]  # noqa: UP007  # made at run time
+
+
+_PYDANTIC_TYPES: Final = {
+    "AwareDatetime": datetime,
+    "PastDate": date,
+    "FutureDate": date,
+    "ByteSize": int,
+}
+"""Types of pydantic that are no Annotated, and the types of their values."""
+
+
 def fields_of(of: object) -> tuple[RecordField, ...] | None:
     """Return the fields of a record class in declaration order; None if `of` is not one.
 
     The arguments of a generic class are filled in. Fields that the class computes itself
     (init=False) are left out.
     """
+    of = plain_type(of)
     origin = get_origin(of)
     if isinstance(origin, type):
         generic = fields_of(origin)
@@ -174,10 +215,32 @@ def _class_fields(of: type) -> tuple[RecordField, ...] | None:
     needs the same classes many times.
     """
     if issubclass(of, msgspec.Struct):
-        return _struct_fields(of)
-    if dataclasses.is_dataclass(of):
-        return _dataclass_fields(of)
-    return _typed_dict_fields(of) if is_typeddict(of) else None
+        fields = _struct_fields(of)
+    elif dataclasses.is_dataclass(of):
+        fields = _dataclass_fields(of)
+    elif is_typeddict(of):
+        fields = _typed_dict_fields(of)
+    else:
+        return None
+    bound = _bound_by_bases(of)
+    return tuple(
+        dataclasses.replace(field, type=plain_type(_substitute(field.type, bound)))
+        for field in fields
+    )
+
+
+def _bound_by_bases(of: type) -> dict[Any, Any]:
+    """Return the arguments that a class gives to the parameters of its generic bases."""
+    bound: dict[Any, Any] = {}
+    for base in getattr(of, "__orig_bases__", ()):
+        origin: Any = get_origin(base)
+        if origin is None or origin is Generic:
+            continue
+        inner = _bound_by_bases(origin)
+        given = dict(zip(getattr(origin, "__parameters__", ()), get_args(base), strict=False))
+        bound |= {parameter: _substitute(part, given) for parameter, part in inner.items()}
+        bound |= given
+    return bound
 
 
 def _struct_fields(of: type[msgspec.Struct]) -> tuple[RecordField, ...]:
@@ -233,7 +296,7 @@ def _model_fields(of: type[Any]) -> tuple[RecordField, ...]:
         found.append(
             RecordField(
                 name=name,
-                type=info.annotation,
+                type=plain_type(info.annotation),
                 default=MISSING if required or factory is not None else info.default,
                 factory=MISSING if factory is None else factory,
             )
@@ -244,6 +307,7 @@ def _model_fields(of: type[Any]) -> tuple[RecordField, ...]:
 def _substitute(hint: Any, bound: dict[Any, Any]) -> object:
     if isinstance(hint, TypeVar):
         return bound.get(hint, hint)
+    hint = plain_type(hint)
     parameters = getattr(hint, "__parameters__", ())
     if not parameters or isinstance(hint, type):
         return hint

@@ -15,7 +15,7 @@ from tidegate.api.callable_checks import check_methods
 from tidegate.api.declaration_checks import ErrorOptions
 from tidegate.api.functions import Function, Process
 from tidegate.api.location import user_location
-from tidegate.api.record_fields import type_name
+from tidegate.api.record_fields import plain_type, type_name
 from tidegate.api.timers import has_timers
 from tidegate.api.values import counts_as
 from tidegate.api.watermarks import HeaderTime, WatermarkStrategy
@@ -107,7 +107,8 @@ def check_side(function: Function, declared: object, of: object, uid: str, locat
 
 
 def _check_type(function: Function, declared: object, of: object, step: str, location: str) -> None:
-    narrower = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
+    declared, of = plain_type(declared), plain_type(of)
+    narrower: bool = _is_plain_class(of) and _is_plain_class(declared) and issubclass(of, declared)
     if UNKNOWN not in (declared, of) and declared != of and not narrower:
         raise PipelineError(
             f"{location}: {step}: {type(function).__name__} declares records of "

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
-from tidegate.api.record_fields import fields_of
+from tidegate.api.record_fields import fields_of, plain_type
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
 from tidegate.user_exceptions import process_ends
@@ -99,7 +99,8 @@ def _annotated(function: Callable[..., object]) -> object:
 
 
 def _known(hint: object) -> object:
-    return UNKNOWN if isinstance(hint, TypeVar) or hint is Any or _open(hint) else hint
+    unknown = isinstance(hint, TypeVar) or hint is Any or _open(hint)
+    return UNKNOWN if unknown else plain_type(hint)
 
 
 def _open(hint: object) -> bool:

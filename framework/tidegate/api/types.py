@@ -31,6 +31,7 @@ from tidegate.api.record_fields import (
     fields_of,
     is_frozen,
     is_model,
+    plain_type,
     type_name,
 )
 from tidegate.errors import PipelineError
@@ -104,7 +105,7 @@ class TypeInfo:
 
 def type_info(of: object) -> TypeInfo:
     """Return the facts about `of`; PipelineError, naming the field, if a type has no schema."""
-    return _info(of, ())
+    return _info(plain_type(of), ())
 
 
 def is_union(of: object) -> bool:
@@ -199,6 +200,11 @@ def _tuple(of: object, arguments: tuple[object, ...], inside: tuple[object, ...]
 
 def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
     fields = fields_of(of)
+    if fields is None and getattr(of, "__module__", "").startswith("pydantic."):
+        raise PipelineError(
+            f"{type_name(of)} of pydantic has no schema; declare a plain type (str, AwareDatetime) "
+            "and check its values in a validator."
+        )
     if fields is None:
         raise PipelineError(
             f"{type_name(of)} has no schema; use a dataclass, a msgspec Struct, a pydantic model, "

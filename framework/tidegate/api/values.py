@@ -30,7 +30,14 @@ from typing import Any, Final, Literal, cast, get_args, get_origin
 import msgspec
 from typing_extensions import is_typeddict
 
-from tidegate.api.record_fields import MISSING, RecordField, fields_of, record_class, type_name
+from tidegate.api.record_fields import (
+    MISSING,
+    RecordField,
+    fields_of,
+    plain_type,
+    record_class,
+    type_name,
+)
 from tidegate.api.types import is_union, literal_type, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
@@ -91,7 +98,8 @@ class KeyCheck(ClassCheck):
     """
 
     def _rule(self, kind: type) -> bool:
-        of: Any = literal_type(self.type) if get_origin(self.type) is Literal else self.type
+        of: Any = plain_type(self.type)
+        of = literal_type(of) if get_origin(of) is Literal else of
         if of in _PLAIN_KEYS and issubclass(kind, of):
             return kind.__eq__ is of.__eq__ and kind.__hash__ is of.__hash__
         return counts_as(kind, self.type)
@@ -109,6 +117,7 @@ def key_check(of: object) -> KeyCheck | None:
 
 def counts_as(kind: type, of: object) -> bool:
     """Check whether values of a class are of a declared type, as far as the class shows."""
+    of = plain_type(of)
     if of is Any or of is UNKNOWN:
         return True
     if of is None:
@@ -132,7 +141,7 @@ def fault(value: object, of: object, path: str = "") -> str:
     """Describe the first wrong field of a value; empty if the value is of the type."""
     if of is Any or of is UNKNOWN:
         return ""
-    kind = type(value)
+    of, kind = plain_type(of), type(value)
     if not counts_as(kind, of):
         return f"{path or 'it'} is {article(kind.__name__)}, not {declared_name(of)}"
     if of is float and kind is int and not _is_exact(cast("int", value)):
@@ -169,6 +178,7 @@ def article(name: str) -> str:
 
 def _usual_class(of: object) -> type:
     """Return the class that most values of a type have."""
+    of = plain_type(of)
     if is_union(of):
         of = next((branch for branch in get_args(of) if branch is not type(None)), type(None))
     if of is None:
