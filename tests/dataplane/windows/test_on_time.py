@@ -142,6 +142,30 @@ def test_window_that_fired_early_fires_at_its_end_under_a_trigger_without_early_
     assert firings(step) == [("a", "on_time", 1, ends[0]), ("b", "on_time", 1, ends[1])]
 
 
+@pytest.mark.parametrize("lateness", ["0 s", "5 ms"])
+@pytest.mark.parametrize("early", [None, EveryCount(9)])
+@pytest.mark.parametrize("kept", [(), (Collect(at_most=9),)], ids=["numbers", "records"])
+@pytest.mark.parametrize(
+    "assigner", [Tumbling("10 ms"), Session("10 ms")], ids=["tumbling", "session"]
+)
+def test_window_whose_records_were_discarded_has_no_result_under_a_trigger_that_accumulates(
+    tmp_path: Path, assigner: Any, kept: tuple[Any, ...], early: Any, lateness: str
+) -> None:
+    options: dict[str, Any] = {"assigner": assigner, "allowed_lateness": lateness}
+    discards = AfterWatermark(early=EveryCount(1), accumulate=False)
+    step = Subtasks(tmp_path, window_node(Count(), *kept, trigger=discards, **options))
+    step.push([Click(key, 1, 1) for key in "ab"])
+    checkpoint = step.checkpoint()
+    checkpoint.results.clear()
+    accumulates = AfterWatermark(early=early, on_time="always")
+    step.node = window_node(Count(), *kept, trigger=accumulates, **options)
+    step.start(2, checkpoint)
+    step.push([Click("a", 2, 1)])
+    step.advance(30)
+    assert firings(step) == [("a", "on_time", 1, 1)]
+    assert step.stored_rows() == 0
+
+
 class Wait(Pipeline, name="wait"):
     """Results of no records reach `into`, and a window function."""
 

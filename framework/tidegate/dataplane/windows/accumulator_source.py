@@ -42,7 +42,10 @@ class Shape:
     @property
     def fires_last(self) -> str:
         """The condition under which the window `w` fires when it is removed."""
-        return "w.pending or not w.past" if self.always_on_time else "w.pending"
+        if not self.always_on_time:
+            return "w.pending"
+        # A window without records can fire only if the trigger discards (`always_fires`).
+        return f"w.pending or not w.past{'' if self.fires_empty else ' and w.filled'}"
 
 
 _OWN: Final = ("start_ms", "end_ms", "number", "pending", "filled", "past", "at_ms")

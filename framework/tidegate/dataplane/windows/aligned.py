@@ -31,7 +31,6 @@ class AlignedWindows(WindowOperator):
         super().__init__(*arguments, **keywords)
         self._spans = spans_of(self.step.assigner)
         self._trigger = self.step.trigger
-        self._always = self.step.trigger.always_on_time
         self._make = self.step.window_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
 
@@ -176,7 +175,7 @@ class AlignedWindows(WindowOperator):
                 continue
             end_ms = window.end_ms - self.before_end
             if of_ends and at_ms >= end_ms + self.lateness_ms:
-                if window.pending or (self._always and not window.past):
+                if window.pending or (not window.past and self.always_fires(window)):
                     self._fire(window, row, LATE_FIRING if window.past else ON_TIME, stays=False)
                 self.clear(row)
                 continue
@@ -189,7 +188,7 @@ class AlignedWindows(WindowOperator):
 
     def _end(self, window: Any, row: Any) -> None:
         """Fire a window at its end that takes late records afterwards."""
-        if self._always or (window.pending and self._trigger.on_time):
+        if self.always_fires(window) or (window.pending and self._trigger.on_time):
             self._fire(window, row, ON_TIME, stays=True)
         window.past = True
 

@@ -27,7 +27,6 @@ class WindowsByKey(WindowOperator):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.trigger = self.step.trigger
-        self._always = self.step.trigger.always_on_time
         self._counts_early = self.trigger.early is not None
         self._make, self._make_row = self.step.window_class, self.step.row_class
         self._no_parts = (None,) * sum(map(len, self.step.fields))
@@ -139,11 +138,11 @@ class WindowsByKey(WindowOperator):
         if at_ms < end_ms:
             return False
         if at_ms >= end_ms + self.lateness_ms:
-            if window.pending or (self._always and not window.past):
+            if window.pending or (not window.past and self.always_fires(window)):
                 self._fire(window, key, LATE_FIRING if window.past else ON_TIME, stays=False)
             return True
         if not window.past:
-            if self._always or (window.pending and self.trigger.on_time):
+            if self.always_fires(window) or (window.pending and self.trigger.on_time):
                 self._fire(window, key, ON_TIME, stays=True)
             window.past = True
         return False

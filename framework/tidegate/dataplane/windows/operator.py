@@ -207,6 +207,14 @@ class WindowOperator:
         """Return whether a window that ends at `end_ms` has ended, `lateness_ms` ago or more."""
         return end_ms + lateness_ms <= self.past_ms
 
+    def always_fires(self, window: Any) -> bool:
+        """Return whether a window fires at its end also if it has no new records.
+
+        A window without any cannot, if the trigger accumulates: one that discards has made it.
+        """
+        step = self.step
+        return step.trigger.always_on_time and (window.filled or step.fires_empty)
+
     @property
     def past_ms(self) -> int:
         """The greatest end of a window that has ended."""
