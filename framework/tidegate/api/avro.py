@@ -83,7 +83,8 @@ def avro_codec(of: object, file: str | None) -> AvroCodec:
     def encode(value: Any) -> bytes:
         try:
             return write_alone(value)
-        except Exception as error:
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+            # A lack of memory or files is no error of the value, and passes.
             if at := blame.path(value):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"{at}: {error}") from error
@@ -121,7 +122,7 @@ def _encoder(
 
 
 class _AvroConverterGenerator(ConverterGenerator):
-    """Converters to the values that fastavro takes; fastavro converts the logical types itself.
+    """Converters to the values that fastavro takes; fastavro converts times and UUIDs itself.
 
     A record becomes a dict, and a fixed tuple becomes a dict with the fields f0, f1, … . A plain
     value is never a tuple, because fastavro reads a tuple in a union as a pair of name and value.
