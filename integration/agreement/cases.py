@@ -54,6 +54,7 @@ from integration.agreement.inputs import (
     shop_payments,
     signups,
 )
+from integration.agreement.record_shapes import SameRecords, entries
 from integration.agreement.shapes import Plain, Policies, Regions, ThreeLevels, Unions
 from pipelines.card_alerts import CardAlerts
 from pipelines.clean_signups import CleanSignups
@@ -349,6 +350,12 @@ CASES: Final = (
             "refusing-key-dead-letters": place,
             "results-dead-letters": place,
         },
+    ),
+    Case(
+        "same-records",
+        SameRecords,
+        {"events": Dataset(events("e"), size=400), "entries": Dataset(entries, size=200)},
+        rescales=(1, 3),
     ),
     Case(
         "regions",

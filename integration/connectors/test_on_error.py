@@ -1,7 +1,7 @@
 """`on_error` over Kafka: a refused record is left out exactly once, also when a slot is killed.
 
-One record fails at each of three places. The first has an integer beyond 64 bits, and fails at the
-edge by key (with the source's policy). The second has an amount that `process` refuses after it has
+One record fails at each of three places. The first has an integer beyond 64 bits, for which the
+key function raises. The second has an amount that `process` refuses after it has
 changed its state. The third fails at the key of the sink. The job counts the other records as if
 these three did not exist.
 """
@@ -32,6 +32,10 @@ CHECKED = """        self.total.value += order.amount
             raise ValueError(f"{order.customer} wants {order.amount}")
 """
 POLICIES = {
+    "key_by(lambda order: order.customer)": (
+        "key_by(lambda order: {True: order.customer}[order.amount < 2**64], "
+        'returns=str, on_error="{policy}"{letters})'
+    ),
     "value=Json(Order))": 'value=Json(Order), on_bad_record="{policy}"{letters})',
     'uid="running"': 'uid="running", on_error="{policy}"{letters}',
     "record_key=lambda total: total.customer)": (

@@ -61,6 +61,8 @@ QUICK: Final = (
     Combination("three-levels", "gaps", "rocksdb", (2, 4), (350, WHOLE)),
     Combination("unions", "transactions", "rocksdb", (3, 4), (1_000, WHOLE)),
     Combination("policies", "gaps", "memory", (4, 2), (WHOLE, 400)),
+    # Its bounded run has two subtasks, and one of its runs changes from one to three.
+    Combination("same-records", "plain", "rocksdb", (1, 3), (250, WHOLE)),
     Combination("regions", "plain", "memory", (2, 4), (WHOLE, 600)),
 )
 MATRIX: Final = "order-totals"

@@ -25,7 +25,7 @@ from tidegate.api.evolution import check_evolution
 from tidegate.api.resolving import resolver
 from tidegate.api.stored import stored_schema
 from tidegate.api.types import type_info
-from tidegate.api.wire import column_codec, state_codec, value_codec
+from tidegate.api.wire import column_codec, shape_of_stored, state_codec, value_codec
 from tidegate.errors import CorruptCheckpointError
 
 V = TypeVar("V")
@@ -325,7 +325,7 @@ def test_stored_record_is_read_after_fields_were_added_removed_and_widened() -> 
 def test_value_stored_under_an_older_type_is_read_as_the_declared_type(
     written: Any, of: Any, value: Any, expected: Any
 ) -> None:
-    resolve = resolver(stored_schema(written), of)
+    resolve = resolver(stored_schema(written), of, shape_of_stored)
     read = resolve(value_codec(written).encode(value))
     assert read == (ProducerRecord("k", 1) if expected is None and value is not None else expected)
     assert type(read) is type(expected) or expected is None
@@ -391,7 +391,7 @@ def test_incompatible_type_change_is_refused_and_the_error_names_the_field(
     assert words in str(caught.value)
     assert str(caught.value).startswith("state 'total' of step 'sum' cannot be read")
     with pytest.raises(PipelineError):
-        resolver(stored_schema(written), of)
+        resolver(stored_schema(written), of, shape_of_stored)
 
 
 @pytest.mark.parametrize("of", [of for of, _ in VALUES + UNIONS] + [Any, set[int], Literal[1, 2]])
@@ -399,12 +399,12 @@ def test_a_schema_of_an_earlier_version_without_marks_is_read(of: Any) -> None:
     """The same code runs after an update, so a schema that an earlier version wrote is never
     refused.
     """
-    resolver(type_info(of).avro, of)
+    resolver(type_info(of).avro, of, shape_of_stored)
 
 
 def test_a_value_that_an_earlier_version_stored_is_checked_against_the_literal() -> None:
     """A schema of an earlier version does not say whether `str` or a Literal was declared."""
-    resolve = resolver(type_info(str).avro, Literal["a", "b"])
+    resolve = resolver(type_info(str).avro, Literal["a", "b"], shape_of_stored)
     assert resolve(value_codec(str).encode("a")) == "a"
     with pytest.raises(ValueError, match="'c' is no value of Literal"):
         resolve(value_codec(str).encode("c"))

@@ -152,7 +152,7 @@ def test_step_with_a_policy_refuses_every_record_with_a_wrong_field() -> None:
 
 def test_field_check_samples_about_one_record_in_eleven() -> None:
     fields, turns = FieldCheck(Click), 20_000
-    drawn = SampledFields(Click, fields)
+    drawn = SampledFields(fields)
     values = [CLICK] * BATCH
     for _ in range(FIRST // BATCH + 1):
         drawn.first_wrong(values)

@@ -96,6 +96,7 @@ GOLDEN: Final = (
     Golden(case="order-totals", how="backfill"),
     Golden(case="click-dedup", how="killed"),
     Golden(case="payments-enriched", how="stopped", backend="memory"),
+    Golden(case="same-records", how="killed"),
     # A subtask for each partition, so that all partitions are read equally fast.
     Golden(case="event-times", how="killed", parallelism=PARTITIONS, pace=10),
     Golden(case="event-times", how="stopped", parallelism=PARTITIONS, pace=10, backend="memory"),

@@ -49,13 +49,17 @@ def unpack_int(plain: Any) -> Any:
     return int.from_bytes(plain.data, "big", signed=True)
 
 
-def int_converter(pack: str, unpack: str) -> Converter:
+def int_converter(pack: str, unpack: str, variable: str) -> Converter:
     """Return the converter of an int.
 
     `pack` and `unpack` are the names of the two functions in the generated source.
     """
+    ext = msgspec.msgpack.Ext
+    usual = f"({variable} := {{}}).__class__ is int"
     return Converter(
-        int | msgspec.msgpack.Ext, lambda x: f"{pack}({x})", lambda x: f"{unpack}({x})"
+        int | ext,
+        lambda x: f"{pack}({x})",
+        lambda x: f"({variable} if {usual.format(x)} else {unpack}({variable}))",
     )
 
 

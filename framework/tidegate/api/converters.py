@@ -11,7 +11,6 @@ This module has the part that both conversions share: containers, and the nestin
 from __future__ import annotations
 
 import enum
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,11 @@ from typing_extensions import is_typeddict
 from tidegate.api.record_fields import (
     RecordField,
     fields_of,
+    initialised_model,
     is_model,
     plain_type,
     record_class,
+    takes_positions,
     type_name,
 )
 from tidegate.api.types import is_union, literal_type
@@ -212,28 +213,22 @@ def read(of: object, source: str, field: RecordField) -> str:
 
 
 def record_constructor(of: object) -> Callable[..., object]:
-    """Return the callable that makes a record from its fields.
+    """Return the callable that makes a new record from its fields.
 
-    For a pydantic model it does not validate them, because they were valid before.
+    A pydantic model gets them by their names, whatever its aliases are, and without validation.
     """
-    known = record_class(of)
-    return known.model_construct if is_model(known) else known
-
-
-def takes_positions(of: object) -> bool:
-    """Check whether a record class takes its fields by position."""
-    known = record_class(of)
-    if is_typeddict(known) or is_model(known):
-        return False
-    parameters = inspect.signature(known).parameters.values()
-    return all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    known: Any = record_class(of)
+    if not is_model(known):
+        return known  # type: ignore[no-any-return]
+    return lambda **values: initialised_model(known, values)
 
 
 def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
     """Return a function that gives the index of the union's branch to which a value belongs.
 
-    PipelineError if two branches have the same class, or if one is Any. The function raises
-    TypeError for a value that belongs to no branch.
+    An int belongs to the branch of a float, if the union has no int. PipelineError if two
+    branches have the same class, or if one is Any. The function raises TypeError for a value that
+    belongs to no branch.
     """
     if Any in branches:
         names = " | ".join(map(type_name, branches))
@@ -250,6 +245,8 @@ def branch_of(branches: Sequence[object]) -> Callable[[object], int]:
                 "class of its own."
             )
         by_class[known] = index
+    if float in by_class and int not in by_class and bool not in by_class:
+        by_class[int] = by_class[float]
 
     def which(value: object) -> int:
         for known in type(value).__mro__:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -20,8 +21,9 @@ from uuid import UUID
 import msgspec
 from msgspec.structs import force_setattr
 
-from tidegate.api.record_fields import fields_of, is_frozen, is_model
-from tidegate.api.types import type_info
+from tidegate.api.record_fields import allocator, fields_of, is_frozen, is_model
+from tidegate.api.record_objects import attributes_of, copy_model
+from tidegate.api.types import can_change_besides, type_info
 from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
 
@@ -81,6 +83,8 @@ def _clone_of(kind: type) -> Clone | None:
         return lambda value: kind._make(map(copy_value, value))
     if "__deepcopy__" in kind.__dict__:
         return _deep_copy
+    if kind in _DICTS:
+        return _clone_of_dict
     if issubclass(kind, msgspec.Struct) or is_model(kind) or dataclasses.is_dataclass(kind):
         return _clone_of_record(kind)
     return _deep_copy
@@ -89,23 +93,26 @@ def _clone_of(kind: type) -> Clone | None:
 def _clone_of_record(kind: type) -> Clone | None:
     try:
         fields = fields_of(kind) or ()
+        changes_besides = can_change_besides(kind)
     except PipelineError:  # an annotation that cannot be read at run time
         return _deep_copy
     nested = [field.name for field in fields if not immutable(field.type)]
-    if is_frozen(kind) and not nested:
+    if is_frozen(kind) and not nested and not changes_besides:
         return None
     if issubclass(kind, msgspec.Struct):
         return _clone_of_struct(kind, nested)
+    plain = frozenset(field.name for field in fields) - {*nested}
     if is_model(kind):
-        deep = bool(nested or kind.__private_attributes__ or kind.model_config.get("extra"))
-        return _clone_of_model(deep=deep)
+        return _clone_of_model(kind, plain)
     if all("__slots__" not in vars(base) for base in kind.__mro__[:-1]):
-        return _clone_of_dataclass(kind, frozenset(field.name for field in fields) - {*nested})
-    return _deep_copy
+        return _clone_of_dataclass(kind, plain)
+    return _clone_of_slots(kind)
 
 
 def _clone_of_struct(kind: type[msgspec.Struct], nested: Sequence[str]) -> Clone:
     shallow: Clone = kind.__copy__  # type: ignore[attr-defined]  # not in msgspec's stubs
+    if kind.__dictoffset__:
+        return lambda value: _with_attributes(_nested_copied(shallow(value), value, nested), value)
     if not nested:
         return shallow
 
@@ -137,14 +144,54 @@ def _clone_of_dataclass(kind: type, plain: frozenset[str]) -> Clone:
     return clone
 
 
-def _clone_of_model(*, deep: bool) -> Clone:
+def _clone_of_slots(kind: type) -> Clone:
+    allocate, set_attribute = allocator(kind), object.__setattr__
+
     def clone(value: Any) -> Any:
-        try:
-            return value.model_copy(deep=deep)
-        except StopIteration as error:
-            raise _stopped() from error
+        copied = allocate(kind)
+        for name, part in attributes_of(value):
+            set_attribute(copied, name, copy_value(part))
+        return copied
 
     return clone
+
+
+def _clone_of_model(kind: type, plain: frozenset[str]) -> Clone:
+    """Return a function that copies a model without its initialisers, and with all its parts."""
+    allocate = allocator(kind)
+
+    def clone(value: Any) -> Any:
+        copied = allocate(kind)
+        values = value.__dict__.copy()
+        if values.keys() != plain:
+            for name in values.keys() - plain:
+                values[name] = copy_value(values[name])
+        copy_model(value, copied, values)
+        for part in (copied.__pydantic_extra__, copied.__pydantic_private__):
+            for name in part or ():
+                part[name] = copy_value(part[name])
+        return copied
+
+    return clone
+
+
+def _nested_copied(copied: Any, value: Any, nested: Sequence[str]) -> Any:
+    for name in nested:
+        force_setattr(copied, name, copy_value(getattr(value, name)))
+    return copied
+
+
+def _with_attributes(copied: Any, value: Any) -> Any:
+    for name, part in value.__dict__.items():
+        copied.__dict__[name] = copy_value(part)
+    return copied
+
+
+def _clone_of_dict(value: Any) -> Any:
+    copied = copy.copy(value)
+    for name in value:
+        copied[name] = copy_value(value[name])
+    return copied
 
 
 def _deep_copy(value: Any) -> Any:
@@ -179,5 +226,7 @@ _CONTAINERS: Final[dict[type, Clone]] = {
     frozenset: _frozenset,
     dict: lambda value: dict(zip(value, copy_values(list(value.values())), strict=True)),
 }
+
+_DICTS: Final = frozenset({Counter, OrderedDict, defaultdict})
 
 _clones: Final = _Clones()

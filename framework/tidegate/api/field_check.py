@@ -23,14 +23,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 from typing_extensions import is_typeddict
 
+from tidegate.api.exactness import ExactClassCheck, inexact, is_uncertain, rest_check
+from tidegate.api.free_values import is_carried
+from tidegate.api.moments import zone_is_carried
 from tidegate.api.record_fields import fields_of, plain_type, record_class
 from tidegate.api.types import is_union
 from tidegate.api.values import ClassCheck, fault, has_schema
+from tidegate.api.wire import shape_of_stored
 from tidegate.graph.stream_graph import UNKNOWN
 
 CALL_COST: Final = 40
@@ -46,11 +51,14 @@ _SEQUENCES: Final = (list, set, frozenset, Sequence)
 class FieldCheck:
     """The check of one declared type."""
 
-    def __init__(self, of: object) -> None:
+    def __init__(self, of: object, *, exact: bool = False) -> None:
+        """Make the check. With `exact`, values must also be read back as they are."""
         self.type = of
-        self._loops = _Loops()
+        self._exact = exact
+        self._loops = _ExactLoops() if exact else _Loops()
         self._holds = self._loops.loop(of) if has_schema(of) else None
-        self._classes = ClassCheck(of)
+        self.classes = ExactClassCheck(of) if exact else ClassCheck(of)
+        """The check of the values' own classes."""
         self.size = self._loops.parts if self._holds and self._loops.is_flat else None
         """Number of values that are checked for each record; None if it differs per record."""
 
@@ -70,11 +78,15 @@ class FieldCheck:
         None if all values are of the type.
         """
         if self._holds is None:
-            return self._classes.first_wrong(values)
+            return self.classes.first_wrong(values)
         if self._all_hold(self._holds, values):
             return None
-        of = self.type
-        return next((index for index, value in enumerate(values) if fault(value, of)), None)
+        return next((index for index, value in enumerate(values) if self.fault(value)), None)
+
+    def fault(self, value: Any) -> str:
+        """Describe the first wrong part of a value; empty if the value is right."""
+        found = fault(value, self.type)
+        return inexact(value, self.type) if self._exact and not found else found
 
     def _all_hold(self, holds: Callable[[list[Any]], bool], values: list[Any]) -> bool:
         self._loops.cost[0] += CALL_COST
@@ -129,11 +141,17 @@ class _Loops:
             branches = sorted(get_args(of), key=lambda branch: branch is not type(None))
             return f"({' or '.join(self._holds(branch, value) for branch in branches)})"
         self.parts += 1
-        check = ClassCheck(of)
-        usual, counts = self._name(check.usual), self._name(check.counts)
-        holds = f"(type({value}) is {usual} or {counts}(type({value})))"
+        holds = self._class_holds(of, value)
         inside = self._inside(of, value)
         return f"({' and '.join([holds, *inside])})" if inside else holds
+
+    def _class_holds(self, of: object, value: str) -> str:
+        check = self._class_check(of)
+        usual, counts = self._name(check.usual), self._name(check.counts)
+        return f"(type({value}) is {usual} or {counts}(type({value})))"
+
+    def _class_check(self, of: object) -> ClassCheck:
+        return ClassCheck(of)
 
     def _inside(self, of: object, value: str) -> list[str]:
         """Return the conditions for the parts of a value that has the right class."""
@@ -163,9 +181,9 @@ class _Loops:
                 self._variables += 1
                 part = f"v{self._variables}"  # read once, because the check uses it several times
                 holds.append(f"(({part} := {source}) is {part} and {self._holds(of, part)})")
-            elif of is not Any:
+            else:
                 holds.append(self._holds(of, source))
-        return holds
+        return [condition for condition in holds if condition != "True"]
 
     def _items(self, container: str, items: str, of: object) -> list[str]:
         """Return the condition for the items of a container. An empty one costs no call."""
@@ -178,3 +196,82 @@ class _Loops:
         name = f"k{len(self._names)}"
         self._names[name] = known
         return name
+
+
+class _ExactLoops(_Loops):
+    """The same loops for values that must be read back as they are."""
+
+    def _class_check(self, of: object) -> ClassCheck:
+        return ExactClassCheck(of)
+
+    def _holds(self, of: object, value: str) -> str:
+        of = plain_type(of)
+        if of is Any:
+            self.is_flat = False
+            return f"{self._name(is_carried)}({value})"
+        return super()._holds(of, value)
+
+    def _inside(self, of: object, value: str) -> list[str]:
+        inside = super()._inside(of, value)
+        if of is datetime:
+            utc, is_kept = self._name(UTC), self._name(zone_is_carried)
+            return [*inside, f"({value}.tzinfo is {utc} or {is_kept}({value}))"]
+        fields = fields_of(of)
+        shape = None if fields is None else shape_of_stored(of, fields)
+        if shape is not None and shape.possible:
+            has_rest = shape.has_rest(value, self._name)
+            inside.append(f"(not {has_rest} or {self._name(rest_check(shape))}({value}))")
+        return inside
+
+    def _items(self, container: str, items: str, of: object) -> list[str]:
+        if of is not Any:
+            return super()._items(container, items, of)
+        self.is_flat = False
+        return [f"(not {container} or all(map({self._name(is_carried)}, {items})))"]
+
+
+class UncertainParts(_ExactLoops):
+    """Only the parts of a value that may be of their type and not be read back as they are.
+
+    They are few, or none, so every record is checked, and not only a sample.
+    """
+
+    def first_wrong(self, of: object) -> Callable[[list[Any]], int | None] | None:
+        """Return a function like `FieldCheck.first_wrong`; None if a type has no such parts."""
+        if not has_schema(of) or not is_uncertain(of):
+            return None
+        holds, one = self.loop(of), FieldCheck(of, exact=True)
+
+        def first(values: list[Any]) -> int | None:
+            try:
+                if holds(values):
+                    return None
+            except (AttributeError, KeyError, TypeError):  # a wrong value
+                pass
+            return next((i for i, value in enumerate(values) if one.fault(value)), None)
+
+        return first
+
+    _in_union = False
+    """Whether the loop must find the branch of a value, by its class."""
+
+    def _holds(self, of: object, value: str) -> str:
+        of = plain_type(of)
+        if self._in_union:
+            return super()._holds(of, value)
+        if not is_uncertain(of):
+            return "True"
+        self._in_union = is_union(of)
+        holds = super()._holds(of, value)
+        self._in_union = False
+        return holds
+
+    def _class_holds(self, of: object, value: str) -> str:
+        if self._in_union or get_origin(of) in (list, set, frozenset, dict, Mapping, Sequence):
+            return super()._class_holds(of, value)
+        return "True"
+
+    def _items(self, container: str, items: str, of: object) -> list[str]:
+        if not self._in_union and not is_uncertain(of):
+            return []
+        return super()._items(container, items, of)

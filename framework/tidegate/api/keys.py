@@ -37,9 +37,9 @@ from tidegate.api.record_fields import (
     fields_of,
     plain_type,
     record_class,
-    record_copier,
     type_name,
 )
+from tidegate.api.record_objects import changed
 from tidegate.api.types import literal_type, type_info
 from tidegate.api.values import KeyCheck
 from tidegate.errors import PipelineError
@@ -212,12 +212,12 @@ def _normaliser_of_record(
     }
     if not converts:
         return None
-    known, change = record_class(of), record_copier(of)
+    known = record_class(of)
 
     def normalise(key: Any) -> Any:
         if type(key) is not known:
             return key
-        return change(
+        return changed(
             key, {name: convert(getattr(key, name)) for name, convert in converts.items()}
         )
 

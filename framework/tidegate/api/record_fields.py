@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -164,14 +165,58 @@ def compares_otherwise(of: object) -> str:
     return "" if generated else "has an __eq__ of its own"
 
 
-def record_copier(of: object) -> Callable[[Any, dict[str, Any]], Any]:
-    """Return the function that copies a record with new values of some fields."""
-    found: Any = get_origin(of) or of
-    if is_model(found):
-        return lambda record, changes: record.model_copy(update=changes)
-    if isinstance(found, type) and issubclass(found, msgspec.Struct):
-        return lambda record, changes: msgspec.structs.replace(record, **changes)
-    return lambda record, changes: dataclasses.replace(record, **changes)
+def takes_positions(of: object) -> bool:
+    """Check whether a record class takes its fields by position."""
+    known = record_class(of)
+    if is_typeddict(known) or is_model(known):
+        return False
+    parameters = inspect.signature(known).parameters.values()
+    return all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+
+
+def allocator(kind: Any) -> Callable[[Any], Any]:
+    """Return the function of Python itself that makes an empty object of a class."""
+    for base in kind.__mro__:
+        new = vars(base).get("__new__")
+        if new is not None and not isinstance(new, staticmethod):
+            return new  # type: ignore[no-any-return]
+    return object.__new__
+
+
+def model_maker(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes a pydantic model from the values of its fields, as if all of
+    them had been set.
+    """
+    allocate, set_part = allocator(kind), object.__setattr__
+    extra = kind.model_config.get("extra") == "allow"
+    with_extra, with_private = (
+        has_slot(kind, part) for part in ("__pydantic_extra__", "__pydantic_private__")
+    )
+
+    def made(values: dict[str, Any]) -> Any:
+        record = allocate(kind)
+        set_part(record, "__dict__", values)
+        set_part(record, "__pydantic_fields_set__", set(values))
+        if extra or with_extra:
+            set_part(record, "__pydantic_extra__", {} if extra else None)
+        if with_private:
+            set_part(record, "__pydantic_private__", None)
+        return record
+
+    return made
+
+
+def has_slot(kind: Any, name: str) -> bool:
+    """Check whether a class has a slot for an attribute. A RootModel has none for extra fields."""
+    return isinstance(getattr(kind, name, None), types.MemberDescriptorType)
+
+
+def initialised_model(kind: Any, values: dict[str, Any]) -> Any:
+    """Return a pydantic model with these values of its fields and new private attributes."""
+    record = model_maker(kind)(values)
+    if kind.__pydantic_post_init__:
+        record.model_post_init(None)
+    return record
 
 
 def type_name(of: object) -> str:

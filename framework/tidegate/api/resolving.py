@@ -16,56 +16,83 @@ from datetime import datetime
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from typing_extensions import is_typeddict
 
 from tidegate.api.big_ints import entries_of, unpack_int
 from tidegate.api.evolution import check_evolution, pair_branches
-from tidegate.api.record_fields import fields_of, is_model, record_class, type_name
+from tidegate.api.free_values import TUPLE, unpack_free
+from tidegate.api.moments import as_moment
+from tidegate.api.record_fields import (
+    MISSING,
+    RecordField,
+    fields_of,
+    is_model,
+    record_class,
+    type_name,
+)
+from tidegate.api.record_objects import Shape
 from tidegate.api.stored import same_for_earlier_version, stored_schema
 from tidegate.api.types import MAP, AvroSchema, is_union, literal_type
 from tidegate.errors import PipelineError, check
 
 Convert = Callable[[Any], Any]
+ShapeOf = Callable[[object, tuple[RecordField, ...]], Shape]
 
 
-def resolver(writer: AvroSchema, of: object) -> Callable[[bytes], Any]:
+def resolver(writer: AvroSchema, of: object, shape_of: ShapeOf) -> Callable[[bytes], Any]:
     """Return a function from msgpack bytes of schema `writer` to a value of the type `of`.
 
-    PipelineError if a value of `writer` cannot be read as `of`.
+    `shape_of` returns the shape of a record class with its fields. PipelineError if a value of
+    `writer` cannot be read as `of`.
     """
     if not same_for_earlier_version(writer, stored_schema(of)):
         check_evolution(writer, of, f"state of {type_name(of)}")
-    convert = _convert(writer, of)
+    convert = _convert(writer, of, shape_of)
     decode = msgspec.msgpack.decode
     return lambda data: convert(decode(data))
 
 
-def _convert(writer: AvroSchema, of: object) -> Convert:
+def _convert(writer: AvroSchema, of: object, shape_of: ShapeOf) -> Convert:
     """Return the conversion of a plain msgpack value of the writer to a value of type `of`."""
     if isinstance(writer, list):
-        return _convert_union(writer, of)
+        return _convert_union(writer, of, shape_of)
     if is_union(of):
-        return _convert(writer, _branches([writer], of)[0])
+        return _convert(writer, _branches([writer], of)[0], shape_of)
     kind = writer["type"] if isinstance(writer, dict) else writer
     if kind == "record":
-        return _convert_record(writer, of)
+        return _convert_record(writer, of, shape_of)
     if kind == "array" and writer.get(MAP) is None:
-        item = _convert(writer["items"], get_args(of)[0])
+        item = _convert(writer["items"], get_args(of)[0], shape_of)
         origin: Any = get_origin(of)
-        made = list if origin is Sequence else origin
-        return lambda values: made(item(value) for value in values)
+        if origin is Sequence:
+            return lambda values: _sequence(item, values)
+        return lambda values: origin(map(item, _plain_items(values)))
     if kind in ("map", "array"):
         key_of, value_of = get_args(of)
         schema = writer["items"]["fields"] if kind == "array" else None
-        key = _convert("string" if schema is None else schema[0]["type"], key_of)
-        value = _convert(writer["values"] if schema is None else schema[1]["type"], value_of)
+        key = _convert("string" if schema is None else schema[0]["type"], key_of, shape_of)
+        value = _convert(
+            writer["values"] if schema is None else schema[1]["type"], value_of, shape_of
+        )
         return lambda entries: {key(k): value(v) for k, v in entries_of(entries)}
     if get_origin(of) is Literal:
-        return _convert_literal(writer, of)
+        return _convert_literal(writer, of, shape_of)
     if kind == "enum":
         members: Any = record_class(of)
         return lambda name: members[name]
     return _convert_scalar(kind, of)
+
+
+def _sequence(item: Convert, values: Any) -> Any:
+    found = list(map(item, _plain_items(values)))
+    return tuple(found) if isinstance(values, msgspec.msgpack.Ext) else found
+
+
+def _plain_items(values: Any) -> Any:
+    """Return the items of a list, or of a tuple in a Sequence, which is an extension."""
+    if isinstance(values, msgspec.msgpack.Ext):
+        check(values.code == TUPLE, f"an extension of type {values.code} is no Sequence")
+        return msgspec.msgpack.decode(values.data)
+    return values
 
 
 def _convert_scalar(kind: str, of: object) -> Convert:
@@ -74,14 +101,18 @@ def _convert_scalar(kind: str, of: object) -> Convert:
     if of is str:
         return lambda value: value
     if of is datetime:
-        return lambda value: msgspec.convert(value, datetime)
+        return lambda value: msgspec.convert(as_moment(value), datetime)
+    if of is Any:
+        return lambda value: unpack_free(msgspec.msgpack.encode(value))
+    if of is float:
+        return lambda value: msgspec.convert(unpack_int(value), float | int)
     if of is int:
         return lambda value: msgspec.convert(unpack_int(value), int)
     return lambda value: msgspec.convert(value, of)
 
 
-def _convert_literal(writer: AvroSchema, of: object) -> Convert:
-    convert = _convert(writer, literal_type(of))
+def _convert_literal(writer: AvroSchema, of: object, shape_of: ShapeOf) -> Convert:
+    convert = _convert(writer, literal_type(of), shape_of)
     allowed = get_args(of)
 
     def checked(stored: Any) -> Any:
@@ -93,7 +124,7 @@ def _convert_literal(writer: AvroSchema, of: object) -> Convert:
     return checked
 
 
-def _convert_union(writer: list[AvroSchema], of: object) -> Convert:
+def _convert_union(writer: list[AvroSchema], of: object, shape_of: ShapeOf) -> Convert:
     """Return the conversion of a union.
 
     A union of one type and None is stored as the value or None. A union of several types is stored
@@ -101,7 +132,7 @@ def _convert_union(writer: list[AvroSchema], of: object) -> Convert:
     """
     targets = _branches(writer, of) if is_union(of) else [of] * len(writer)
     converts = [
-        _convert(branch, target)
+        _convert(branch, target, shape_of)
         for branch, target in zip(writer, targets, strict=True)
         if branch != "null"
     ]
@@ -120,29 +151,59 @@ def _branches(writer: list[AvroSchema], of: object) -> list[object]:
     return [branches[position] for position in pairs]
 
 
-def _convert_record(writer: AvroSchema, of: object) -> Convert:
+def _convert_record(writer: AvroSchema, of: object, shape_of: ShapeOf) -> Convert:
     """Return the conversion of a record, whose fields are found by name.
 
-    A field that the writer did not have gets its default, because the class is called without it.
+    A field that the writer did not have gets its default.
     """
     positions = {field["name"]: i for i, field in enumerate(writer["fields"])}
     if get_origin(of) is tuple:
         parts = [
-            (positions[f"f{i}"], _convert(writer["fields"][positions[f"f{i}"]]["type"], part))
+            (
+                positions[f"f{i}"],
+                _convert(writer["fields"][positions[f"f{i}"]]["type"], part, shape_of),
+            )
             for i, part in enumerate(get_args(of))
         ]
         return lambda values: tuple(convert(values[i]) for i, convert in parts)
     fields = fields_of(of)
     check(fields is not None, "a record is read as a record")
-    known = [
-        (
-            field.name,
+    return _convert_fields(of, fields or (), positions, writer, shape_of)
+
+
+def _convert_fields(
+    of: object,
+    fields: Sequence[RecordField],
+    positions: dict[str, int],
+    writer: AvroSchema,
+    shape_of: ShapeOf,
+) -> Convert:
+    known = {
+        field.name: (
             positions[field.name],
-            _convert(writer["fields"][positions[field.name]]["type"], field.type),
+            _convert(writer["fields"][positions[field.name]]["type"], field.type, shape_of),
         )
-        for field in fields or ()
+        for field in fields
         if field.name in positions
-    ]
-    found: Any = record_class(of)
-    made = dict if is_typeddict(found) else found.model_construct if is_model(found) else found
-    return lambda values: made(**{name: convert(values[i]) for name, i, convert in known})
+    }
+    shape, size = shape_of(of, tuple(fields)), len(positions)
+    added = {field.name for field in fields} - known.keys()
+
+    def converted(values: Any) -> Any:
+        parts = [
+            known[field.name][1](values[known[field.name][0]])
+            if field.name in known
+            else _default(field)
+            for field in fields
+        ]
+        rest = msgspec.msgpack.encode(values[size]) if len(values) > size else msgspec.UNSET
+        record = shape.record_of_raw(rest, *parts)
+        if is_model(shape.kind):
+            record.__pydantic_fields_set__.difference_update(added)
+        return record
+
+    return converted
+
+
+def _default(field: RecordField) -> object:
+    return field.default if field.factory is MISSING else field.factory()

@@ -14,7 +14,6 @@ methods of `MapCell` show the changes of the other two kinds.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from types import GenericAlias
 from typing import (
@@ -32,6 +31,7 @@ from typing import (
 
 from typing_extensions import TypeForm
 
+from tidegate.api.copying import copy_value
 from tidegate.api.keys import key_encoder, key_normaliser
 from tidegate.api.location import at_user_location, refuse_unsupported, user_location
 from tidegate.api.record_fields import MISSING, type_name
@@ -107,7 +107,7 @@ class ValueCell(Cell, Generic[V]):
 
     def image(self, *, mutable: bool) -> object:
         """Return the value, copied if it can change in place, and the saved object."""
-        return copy.deepcopy(self.value) if mutable else self.value, self.saved
+        return copy_value(self.value) if mutable else self.value, self.saved
 
     def restore(self, image: Any) -> None:
         """Reset the value and the saved object to those of the image."""
@@ -153,7 +153,7 @@ class ListCell(Cell, Generic[V]):
     def image(self, *, mutable: bool) -> object:
         """Return the list, its length and `changed`; the list is a copy if items can change."""
         # A list only grows in place, so its length is enough if its items cannot change.
-        items = copy.deepcopy(self._items) if mutable else self._items
+        items = copy_value(self._items) if mutable else self._items
         return items, len(items), self.changed
 
     def restore(self, image: Any) -> None:
@@ -228,7 +228,7 @@ class MapCell(Cell, Generic[A, V]):
 
     def image(self, *, mutable: bool) -> object:
         """Return a copy of the map; the values are copied too if they can change in place."""
-        return copy.deepcopy(self._entries) if mutable else dict(self._entries)
+        return copy_value(self._entries) if mutable else dict(self._entries)
 
     def restore(self, image: Any) -> None:
         """Reset the entries to those of the image."""
@@ -464,5 +464,5 @@ def _check_default(of: object, default: object, *, mutable: bool) -> None:
             f"default={default!r} would be shared by all keys; write "
             f"factory={type(default).__name__}."
         )
-    if isinstance(of, type) and not isinstance(default, of):
+    if of is not Any and isinstance(of, type) and not isinstance(default, of):
         raise PipelineError(f"default={default!r} is not of type {type_name(of)}.")

@@ -32,6 +32,7 @@ from tidegate.api.record_fields import (
     is_frozen,
     is_model,
     plain_type,
+    record_class,
     type_name,
 )
 from tidegate.errors import PipelineError
@@ -106,6 +107,17 @@ class TypeInfo:
 def type_info(of: object) -> TypeInfo:
     """Return the facts about `of`; PipelineError, naming the field, if a type has no schema."""
     return _info(plain_type(of), ())
+
+
+def can_change_besides(kind: Any) -> bool:
+    """Check whether an object of a frozen record class may have parts that can change in place, and
+    that are no fields.
+    """
+    if is_model(kind):
+        return bool(kind.__private_attributes__) or kind.model_config.get("extra") == "allow"
+    if not dataclasses.is_dataclass(kind):
+        return bool(getattr(kind, "__struct_config__", None)) and bool(kind.__dictoffset__)
+    return any(not field.init for field in dataclasses.fields(kind))
 
 
 def is_union(of: object) -> bool:
@@ -212,7 +224,8 @@ def _record(of: object, inside: tuple[object, ...]) -> TypeInfo:
         )
     if of in inside:
         raise PipelineError(f"{type_name(of)} contains itself. Recursive types are not supported.")
-    avro_fields, immutable, why_not = [], is_frozen(of), ""
+    avro_fields, why_not = [], ""
+    immutable = is_frozen(of) and not can_change_besides(record_class(of))
     for field in fields:
         try:
             info = _info(field.type, (*inside, of))
@@ -260,7 +273,8 @@ def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, datetime):
-        return (value - _EPOCH) // timedelta(microseconds=1)
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value
+        return (moment - _EPOCH) // timedelta(microseconds=1)
     if isinstance(value, date):
         return value.toordinal() - date(1970, 1, 1).toordinal()
     if isinstance(value, bytes):

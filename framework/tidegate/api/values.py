@@ -243,6 +243,12 @@ _Part = tuple[str, object, object]
 """Path of a part within its value, the part, and its declared type."""
 
 
+def parts_of(value: Any, of: object) -> list[_Part]:
+    """Return the parts of a value that is of its type."""
+    parts = _parts(value, of, get_origin(of), get_args(of))
+    return [] if isinstance(parts, str) else parts
+
+
 def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -> str | list[_Part]:
     """Return the parts of a value, or a text if a part is missing or there are too many."""
     if origin is tuple and ... not in arguments:

@@ -1,14 +1,19 @@
 """Codecs of values of a declared type, for the exchange between slots and for state.
 
-A record is a msgpack array of its fields. `value_codec` is for one value. `column_codec` is for a
-batch of one type: a list, or for records one column per field. `state_codec` is for one value that
-may have been written under an older schema. The exchange and the state backends of the data plane
-make a codec once and call it for each value or batch. State holds ints of any size, the exchange
-only ints of 64 bits (`big_ints.py`).
+A record is a msgpack array of its fields, and of what it has in addition (`record_objects.py`).
+`value_codec` is for one value. `column_codec` is for a batch of one type: a list, or for records
+one column per field. `state_codec` is for one value that may have been written under an older
+schema. The exchange and the state backends of the data plane make a codec once and call it for each
+value or batch.
 
-Pickle is never used, and field names are never written. A Decimal is a string. A datetime is a
-timestamp that is read back in UTC. An enum's member is its name. A value of a union of several
-types is the pair of branch number and value.
+A value is read back exactly as it was, or it is refused. Most values have the narrow form, which
+msgspec reads without help. Ints beyond 64 bits (`big_ints.py`), datetimes in other zones than UTC
+(`moments.py`) and tuples in a Sequence have a wide form, which contains extensions of msgpack. The
+narrow decoder refuses it, and the wide one then reads it.
+
+Pickle is never used, and names of fields are never written. A Decimal is a string. An enum's member
+is its name. A value of a union of several types is the pair of branch number and value. A value of
+`Any` says itself what it is (`free_values.py`).
 
 Layout of a stored value: its schema's number as LEB128, then msgpack.
 """
@@ -16,12 +21,14 @@ Layout of a stored value: its schema's number as LEB128, then msgpack.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache, partial
+from typing import Any, Final, get_args
 
 import msgspec
+from typing_extensions import is_typeddict
 
 from tidegate.api.big_ints import (
     dict_or_pairs,
@@ -37,12 +44,20 @@ from tidegate.api.converters import (
     branch_of,
     generic,
     read,
-    record_constructor,
+)
+from tidegate.api.free_values import TUPLE, pack_free, read_extension
+from tidegate.api.moments import as_moment, pack_moment
+from tidegate.api.record_fields import (
+    RecordField,
+    fields_of,
+    plain_type,
+    record_class,
     takes_positions,
 )
-from tidegate.api.record_fields import RecordField, fields_of
+from tidegate.api.record_objects import Shape, shape_of
 from tidegate.api.resolving import resolver
 from tidegate.api.types import AvroSchema, type_info
+from tidegate.api.values import article
 from tidegate.errors import CorruptCheckpointError
 
 
@@ -88,7 +103,12 @@ class StateCodec:
 def value_codec(of: object) -> Codec:
     """Return the codec of one value; PipelineError if the type has no schema."""
     type_info(of)
-    return _value_codec(of, _WireConverterGenerator)
+    generator = _WireConverterGenerator()
+    of = plain_type(of)
+    wide = _wide_value_codec(of)
+    encode_wide = _encode_wide(wide)
+    narrow = _codec(generator, generator.converter(of), "value", on_overflow=encode_wide)
+    return Codec(narrow.encode, _decode_either(narrow.decode, wide), narrow.source)
 
 
 def column_codec(of: object) -> Codec:
@@ -97,11 +117,19 @@ def column_codec(of: object) -> Codec:
     Its decoder raises WrongColumnError if a value is not of the type.
     """
     type_info(of)
-    generator = _WireConverterGenerator()
+    of = plain_type(of)
     fields = fields_of(of) or ()
-    converter = _columns(generator, of, fields) if fields else generator.container(list, of)
-    codec = _codec(generator, converter, "values")
-    decode_column = codec.decode
+    generator = _WireConverterGenerator()
+
+    @lru_cache(maxsize=1)
+    def wide() -> Codec:
+        wide_generator = _WideConverterGenerator()
+        return _codec(wide_generator, _column(wide_generator, of, fields), "values")
+
+    narrow = _codec(
+        generator, _column(generator, of, fields), "values", on_overflow=_encode_wide(wide)
+    )
+    decode_column = _decode_either(narrow.decode, wide)
 
     def decode(data: bytes | memoryview) -> Any:
         try:
@@ -109,7 +137,7 @@ def column_codec(of: object) -> Codec:
         except msgspec.ValidationError as error:
             raise WrongColumnError(str(error), fields) from error
 
-    return Codec(codec.encode, decode, codec.source)
+    return Codec(narrow.encode, decode, narrow.source)
 
 
 def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> StateCodec:
@@ -121,30 +149,29 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     type_info(of)
     generator = _WireConverterGenerator()
     prefix = _leb128(number)
-
-    @lru_cache(maxsize=1)
-    def big() -> Codec:  # made for the first such value, which rarely exists
-        return _value_codec(of, _BigIntConverterGenerator)
-
-    def encode_big(value: Any) -> bytes:
-        return prefix + big().encode(value)
-
-    inner = _codec(generator, generator.converter(of), "value", prefix, encode_big)
-    decode_value, skip = inner.decode, len(prefix)
+    wide = _wide_value_codec(of)
+    encode_wide = _encode_wide(wide, prefix)
+    inner = _codec(generator, generator.converter(of), "value", prefix, encode_wide)
+    decode_narrow, decode_value = inner.decode, _decode_either(inner.decode, wide)
+    skip, finds_wide = len(prefix), False
     first_byte = number if skip == 1 else -1  # comparing one byte is faster, if that is enough
     older = {
-        _leb128(other): resolver(schema, of) for other, schema in written.items() if other != number
+        _leb128(other): resolver(schema, of, shape_of_stored)
+        for other, schema in written.items()
+        if other != number
     }
 
     def decode(data: bytes) -> Any:
+        nonlocal finds_wide
         if data[0] == first_byte or data.startswith(prefix):
-            try:
+            if finds_wide:
                 return decode_value(data[skip:])
-            except msgspec.ValidationError as error:
-                try:
-                    return big().decode(data[skip:])
-                except Exception:  # noqa: BLE001  # the bytes are not a value of the type
-                    raise error from None
+            try:
+                return decode_narrow(data[skip:])
+            except msgspec.ValidationError:
+                value = decode_value(data[skip:])
+                finds_wide = True
+                return value
         for their_prefix, resolve in older.items():
             if data.startswith(their_prefix):
                 return resolve(data[len(their_prefix) :])
@@ -156,12 +183,103 @@ def state_codec(of: object, number: int, written: Mapping[int, AvroSchema]) -> S
     return StateCodec(inner.encode, decode, inner.source)
 
 
+def shape_of_stored(of: object, fields: tuple[RecordField, ...]) -> Shape:
+    """Return the shape of a record class whose attributes are encoded as in state."""
+    return shape_of(of, fields, _codec_of_attribute)
+
+
+@lru_cache(maxsize=1024)
+def _codec_of_attribute(of: object) -> Codec:
+    return _value_codec(of, _WideConverterGenerator)
+
+
+def _wide_value_codec(of: object) -> Callable[[], Codec]:
+    """Return a function that makes the wide codec of a type once. Most types never need it."""
+    return lru_cache(maxsize=1)(lambda: _value_codec(of, _WideConverterGenerator))
+
+
+def _encode_wide(wide: Callable[[], Codec], prefix: bytes = b"") -> Callable[[Any], bytes]:
+    return lambda value: prefix + wide().encode(value)
+
+
+def _decode_either(
+    narrow: Callable[[bytes | memoryview], Any], wide: Callable[[], Codec]
+) -> Callable[[bytes | memoryview], Any]:
+    """Return a decoder that reads both forms.
+
+    The narrow decoder is faster and refuses the wide form. After the first value in the wide form,
+    the wide decoder comes first, because a column or a state often has more of them.
+    """
+    found_wide = False
+
+    def decode(data: bytes | memoryview) -> Any:
+        nonlocal found_wide
+        if not found_wide:
+            try:
+                return narrow(data)
+            except msgspec.ValidationError as error:
+                try:
+                    value = wide().decode(data)
+                except Exception:  # noqa: BLE001  # the bytes are not a value of the type
+                    raise error from None
+                found_wide = True
+                return value
+        try:
+            return wide().decode(data)
+        except msgspec.ValidationError:
+            return narrow(data)  # it raises the error that a reader understands
+
+    return decode
+
+
 class _WireConverterGenerator(ConverterGenerator):
-    """Converters to the values that msgspec takes: records are tuples, plain types stay."""
+    """Converters to the values that msgspec takes: records are tuples, plain types stay.
+
+    A value that needs the wide form is packed into an extension at once, except for ints. The
+    decoder of this generator refuses extensions.
+    """
+
+    wide = False
+
+    def scalar(self, of: object) -> Converter:
+        if of is datetime:
+            value, utc, pack = self.variable(), self.name(UTC), self.name(pack_moment)
+            bare = f"({value} := {{}}).tzinfo is {utc} and not {value}.fold"
+            return Converter(of, lambda x: f"({value} if {bare.format(x)} else {pack}({value}))")
+        if of is float:  # an int counts as a float, and stays an int
+            return Converter(float | int)
+        if of is Any:
+            pack = self.name(pack_free)
+            return Converter(of, lambda x: f"{pack}({x})")
+        return Converter(of)
+
+    def container(self, origin: Any, argument: object) -> Converter:
+        found = super().container(origin, argument)
+        return self.sequence(found, argument) if origin is Sequence else found
+
+    def sequence(self, items: Converter, argument: object) -> Converter:
+        """Return the converter of a Sequence, which may be a tuple. `items` is that of a list."""
+        value, pack = self.variable(), self.name(partial(_pack_tuple, self._list_codec(argument)))
+        return Converter(
+            items.wire,
+            lambda x: (
+                f"({items.packed(value)} if ({value} := {x}).__class__ is list "
+                f"else {pack}({value}))"
+            ),
+            items.unpack,
+        )
+
+    @staticmethod
+    def _list_codec(argument: object) -> Callable[[], Codec]:
+        return _wide_value_codec(generic(list, argument))
 
     def record(self, of: object, fields: tuple[RecordField, ...]) -> Converter:
         parts = [self.converter(field.type) for field in fields]
-        if parts and _is_array(of) and all(part.plain for part in parts):
+        shape = shape_of_stored(of, fields)
+        if shape.possible or self.wide:
+            return self._with_rest(of, shape, list(zip(fields, parts, strict=True)))
+        own = parts and _is_array(of) and all(part.plain for part in parts)
+        if own and shape.calls_class and not _holds_float(of):
             return Converter(of)  # msgspec's own form of the record is the same array
         if not parts:
             return Converter(list[Any], lambda _: "()", lambda _: self.made(of, fields, []))
@@ -171,6 +289,43 @@ class _WireConverterGenerator(ConverterGenerator):
             lambda x: f"({', '.join(p.packed(read(of, x, f)) for f, p in pairs)},)",
             lambda x: self.made(of, fields, [p.unpacked(f"{x}[{i}]") for i, p in enumerate(parts)]),
         )
+
+    def _with_rest(
+        self, of: object, shape: Shape, pairs: list[tuple[RecordField, Converter]]
+    ) -> Converter:
+        """Return the converter of a record that may have a rest, as the last item of its array."""
+        # The wide decoder also reads the rest that another class has stored, before a change of it.
+        rest_wire: Any = msgspec.Raw if self.wide else shape.wire | None | msgspec.UnsetType
+        wire = msgspec.defstruct(
+            "Stored",
+            [(f"f{i}", part.wire) for i, (_, part) in enumerate(pairs)]
+            + [("rest", rest_wire, msgspec.UNSET)],
+            array_like=True,
+        )
+        rest = self.name(shape.rest)
+        made = self.name(shape.record_of_raw if self.wide else shape.record)
+
+        def pack(x: str) -> str:
+            packed = [part.packed(read(of, x, field)) for field, part in pairs]
+            if not shape.possible:
+                return f"({', '.join(packed)},)" if packed else "()"
+            if shape.always:
+                return f"({', '.join([*packed, f'{rest}({x})'])},)"
+            has_rest = shape.has_rest(x, self.name)
+            return f"({', '.join([*packed, f'*(({rest}({x}),) if {has_rest} else ())'])},)"
+
+        def unpack(x: str) -> str:
+            values = [part.unpacked(f"{x}.f{i}") for i, (_, part) in enumerate(pairs)]
+            return f"{made}({', '.join([f'{x}.rest', *values])})"
+
+        return Converter(wire, pack, unpack)
+
+    def made(self, of: object, fields: tuple[RecordField, ...], values: list[str]) -> str:
+        """Return the source that makes a record without its initialisers."""
+        shape = shape_of_stored(of, fields)
+        if shape.calls_class or is_typeddict(shape.kind):
+            return super().made(of, fields, values)
+        return f"{self.name(shape.new)}({', '.join(values)})"
 
     def branches(self, branches: list[object]) -> Converter:
         kind = type(self)
@@ -199,13 +354,36 @@ class _WireConverterGenerator(ConverterGenerator):
         )
 
 
-class _BigIntConverterGenerator(_WireConverterGenerator):
-    """The same converters, with ints of any size (`big_ints.py`)."""
+class _WideConverterGenerator(_WireConverterGenerator):
+    """The same converters, which also take big ints, and all forms of datetimes and Sequences."""
+
+    wide = True
 
     def scalar(self, of: object) -> Converter:
-        if of is not int:
-            return super().scalar(of)
-        return int_converter(self.name(pack_int), self.name(unpack_int))
+        if of is int or of is float:
+            converter = int_converter(self.name(pack_int), self.name(unpack_int), self.variable())
+            return converter if of is int else replace(converter, wire=converter.wire | float)
+        if of is datetime:
+            value, read_moment = self.variable(), self.name(as_moment)
+            usual = f"({value} := {{}}).__class__ is {self.name(datetime)}"
+            return Converter(
+                datetime | msgspec.msgpack.Ext,
+                super().scalar(of).pack,
+                lambda x: f"({value} if {usual.format(x)} else {read_moment}({value}))",
+            )
+        return super().scalar(of)
+
+    def sequence(self, items: Converter, argument: object) -> Converter:
+        value = self.variable()
+        unpack = self.name(partial(_unpack_tuple, self._list_codec(argument)))
+        return Converter(
+            items.wire | msgspec.msgpack.Ext,
+            super().sequence(items, argument).pack,
+            lambda x: (
+                f"({items.unpacked(value)} if ({value} := {x}).__class__ is list "
+                f"else {unpack}({value}))"
+            ),
+        )
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
         if key_of is not int:
@@ -213,6 +391,25 @@ class _BigIntConverterGenerator(_WireConverterGenerator):
         key, value = self.converter(key_of), self.converter(value_of)
         functions = self.name(dict_or_pairs), self.name(entries_of)
         return pairs_converter(key, value, (*functions, self.variable(), self.variable()))
+
+
+def _pack_tuple(codec: Callable[[], Codec], values: Any) -> Any:
+    if type(values) is not tuple:
+        raise TypeError(
+            f"a Sequence is a list or a tuple here, not {article(type(values).__name__)}"
+        )
+    return msgspec.msgpack.Ext(TUPLE, codec().encode([*values]))
+
+
+def _unpack_tuple(codec: Callable[[], Codec], plain: Any) -> Any:
+    if not isinstance(plain, msgspec.msgpack.Ext) or plain.code != TUPLE:
+        raise ValueError("an extension of another type is no Sequence")
+    return tuple(codec().decode(bytes(plain.data)))
+
+
+def _holds_float(of: object) -> bool:
+    parts = [field.type for field in fields_of(of) or ()]
+    return of is float or any(_holds_float(part) for part in (*parts, *get_args(of)))
 
 
 def _is_array(of: object) -> bool:
@@ -243,10 +440,10 @@ def _codec(
     """
     encode, decode = (
         msgspec.msgpack.Encoder().encode,
-        msgspec.msgpack.Decoder(converter.wire).decode,
+        msgspec.msgpack.Decoder(converter.wire, ext_hook=read_extension).decode,
     )
     to_bytes, front = generator.name(encode), f"{prefix!r} + " if prefix else ""
-    if converter.plain and not prefix:
+    if converter.plain and not prefix and on_overflow is None:
         return Codec(encode, decode)
     otherwise = None if on_overflow is None else generator.name(on_overflow)
     encoder, of_encoder = generator.define(
@@ -261,15 +458,32 @@ def _codec(
     return Codec(encoder, decoder, of_encoder + of_plain + of_decoder)
 
 
+def _column(
+    generator: _WireConverterGenerator, of: object, fields: tuple[RecordField, ...]
+) -> Converter:
+    return _columns(generator, of, fields) if fields else generator.container(list, of)
+
+
 def _columns(
     generator: _WireConverterGenerator, of: object, fields: tuple[RecordField, ...]
 ) -> Converter:
-    """Return the converter of a list of records to one list for each field."""
+    """Return the converter of a list of records to one list for each field.
+
+    If the records may have a rest, one more list has it, or None for each record without one.
+    """
     parts = [generator.converter(field.type) for field in fields]
     pairs = list(zip(fields, parts, strict=True))
+    shape = shape_of_stored(of, fields)
+    wires = [part.wire for part in parts]
+    if shape.possible:
+        wires.append(shape.wire | None)
 
     def pack(x: str) -> str:
         columns = [f"[{part.packed(read(of, 'r', field))} for r in {x}]" for field, part in pairs]
+        if shape.possible:
+            rest, has_rest = generator.name(shape.rest), shape.has_rest("r", generator.name)
+            given = f"{rest}(r)" if shape.always else f"{rest}(r) if {has_rest} else None"
+            columns.append(f"[{given} for r in {x}]")
         return f"({', '.join(columns)},)"
 
     def unpack(x: str) -> str:
@@ -277,13 +491,17 @@ def _columns(
             f"{x}[{i}]" if part.unpack is None else f"[{part.unpacked('c')} for c in {x}[{i}]]"
             for i, part in enumerate(parts)
         ]
-        if takes_positions(of):
-            return f"list(map({generator.name(record_constructor(of))}, {', '.join(columns)}))"
+        if shape.possible:
+            made = generator.name(shape.records)
+            return f"{made}({x}[{len(parts)}], {', '.join(columns)})"
+        if takes_positions(of) or not shape.calls_class:
+            made = generator.name(record_class(of) if shape.calls_class else shape.new)
+            return f"list(map({made}, {', '.join(columns)}))"
         names = [f"c{i}" for i in range(len(parts))]
         zipped = f"zip({', '.join(columns)}, strict=True)"
         return f"[{generator.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
 
-    wire = generic(tuple, *(generic(list, part.wire) for part in parts))
+    wire = generic(tuple, *(generic(list, wire) for wire in wires))
     return Converter(wire, pack, unpack)
 
 

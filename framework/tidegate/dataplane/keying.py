@@ -1,26 +1,21 @@
 """Keys of a batch before a key edge with a policy for the records that cannot pass it.
 
-A record cannot pass a key edge if its key cannot be computed or encoded, or if its value cannot be
-encoded.
+A record cannot pass a key edge if its key cannot be computed or encoded. The check in front of the
+edge (`operators/checking.py`) has refused the records that another slot would not get as they are.
 
 `operators/chain.py` calls this module before a key edge, and only if the policy lets the job
 continue. A chained keyed step gets its keys from this module. A record writer gets only records
-that can pass. The check encodes values even if they stay in the slot, so that the policy does not
-depend on the parallelism. Integers beyond 64 bits are the only values that a format decodes and
-that cannot be encoded, so values of other types are not checked.
+that can pass.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from operator import countOf
 from typing import Any, Final, cast
 
 from tidegate.api.keys import key_encoder
-from tidegate.api.types import type_info
 from tidegate.api.values import KeyCheck, article, declared_name, key_check
-from tidegate.api.wire import column_codec
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.user_errors import result_error, user_code_error
 from tidegate.dataplane.refusals import Refusals
@@ -100,17 +95,12 @@ class KeyExtractor:
         self._known = _Encodable(key_encoder(edge.key_type))
         self._refusals = refusals
         self._check = KeyCheck(edge.key_type)
-        of = edge.record_type
-        has_integers = '"long"' in json.dumps(type_info(of).avro)
-        self._encode = column_codec(of).encode if has_integers else None
 
     def keys(self, batch: RecordBatch) -> tuple[RecordBatch, list[Any]]:
         """Return the batch without the refused records, and the keys of the other records."""
         try:
             keys = list(map(self._key, batch.values))
             known = countOf(map(self._known.__getitem__, keys), None)  # runs in C and keeps nothing
-            if self._encode is not None:
-                self._encode(batch.values)
             # Both counts are too low if user code raised StopIteration, because that ends a `map`.
             right = known == len(keys) == len(batch.values)
             right = right and self._check.first_wrong(keys) is None
@@ -134,7 +124,7 @@ class KeyExtractor:
                     ) from error
                 reason = described(error)
             else:
-                reason = self._why_not(key, value)
+                reason = self._why_not(key)
                 if not reason:
                     keys.append(key)
                     continue
@@ -142,15 +132,13 @@ class KeyExtractor:
             self._refusals.refuse(batch, index, reason)
         return without(batch, refused), keys
 
-    def _why_not(self, key: Any, value: Any) -> str:
+    def _why_not(self, key: Any) -> str:
         """Return why a record cannot pass the edge; empty if it can."""
         if self._check.first_wrong([key]) is not None:
             declared = declared_name(self._check.type)
             return f"the key is {article(type(key).__name__)}, not {declared}"
         try:
             self._known[key]
-            if self._encode is not None:
-                self._encode([value])
         except PipelineError as error:  # the encoder raises it for a key without canonical bytes
             return described(error)
         except BaseException as error:

@@ -353,7 +353,7 @@ class OperatorChain:
         given = node.record_type if port == MAIN or not readers else readers[0][2].record_type
         targets = [
             Target(
-                self._checked_for(reader, edge, given, maker or node, emit),
+                self._checked_for(reader, edge, given, maker, node, emit),
                 reads_only=number < len(chained) and _reads_only(reader, edge),
             )
             for number, (emit, reader, edge) in enumerate(readers)
@@ -371,24 +371,36 @@ class OperatorChain:
         if maker is None:
             return emit
         validate_all = any(self._validates_all(reader) for _, reader, _ in readers)
+        # A record that stays in its slot must be the one that another slot would get.
+        exact = any(edge.partitioning == "key" for _, _, edge in readers)
         return self._checks.of_step(
-            maker, given, self.refusals(maker), emit, validate_all=validate_all
+            maker, given, self.refusals(maker), emit, validate_all=validate_all, exact=exact
         )
 
     def _checked_for(
-        self, reader: Node, edge: Edge, given: object, maker: Node, emit: Emit
+        self, reader: Node, edge: Edge, given: object, maker: Node | None, node: Node, emit: Emit
     ) -> Emit:
-        """Return `emit`, with a check if the reader declares another type than the step."""
+        """Return `emit`, with a check if the reader declares another type than the step, or if no
+        step has made the records and a `key_by` takes them.
+        """
         if isinstance(reader.declaration, Sink):
             wanted = reader.declaration.record_type()
         else:
             wanted = edge.record_type if edge.partitioning == "key" else UNKNOWN
-        if wanted == given or wanted is UNKNOWN:
-            return emit
         by_key = edge.partitioning == "key"
         refusals = self._key_refusals(reader, edge) if by_key else self.refusals(reader)
+        if wanted == given or wanted is UNKNOWN:
+            if maker is None and by_key:
+                return self._checks.of_source(node, reader, given, refusals, emit)
+            return emit
         return self._checks.for_reader(
-            maker, reader, wanted, refusals, emit, validate_all=self._validates_all(reader)
+            maker or node,
+            reader,
+            wanted,
+            refusals,
+            emit,
+            validate_all=self._validates_all(reader),
+            exact=by_key,
         )
 
     def _validates_all(self, reader: Node) -> bool:

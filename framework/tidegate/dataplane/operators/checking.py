@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.api.field_check import FieldCheck
+from tidegate.api.exactness import is_made_by_users
+from tidegate.api.field_check import FieldCheck, UncertainParts
 from tidegate.api.record_fields import fields_of, record_class
 from tidegate.api.values import article, class_check, declared_name, fault
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.fan_out import Emit
-from tidegate.dataplane.operators.sampling import sampled
+from tidegate.dataplane.operators.sampling import FirstWrong, sampled
 from tidegate.dataplane.operators.user_errors import result_error
 from tidegate.dataplane.refusals import Refusals
 from tidegate.errors import UserCodeError
@@ -52,13 +53,16 @@ class Checks:
         emit: Emit,
         *,
         validate_all: bool = False,
+        exact: bool = False,
     ) -> Emit:
         """Return `emit` with a check of the step's results against the type that the step declares.
 
         `validate_all` checks every field of every record, because a sink that reads the results
-        wants it.
+        wants it. With `exact`, only values count that another slot gets as they are.
         """
-        return self._checked(node, of, refusals, emit, "declares", validate_all=validate_all)
+        return self._checked(
+            node, of, refusals, emit, "declares", validate_all=validate_all, exact=exact
+        )
 
     def for_reader(
         self,
@@ -69,11 +73,26 @@ class Checks:
         emit: Emit,
         *,
         validate_all: bool = False,
+        exact: bool = False,
     ) -> Emit:
         """Return `emit` with a check of a step's results against the type of a reader."""
         kind = "sink" if reader.kind == "sink" else "step"
         declares = f"{kind} {reader.id!r} ({reader.location}) takes"
-        return self._checked(node, of, refusals, emit, declares, validate_all=validate_all)
+        return self._checked(
+            node, of, refusals, emit, declares, validate_all=validate_all, exact=exact
+        )
+
+    def of_source(
+        self, node: Node, reader: Node, of: object, refusals: Refusals | None, emit: Emit
+    ) -> Emit:
+        """Return `emit` with a check of the parts of records that code of users has made while the
+        format decoded them. The format has checked all other parts.
+        """
+        first_wrong = UncertainParts().first_wrong(of) if is_made_by_users(of) else None
+        if first_wrong is None:
+            return emit
+        declares = f"step {reader.id!r} ({reader.location}) takes"
+        return self._refusing(node, of, refusals, emit, declares, first_wrong, exact=True)
 
     def _checked(
         self,
@@ -84,24 +103,44 @@ class Checks:
         declares: str,
         *,
         validate_all: bool,
+        exact: bool,
     ) -> Emit:
-        if class_check(of) is None:
+        if class_check(of) is None and not (exact and of is Any):
             return emit
         tolerant = refusals is not None and refusals.tolerant
-        if self.every_field:
-            first_wrong = _first_fault(of)
-        elif validate_all or tolerant:
-            first_wrong = FieldCheck(of).first_wrong
+        first_wrong: FirstWrong
+        if self.every_field or validate_all or tolerant:
+            first_wrong = FieldCheck(of, exact=exact).first_wrong
+        elif exact:
+            first_wrong = _both(sampled(of, exact=True), UncertainParts().first_wrong(of))
         else:
             first_wrong = sampled(of)
+        if self.every_field:
+            first_wrong = _both(_first_fault(of), first_wrong)
+        return self._refusing(node, of, refusals, emit, declares, first_wrong, exact=exact)
+
+    def _refusing(
+        self,
+        node: Node,
+        of: object,
+        refusals: Refusals | None,
+        emit: Emit,
+        declares: str,
+        first_wrong: FirstWrong,
+        *,
+        exact: bool,
+    ) -> Emit:
+        """Return `emit` with a check that the policy covers."""
+        whole = FieldCheck(of, exact=exact)
 
         def emit_checked(batch: RecordBatch) -> None:
             if (index := first_wrong(batch.values)) is not None:
                 if refusals is None or not refusals.tolerant:
-                    raise self._error(node, of, batch, index, declares)
+                    found = whole.fault(batch.values[index])
+                    raise self._error(node, of, batch, index, declares, found)
                 refused = {n for n, value in enumerate(batch.values) if first_wrong([value]) == 0}
                 for each in sorted(refused):
-                    refusals.refuse(batch, each, fault(batch.values[each], of))
+                    refusals.refuse(batch, each, whole.fault(batch.values[each]))
                 batch = without(batch, refused)
             if batch.values:
                 emit(batch)
@@ -109,11 +148,10 @@ class Checks:
         return emit_checked
 
     def _error(
-        self, node: Node, of: object, batch: RecordBatch, index: int, declares: str
+        self, node: Node, of: object, batch: RecordBatch, index: int, declares: str, inside: str
     ) -> UserCodeError:
         value = batch.values[index]
         found, declared = article(type(value).__name__), declared_name(of)
-        inside = fault(value, of)
         if not inside.startswith("it is "):
             what = f"gave {found} in which {inside}, and {declares} {declared}"
             return result_error(self.pipeline, node, batch, index, what, _CORRECT)
@@ -122,6 +160,18 @@ class Checks:
         subclass = isinstance(known, type) and isinstance(value, known)
         remedy = _SUBCLASS if subclass and fields_of(known) else _CORRECT
         return result_error(self.pipeline, node, batch, index, what, remedy)
+
+
+def _both(one: FirstWrong, other: FirstWrong | None) -> FirstWrong:
+    """Return a check that finds what either finds."""
+    if other is None:
+        return one
+
+    def first_wrong(values: list[Any]) -> int | None:
+        found = [index for check in (one, other) if (index := check(values)) is not None]
+        return min(found, default=None)
+
+    return first_wrong
 
 
 def _first_fault(of: object) -> Callable[[list[Any]], int | None]:

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tidegate.api.field_check import FieldCheck
-from tidegate.api.values import ClassCheck
 
 FIRST: Final = 1024
 """Number of records at the beginning of a task that are checked in full."""
@@ -51,11 +50,14 @@ FirstWrong = Callable[[list[Any]], int | None]
 """Function that returns the index of the first wrong value, or None if all values are right."""
 
 
-def sampled(of: object) -> FirstWrong:
-    """Return a check that costs at most 20 ns per record."""
-    fields = FieldCheck(of)
+def sampled(of: object, *, exact: bool = False) -> FirstWrong:
+    """Return a check that costs at most 20 ns per record.
+
+    With `exact`, only values count that are read back as they are.
+    """
+    fields = FieldCheck(of, exact=exact)
     small = fields.size is not None and fields.size <= SIZE_MAX
-    return fields.first_wrong if small else SampledFields(of, fields).first_wrong
+    return fields.first_wrong if small else SampledFields(fields).first_wrong
 
 
 class _Draws:
@@ -76,8 +78,8 @@ class _Draws:
 class SampledFields:
     """A check of the classes of all records, and of the fields of the drawn records."""
 
-    def __init__(self, of: object, fields: FieldCheck) -> None:
-        self._classes, self._fields = ClassCheck(of), fields
+    def __init__(self, fields: FieldCheck) -> None:
+        self._classes, self._fields = fields.classes, fields
         self._first = FIRST
         self._saved = 0.0
         self._draws = _Draws()

@@ -12,10 +12,10 @@ holds. A cleared entry does not come back.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
+from tidegate.api.copying import copy_value
 from tidegate.api.state import CLEARED_MEANWHILE, ListCell, MapCell, ValueCell
 from tidegate.api.timers import TimerCell, Timers, TimersCell
 from tidegate.dataplane.state.layout import entries_span
@@ -291,7 +291,7 @@ class StoredMap(MapCell[Any, Any]):
         """
         value = below.get(key, _UNKNOWN)
         if self._access.mutable and value is not _UNKNOWN and value is not _ABSENT:
-            below[key] = copy.deepcopy(value)
+            below[key] = copy_value(value)
             self._entries[key] = value
             self._access.cached_count += 1
         return value
@@ -318,7 +318,7 @@ class StoredMap(MapCell[Any, Any]):
         if self._access.mutable:
             for key, value in image.entries.items():
                 if key not in self._entries and value is not _ABSENT:
-                    image.entries[key] = copy.deepcopy(value)
+                    image.entries[key] = copy_value(value)
         self._entries, self._image = entries, None
         self._changed = image.changed | self._changed
         self._read = {**image.read, **self._read}
