@@ -354,7 +354,7 @@ CASES: Final = (
     Case(
         "same-records",
         SameRecords,
-        {"events": Dataset(events("e"), size=400), "entries": Dataset(entries, size=200)},
+        {"events": Dataset(events("e"), size=240), "entries": Dataset(entries, size=120)},
         rescales=(1, 3),
     ),
     Case(

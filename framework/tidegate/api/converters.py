@@ -21,7 +21,7 @@ from typing_extensions import is_typeddict
 from tidegate.api.record_fields import (
     RecordField,
     fields_of,
-    initialised_model,
+    initialised_model_maker,
     is_model,
     plain_type,
     record_class,
@@ -220,7 +220,8 @@ def record_constructor(of: object) -> Callable[..., object]:
     known: Any = record_class(of)
     if not is_model(known):
         return known  # type: ignore[no-any-return]
-    return lambda **values: initialised_model(known, values)
+    make = initialised_model_maker(known)
+    return lambda **values: make(values)
 
 
 def branch_of(branches: Sequence[object]) -> Callable[[object], int]:

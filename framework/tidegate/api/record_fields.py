@@ -211,12 +211,20 @@ def has_slot(kind: Any, name: str) -> bool:
     return isinstance(getattr(kind, name, None), types.MemberDescriptorType)
 
 
-def initialised_model(kind: Any, values: dict[str, Any]) -> Any:
-    """Return a pydantic model with these values of its fields and new private attributes."""
-    record = model_maker(kind)(values)
-    if kind.__pydantic_post_init__:
+def initialised_model_maker(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """Return a function that makes a pydantic model from the values of its fields, with new private
+    attributes.
+    """
+    make = model_maker(kind)
+    if not kind.__pydantic_post_init__:
+        return make
+
+    def made(values: dict[str, Any]) -> Any:
+        record = make(values)
         record.model_post_init(None)
-    return record
+        return record
+
+    return made
 
 
 def type_name(of: object) -> str:

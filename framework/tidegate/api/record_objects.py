@@ -28,7 +28,7 @@ from tidegate.api.record_fields import (
     allocator,
     fields_of,
     has_slot,
-    initialised_model,
+    initialised_model_maker,
     is_model,
     model_maker,
     record_class,
@@ -323,7 +323,7 @@ class _ModelShape(Shape):
         return self._make(dict(zip(self.names, values, strict=True)))
 
     def _initialised(self, *values: Any) -> Any:
-        return initialised_model(self.kind, dict(zip(self.names, values, strict=False)))
+        return initialised_model_maker(self.kind)(dict(zip(self.names, values, strict=True)))
 
     def has_rest(self, source: str, name: Callable[[object], str]) -> str:
         return (
