@@ -6,9 +6,8 @@ msgpack extension of type 1: two's complement, big-endian, without padding. A di
 key is an array of pairs, because an extension cannot be a key. A version that does not know the
 extension refuses the value (`Expected int, got ext`) and never reads another number.
 
-Such ints are stored only where `int` is declared, because `Any` has no type from which the number
-could be restored. This module is not used for keys: the canonical bytes of an int key have 64 bits
-(`api/keys.py`).
+Such ints are kept where `int`, `float` or `Any` is declared (`free_values.py` has those of `Any`).
+This module is not used for keys: the canonical bytes of an int key have 64 bits (`api/keys.py`).
 """
 
 from __future__ import annotations
