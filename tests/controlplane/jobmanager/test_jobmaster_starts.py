@@ -80,6 +80,21 @@ def test_job_does_not_fail_if_something_kills_its_jobmasters_during_import(
     assert shell.machine.phase(A) is Phase.WAITING
 
 
+def test_job_fails_if_each_of_its_jobmasters_hangs_and_is_killed_for_that(shell: Shell) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    for pid in range(101, 101 + FAILED_STARTS_MAX):
+        shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+        assert shell.imports(pid).close_only is None
+        shell.now_ms += START_MS_MAX + 1
+        assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
+        shell.exits(-9)
+    shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+    failure = shell.imports(200).close_only
+    assert failure is not None
+    assert "was killed by SIGKILL" in failure.message
+
+
 @pytest.mark.parametrize("status", [None, NO_RESOURCES])
 def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources(
     running: Shell, status: int | None
@@ -202,7 +217,7 @@ def test_stop_tells_each_jobmaster_since_when_it_waits(running: Shell) -> None:
 
 def test_failed_start_count_resets_after_a_jobmaster_report(running: Shell) -> None:
     for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
-        running.exits()
+        running.exits(1)
         running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
         running.imports(pid)
         if pid % FAILED_STARTS_MAX == 0:

@@ -380,8 +380,8 @@ class Dispatcher:
             return
         job.postponed_since_ms = 0
         # A storage that hangs is not a failed start: it may answer the next JobMaster. Neither is a
-        # kill by something else.
-        accident = status == STORAGE_HANGS or was_killed(status)
+        # kill by something else. A JobMaster that this JobManager kills has hung.
+        accident = status == STORAGE_HANGS or (was_killed(status) and not job.killed)
         job.failed_starts += not job.reported and not accident
         job.backoff.record_failure(now_ms, worked=job.worked)
         error = ErrorReport.of(
@@ -502,7 +502,8 @@ class Dispatcher:
     def _start(self, job: JobRecord, now_ms: int) -> Iterator[Instruction]:
         self._become(job, Phase.STARTING, now_ms)
         self._starts += 1
-        job.launch_id, job.reported, job.worked = self._starts, False, False
+        job.launch_id = self._starts
+        job.reported, job.worked, job.killed = False, False, False
         yield StartJobMaster(job=job.submission.job, launch_id=job.launch_id)
 
     def _end(self, job: JobRecord, report: JobReport, now_ms: int) -> Iterator[Instruction]:
@@ -586,6 +587,7 @@ def _start_failed_error(name: JobName, how: str, *, closing: bool) -> ErrorRepor
 
 
 def _kill(job: JobRecord, reason: str) -> Instruction:
+    job.killed = True
     return KillJobMaster(
         job=job.submission.job, launch_id=job.launch_id, pid=job.pid, reason=reason
     )

@@ -73,6 +73,8 @@ class JobRecord:
     """Whether the current JobMaster has sent a report after its import of the user's module. From
     then on it reports at intervals."""
     report: JobReport | None = None
+    killed: bool = False
+    """Whether this JobManager kills the current JobMaster."""
     stop: StopJob | None = None
     """Stop request of a client. It is sent to every JobMaster until the job ends."""
     stop_since_ms: int = 0
@@ -127,9 +129,10 @@ def failed_cancel(job: JobRecord) -> JobReport:
     """Return the last report of a canceled job whose JobMaster has not started in time."""
     last = job.report or JobReport(job=job.submission.job, state=JobState.CREATED)
     why = last.start_refused or (last.error.message if last.error is not None else "")
+    cause = f" {why}" if why else ""
     message = (
         "The cancel did not wait longer within job.stop_grace_period for the start of a "
-        f"JobMaster. {why} The journal of the job is not closed: transactions may stay open until "
+        f"JobMaster.{cause} The journal of the job is not closed: transactions may stay open until "
         "Kafka's transaction timeout. The next run of the job settles them before it reads."
     )
     error = ErrorReport.of(ExternalError(message))
