@@ -180,6 +180,7 @@ class KafkaProducer:
 
     def begin(self) -> None:
         """Begin the transaction (transactional producers only). TransactionError if that fails."""
+        end_if_forked()
         self._check()
         try:
             self._client.begin_transaction()
@@ -200,6 +201,7 @@ class KafkaProducer:
         reported. The client is asked at most every `POLL_INTERVAL_S`, and by `flush`.
         RecordTooLargeError if the cause is a record that is too large.
         """
+        end_if_forked()
         self._check()
         produce = self._produce
         try:
@@ -229,7 +231,8 @@ class KafkaProducer:
     ) -> None:
         """Pass one record with headers or a timestamp (None: the time of sending) to the client.
 
-        A later call raises the error of a failed delivery.
+        A later call raises the error of a failed delivery, and ends a fork (`user_forks`): this one
+        is called for each record.
         """
         self._check()
         try:
@@ -246,6 +249,7 @@ class KafkaProducer:
 
         No other thread may send meanwhile: `flush` would wait for its records too.
         """
+        end_if_forked()
         end = time.monotonic() + timeout_s
         left = 1
         while left and time.monotonic() < end:
@@ -332,6 +336,7 @@ class KafkaProducer:
         """
         while True:
             self._poll(ROOM_PAUSE_S)
+            end_if_forked()
             self._check()
             empty = not len(self._client)
             try:
@@ -343,7 +348,6 @@ class KafkaProducer:
                     self._check()
 
     def _check(self) -> None:
-        end_if_forked()
         """Raise the failure, if one was recorded."""
         if self._failure.text is not None or self._failure.symptom is not None:
             self._raise()
