@@ -506,19 +506,19 @@ def _fork_server(
 
 def _slot_role(cluster_spec: ClusterSpec, arguments: dict[str, Any]) -> SlotRole:
     from tidegate.drivers.process.current import OsProcess
-    from tidegate.drivers.process.fork_server import STACKS_FD, SlotRole
+    from tidegate.drivers.process.fork_server import SlotRole
 
     drivers = SystemDrivers(cluster_spec.endpoint)
     run = _named(cluster_spec.role_mains.get("slot", SLOT_MAIN))
     task_manager = TaskManagerId(arguments["task_manager"])
     logs = Path(cluster_spec.config.logs.dir)
 
-    def main(start: StartSlot) -> int:
+    def main(start: StartSlot, stacks: int) -> int:
         level = cluster_spec.config.logs.level
         names = {"job": start.job, "attempt": start.attempt, "ordinal": start.ordinal}
         set_up_logging(level, role="slot", **names, pid=os.getpid())
         setproctitle(f"tidegate slot {start.job} {start.ordinal}")
-        drivers.process = OsProcess(STACKS_FD)
+        drivers.process = OsProcess(stacks)
         # A garbage collection writes to each object that it visits, so the slot would no longer
         # share those of its parent. The slot freezes the rest (`CurrentProcess.freeze_gc`).
         gc.freeze()
@@ -538,6 +538,7 @@ def _slot_role(cluster_spec: ClusterSpec, arguments: dict[str, Any]) -> SlotRole
 def run_slot_program(given: int, stacks: int) -> NoReturn:
     """Run a slot as a program. Its arguments are in the file with the descriptor `given`."""
     arguments = json.load(os.fdopen(given, "rb"))
+    os.set_inheritable(stacks, False)  # no child of the slot keeps it open
     setproctitle("tidegate slot")
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -153,3 +154,40 @@ print(runs(stays))
 os.kill(stays, signal.SIGKILL)
 """)
     assert found == ["3", "True"]
+
+
+def test_slot_that_is_a_program_keeps_the_connections_of_a_tracer(tmp_path: Path) -> None:
+    """Another file or connection would get their numbers, and the tracer would write to it."""
+    script = f"""
+import os, socket
+from pathlib import Path
+from tidegate.drivers.process.fork_server import SlotRole, become_slot
+from tidegate.protocol.messages import StartSlot
+
+tracer, agent = socket.socketpair()
+_, stacks = os.pipe()
+
+def main(start, given):
+    tracer.send(b"span")
+    assert agent.recv(4) == b"span"
+    assert given == stacks
+    os.write(given, b"stack")
+    return 5
+
+folder = Path({str(tmp_path)!r})
+role = SlotRole(
+    main=main,
+    log=lambda start: folder / "log",
+    output=lambda start: folder / "out",
+    max_file_size=1000,
+    arguments={{}},
+)
+start = StartSlot(
+    epoch=1, index=0, ordinal=0, job="a", attempt=1, jobmaster_address="",
+    working_folder="", settings={{}},
+)
+become_slot(start, role, stacks)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as slot:
+        status = slot.wait(60)
+    assert status == 5, (tmp_path / "log").read_text()

@@ -52,9 +52,10 @@ from tidegate.user_exceptions import Terminated, traceback_of
 class SlotRole:
     """The parts of a slot process that are the same in a fork and in a program."""
 
-    main: Callable[[StartSlot], int]
+    main: Callable[[StartSlot, int], int]
     """The main function, which returns the exit status. It runs after the parent pipe is watched
-    and the log is redirected.
+    and the log is redirected. It gets the descriptor for the stacks of the slot's threads, which
+    leads to the fork server.
     """
     log: Callable[[StartSlot], Path]
     """The file of standard error."""
@@ -64,10 +65,6 @@ class SlotRole:
     """The maximum size of both files in bytes."""
     arguments: Mapping[str, object]
     """The data from which a program makes this role again."""
-
-
-STACKS_FD = 3
-"""The file descriptor of a slot for the stacks of its threads. It leads to the fork server."""
 
 
 def run_fork_server(commands: socket.socket, role: SlotRole) -> int:
@@ -192,7 +189,7 @@ class _ForkServer:
 
     def _become_slot(self, start: StartSlot, stacks: int) -> NoReturn:
         """Turn this fork into a slot process and run the slot. The slot drops the fork server's
-        files and signal handlers.
+        files and signal handlers, and keeps no descriptor of it other than `stacks`.
         """
         try:
             os.setsid()  # a slot must not receive signals of the terminal
@@ -201,22 +198,26 @@ class _ForkServer:
             for ours in (self._commands, self._woken, self._waker):
                 ours.detach()
             random.seed()
-        finally:
+            os.closerange(3, stacks)
+            os.closerange(stacks + 1, os.sysconf("SC_OPEN_MAX"))
             become_slot(start, self._role, stacks)
+        finally:
+            os._exit(CRASHED)
 
 
 def become_slot(start: StartSlot, role: SlotRole, stacks: int) -> NoReturn:
     """Make a slot process of this one and run the slot. The slot gets a log and a parent pipe of
-    its own, and keeps no other descriptor than `stacks`.
+    its own.
+
+    This function closes no descriptor. In a program, some belong to a tracer, which would then use
+    the next file or connection with their numbers.
     """
     status, output = CRASHED, None
     try:
-        os.dup2(stacks, STACKS_FD, inheritable=False)
-        os.closerange(STACKS_FD + 1, os.sysconf("SC_OPEN_MAX"))
         output = sys.stdout = _redirected(1, role.output(start), role.max_file_size)
         sys.stderr = _redirected(2, role.log(start), role.max_file_size)
         exit_with_parent()
-        status = role.main(start)
+        status = role.main(start, stacks)
     except Terminated:
         status = 0
     except BaseException as error:  # noqa: BLE001  # the last frame: print it, then exit
