@@ -10,7 +10,7 @@ that can pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import countOf
 from typing import Any, Final, cast
 
@@ -19,8 +19,15 @@ from tidegate.api.values import KeyCheck, article, declared_name, key_check
 from tidegate.dataplane.columns import without
 from tidegate.dataplane.operators.user_errors import result_error, user_code_error
 from tidegate.dataplane.refusals import Refusals
-from tidegate.errors import PipelineError, check, check_complete
+from tidegate.errors import (
+    PipelineError,
+    check,
+    check_complete,
+    passes_through,
+    refused_resource,
+)
 from tidegate.graph.stream_graph import Edge, Node
+from tidegate.message_text import clause
 from tidegate.stream_elements import RecordBatch
 from tidegate.user_exceptions import described, process_ends
 
@@ -79,6 +86,36 @@ class StepKeys:
         what = f"has {article(type(keys[wrong]).__name__)} as key, not {declared}"
         remedy = f"Let key_by give {declared}, or declare the type of the keys."
         raise result_error(self._pipeline, self._node, batch, wrong, what, remedy)
+
+    def lookup_error(
+        self, batch: RecordBatch, keys: Sequence[Any], error: BaseException
+    ) -> BaseException:
+        """Return the error to raise if a lookup by the keys of a batch has raised `error`.
+
+        It is an error of user code if a key cannot be hashed or compared with the keys before it.
+        Any other error is returned unchanged.
+        """
+        if isinstance(error, passes_through()) or refused_resource(error) is not None:
+            return error
+        index = _first_unusable(keys)
+        if index is None:
+            return error
+        what = f"has a key whose __hash__ or __eq__ raised {clause(described(error))}"
+        remedy = "Correct the class of the key."
+        return result_error(self._pipeline, self._node, batch, index, what, remedy)
+
+
+def _first_unusable(keys: Sequence[Any]) -> int | None:
+    """Return the index of the first key that no dict takes together with those before it."""
+    known: dict[Any, None] = {}
+    for index, key in enumerate(keys):
+        try:
+            known[key] = None
+        except process_ends():
+            raise
+        except BaseException:  # noqa: BLE001  # user code may raise anything
+            return index
+    return None
 
 
 class KeyExtractor:

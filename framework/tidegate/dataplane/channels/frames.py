@@ -49,7 +49,7 @@ from tidegate.stream_elements import (
     TopicPartition,
     Watermark,
 )
-from tidegate.user_exceptions import described
+from tidegate.user_exceptions import described, process_ends
 
 VERSION: Final = 2
 
@@ -241,6 +241,8 @@ class FrameCodec:
         for index, value in enumerate(batch.values):  # noqa: B007 - read after the loop
             try:
                 self._column.encode([value])
+            except process_ends():
+                raise
             except BaseException as single:  # noqa: BLE001 - it is this value's
                 error = single
                 break

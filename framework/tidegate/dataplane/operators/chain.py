@@ -431,6 +431,8 @@ class OperatorChain:
         for index, value in enumerate(batch.values):  # noqa: B007  # read after the loop
             try:
                 copy_value(value)
+            except process_ends():
+                raise
             except BaseException as single:  # noqa: BLE001  # the error of this value
                 error = single
                 break

@@ -178,7 +178,10 @@ class KeyedOperator(ForwardsTime):
         batch, keys = self._keys.of(batch)
         self._context.time.timestamps_ms = batch.timestamps_ms
         self._batch = batch
-        rows = self.state.rows(keys)
+        try:
+            rows = self.state.rows(keys)
+        except BaseException as error:
+            raise self._keys.lookup_error(batch, keys, error) from error
         if self._refusals.tolerant:
             self._process_tolerantly(batch, keys, rows)
         else:

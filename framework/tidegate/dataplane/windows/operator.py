@@ -130,7 +130,10 @@ class WindowOperator:
             times = batch.timestamps_ms
         else:
             times = [self.now_ms()] * len(batch)
-        self.add_batch(batch, keys, times)
+        try:
+            self.add_batch(batch, keys, times)
+        except BaseException as error:
+            raise self._keys.lookup_error(batch, keys, error) from error
         self.results.emit()
 
     def advance(self, watermark: Watermark) -> None:
