@@ -114,6 +114,13 @@ def test_job_that_cannot_write_its_storage_for_a_minute_from_the_start_fails() -
     assert "has failed for 60 s: The disk is full. The job fails, because" in str(error)
 
 
+def test_storage_that_has_worked_between_two_failures_before_the_first_checkpoint_goes_on() -> None:
+    failures = StartFailures(is_first_start=True)
+    for now_s in (100.0, 401.0, 702.0):
+        assert failures.judge(now_s, FULL) is FULL
+    assert isinstance(failures.judge(762.0, FULL), StartFailedError)
+
+
 def test_storage_failures_of_a_job_that_has_a_checkpoint_or_waits_do_not_count() -> None:
     gone = StorageGoneError("It is gone.")
     started, later, waits = (StartFailures(is_first_start=first) for first in (True, False, True))

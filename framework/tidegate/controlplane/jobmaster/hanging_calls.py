@@ -6,11 +6,10 @@ then ends as if it were canceled. Exactly-once holds: the close settles the last
 fences the transactional ids, and the next run continues from that checkpoint. An attempt that fails
 meanwhile gets an error that names the call, because its own error is only a consequence.
 
-A stop cannot wait for a storage that is gone either: nothing can be published, settled or closed
-there. The same is true of a storage that hangs or fails. So the job ends before
-`job.stop_grace_period` has passed, as if all its processes were killed. A cancel does the same
-while Kafka does not answer. The next run of the job claims the
-journal, settles the last publication, and fences what the job has left open.
+A stop cannot wait for a storage that is gone, hangs or fails either: nothing can be published,
+settled or closed there. So the job ends before `job.stop_grace_period` has passed, as if all its
+processes were killed. A cancel does the same while Kafka does not answer. The next run of the job
+claims the journal, settles the last publication, and fences what the job has left open.
 """
 
 from __future__ import annotations

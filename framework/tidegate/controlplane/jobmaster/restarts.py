@@ -23,6 +23,7 @@ the same reason. A running job has no such limit, because it continues when the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,9 @@ RAN_S: Final = 20.0
 `jobmanager/backoff.py` has the same rule for processes."""
 START_FAILURES_S: Final = 60.0
 """The time in seconds for which a storage may fail before the first checkpoint."""
+WORKED_S: Final = 300.0
+"""The time in seconds without such a failure that shows that the storage has worked meanwhile. The
+pause between two attempts is much shorter."""
 SHARE: Final = 0.05
 """The longest delay after such an attempt, as a share of the time since it was due to start."""
 
@@ -92,7 +96,7 @@ class StartFailures:
         have completed checkpoints.
         """
         self._counts = is_first_start
-        self._since_s: float | None = None
+        self._since_s = self._last_s = -math.inf
 
     def started(self) -> None:
         """Record that a checkpoint is completed."""
@@ -103,8 +107,9 @@ class StartFailures:
         # Not a subclass: a storage that is gone, or that only this host lacks, may come later.
         if not self._counts or type(error) is not StorageError:
             return error
-        if self._since_s is None:
+        if now_s - self._last_s > WORKED_S:
             self._since_s = now_s
+        self._last_s = now_s
         if now_s - self._since_s < START_FAILURES_S:
             return error
         return StartFailedError(
