@@ -128,4 +128,9 @@ def test_file_of_a_setting_is_found_after_user_code_has_changed_the_working_fold
         "ssl.key.location": "/keys/a.pem",
         "client.id": "ca.pem",
     }
-    assert librdkafka({**BROKERS, "ssl.ca.location": "probe"}, {})["ssl.ca.location"] == "probe"
+    for name, no_path in (
+        ("ssl.ca.location", "probe"),
+        ("ssl.ca.location", ""),
+        ("sasl.kerberos.keytab", "FILE:/etc/kafka.keytab"),
+    ):
+        assert librdkafka({**BROKERS, name: no_path}, {})[name] == no_path

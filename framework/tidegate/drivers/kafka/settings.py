@@ -131,10 +131,15 @@ def _with_files(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings with absolute paths of files. A client is made after user code was
     imported, which may have changed the working folder.
     """
-    return {
-        name: str(Path(_START_FOLDER, value)) if name in _FILES and value != "probe" else value
-        for name, value in settings.items()
-    }
+    return {n: _absolute(value) if n in _FILES else value for n, value in settings.items()}
+
+
+def _absolute(path: str) -> str:
+    """Return an absolute path. No path are an empty text, `probe`, and a keytab behind its type, as
+    in `FILE:/etc/kafka.keytab`.
+    """
+    is_path = path not in {"", "probe"} and ":" not in path.partition("/")[0]
+    return str(Path(_START_FOLDER, path)) if is_path else path
 
 
 def _tls_context(tls: Mapping[str, str]) -> ssl.SSLContext:
