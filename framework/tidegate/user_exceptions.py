@@ -33,6 +33,10 @@ _READ_MAX: Final = 100_000
 them, so that a cut does not leave the beginning of a secret.
 """
 
+_getsignal: Final = signal.getsignal
+"""The function of Python. A process that runs user code replaces `signal.getsignal`, which then
+shows what user code has set."""
+
 
 class ProcessEnd(BaseException):
     """The end of a process or a thread that tidegate itself has ordered, for example by SIGTERM. It
@@ -54,7 +58,7 @@ def process_ends() -> tuple[type[BaseException], ...]:
     A KeyboardInterrupt is a Ctrl-C where Python's own handler receives the signal, as in a test or
     a notebook. In the processes of a job SIGINT is ignored, so that user code has raised it.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if _getsignal(signal.SIGINT) is signal.default_int_handler:
         return (ProcessEnd, KeyboardInterrupt)
     return (ProcessEnd,)
 

@@ -107,12 +107,13 @@ old = signal.signal(signal.SIGALRM, fail)
 print(signal.getsignal(signal.SIGALRM) is fail, signal.signal(signal.SIGALRM, old) is fail)
 print(signal.getsignal(signal.SIGALRM) == signal.SIG_DFL)
 print(signal.getsignal(signal.SIGTERM) is loop["end"], signal.signal(signal.SIGTERM, fail))
-print(signal.getsignal(signal.SIGTERM) is fail)
+print(signal.getsignal(signalnum=signal.SIGTERM) is fail)
+print(signal.signal(signalnum=signal.SIGALRM, handler=fail) == signal.SIG_DFL)
 """.replace(
             ", signal.signal(signal.SIGTERM, fail))", ", bool(signal.signal(signal.SIGTERM, fail)))"
         )
     )
-    assert found == ["True True", "True", "True True", "True"]
+    assert found == ["True True", "True", "True True", "True", "True"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,18 @@ os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
 """)
     assert found == (["mine", "ended"] if "mine" in handler else ["ended"])
+
+
+def test_ctrl_c_of_user_code_stays_its_error_after_it_sets_the_default_handler() -> None:
+    """Python's handler then runs only through the wrapper."""
+    found = run("""
+from tidegate.user_exceptions import process_ends
+signal.signal(signal.SIGINT, fail)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+print(KeyboardInterrupt in process_ends())
+""")
+    assert found == ["True", "False"]
 
 
 def test_lost_connection_does_not_end_the_process_after_a_reset_of_sigpipe() -> None:

@@ -47,29 +47,29 @@ def guard_handlers(report: Report) -> None:
     owner = os.getpid()
     before: dict[int, Handler] = {}
 
-    def set_handler(number: int, handler: Handler, /) -> Handler:
+    def set_handler(signalnum: int, handler: Handler) -> Handler:
         if os.getpid() != owner or is_own_module(str(getattr(handler, "__module__", ""))):
-            _set_by_user.pop(number, None)
-            return _real_signal(number, handler)
-        replaced = get_handler(number)
-        if number == signal.SIGTERM:
-            before.setdefault(number, _real_getsignal(number))
-            _real_signal(number, _then(handler, before[number], report))
-        elif number == signal.SIGPIPE and not callable(handler):
-            _real_signal(number, signal.SIG_IGN)
-        elif handler is signal.default_int_handler and _real_getsignal(number) == signal.SIG_IGN:
+            _set_by_user.pop(signalnum, None)
+            return _real_signal(signalnum, handler)
+        replaced = get_handler(signalnum)
+        if signalnum == signal.SIGTERM:
+            before.setdefault(signalnum, _real_getsignal(signalnum))
+            _real_signal(signalnum, _then(handler, before[signalnum], report))
+        elif signalnum == signal.SIGPIPE and not callable(handler):
+            _real_signal(signalnum, signal.SIG_IGN)
+        elif handler is signal.default_int_handler and _real_getsignal(signalnum) == signal.SIG_IGN:
             return replaced  # the command line interprets a Ctrl-C
         elif callable(handler):
-            _real_signal(number, _wrapped(handler, report))
+            _real_signal(signalnum, _wrapped(handler, report))
         else:
-            _real_signal(number, handler)
-        _set_by_user[number] = handler
+            _real_signal(signalnum, handler)
+        _set_by_user[signalnum] = handler
         return replaced
 
-    def get_handler(number: int, /) -> Handler:
-        return _set_by_user[number] if number in _set_by_user else _real_getsignal(number)
+    def get_handler(signalnum: int) -> Handler:
+        return _set_by_user[signalnum] if signalnum in _set_by_user else _real_getsignal(signalnum)
 
-    signal.signal, signal.getsignal = set_handler, get_handler  # type: ignore[assignment]
+    signal.signal, signal.getsignal = set_handler, get_handler
 
 
 def _wrapped(handler: Callable[..., Any], report: Report) -> Callable[..., None]:
