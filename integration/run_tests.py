@@ -114,7 +114,7 @@ def run(steps: Sequence[Step], folder: Path, root: Path = ROOT) -> list[Result]:
     `root` is the folder of the tests.
     """
     results, threads = [], []
-    for step in steps:
+    for number, step in enumerate(steps):
         result = Result(step)
         results.append(result)
         if step.beside:
@@ -124,7 +124,7 @@ def run(steps: Sequence[Step], folder: Path, root: Path = ROOT) -> list[Result]:
             _make(result)
         else:
             _say(f"== {step.name}: pytest {' '.join(step.words)}")
-            _pytest(result, folder / step.name.replace(" ", "-").replace(",", ""), root)
+            _pytest(result, folder / str(number), root)
     for thread in threads:
         thread.join()
     return results
@@ -150,17 +150,20 @@ def _make(result: Result) -> None:
 def _pytest(result: Result, folder: Path, root: Path) -> None:
     """Run pytest, and once more the tests that failed by a time limit only."""
     begun = time.monotonic()
-    status, failures = _once(result.step, result.step.words, folder / "all", root)
+    status, failures = _once(result.step, result.step.words, folder, root)
     result.passed = status == 0
     if status == FAILED_TESTS and failures and all(failures.values()):
         late = sorted(failures)
         _say(f"== {len(late)} failed by a time limit only, and run once more alone")
-        status, _ = _once(result.step, ("-m", "", *late), folder / "alone", root)
+        status, _ = _once(
+            result.step, ("-m", "", *late), folder.with_name(f"{folder.name}-alone"), root
+        )
         result.passed = status == 0
         result.unstable = late if result.passed else []
     result.took_s = time.monotonic() - begun
     if result.passed and not result.unstable:
         shutil.rmtree(folder, ignore_errors=True)
+        _report_of(folder).unlink(missing_ok=True)
     else:
         result.kept = folder
 
@@ -169,13 +172,19 @@ def _once(
     step: Step, words: Sequence[str], folder: Path, root: Path
 ) -> tuple[int, dict[str, bool]]:
     """Run pytest, and return its exit status and the failed tests: whether each was only late."""
-    folder.mkdir(parents=True)
-    report = folder / "failures.json"
-    options = (FILE, str(report), "--basetemp", str(folder / "tmp"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    report = _report_of(folder)
+    # A short path: tests make Unix sockets below it, whose paths have at most 107 bytes.
+    options = (FILE, str(report), "--basetemp", str(folder))
     done = subprocess.run(
         [str(ROOT / step.environment / "bin" / "pytest"), *words, *options], cwd=root, check=False
     )
     return done.returncode, json.loads(report.read_text()) if report.exists() else {}
+
+
+def _report_of(folder: Path) -> Path:
+    """Return the file with the failed tests whose files are in `folder`."""
+    return folder.with_suffix(".json")
 
 
 def _tell(results: Sequence[Result]) -> bool:
@@ -212,7 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if asked.part is not None:
         _say(f"== part {asked.part} of {len(PARTS)}; make test-all PART={asked.part} repeats it")
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-tests-"))
+    folder = Path(tempfile.mkdtemp(prefix="tests-"))
     passed = _tell(run(_steps(asked.what, asked.part), folder))
     if not any(folder.iterdir()):
         folder.rmdir()

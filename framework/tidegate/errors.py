@@ -316,6 +316,15 @@ class StartFailedError(ExternalError):
     retry = Retry.NO
 
 
+class StopTimedOutError(ExternalError):
+    """A stop or a cancel has waited as long as it may for a storage or for brokers that are away.
+
+    The job has ended, and its journal is not closed. Its next run settles what is left open.
+    """
+
+    retry = Retry.NO
+
+
 class DataLossError(ExternalError):
     """The broker aborted a transaction of a published checkpoint. The job stays failed until the
     user accepts the loss.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -165,7 +166,10 @@ def test_stopped_job_stays_finished_after_a_jobmanager_kill(running: Running) ->
     report = running.complete(job)
     running.client.stop(job)
     assert running.client.wait(job, timeout_s=SOON_S).state == "FINISHED"
-    slots = [psutil.Process(slot.pid) for slot in report.slots if psutil.pid_exists(slot.pid)]
+    slots = list[psutil.Process]()
+    for slot in report.slots:
+        with suppress(psutil.NoSuchProcess):  # it has ended already
+            slots.append(psutil.Process(slot.pid))
     assert left_of(slots) == []
     os.kill(running.cluster.pid, signal.SIGKILL)
     assert eventually(lambda: running.cluster.restarts == 1)

@@ -255,6 +255,7 @@ class _Maker:
         return False
 
     def _backfill(self) -> None:
+        sys.modules.pop("job", None)  # the module of the backfill before, in another folder
         job = BackfillJob(
             "job:Job",
             self._folder,

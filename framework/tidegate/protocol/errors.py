@@ -63,6 +63,7 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
     "SparkError": errors.SparkError,
     "SparkLostError": errors.SparkLostError,
     "StartFailedError": errors.StartFailedError,
+    "StopTimedOutError": errors.StopTimedOutError,
     "DataLossError": errors.DataLossError,
     "DeposedError": errors.FencedError,
     "InternalError": errors.InternalError,

@@ -50,6 +50,9 @@ of all faults. It covers the 10 s between two sweeps of zombie fencing, and the 
 brokers take to answer a sweep.
 """
 
+STOP_WAITS_S: Final = 30.0
+"""Longest time in seconds after the end of all faults in which a stop may end without a close."""
+
 
 class ProtocolChecker:
     """The checker of one job in one simulated cluster."""
@@ -529,6 +532,11 @@ class ProtocolChecker:
             self.record_violation(
                 f"the job is {state.lower()}, and its journal ends with {describe_entry(last)}"
             )
+
+    def stop_timed_out(self, *, quiet_since_s: float | None) -> None:
+        """Check that a stop ended the job without closing its journal because of a fault."""
+        if quiet_since_s is not None and self._scheduler.now - quiet_since_s > STOP_WAITS_S:
+            self.record_violation("a stop without a fault did not wait for the close")
 
     def check_no_window_is_stored(self) -> None:
         """Check that the last checkpoint of a job that has drained stores no window."""

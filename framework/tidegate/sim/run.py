@@ -27,7 +27,13 @@ from tidegate.config import Config
 from tidegate.config_load import checked
 from tidegate.controlplane.client.client import Client
 from tidegate.controlplane.client.local import LocalCluster
-from tidegate.errors import DataLossError, ExternalError, RefusedError, RpcError
+from tidegate.errors import (
+    DataLossError,
+    ExternalError,
+    RefusedError,
+    RpcError,
+    StopTimedOutError,
+)
 from tidegate.ids import JobName
 from tidegate.protocol.errors import kind_of
 from tidegate.protocol.job_state import ENDED, JobState
@@ -390,8 +396,13 @@ class Run:
     def _ended(self, report: JobReport) -> None:
         """Check the report of an ended job.
 
-        A job may fail only if a loss is stated and not accepted, or because of a swap.
+        A job may fail only if a loss is stated and not accepted, because of a swap, or because a
+        stop could not wait for faults of the storage or of brokers.
         """
+        error = report.error
+        if error is not None and error.kind == kind_of(StopTimedOutError):
+            self._checker.stop_timed_out(quiet_since_s=self._quiet_since_s)
+            return  # the user runs the job again, and that run settles what is open
         self._checker.ended(self._submission_id, report.state)
         if self._swaps.refused(report):
             return
@@ -400,7 +411,6 @@ class Run:
                 f"the job is {report.state.lower()}, and must be refused: {self._swaps.active.kind}"
             )
         lost = self._checker.journal.lost is not None
-        error = report.error
         if (
             report.state is JobState.FAILED
             and lost

@@ -14,7 +14,7 @@ import msgspec
 from tidegate.config import JobSettings, flattened
 from tidegate.controlplane.jobmanager.backoff import Backoff
 from tidegate.controlplane.jobmanager.job_history import JobHistory
-from tidegate.errors import ExternalError
+from tidegate.errors import StopTimedOutError
 from tidegate.protocol.errors import ErrorReport
 from tidegate.protocol.job_state import JobState
 from tidegate.protocol.messages import StopJob
@@ -135,5 +135,5 @@ def failed_cancel(job: JobRecord) -> JobReport:
         f"JobMaster.{cause} The journal of the job is not closed: transactions may stay open until "
         "Kafka's transaction timeout. The next run of the job settles them before it reads."
     )
-    error = ErrorReport.of(ExternalError(message))
+    error = ErrorReport.of(StopTimedOutError(message))
     return msgspec.structs.replace(last, state=JobState.FAILED, error=error)

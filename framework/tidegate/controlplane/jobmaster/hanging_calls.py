@@ -21,7 +21,7 @@ from tidegate.controlplane.jobmaster.attempt import LiveAttempt
 from tidegate.controlplane.jobmaster.machine import JobMachine
 from tidegate.errors import (
     CheckpointError,
-    ExternalError,
+    StopTimedOutError,
     StorageError,
     TidegateError,
     UserCodeError,
@@ -90,7 +90,7 @@ class StopGrace:
         if not cause or now_s - self._began_s < WAIT_SHARE * self._grace_s:
             return None
         what = "cancel" if self._cancels else "stop"
-        return ExternalError(
+        return StopTimedOutError(
             f"The {what} did not wait longer within job.stop_grace_period. {cause} The journal of "
             "the job is not closed: transactions of its last checkpoint may not be committed, and "
             "later ones may stay open until Kafka's transaction timeout. The next run of the job "
