@@ -172,7 +172,7 @@ def _once(
     step: Step, words: Sequence[str], folder: Path, root: Path
 ) -> tuple[int, dict[str, bool]]:
     """Run pytest, and return its exit status and the failed tests: whether each was only late."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     report = _report_of(folder)
     # A short path: tests make Unix sockets below it, whose paths have at most 107 bytes.
     options = (FILE, str(report), "--basetemp", str(folder))

@@ -15,6 +15,13 @@ from tidegate.errors import ConfigError, InternalError, KafkaError
 HEAVY = {"rich", "confluent_kafka", "kafka", "grpc", "pydantic", "msgspec", "asyncio"}
 
 
+def belongs_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `main` read its arguments from `sys.argv`, and change nothing else of this process."""
+    monkeypatch.setattr(sys, "argv", ["tidegate"])
+    monkeypatch.setattr(module, "watch_forks", lambda **_: None)
+    monkeypatch.setattr(module, "guard_handlers", lambda _: None)
+
+
 def commands(app: typer.Typer, path: str = "tidegate") -> Iterator[tuple[str, str]]:
     for command in app.registered_commands:
         assert command.callback is not None
@@ -64,7 +71,7 @@ def test_outcome_of_a_command_becomes_its_exit_code(
             raise outcome
 
     monkeypatch.setattr(module, "app", app)
-    monkeypatch.setattr(sys, "argv", ["tidegate"])
+    belongs_to_the_command(monkeypatch)
     with pytest.raises(SystemExit) as exit_:
         module.main()
     assert (exit_.value.code or 0) == code
@@ -82,7 +89,7 @@ def test_internal_error_is_shown_with_its_traceback(
         raise InternalError("must not be")
 
     monkeypatch.setattr(module, "app", app)
-    monkeypatch.setattr(sys, "argv", ["tidegate"])
+    belongs_to_the_command(monkeypatch)
     with pytest.raises(SystemExit) as left:
         module.main()
     assert left.value.code == module.FAILED

@@ -102,7 +102,7 @@ GOLDEN: Final = (
     Golden(case="event-times", how="stopped", parallelism=PARTITIONS, pace=10, backend="memory"),
     Golden(case="event-times", how="backfill", wave_offsets=ALL_VISITS // 2),
 )
-SIZES: Final = {"accounts": 30, "visits": ALL_VISITS}
+SIZES: Final = {"accounts": 30, "visits": ALL_VISITS, "events": 120, "entries": 90}
 """Sizes of inputs that do not have `RECORDS` records."""
 
 

@@ -71,9 +71,10 @@ from tidegate.sim.trace import Trace, TraceEvent
 from tidegate.sim.window_plan import with_more_windows
 from tidegate.stream_elements import TopicPartition
 
-QUIET_S: Final = 400.0
+QUIET_S: Final = 800.0
 """Longest time in seconds from the last fault to the end of the job. The longest wait in this time
-is 30 s for slots, after restart delays that have grown to 30 s.
+is 30 s for slots, after restart delays that have grown to 30 s. A job with slow user code, of which
+no checkpoint may fail, can need several minutes.
 """
 CHECK_INTERVAL_S: Final = 5.0
 RESTART_DELAY_S: Final = 1.0
@@ -396,8 +397,8 @@ class Run:
     def _ended(self, report: JobReport) -> None:
         """Check the report of an ended job.
 
-        A job may fail only if a loss is stated and not accepted, because of a swap, or because a
-        stop could not wait for faults of the storage or of brokers.
+        A job may fail only if a loss is stated and not accepted, or because of a swap. A stop may
+        end it if the storage or brokers are away.
         """
         error = report.error
         if error is not None and error.kind == kind_of(StopTimedOutError):

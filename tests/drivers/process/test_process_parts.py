@@ -123,11 +123,11 @@ class TestLogs:
     def restored(self) -> Iterator[None]:
         root, own = logging.getLogger(), logging.getLogger(logs.OWN)
         handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
-        own_level = own.level
         loggers = [
             one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)
         ]
         enabled = [one for one in loggers if not one.disabled]
+        levels = {one.name: one.level for one in loggers}
         yield
         logging.disable(disabled)
         root.handlers[:] = handlers
@@ -138,10 +138,11 @@ class TestLogs:
                 restored: Any = logger
                 restored.__class__ = logging.Logger
                 logger.disabled = False
+            if isinstance(logger, logging.Logger):
+                logger.setLevel(levels.get(logger.name, logging.NOTSET))
         for logger in enabled:
             logger.disabled = False
         own.propagate = True
-        own.setLevel(own_level)
 
     def test_log_line_contains_role_job_logger_extra_fields_and_message(
         self, capsys: pytest.CaptureFixture[str]
