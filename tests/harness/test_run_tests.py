@@ -51,13 +51,15 @@ def test_endless():
 """
 LATE_AND_WRONG = LATE.replace("test_it()", "test_it(wrong_at_the_end)")
 WRONG = "def test_wrong():\n    fails_once(AssertionError('a record is missing'))\n"
-FAILURES = {  # the tests, the number of runs, and of tests that are named as unstable
-    "late": (LATE + LATE_COMMAND + LATE_TEST, 6, 3),
-    "late twice": (LATE + "    raise TooLateError('late again')", 2, 0),
-    "wrong": (WRONG, 1, 0),
-    "late, then wrong": (LATE_AND_WRONG, 1, 0),
-    "late beside a wrong one": (LATE + WRONG, 2, 0),
-}
+FAILURES = [  # the tests, the number of runs, and of tests that are named as unstable
+    pytest.param(LATE + LATE_COMMAND + LATE_TEST, 6, 3, id="late"),
+    pytest.param(LATE + WRONG, 2, 0, id="late, and another one is wrong"),
+    pytest.param(LATE_AND_WRONG, 1, 0, id="late, then wrong", marks=pytest.mark.slow),
+    pytest.param(
+        LATE + "    raise TooLateError('again')", 2, 0, id="late twice", marks=pytest.mark.slow
+    ),
+    pytest.param(WRONG, 1, 0, id="wrong", marks=pytest.mark.slow),
+]
 CONFTEST = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -75,7 +77,7 @@ def module_of(folder: Path, text: str) -> Path:
     return module
 
 
-@pytest.mark.parametrize(("text", "runs", "unstable"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("text", "runs", "unstable"), FAILURES)
 def test_only_tests_that_failed_by_a_time_limit_run_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, runs: int, unstable: int
 ) -> None:
