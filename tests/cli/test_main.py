@@ -20,6 +20,7 @@ def belongs_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["tidegate"])
     monkeypatch.setattr(module, "watch_forks", lambda **_: None)
     monkeypatch.setattr(module, "guard_handlers", lambda _: None)
+    monkeypatch.setattr(module, "exit_at_once", sys.exit)
 
 
 def commands(app: typer.Typer, path: str = "tidegate") -> Iterator[tuple[str, str]]:
@@ -77,6 +78,23 @@ def test_outcome_of_a_command_becomes_its_exit_code(
     assert (exit_.value.code or 0) == code
     if isinstance(outcome, ConfigError | KafkaError):
         assert capsys.readouterr().err == f"tidegate: {outcome}\n"
+
+
+def test_interrupted_command_does_not_wait_for_a_thread() -> None:
+    script = """
+import threading, typer
+from tidegate.cli import main
+main.app = typer.Typer()
+
+@main.app.command()
+def command() -> None:
+    threading.Thread(target=threading.Event().wait).start()
+    raise KeyboardInterrupt
+
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 130
 
 
 def test_internal_error_is_shown_with_its_traceback(

@@ -86,6 +86,11 @@ class Display:
         how = "with" if final_checkpoint else "without"
         print_status(f"{self.job}: stopping {how} a final checkpoint (Ctrl-C again leaves at once)")
 
+    def waiting_to_start(self, storage: str) -> None:
+        """Report that the storage has not stored the job for some time."""
+        text = f"waiting for the JobManager, which stores the job in {storage}"
+        print_status(f"{self.job}: {text}")
+
     def interrupted(self) -> None:
         """Report the second Ctrl-C."""
         print_status(f"{self.job}: left without a final checkpoint; the next run recovers")
@@ -288,6 +293,9 @@ class QuietDisplay(Display):
         """Print nothing."""
 
     def stopping(self, *, final_checkpoint: bool = True) -> None:
+        """Print nothing."""
+
+    def waiting_to_start(self, storage: str) -> None:
         """Print nothing."""
 
     def interrupted(self) -> None:

@@ -44,9 +44,14 @@ class ExitOnInterrupt:
 
 
 def _exit(_signal: int, _frame: FrameType | None) -> NoReturn:
+    exit_at_once(INTERRUPTED)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End this process without waiting for its threads. What was printed is written first."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, RuntimeError, ValueError):
             continue  # the stream is in use or closed, and the process ends in any case
-    os._exit(INTERRUPTED)
+    os._exit(code)

@@ -25,6 +25,7 @@ from tidegate.cli.create_topics import RunCommand
 from tidegate.cli.dev import dev
 from tidegate.cli.diff import diff
 from tidegate.cli.graph import graph
+from tidegate.cli.interrupt import exit_at_once
 from tidegate.cli.new import new
 from tidegate.cli.run import run
 from tidegate.cli.show import config
@@ -115,6 +116,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(REFUSED if error.domain is Domain.USER else FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except SystemExit as ends:
+        if arguments is None and ends.code == INTERRUPTED:
+            # An interrupt at the start of a thread can leave a thread that would never end.
+            exit_at_once(INTERRUPTED)
+        raise
     except OSError as error:
         if error.errno not in NOT_WRITABLE:
             _print_traceback(error)

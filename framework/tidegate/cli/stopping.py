@@ -96,8 +96,7 @@ class RunStop:
         """Submit the job in this block. If it takes long, say that the job is not stored yet. A
         Ctrl-C ends the block with StoppedBeforeStartError, because nothing runs yet.
         """
-        text = f"waiting for the JobManager, which stores the job in {storage}"
-        timer = threading.Timer(TOLD_AFTER_S, lambda: print_status(f"{self._job}: {text}"))
+        timer = threading.Timer(TOLD_AFTER_S, self._display.waiting_to_start, (storage,))
         timer.daemon = True
         timer.start()
         self._is_submitting = True
