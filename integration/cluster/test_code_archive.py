@@ -183,8 +183,7 @@ def test_files_left_out_of_the_code_archive_are_listed_and_not_imported(
     (tmp_path / "helper.py").symlink_to(outside / "helper.py")
     refused = folder.run(reference=REFERENCE)
     assert refused.code == 2, refused.err
-    assert "helper.py (symbolic link out of the folder)" in refused.err
-    assert "No module named 'helper'" in refused.err
+    assert "The module 'helper' is imported through" in refused.err
 
 
 @pytest.mark.slow
