@@ -73,8 +73,10 @@ renamed.
 """
 _NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
-OURS: Final = (str(Path(errors.__file__).parent), "<fused ")
-"""The beginnings of the names of tidegate's own files, generated loops among them."""
+GENERATED: Final = ("<fused ", "<generated ")
+"""The beginnings of the file names of generated code."""
+OURS: Final = (str(Path(errors.__file__).parent), *GENERATED)
+"""The beginnings of the file names of tidegate's own code."""
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):

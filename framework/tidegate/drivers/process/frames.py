@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from types import FrameType
-from typing import Final
 
-_GENERATED: Final = ("<fused ", "<generated ")
-"""The beginnings of the file names of generated code, whose globals have no module name."""
+from tidegate.protocol.errors import GENERATED
 
 
 def is_own(frame: FrameType) -> bool:
-    """Return whether the frame runs code of tidegate, or code that tidegate has generated."""
-    return is_own_module(module_of(frame)) or frame.f_code.co_filename.startswith(_GENERATED)
+    """Return whether the frame runs code of tidegate, or code that tidegate has generated.
+
+    The globals of generated code have no module name.
+    """
+    return is_own_module(module_of(frame)) or frame.f_code.co_filename.startswith(GENERATED)
 
 
 def is_own_module(name: str) -> bool:
