@@ -9,7 +9,7 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any, Generic, TypedDict, TypeVar
 from uuid import UUID
@@ -43,6 +43,23 @@ MOMENTS = [
     for zone in ZONES
     for fold in (0, 1)
 ]
+
+
+class Rule(tzinfo):
+    """A zone whose rules are code."""
+
+    def utcoffset(self, _: datetime | None) -> timedelta:
+        return timedelta(hours=1)
+
+    def dst(self, _: datetime | None) -> None:
+        return None
+
+    def tzname(self, _: datetime | None) -> None:
+        return None
+
+
+class Word(enum.StrEnum):
+    A = "a"
 
 
 class Colour(enum.Enum):

@@ -8,9 +8,8 @@ can hold, through each codec; `facts` compares what `==` does not see.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections import Counter, defaultdict
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -29,8 +28,10 @@ from tests.api.record_kinds import (
     Line,
     Open,
     Plain,
+    Rule,
     Session,
     Swapped,
+    Word,
     facts,
 )
 from tidegate.api.copying import copy_value
@@ -154,23 +155,6 @@ def test_stored_forms_have_the_golden_bytes() -> None:
     assert state_codec(Open, 0, {}).encode(Open(user="a")).hex() == (
         "0093a26121c09491a475736572c082a55f7365656e64a65f6c696e657390c0"
     )
-
-
-class Rule(tzinfo):
-    """A zone whose rules are code."""
-
-    def utcoffset(self, _: datetime | None) -> timedelta:
-        return timedelta(hours=1)
-
-    def dst(self, _: datetime | None) -> None:
-        return None
-
-    def tzname(self, _: datetime | None) -> None:
-        return None
-
-
-class Word(enum.StrEnum):
-    A = "a"
 
 
 class Named(NamedTuple):

@@ -10,11 +10,10 @@ that no slot can get as they are: they are refused at every parallelism.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import random
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -23,7 +22,7 @@ import pytest
 
 from integration.agreement.inputs import events
 from integration.agreement.record_shapes import SameRecords, entries
-from tests.api.record_kinds import facts
+from tests.api.record_kinds import Rule, Word, facts
 from tidegate import Context, Json, KafkaSink, KafkaSource, KeyedProcess, Pipeline, ValueState
 from tidegate.errors import UserCodeError
 from tidegate.testing import PipelineTest, Setup
@@ -74,23 +73,6 @@ def test_bytes_of_all_sinks_are_the_same_for_many_drawn_records(seed: int) -> No
 
 
 # --- what is refused ----------------------------------------------------------------------------
-
-
-class Rule(tzinfo):
-    """A zone whose rules are code."""
-
-    def utcoffset(self, _: datetime | None) -> timedelta:
-        return timedelta(hours=1)
-
-    def dst(self, _: datetime | None) -> None:
-        return None
-
-    def tzname(self, _: datetime | None) -> None:
-        return None
-
-
-class Word(enum.StrEnum):
-    A = "a"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ attributes. Others are refused, on every path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -28,20 +28,18 @@ from tidegate.api.record_fields import (
 )
 from tidegate.api.record_objects import Shape, has_initialiser
 from tidegate.api.types import is_union
-from tidegate.api.values import ClassCheck, article, declared_name, has_schema, parts_of
+from tidegate.api.values import (
+    CONTAINERS,
+    ClassCheck,
+    article,
+    declared_name,
+    has_schema,
+    parts_of,
+)
 from tidegate.api.wire import shape_of_stored
 from tidegate.graph.stream_graph import UNKNOWN
 from tidegate.user_exceptions import text_of
 
-_CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
-    list: (list,),
-    Sequence: (list, tuple),
-    set: (set,),
-    frozenset: (frozenset,),
-    tuple: (tuple,),
-    dict: (dict,),
-    Mapping: (dict,),
-}
 _PLAIN_FACTORIES: Final = (list, dict, set, frozenset, tuple)
 
 
@@ -64,8 +62,8 @@ def is_exactly(kind: type, of: object) -> bool:
     origin = get_origin(of)
     if origin is Literal:
         return kind in {type(value) for value in get_args(of)}
-    if origin in _CONTAINERS:
-        return kind in _CONTAINERS[origin]
+    if origin in CONTAINERS:
+        return kind in CONTAINERS[origin]
     if is_typeddict(record_class(of)):
         return kind is dict
     if not has_schema(of):
@@ -124,7 +122,7 @@ def is_uncertain(of: object) -> bool:
     of = plain_type(of)
     if of in (datetime, Any):
         return True
-    if get_origin(of) in _CONTAINERS:
+    if get_origin(of) in CONTAINERS:
         return get_origin(of) is not tuple or any(map(is_uncertain, get_args(of)))
     fields = fields_of(of)
     if fields is None:

@@ -160,9 +160,13 @@ def compares_otherwise(of: object) -> str:
         return "" if found.__eq__ is msgspec.Struct.__eq__ else "has an __eq__ of its own"
     if not dataclasses.is_dataclass(found):
         return ""
-    code = getattr(found.__eq__, "__code__", None)
-    generated = code is not None and code.co_filename == "<string>"  # as dataclasses compile it
-    return "" if generated else "has an __eq__ of its own"
+    return "" if is_generated(found.__eq__) else "has an __eq__ of its own"
+
+
+def is_generated(method: Any) -> bool:
+    """Check whether dataclasses have made a method of a class."""
+    code = getattr(method, "__code__", None)
+    return code is not None and code.co_filename == "<string>"  # as dataclasses compile it
 
 
 def takes_positions(of: object) -> bool:

@@ -29,6 +29,8 @@ from tidegate.api.record_fields import (
     fields_of,
     has_slot,
     initialised_model_maker,
+    is_frozen,
+    is_generated,
     is_model,
     model_maker,
     record_class,
@@ -197,7 +199,7 @@ def has_initialiser(kind: Any) -> bool:
         return True
     if issubclass(kind, msgspec.Struct):
         return False
-    return not _is_generated(kind.__init__) or not _sets_plainly(kind)
+    return not is_generated(kind.__init__) or not _sets_plainly(kind)
 
 
 def may_have_rest(of: object) -> bool:
@@ -280,7 +282,7 @@ class _DataclassShape(Shape):
         self._others = [name for name in _slots(kind) if name not in self.names]
         self._computed = [field for field in dataclasses.fields(kind) if not field.init]
         self.always = has_initialiser(kind) or bool(self._computed)
-        free = bool(kind.__dictoffset__) and (not _is_frozen(kind) or _caches(kind))
+        free = bool(kind.__dictoffset__) and (not is_frozen(kind) or _caches(kind))
         self.possible = self.always or free or bool(self._others)
         if self.always:
             self.new = _maker(allocator(kind), kind, self.names)
@@ -445,11 +447,6 @@ def _slots(kind: Any) -> list[str]:
     return found
 
 
-def _is_frozen(kind: Any) -> bool:
-    parameters = getattr(kind, "__dataclass_params__", None)
-    return bool(parameters is not None and parameters.frozen)
-
-
 def _caches(kind: Any) -> bool:
     return any(
         isinstance(part, functools.cached_property)
@@ -462,10 +459,5 @@ def _user_new(kind: Any) -> bool:
     return any(isinstance(vars(base).get("__new__"), staticmethod) for base in kind.__mro__)
 
 
-def _is_generated(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == "<string>"  # as dataclasses compile it
-
-
 def _sets_plainly(kind: Any) -> bool:
-    return kind.__setattr__ is object.__setattr__ or _is_generated(kind.__setattr__)
+    return kind.__setattr__ is object.__setattr__ or is_generated(kind.__setattr__)

@@ -43,7 +43,7 @@ from tidegate.errors import PipelineError
 from tidegate.graph.stream_graph import UNKNOWN
 from tidegate.message_text import counted
 
-_CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
+CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
     list: (list,),
     Sequence: (list, tuple),
     set: (set,),
@@ -52,6 +52,7 @@ _CONTAINERS: Final[dict[object, tuple[type, ...]]] = {
     dict: (dict,),
     Mapping: (dict,),
 }
+"""The classes whose objects have the type of a container."""
 _WITH_VALUE: Final = (str, int)
 """Types that an Enum may have as a base class: its members are encoded as their values."""
 _PLAIN_KEYS: Final = (str, bytes, int)
@@ -127,8 +128,8 @@ def counts_as(kind: type, of: object) -> bool:
     origin = get_origin(of)
     if origin is Literal:
         return kind in {type(value) for value in get_args(of)}
-    if origin in _CONTAINERS:
-        return issubclass(kind, _CONTAINERS[origin])
+    if origin in CONTAINERS:
+        return issubclass(kind, CONTAINERS[origin])
     if is_typeddict(record_class(of)):
         return issubclass(kind, dict)
     known = record_class(of)
@@ -186,8 +187,8 @@ def _usual_class(of: object) -> type:
     origin = get_origin(of)
     if origin is Literal:
         return type(get_args(of)[0])
-    if origin in _CONTAINERS:
-        return _CONTAINERS[origin][0]
+    if origin in CONTAINERS:
+        return CONTAINERS[origin][0]
     return dict if is_typeddict(record_class(of)) else record_class(of)
 
 
@@ -258,7 +259,7 @@ def _parts(value: Any, of: object, origin: object, arguments: tuple[Any, ...]) -
     if origin in (dict, Mapping):
         keys = [(f" key {key!r}", key, arguments[0]) for key in value]
         return keys + [(f"[{key!r}]", inner, arguments[1]) for key, inner in value.items()]
-    if origin in _CONTAINERS:
+    if origin in CONTAINERS:
         return [(f"[{i}]", part, arguments[0]) for i, part in enumerate(value)]
     parts: list[_Part] = []
     known: Any = of
