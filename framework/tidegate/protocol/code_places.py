@@ -17,9 +17,9 @@ from typing import Final
 
 import msgspec
 
+from tidegate.frames import is_own_file
 from tidegate.masking import masked_text
 from tidegate.ports.processes import StackFrame
-from tidegate.protocol.errors import OURS
 from tidegate.protocol.slot_metrics import HangingCall
 from tidegate.user_exceptions import encodable
 
@@ -95,7 +95,7 @@ def dumped_frames(dump: str, thread: int) -> list[StackFrame]:
 
 
 def _call(step: str, subtask: str, frames: Sequence[StackFrame], since_ms: int) -> HangingCall:
-    users = (frame for frame in frames if not frame.file.startswith(OURS))
+    users = (frame for frame in frames if not is_own_file(frame.file))
     at = next(users, frames[0] if frames else StackFrame("?", 0, "?"))
     left_out = len(frames) - FRAMES_MAX
     shown = list(frames[: FRAMES_MAX // 2]) + list(frames[-FRAMES_MAX // 2 :])

@@ -9,7 +9,6 @@ becomes the base class of its domain.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -24,6 +23,7 @@ from tidegate.errors import (
     UserError,
     from_foreign,
 )
+from tidegate.frames import is_own_file
 from tidegate.user_exceptions import MESSAGE_MAX, text_of, traceback_of
 
 KINDS: Final[Mapping[str, type[TidegateError]]] = {
@@ -72,11 +72,6 @@ KINDS: Final[Mapping[str, type[TidegateError]]] = {
 renamed.
 """
 _NAMES: Final = {kind: name for name, kind in KINDS.items()}
-
-GENERATED: Final = ("<fused ", "<generated ")
-"""The beginnings of the file names of generated code."""
-OURS: Final = (str(Path(errors.__file__).parent), *GENERATED)
-"""The beginnings of the file names of tidegate's own code."""
 
 
 class ErrorReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +125,7 @@ def _traceback_of(error: TidegateError) -> str:
     frames = cause.__traceback__
     if error.domain is Domain.USER:
         # Skip the frames of tidegate above the user's code, which do not help the user.
-        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(OURS):
+        while frames is not None and is_own_file(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         if frames is None:
             return ""

@@ -15,10 +15,10 @@ from typing import Final
 
 from tidegate.dataplane.operators.stateless import FusedSteps
 from tidegate.dataplane.task import Task
+from tidegate.frames import is_own_file
 from tidegate.graph.plan import PhysicalPlan
 from tidegate.graph.stream_graph import Node, StreamGraph
 from tidegate.protocol.code_places import CodePlace
-from tidegate.protocol.errors import OURS
 
 _DEPTH_MAX: Final = 4
 """The depth to which declarations are searched. A source holds a format, which may hold a decoder
@@ -77,7 +77,7 @@ def _codes(value: object, depth: int) -> Iterator[CodeType]:
 
 def _code_of_function(value: object) -> Iterator[CodeType]:
     function = inspect.unwrap(value) if callable(value) else value
-    if inspect.isfunction(function) and not function.__code__.co_filename.startswith(OURS):
+    if inspect.isfunction(function) and not is_own_file(function.__code__.co_filename):
         yield function.__code__
 
 

@@ -28,8 +28,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from tidegate.frames import is_own_file
 from tidegate.ports.processes import CallWatch, LongCall, StackFrame
-from tidegate.protocol.errors import OURS
 
 SAMPLE_INTERVAL_S: Final = 1.0
 LONG_TURN_S: Final = 2.0
@@ -96,7 +96,7 @@ def _stack(frame: FrameType | None) -> list[FrameType]:
         stack.append(frame)
         frame = frame.f_back
     stack.reverse()
-    own = (n for n, each in enumerate(stack) if each.f_code.co_filename.startswith(OURS))
+    own = (n for n, each in enumerate(stack) if is_own_file(each.f_code.co_filename))
     return stack[next(own, 0) :]
 
 
@@ -105,7 +105,7 @@ def _identity(stack: list[FrameType]) -> object:
     the variables of the last one.
     """
     for frame in stack:
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not is_own_file(frame.f_code.co_filename):
             return frame
     positions = tuple((frame.f_code, frame.f_lasti) for frame in stack)
     variables = tuple(map(id, stack[-1].f_locals.values())) if stack else ()

@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 from tidegate.drivers.process.forked import CRASHED
-from tidegate.drivers.process.frames import is_own, is_own_module, module_of
+from tidegate.frames import is_own, is_own_module, module_of
 
 _LEFT: Final = "it left the function that had called os.fork()"
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from tidegate.drivers.process.frames import is_own, is_own_module, module_of
+from tidegate.frames import is_own, is_own_module, module_of
 from tidegate.user_exceptions import process_ends
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
