@@ -9,6 +9,7 @@ and a condition that reads records is never one of them (`Run.until`).
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -21,14 +22,16 @@ from integration.support.running import TooLateError
 LATE = "late"
 """The name of the property of a report whose test failed by a time limit."""
 FILE = "--failures"
+_TIMEOUT = re.compile(r"\bTimeout \(>[\d.]+s\) from pytest-timeout")
 
 
 def is_late(error: BaseException) -> bool:
     """Return whether an error says only that something took longer than a test allows."""
     if isinstance(error, TooLateError | subprocess.TimeoutExpired):
         return True
-    # pytest-timeout has no class of its own for this.
-    return isinstance(error, pytest.fail.Exception) and str(error.msg).startswith("Timeout (>")
+    # pytest-timeout has no class of its own for this. It interrupts a test anywhere, so the job of
+    # a test may take its exception for one of user code, and quote it.
+    return _TIMEOUT.search(str(error)) is not None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -40,7 +40,7 @@ def wrong_at_the_end():
 """
 LATE = "def test_it():\n    fails_once(TooLateError('late'))\n"
 LATE_COMMAND = "def test_command():\n    fails_once(subprocess.TimeoutExpired('it', 3))\n"
-LATE_TEST = """
+LATE_TESTS = """
 @pytest.mark.timeout(1)
 def test_endless():
     try:
@@ -48,11 +48,23 @@ def test_endless():
     except AssertionError:
         while True:
             pass
+
+
+@pytest.mark.timeout(1)
+def test_job_that_takes_the_interruption_for_an_exception_of_user_code():
+    try:
+        fails_once(OSError())
+    except OSError:
+        try:
+            while True:
+                pass
+        except BaseException as error:
+            raise AssertionError(f"the job failed: {error}") from None
 """
 LATE_AND_WRONG = LATE.replace("test_it()", "test_it(wrong_at_the_end)")
 WRONG = "def test_wrong():\n    fails_once(AssertionError('a record is missing'))\n"
 FAILURES = [  # the tests, the number of runs, and of tests that are named as unstable
-    pytest.param(LATE + LATE_COMMAND + LATE_TEST, 6, 3, id="late"),
+    pytest.param(LATE + LATE_COMMAND + LATE_TESTS, 8, 4, id="late"),
     pytest.param(LATE + WRONG, 2, 0, id="late, and another one is wrong"),
     pytest.param(LATE_AND_WRONG, 1, 0, id="late, then wrong", marks=pytest.mark.slow),
     pytest.param(

@@ -32,6 +32,8 @@ Detector = Callable[[int], object]
 COSTLY: set[Detector] = set()
 """Those that simulate whole clusters (`finders.py`)."""
 
+COSTLY_MARKS = (pytest.mark.seeds, pytest.mark.timeout(600))
+
 FOUND = (AssertionError, pytest.fail.Exception, Broken, Wrong, TidegateError)
 
 
@@ -109,7 +111,7 @@ def mutant_params(mutants: Iterable[Mutant]) -> list[Any]:
         pytest.param(
             mutant,
             id=mutant.name,
-            marks=pytest.mark.seeds if mutant.detector in COSTLY else (),
+            marks=COSTLY_MARKS if mutant.detector in COSTLY else (),
         )
         for mutant in mutants
         if mutant.found_min
