@@ -16,6 +16,9 @@ CRASHES: Final = frozenset(
 )
 """The signals by which a process ends because of its own code."""
 
+SIGKILLED: Final = -int(signal.SIGKILL)
+"""The status of a process that ended by SIGKILL. The system sends it when memory runs out."""
+
 
 def was_killed(status: int | None) -> bool:
     """Return whether something else has ended the process by a signal: a user, a supervisor, or the

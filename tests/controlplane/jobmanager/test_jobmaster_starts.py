@@ -9,11 +9,9 @@ from tests.controlplane.jobmanager.dispatching import EPOCH, A, Shell, submissio
 from tests.controlplane.parts import registration
 from tidegate.config import JobSettings
 from tidegate.controlplane.jobmanager import dispatcher_events as j
-from tidegate.controlplane.jobmanager.dispatcher import (
-    FAILED_STARTS_MAX,
-    SHOW_START_WAIT_AFTER_MS,
-    START_MS_MAX,
-)
+from tidegate.controlplane.jobmanager.backoff import LONGEST_MS, RESET_AFTER_MS
+from tidegate.controlplane.jobmanager.dispatcher import SHOW_START_WAIT_AFTER_MS, START_MS_MAX
+from tidegate.controlplane.jobmanager.failed_starts import FAILED_STARTS_MAX, KILLED_STARTS_MAX
 from tidegate.controlplane.jobmanager.job_record import CANCEL_WAIT_SHARE, Phase
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
@@ -72,12 +70,63 @@ def test_job_does_not_fail_if_something_kills_its_jobmasters_during_import(
 ) -> None:
     shell.ask(SubmitJob(submission=submission()))
     shell.event(j.SubmissionStored(job=A))
-    for pid in range(101, 101 + 3 * FAILED_STARTS_MAX):
+    for pid in range(101, 101 + KILLED_STARTS_MAX):
         shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
         assert shell.imports(pid).close_only is None
-        shell.exits(status)
-        shell.machine.validate()
-    assert shell.machine.phase(A) is Phase.WAITING
+        if pid < 100 + KILLED_STARTS_MAX:
+            shell.exits(status)
+    shell.report(100 + KILLED_STARTS_MAX)
+    assert shell.shown().state == "RUNNING"
+
+
+def test_kills_of_starting_jobmasters_have_no_limit_after_the_job_has_run(running: Shell) -> None:
+    for pid in range(101, 101 + 3 * KILLED_STARTS_MAX):
+        running.exits(-9)
+        running.event(j.StartDelayElapsed(job=A, launch_id=running.start_number()))
+        assert running.imports(pid).close_only is None
+    waits = running.exits(-9)[-1]
+    assert isinstance(waits, j.ScheduleStart)
+    assert waits.after_ms == LONGEST_MS
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(-9, "was killed by SIGKILL. The system"), (-15, "by SIGTERM. Find out")]
+)
+def test_job_fails_if_something_kills_each_jobmaster_before_it_has_ever_run(
+    shell: Shell, status: int, words: str
+) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    pauses_ms = []
+    for pid in range(101, 101 + KILLED_STARTS_MAX):
+        shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+        assert shell.imports(pid).close_only is None
+        shell.now_ms += RESET_AFTER_MS  # a long import is no work
+        waits = shell.exits(status)[-1]
+        assert isinstance(waits, j.ScheduleStart)
+        pauses_ms.append(waits.after_ms)
+    assert pauses_ms == [0, 1_000, 2_000, 4_000, 8_000, 16_000, *[30_000] * 4]
+    shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+    failure = shell.imports(200).close_only
+    assert failure is not None
+    assert failure.kind == "StartFailedError"
+    assert "ended 10 times in a row before it reported anything" in failure.message
+    assert words in failure.message
+
+
+def test_status_says_why_a_jobmaster_is_started_again_while_it_imports(shell: Shell) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.imports(101)
+    shell.exits(-9)
+    shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+    shell.imports(102)
+    shell.report(102, "RECOVERING", attempt=0, planned=False)
+    error = shell.shown().error
+    assert error is not None
+    assert "was killed by SIGKILL. The system kills a process in this way when" in error.message
+    shell.report(102)
+    assert shell.shown().error is None
 
 
 def test_job_fails_if_each_of_its_jobmasters_hangs_and_is_killed_for_that(shell: Shell) -> None:

@@ -47,6 +47,7 @@ from tidegate.controlplane.jobmanager.dispatcher_events import (
     SubmissionNotStored,
     SubmissionStored,
 )
+from tidegate.controlplane.jobmanager.failed_starts import cause_of_kill, lost_error
 from tidegate.controlplane.jobmanager.job_record import (
     TRANSITIONS,
     JobRecord,
@@ -57,8 +58,8 @@ from tidegate.controlplane.jobmanager.job_record import (
     view,
 )
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
-from tidegate.errors import ExternalError, FencedError, StartFailedError, check
-from tidegate.exit_status import exit_text, was_killed
+from tidegate.errors import FencedError, check
+from tidegate.exit_status import exit_text
 from tidegate.ids import JobName, LeaderEpoch
 from tidegate.ports.processes import NO_RESOURCES, REFUSED_START_PAUSE_MS
 from tidegate.protocol.errors import ErrorReport
@@ -87,11 +88,6 @@ an import takes."""
 SHOW_START_WAIT_AFTER_MS = 2_000
 """Time in ms after which reports say what the start of a JobMaster waits for. The process starts
 within milliseconds after the storage has confirmed that this JobManager leads."""
-FAILED_STARTS_MAX = 5
-"""Number of JobMasters in a row that end before they report that they have a plan of the job. After
-so many the job fails. One failed start can be an accident; five in a row mean that the start or the
-import itself fails. The next JobMaster imports no user code and only closes the job. After the same
-number of these, the job fails without being closed."""
 EXIT_TIMEOUT_MS = 10_000
 """Time in ms that a JobMaster has to exit after the job's result is stored. Then it is killed."""
 ENDED_MAX = 100
@@ -162,7 +158,7 @@ class Dispatcher:
             ending = job.phase in {Phase.ENDING, Phase.ENDED}
             reported = job.report is not None and job.report.state in ENDED
             check(ending == reported, f"{where}: ends exactly by a terminal report")
-            check(ending or job.failed_starts < FAILED_STARTS_MAX, f"{where}: started too often")
+            check(ending or not job.failed_starts.exhausted, f"{where}: started too often")
             check(
                 not job.pending_request_ids or job.phase in {Phase.STORING, Phase.ENDING},
                 f"{where}: asks",
@@ -311,7 +307,6 @@ class Dispatcher:
         if job.phase is Phase.STARTING:
             self._become(job, Phase.RUNNING, now_ms)
             job.stop_sent = False
-            job.backoff.record_start(now_ms)
             _clear_postponed_start(job)
         if job.phase is not Phase.RUNNING:
             reason = f"job {message.job} has ended"
@@ -336,10 +331,12 @@ class Dispatcher:
             yield from self._end(job, report, now_ms)
         else:
             if job.phase is Phase.RUNNING:
-                job.report = report
+                if report.planned and not job.reported:  # its import has ended
+                    job.reported = True
+                    job.failed_starts.reset()
+                    job.backoff.record_start(now_ms)
+                job.report = report if job.reported else _with_last_error(report, job.report)
                 job.last_heartbeat_ms = now_ms
-                if report.planned:  # its import has ended
-                    job.reported, job.failed_starts = True, 0
                 job.worked = report.checkpoints_completed > 0
                 yield from self._note_claim(job, report.attempt)
             yield Reply(request_id=request_id, message=Acknowledge())
@@ -379,22 +376,23 @@ class Dispatcher:
             yield from self._postpone_start(job, why, now_ms, wall_ms)
             return
         job.postponed_since_ms = 0
-        # A storage that hangs is not a failed start: it may answer the next JobMaster. Neither is a
-        # kill by something else. A JobMaster that this JobManager kills has hung.
-        accident = status == STORAGE_HANGS or (was_killed(status) and not job.killed)
-        job.failed_starts += not job.reported and not accident
+        # A JobMaster that this JobManager kills has hung.
+        cause = "" if job.reported or job.killed else cause_of_kill(status)
+        # A storage that hangs is not a failed start: it may answer the next JobMaster.
+        if not job.reported and status != STORAGE_HANGS:
+            claimed = job.submission.claimed_attempt > 0
+            job.failed_starts.record(killed=bool(cause), claimed=claimed)
         job.backoff.record_failure(now_ms, worked=job.worked)
-        error = ErrorReport.of(
-            ExternalError(f"The JobMaster of {name} was lost: {how}; its log says more.")
-        )
-        between = self._note_end(job, error, wall_ms)
-        if job.failed_starts >= FAILED_STARTS_MAX:
-            failure = _start_failed_error(name, how, closing=job.close_only is not None)
-            if job.close_only is not None:
+        between = self._note_end(job, lost_error(name, how, cause), wall_ms)
+        if job.failed_starts.exhausted:
+            closing = job.close_only is not None
+            failure = job.failed_starts.error(name, how, cause, closing=closing)
+            if closing:
                 failed = msgspec.structs.replace(between, state=JobState.FAILED, error=failure)
                 yield from self._end(job, failed, now_ms)
                 return
-            job.close_only, job.failed_starts = failure, 0
+            job.close_only = failure
+            job.failed_starts.reset()
         self._become(job, Phase.WAITING, now_ms)
         yield ScheduleStart(job=name, launch_id=job.launch_id, after_ms=job.backoff.pause_ms())
 
@@ -561,6 +559,13 @@ def _show_refused_start(job: JobRecord, why: str, wall_ms: int) -> None:
     )
 
 
+def _with_last_error(report: JobReport, last: JobReport | None) -> JobReport:
+    """Return the report of a JobMaster that imports, with the reason for which it was started."""
+    if report.error is not None or last is None:
+        return report
+    return msgspec.structs.replace(report, error=last.error)
+
+
 def _clear_postponed_start(job: JobRecord) -> None:
     """Remove the reason for a postponed start, after the JobMaster has registered."""
     if job.postponed_since_ms and job.report is not None:
@@ -568,22 +573,6 @@ def _clear_postponed_start(job: JobRecord) -> None:
             job.report, waiting_for="", waiting_since_ms=0, start_refused=""
         )
     job.postponed_since_ms = 0
-
-
-def _start_failed_error(name: JobName, how: str, *, closing: bool) -> ErrorReport:
-    """Return the error of a job whose JobMasters die before they report a plan."""
-    message = (
-        f"The JobMaster of {name} ended {FAILED_STARTS_MAX} times in a row before it reported "
-        f"anything; the last time {how}. Its log, {name}/jobmaster.log, says more: often the "
-        "import of the pipeline's module ends the process."
-    )
-    if closing:
-        message += (
-            " A JobMaster that was only to close the job could not be started either, so "
-            "transactions may stay open until Kafka's transaction timeout: see `tidegate txn "
-            "list`. The next run settles the job."
-        )
-    return ErrorReport.of(StartFailedError(message))
 
 
 def _kill(job: JobRecord, reason: str) -> Instruction:

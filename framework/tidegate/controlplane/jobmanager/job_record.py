@@ -13,6 +13,7 @@ import msgspec
 
 from tidegate.config import JobSettings, flattened
 from tidegate.controlplane.jobmanager.backoff import Backoff
+from tidegate.controlplane.jobmanager.failed_starts import FailedStarts
 from tidegate.controlplane.jobmanager.job_history import JobHistory
 from tidegate.errors import StopTimedOutError
 from tidegate.protocol.errors import ErrorReport
@@ -81,7 +82,7 @@ class JobRecord:
     """Monotonic time in ms of the stop request. A cancel after a stop has a time of its own."""
     stop_sent: bool = False
     """Whether the stop was sent to the current JobMaster, or is being sent."""
-    failed_starts: int = 0
+    failed_starts: FailedStarts = field(default_factory=FailedStarts)
     postponed_since_ms: int = 0
     """Wall-clock time in ms of the first start in a row that was postponed; 0 if none was."""
     other_version: str = ""
