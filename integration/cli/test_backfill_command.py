@@ -6,10 +6,8 @@ them on Spark.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +29,6 @@ from integration.support.backfill_command import (
 )
 from integration.support.brokers import TopicFactory, unique
 from integration.support.running import TooLateError
-from integration.support.session_cluster import TIDEGATE
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -81,11 +78,12 @@ def test_killed_backfill_is_continued_by_the_same_command_until_it_reports_done(
     are small, so that many are left after the second kill.
     """
     published: list[int] = []
-    for pause_s in (0.0, 0.6):
+    for in_a_wave in (False, True):
         with job.start("--json", "-p", "3", "--wave-records", str(WAVE // 8)) as process:
             wave = read_event(process, "wave")
             published.append(wave["offsets_left"])
-            time.sleep(pause_s)
+            if in_a_wave:
+                until(job.in_a_wave, "in a wave")
             process.kill()
     assert published == sorted(published, reverse=True)
     job.write()  # these orders come after the start of the backfill and are not part of it
@@ -108,7 +106,7 @@ def test_ctrl_c_stops_a_backfill_after_the_wave_and_a_second_ctrl_c_abandons_the
 ) -> None:
     with job.start("--json", "-p", "2") as process:
         read_event(process, "plan")
-        time.sleep(0.5)
+        until(job.in_a_wave, "in a wave")
         process.send_signal(signal.SIGINT)
         wave = read_event(process, "wave")
         assert process.wait(TIMEOUT_S) == STOPPED
@@ -118,21 +116,13 @@ def test_ctrl_c_stops_a_backfill_after_the_wave_and_a_second_ctrl_c_abandons_the
     large = ("--new", "-p", "2", "--wave-records", "200000")
     with job.start("--json", *large) as process:
         read_event(process, "plan")
-        time.sleep(1.0)  # the wave takes several seconds
+        # The wave takes several seconds, and the test must find it with open transactions.
+        until(lambda: len(job.open_transactions()) > 0, "writing")
         process.send_signal(signal.SIGINT)
         read_event(process, "stopping")  # a busy process could take two quick signals as one
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT_S) == ABANDONED
-    listed = subprocess.run(
-        [TIDEGATE, "txn", "list", "--kafka", job.bootstrap, "--json"],
-        check=True,
-        capture_output=True,
-        cwd=job.folder,
-    ).stdout
-    open_ids = [
-        each for each in json.loads(listed) if job.name in str(each) and "Ongoing" in str(each)
-    ]
-    assert not open_ids, "an abandoned wave leaves nothing that readers wait for"
+    assert job.open_transactions() == [], "an abandoned wave leaves nothing that readers wait for"
     assert job.run("-p", "2", "--wave-records", "200000")[0] == DONE
     job.assert_exact()
 

@@ -23,14 +23,13 @@ from integration.connectors.test_bad_records import header
 from integration.exactly_once.test_recreated_topics import create_again
 from integration.support.backfills import BackfillJob, in_process_host
 from integration.support.brokers import TIMEOUT_S, unique
+from integration.support.transactions import open_transactions
 from integration.support.user_project import TOTALS, Folder
 from tidegate.backfill.executor import Executor, InProcessExecutor, WaveTasks
 from tidegate.config import Config
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
-from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
 from tidegate.drivers.system import SystemDrivers
 from tidegate.errors import BadRecordError, RefusedError, SourceChangedError, UserCodeError
-from tidegate.ports.kafka import TransactionState
 from tidegate.protocol.waves import TaskReport
 
 pytestmark = [
@@ -66,12 +65,7 @@ class Input:
         return BackfillJob(f"{module}:Totals", self.folder.path, settings)
 
     def open_transactions(self) -> list[str]:
-        log = KafkaTransactionAdmin({"bootstrap.servers": self.folder.bootstrap})
-        try:
-            listed = log.list(f"tidegate.{self.folder.job}.")
-        finally:
-            log.close()
-        return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
+        return open_transactions(self.folder.bootstrap, self.folder.job)
 
     def visible(self) -> int:
         return len(self.folder.read("totals"))

@@ -12,8 +12,9 @@ from typing import Any, Final
 from integration.demo.checker import check
 from integration.demo.orders import write
 from integration.support.brokers import unique
-from integration.support.running import owned
+from integration.support.running import journal, owned
 from integration.support.session_cluster import TIDEGATE
+from integration.support.transactions import open_transactions
 
 ORDERS: Final = 6_000
 WAVE: Final = 2_000
@@ -72,6 +73,14 @@ class Job:
         with self.start("--json", *more, action=action) as process:
             out, _ = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, [json.loads(line) for line in out.splitlines()]
+
+    def in_a_wave(self) -> bool:
+        """Return whether a wave has begun and is not published."""
+        entries = journal(Path(self.storage, self.name))
+        return bool(entries) and entries[-1]["kind"] == "claim"
+
+    def open_transactions(self) -> list[str]:
+        return open_transactions(self.bootstrap, self.name)
 
     def log(self) -> str:
         return (self.folder / "log").read_text()

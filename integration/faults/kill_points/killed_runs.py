@@ -31,6 +31,7 @@ from integration.support import brokers
 from integration.support.brokers import create_topic, produce, unique
 from integration.support.resource_usage import kind_of
 from integration.support.running import TooLateError
+from integration.support.transactions import open_transactions
 from tidegate.checkpoint.manifest import Manifest, decode_manifest
 
 ROOT = Path(__file__).parents[3]
@@ -232,15 +233,7 @@ class Job:
 
     def open_transactions(self) -> list[str]:
         """Return the transactional ids of this job whose transaction is Ongoing."""
-        from tidegate.drivers.kafka.transactions import KafkaTransactionAdmin
-        from tidegate.ports.kafka import TransactionState
-
-        log = KafkaTransactionAdmin({"bootstrap.servers": self.bootstrap})
-        try:
-            listed = log.list(f"tidegate.{self.name}.")
-        finally:
-            log.close()
-        return [id_ for id_, state in listed.items() if state is TransactionState.ONGOING]
+        return open_transactions(self.bootstrap, self.name)
 
     def journal(self) -> list[dict[str, Any]]:
         """Return all entries of the job's journal that this object has seen, oldest first. Each
