@@ -20,6 +20,7 @@ import pytest
 
 from integration.conftest import soak_on_39
 from integration.faults.kill_points import broken_mains as breaking
+from integration.faults.kill_points.command import STOP_ARRIVED
 from integration.faults.kill_points.kill_points import Trap
 from integration.faults.kill_points.killed_runs import Job, Run
 from integration.support.running import code_of_stop
@@ -160,6 +161,10 @@ def test_the_whole_cluster_dies_with_its_command_and_the_next_run_recovers(
     job.assert_exact()
 
 
+def until_stop_arrived(run: Run) -> None:
+    run.until(lambda: STOP_ARRIVED in run.errors.read_text(), "a JobManager has the stop")
+
+
 @soak_on_39
 def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     any_kafka: EmbeddedKafka, tmp_path: Path
@@ -173,7 +178,7 @@ def test_second_interrupt_ends_the_command_at_once_and_the_next_run_recovers(
     with job.started(pace=PACE, traps=traps, config=config) as run:
         run.until(run.plan.snapped, "stopped")
         run.process.send_signal(signal.SIGINT)
-        time.sleep(2)  # two signals that arrive before a process handles them count as one
+        until_stop_arrived(run)  # two signals that come before the command handles them are one
         run.process.send_signal(signal.SIGINT)
         assert run.wait(10) == 130, run.story()
     job.run()
@@ -190,7 +195,7 @@ def test_job_stops_although_the_jobmanager_that_got_the_interrupt_was_killed(
     with job.started(pace=PACE, traps=[Trap("jobmaster.complete", 3, stops=True)]) as run:
         run.until(run.plan.snapped, "stopped")
         run.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # after the time of two reports, the JobManager has received the stop
+        until_stop_arrived(run)
         kill(run, "jobmanager", random.Random(0))
         code = run.wait()
         assert code == code_of_stop(job.journal()), run.story()
