@@ -181,9 +181,8 @@ def test_reading_begins_and_ends_where_the_options_say(
 ) -> None:
     topic = topic_factory("log", partitions=1)
     shell.run("produce", topic, given="".join(f"{number}\n" for number in range(10)))
-    time.sleep(0.1)
-    now_ms = time.time_ns() // 1_000_000
-    shell.run("produce", topic, given="late\n")
+    shell.run("produce", topic, given="late\n")  # the start of a command takes many milliseconds
+    late_ms = shell.records(topic)[-1]["timestamp_ms"]
 
     def values(*options: str) -> list[str]:
         return shell.run("read", topic, "--values", *options)[0].splitlines()
@@ -192,7 +191,8 @@ def test_reading_begins_and_ends_where_the_options_say(
     assert values("--from", "8") == ["8", "9", "late"]
     assert values("--from", "-2") == ["9", "late"]
     assert values("--from", "end") == []
-    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ms / 1000)) + f".{now_ms % 1000:03}Z"
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(late_ms / 1000))
+    at += f".{late_ms % 1000:03}Z"
     assert values("--from", at) == ["late"]
     assert len(values("--from", "1h")) == 11
     assert "has no partition 4" in shell.run("read", topic, "--partition", "4", code=2)[1]

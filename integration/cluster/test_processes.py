@@ -45,6 +45,13 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
+def is_pending(number: signal.Signals, process: psutil.Process) -> bool:
+    """Return whether the process has been sent the signal and did not get it yet."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    shared = status.partition("\nShdPnd:")[2].split()[0]
+    return bool(int(shared, 16) >> number - 1 & 1)
+
+
 def left_of(those: list[psutil.Process], within_s: float = GONE_WITHIN_S) -> list[psutil.Process]:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -225,15 +232,21 @@ def test_slots_inherit_no_thread_connection_or_file_of_the_fork_server(running: 
 
 
 def test_ctrl_c_does_not_end_the_processes_of_a_cluster(running: Running) -> None:
+    """After the signals, the cluster replaces a killed slot, so its processes still work."""
     job = running.submit()
     before = running.complete(job)
-    for process in psutil.Process(running.cluster.pid).children(recursive=True):
+    manager = psutil.Process(running.cluster.pid)
+    every = [manager, *manager.children(recursive=True)]
+    for process in every:
         process.send_signal(signal.SIGINT)
-    os.kill(running.cluster.pid, signal.SIGINT)
-    time.sleep(0.3)
-    after = running.client.report(job)
-    assert after.attempt == before.attempt
-    assert after.slots == before.slots
+    assert eventually(lambda: not any(is_pending(signal.SIGINT, process) for process in every))
+    killed = before.slots[1].pid
+    os.kill(killed, signal.SIGKILL)
+    after = running.complete(job, before.attempt)
+    (failed,) = after.failed_attempts
+    assert f"its process {killed} was killed by SIGKILL" in failed.error.message
+    slots = {slot.pid for slot in before.slots}
+    assert not any(is_gone(process) for process in every if process.pid not in slots)
     assert running.cluster.restarts == 0
 
 

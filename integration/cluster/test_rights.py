@@ -4,7 +4,6 @@ and no password appears anywhere.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -203,7 +202,6 @@ def test_job_survives_acls_that_are_removed_for_a_while(secured: Secured, tmp_pa
         secured.take_away(*read)
         live.kill_slots()
         live.until(lambda: "asks Kafka again" in folder.logs(), "refused by Kafka")
-        time.sleep(2)
         secured.grant(*read)
         live.until(lambda: len(folder.read("totals")) == 60, "at the end of its input")
         assert " 1 restart" in live.err.splitlines()[-1]

@@ -191,7 +191,13 @@ def test_an_owned_broker_outlives_the_thread_that_started_it(tmp_path: Path) -> 
     thread.join()
     (kafka,) = started
     with kafka:
-        time.sleep(0.5)  # if the end of the thread counted, the kernel would kill it at once
+        # If the end of the thread counted, the kernel would send SIGKILL before the thread is gone.
+        task = Path("/proc/self/task", str(thread.native_id))
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while task.exists():
+            assert time.monotonic() < deadline, "the thread does not end"
+            time.sleep(0.01)
+        create_topic(kafka.bootstrap, "t", partitions=1)
         assert kafka.alive == [True]
 
 
