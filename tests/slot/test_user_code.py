@@ -119,9 +119,8 @@ def watched(work: Callable[[], object], done: threading.Event) -> LongCall | Non
 
     thread = threading.Thread(target=run)
     thread.start()
-    until_s = time.monotonic() + 2
     call = None
-    while call is None and time.monotonic() < until_s:
+    while call is None and thread.is_alive():
         time.sleep(0.02)
         call = found[0].long_call() if found else None
     done.set()
