@@ -331,6 +331,7 @@ def test_default_of_a_field_that_only_the_file_has_is_written(
         ({"type": "array", "items": "int"}, ["x"]),
         (["null", "int"], "x"),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}, {}),
+        ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "int"]}]}, {}),
     ],
 )
 def test_default_that_is_no_value_of_its_type_is_refused_at_the_build(

@@ -13,6 +13,7 @@ from tidegate.cli.display import (
     JsonLines,
     LineDisplay,
     LiveDisplay,
+    QuietDisplay,
     _table,
     describe,
     duration_text,
@@ -68,6 +69,20 @@ def test_json_lines_show_the_process_ids_and_the_exits_of_processes(
     assert said[0]["jobmaster_pid"] == 42
     assert said[0]["process_exits"] == [{"kind": "slot", "pid": 7, "status": -9, "ended_ms": 5}]
     assert said[1]["status"] == -9
+
+
+def test_quiet_display_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    LineDisplay(SUBMISSION, Config()).waiting_to_start("/mnt/x")
+    assert "waiting for the JobManager, which stores the job in /mnt/x" in capsys.readouterr().err
+    shown, report = QuietDisplay(SUBMISSION, Config()), failing(KafkaError, "no leader")
+    shown.waiting_to_start("/mnt/x")
+    shown.drains(["hourly"])
+    shown.show(report)
+    shown.stopping()
+    shown.interrupted()
+    shown.jobmanager_restarted(-9)
+    shown.end(msgspec.structs.replace(report, state=JobState.FAILED))
+    assert capsys.readouterr() == ("", "")
 
 
 def failing(kind: type[Exception], text: str) -> JobReport:

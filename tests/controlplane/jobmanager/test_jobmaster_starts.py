@@ -144,6 +144,23 @@ def test_job_fails_if_each_of_its_jobmasters_hangs_and_is_killed_for_that(shell:
     assert "was killed by SIGKILL" in failure.message
 
 
+def test_kill_by_something_else_does_not_count_as_a_hang_after_one_jobmaster_has_hung(
+    shell: Shell,
+) -> None:
+    shell.ask(SubmitJob(submission=submission()))
+    shell.event(j.SubmissionStored(job=A))
+    shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+    shell.imports(101)
+    shell.now_ms += START_MS_MAX + 1
+    assert isinstance(shell.event(j.DispatcherTick())[0], j.KillJobMaster)
+    shell.exits(-9)
+    for pid in range(102, 102 + FAILED_STARTS_MAX):
+        shell.event(j.StartDelayElapsed(job=A, launch_id=shell.start_number()))
+        assert shell.imports(pid).close_only is None
+        shell.exits(-9)
+    assert shell.machine.phase(A) is Phase.WAITING
+
+
 @pytest.mark.parametrize("status", [None, NO_RESOURCES])
 def test_jobmaster_start_is_retried_while_the_operating_system_refuses_resources(
     running: Shell, status: int | None
