@@ -61,6 +61,8 @@ SCALARS: Final[list[Drawn]] = [
     (UUID, st.uuids()),
     (Any, st.sampled_from(FREE)),
 ]
+KEYS: Final = [SCALARS[0], (float, st.floats() | st.integers()), SCALARS[2], SCALARS[6]]
+"""Types of the keys of a dict."""
 BRANCHES: Final[list[Drawn]] = [SCALARS[0], SCALARS[2], SCALARS[6]]
 """Types that a union can tell apart."""
 
@@ -75,13 +77,13 @@ def drawn_types(depth: int = 2) -> st.SearchStrategy[Drawn]:
         inner,
         inner.map(_list),
         inner.map(_sequence),
-        inner.map(_dict),
+        st.builds(_dict, st.sampled_from(KEYS), inner),
         inner.map(_optional),
         fields.map(_tuple),
         inner.map(lambda one: _generic(Held, one)),
         inner.map(lambda one: _generic(Pair, one)),
-        st.builds(_dataclass, fields, st.booleans(), st.booleans()),
-        st.builds(_struct, fields, st.booleans(), st.booleans()),
+        st.builds(_dataclass, fields, st.booleans(), st.booleans(), st.booleans()),
+        st.builds(_struct, fields, st.booleans(), st.booleans(), st.booleans()),
         st.builds(_model, fields),
     )
 
@@ -96,9 +98,9 @@ def _sequence(one: Drawn) -> Drawn:
     return of[one[0]], many | many.map(tuple)
 
 
-def _dict(one: Drawn) -> Drawn:
-    values = st.dictionaries(st.text(max_size=3), one[1], max_size=3)
-    return GenericAlias(dict, (str, one[0])), values
+def _dict(key: Drawn, one: Drawn) -> Drawn:
+    values = st.dictionaries(key[1], one[1], max_size=3)
+    return GenericAlias(dict, (key[0], one[0])), values
 
 
 def _optional(one: Drawn) -> Drawn:
@@ -125,7 +127,7 @@ def _generic(kind: Any, one: Drawn) -> Drawn:
     return kind[one[0]], one[1].map(kind)
 
 
-def _dataclass(many: list[Drawn], frozen: bool, initialised: bool) -> Drawn:
+def _dataclass(many: list[Drawn], frozen: bool, by_name: bool, initialised: bool) -> Drawn:
     def initialise(self: Any) -> None:
         object.__setattr__(self, "note", (next(_made), "noted"))
 
@@ -133,20 +135,26 @@ def _dataclass(many: list[Drawn], frozen: bool, initialised: bool) -> Drawn:
         "Drawn",
         [(f"f{i}", of) for i, (of, _) in enumerate(many)],
         frozen=frozen,
+        kw_only=by_name,
         namespace={"__post_init__": initialise} if initialised else {},
     )
-    return kind, st.tuples(*(values for _, values in many)).map(lambda parts: kind(*parts))
+    return kind, _records(kind, many)
 
 
-def _struct(many: list[Drawn], frozen: bool, array_like: bool) -> Drawn:
+def _struct(many: list[Drawn], frozen: bool, by_name: bool, array_like: bool) -> Drawn:
     kind: Any = msgspec.defstruct(
         "Drawn",
         [(f"f{i}", of) for i, (of, _) in enumerate(many)],
         frozen=frozen,
+        kw_only=by_name,
         array_like=array_like,
         rename="upper",
     )
-    return kind, st.tuples(*(values for _, values in many)).map(lambda parts: kind(*parts))
+    return kind, _records(kind, many)
+
+
+def _records(kind: Any, many: list[Drawn]) -> st.SearchStrategy[Any]:
+    return st.builds(kind, **{f"f{i}": values for i, (_, values) in enumerate(many)})
 
 
 def _model(many: list[Drawn]) -> Drawn:

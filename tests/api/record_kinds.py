@@ -85,6 +85,14 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag="t"):
         msgspec.structs.force_setattr(self, "first_name", f"{self.first_name}!")
 
 
+class Named(msgspec.Struct, kw_only=True):
+    """A Struct that takes its fields by name, and has nothing besides them."""
+
+    at: datetime
+    number: int = 0
+    counts: Sequence[int] = ()
+
+
 class Loose(msgspec.Struct, dict=True):
     number: int
 
@@ -271,6 +279,12 @@ OBJECTS: list[tuple[Any, Any]] = [
     (Doubled, Doubled(1)),
     (Tag, Tag(first_name="ann")),
     (Tag, Tag(first_name="ann", counts=[1], ratio=0.5)),
+    (Named, Named(at=REPEATED.replace(tzinfo=BERLIN))),
+    (Named, Named(at=REPEATED, number=2**80, counts=[1, 2**80])),
+    (dict[datetime, int], dict.fromkeys(MOMENTS[-11:], 1)),
+    (dict[datetime, int], {moment: 2**80 for moment in MOMENTS if moment.tzinfo is UTC}),
+    (dict[float, str], {1: "a", 2.5: "b", 2**80: "c"}),
+    (dict[int, datetime], {1: REPEATED.replace(tzinfo=BERLIN), -(2**80): MOMENTS[0]}),
     (Loose, Loose(1)),
     (Loose, loose()),
     (Compact, Compact(1, [(2, "x"), (2.0, "y")])),

@@ -3,8 +3,9 @@
 `api/wire.py` uses these converters only where the ordinary encoder or decoder has refused a value.
 So values with smaller numbers cost nothing and are stored as before. An int beyond 64 bits is a
 msgpack extension of type 1: two's complement, big-endian, without padding. A dict that has such a
-key is an array of pairs, because an extension cannot be a key. A version that does not know the
-extension refuses the value (`Expected int, got ext`) and never reads another number.
+key, or another extension as a key, is an array of pairs, because msgpack has no such keys. A
+version that does not know the extension refuses the value (`Expected int, got ext`) and never reads
+another number.
 
 Such ints are kept where `int`, `float` or `Any` is declared (`free_values.py` has those of `Any`).
 This module is not used for keys: the canonical bytes of an int key have 64 bits (`api/keys.py`).
@@ -63,17 +64,17 @@ def int_converter(pack: str, unpack: str, variable: str) -> Converter:
 
 
 def pairs_converter(
-    key: Converter, value: Converter, names: tuple[str, str, str, str]
+    key: Converter, value: Converter, plain_key: Any, names: tuple[str, str, str, str]
 ) -> Converter:
-    """Return the converter of a dict with int keys.
+    """Return the converter of a dict whose keys may be extensions.
 
-    `names` are the names of `dict_or_pairs` and `entries_of` in the generated source, and of two
-    variables.
+    `plain_key` is the type of keys that are none, in msgpack. `names` are the names of
+    `dict_or_pairs` and `entries_of` in the generated source, and of two variables.
     """
     pack, unpack, k, v = names
     pairs = generic(list, generic(tuple, key.wire, value.wire))
     return Converter(
-        generic(dict, int, value.wire) | pairs,
+        generic(dict, plain_key, value.wire) | pairs,
         lambda x: f"{pack}([({key.packed(k)}, {value.packed(v)}) for {k}, {v} in {x}.items()])",
         lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {k}, {v} in {unpack}({x})}}",
     )

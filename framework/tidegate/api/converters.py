@@ -141,7 +141,7 @@ class ConverterGenerator:
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
         """Return the converter of a dict or Mapping."""
-        key, value = self.converter(key_of), self.converter(value_of)
+        key, value = self.key_converter(key_of), self.converter(value_of)
         k, v = self.variable(), self.variable()
         if key.plain and value.plain:
             return Converter(generic(dict, key.wire, value.wire))
@@ -150,6 +150,10 @@ class ConverterGenerator:
             lambda x: f"{{{key.packed(k)}: {value.packed(v)} for {k}, {v} in {x}.items()}}",
             lambda x: f"{{{key.unpacked(k)}: {value.unpacked(v)} for {k}, {v} in {x}.items()}}",
         )
+
+    def key_converter(self, of: object) -> Converter:
+        """Return the converter of the keys of a dict."""
+        return self.converter(of)
 
     @staticmethod
     def container_name(origin: Any) -> str:

@@ -54,6 +54,14 @@ def pack_moment(value: Any) -> Any:
     return msgspec.msgpack.Ext(MOMENT, _encode((wall, value.fold, kind, arguments)))
 
 
+def pack_key(value: Any) -> Any:
+    """Return the same for a key of a dict; OverflowError if it is an extension, which is no key."""
+    packed = pack_moment(value)
+    if isinstance(packed, msgspec.msgpack.Ext):
+        raise OverflowError(f"{value!r} has no narrow form")
+    return packed
+
+
 def unpack_moment(data: bytes | memoryview) -> datetime:
     """Return the datetime that the data of an extension of type `MOMENT` describe."""
     wall, fold, kind, arguments = _decode(data)

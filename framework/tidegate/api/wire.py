@@ -46,7 +46,7 @@ from tidegate.api.converters import (
     read,
 )
 from tidegate.api.free_values import TUPLE, pack_free, read_extension
-from tidegate.api.moments import as_moment, pack_moment
+from tidegate.api.moments import as_moment, pack_key, pack_moment
 from tidegate.api.record_fields import (
     RecordField,
     fields_of,
@@ -243,15 +243,24 @@ class _WireConverterGenerator(ConverterGenerator):
 
     def scalar(self, of: object) -> Converter:
         if of is datetime:
-            value, utc, pack = self.variable(), self.name(UTC), self.name(pack_moment)
-            bare = f"({value} := {{}}).tzinfo is {utc} and not {value}.fold"
-            return Converter(of, lambda x: f"({value} if {bare.format(x)} else {pack}({value}))")
+            return self._moment(pack_moment)
         if of is float:  # an int counts as a float, and stays an int
             return Converter(float | int)
         if of is Any:
             pack = self.name(pack_free)
             return Converter(of, lambda x: f"{pack}({x})")
         return Converter(of)
+
+    def _moment(self, pack_other: Callable[[Any], Any]) -> Converter:
+        value, utc, pack = self.variable(), self.name(UTC), self.name(pack_other)
+        bare = f"({value} := {{}}).tzinfo is {utc} and not {value}.fold"
+        return Converter(datetime, lambda x: f"({value} if {bare.format(x)} else {pack}({value}))")
+
+    def key_converter(self, of: object) -> Converter:
+        """Return the converter of the keys of a dict. After an OverflowError the wide form is
+        used, as for a big int.
+        """
+        return self._moment(pack_key) if of is datetime else self.converter(of)
 
     def container(self, origin: Any, argument: object) -> Converter:
         found = super().container(origin, argument)
@@ -386,11 +395,12 @@ class _WideConverterGenerator(_WireConverterGenerator):
         )
 
     def mapping(self, key_of: object, value_of: object) -> Converter:
-        if key_of is not int:
+        if key_of not in (int, float, datetime):
             return super().mapping(key_of, value_of)
+        plain_key = float | int if key_of is float else key_of
         key, value = self.converter(key_of), self.converter(value_of)
-        functions = self.name(dict_or_pairs), self.name(entries_of)
-        return pairs_converter(key, value, (*functions, self.variable(), self.variable()))
+        names = self.name(dict_or_pairs), self.name(entries_of), self.variable(), self.variable()
+        return pairs_converter(key, value, plain_key, names)
 
 
 def _pack_tuple(codec: Callable[[], Codec], values: Any) -> Any:
@@ -497,9 +507,11 @@ def _columns(
         if takes_positions(of) or not shape.calls_class:
             made = generator.name(record_class(of) if shape.calls_class else shape.new)
             return f"list(map({made}, {', '.join(columns)}))"
+        # Python allows no `:=` in the iterable of a comprehension, so the values are unpacked here.
         names = [f"c{i}" for i in range(len(parts))]
-        zipped = f"zip({', '.join(columns)}, strict=True)"
-        return f"[{generator.made(of, fields, names)} for {', '.join(names)}, in {zipped}]"
+        values = [part.unpacked(name) for part, name in zip(parts, names, strict=True)]
+        zipped = f"zip({', '.join(f'{x}[{i}]' for i in range(len(parts)))}, strict=True)"
+        return f"[{generator.made(of, fields, values)} for {', '.join(names)}, in {zipped}]"
 
     wire = generic(tuple, *(generic(list, wire) for wire in wires))
     return Converter(wire, pack, unpack)
