@@ -68,7 +68,7 @@ def pairs_converter(
 ) -> Converter:
     """Return the converter of a dict whose keys may be extensions.
 
-    `plain_key` is the type of keys that are none, in msgpack. `names` are the names of
+    `plain_key` is the msgpack type of all other keys. `names` are the names of
     `dict_or_pairs` and `entries_of` in the generated source, and of two variables.
     """
     pack, unpack, k, v = names

@@ -55,7 +55,7 @@ def pack_moment(value: Any) -> Any:
 
 
 def pack_key(value: Any) -> Any:
-    """Return the same for a key of a dict; OverflowError if it is an extension, which is no key."""
+    """Return the same for a key of a dict; OverflowError for an extension, which cannot be one."""
     packed = pack_moment(value)
     if isinstance(packed, msgspec.msgpack.Ext):
         raise OverflowError(f"{value!r} has no narrow form")
