@@ -109,6 +109,36 @@ def test_record_with_a_zone_is_read_by_a_later_class_without_its_initialiser() -
         assert (read.added, read.total) == ("new", [5])
 
 
+class Tagged(pydantic.BaseModel):
+    """A later version, with a default that can change in place."""
+
+    number: int
+    at: datetime
+    tags: list[str] = []
+
+
+def test_default_of_a_new_field_of_a_model_belongs_to_one_record() -> None:
+    written = state_codec(Before, 0, {}).encode(Before(7, MOMENT))
+    codec = state_codec(Tagged, 1, {0: stored_schema(Before)})
+    codec.decode(written).tags.append("one")
+    assert codec.decode(written).tags == []
+    assert Tagged(number=1, at=MOMENT).tags == []
+
+
+@pytest.mark.skipif(
+    not hasattr(pydantic.fields.FieldInfo, "default_factory_takes_validated_data"),
+    reason="a factory takes other fields from pydantic 2.10 on",
+)
+def test_default_of_a_new_field_of_a_model_may_depend_on_other_fields() -> None:
+    class Derived(pydantic.BaseModel):
+        number: int
+        numbers: list[int] = pydantic.Field(default_factory=lambda data: [data["number"]])
+
+    written = state_codec(Before, 0, {}).encode(Before(7, MOMENT))
+    codec = state_codec(Derived, 1, {0: stored_schema(Before)})
+    assert codec.decode(written).numbers == [7]
+
+
 @dataclasses.dataclass(frozen=True)
 class Checked:
     number: int

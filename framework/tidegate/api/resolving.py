@@ -189,15 +189,18 @@ def _convert_fields(
     shape, size = shape_of(of, tuple(fields)), len(positions)
     added = {field.name for field in fields} - known.keys()
 
+    default_of = _model_default if is_model(shape.kind) else _default
+
     def converted(values: Any) -> Any:
-        parts = [
-            known[field.name][1](values[known[field.name][0]])
-            if field.name in known
-            else _default(field)
-            for field in fields
-        ]
+        made: dict[str, Any] = {}
+        for field in fields:
+            if field.name in known:
+                position, convert = known[field.name]
+                made[field.name] = convert(values[position])
+            else:
+                made[field.name] = default_of(shape.kind, field, made)
         rest = msgspec.msgpack.encode(values[size]) if len(values) > size else msgspec.UNSET
-        record = shape.record_of_raw(rest, *parts)
+        record = shape.record_of_raw(rest, *made.values())
         if is_model(shape.kind):
             record.__pydantic_fields_set__.difference_update(added)
         return record
@@ -205,5 +208,13 @@ def _convert_fields(
     return converted
 
 
-def _default(field: RecordField) -> object:
+def _default(_: Any, field: RecordField, __: dict[str, Any]) -> object:
     return field.default if field.factory is MISSING else field.factory()
+
+
+def _model_default(kind: Any, field: RecordField, made: dict[str, Any]) -> object:
+    """Return the default of a pydantic field: a copy, or made from the values of earlier fields."""
+    info = kind.model_fields[field.name]
+    if getattr(info, "default_factory_takes_validated_data", False):  # from pydantic 2.10 on
+        return info.get_default(call_default_factory=True, validated_data=made)
+    return info.get_default(call_default_factory=True)
