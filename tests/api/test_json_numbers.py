@@ -162,6 +162,13 @@ def test_strict_model_takes_texts_of_json_and_refuses_what_is_strictly_wrong() -
         decode(b'{"x": 1.50, "at": 5}')
 
 
+@pytest.mark.parametrize("text", ["1e10001", "-1.5e3000000", "1e-3000000"])
+def test_number_whose_digits_would_take_long_is_refused_by_a_model(text: str) -> None:
+    decode = Json(WithInt).decoder()
+    with pytest.raises(ValueError, match="is beyond 1e10000 or 1e-10000"):
+        decode(f'{{"x": {text}}}'.encode())
+
+
 class Coded(BaseModel):
     model_config = ConfigDict(val_json_bytes="base64")
     x: Decimal

@@ -22,6 +22,8 @@ import msgspec
 from tidegate.api.finite import FiniteCheck, check_finite, suspicious
 from tidegate.api.record_fields import is_model
 
+DIGITS_MAX: Final = 10_000
+"""The largest exponent of a number with a fraction or an exponent."""
 _OWN_CODE: Final = {"function-before", "function-wrap", "function-plain"}
 """Nodes of pydantic's core schema that run code of the user before the value has its type."""
 _NO_SCHEMA: Final = {"cls", "default", "metadata", "serialization"}
@@ -86,7 +88,7 @@ class ModelJson:
         """Return the decoder of a type with a Decimal: no digit of its numbers is lost."""
         as_json, as_python = self._adapter.validate_json, self._adapter.validate_python
         strict, keeps_input = self._strict, self._keeps_input
-        hook = _same_float if self._encodes_bytes else JsonFloat if keeps_input else Decimal
+        hook = _same_float if self._encodes_bytes else JsonFloat if keeps_input else _decimal
         parse = msgspec.json.Decoder(float_hook=hook).decode
 
         def decode(data: bytes) -> Any:
@@ -116,6 +118,17 @@ class JsonFloat(float):
 
     def __str__(self) -> str:
         return self._text
+
+
+def _decimal(text: str) -> Decimal:
+    """Return a number of JSON; ValueError for one whose digits an int field would compute.
+
+    An int of `1e100000000` takes hours and much memory.
+    """
+    number = Decimal(text)
+    if number and abs(number.adjusted()) > DIGITS_MAX:
+        raise ValueError(f"{text} is beyond 1e{DIGITS_MAX} or 1e-{DIGITS_MAX}")
+    return number
 
 
 def _same_float(text: str) -> float:
