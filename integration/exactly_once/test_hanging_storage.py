@@ -6,15 +6,13 @@ kernel, as on a disk that hangs.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from integration.support.storage_faults import hanging
 from integration.support.user_project import Folder
 from tidegate.controlplane.jobmaster.events import STORAGE_HANGS
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
@@ -22,19 +20,6 @@ from tidegate.drivers.kafka.embedded import EmbeddedKafka
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
 CONFIG = {"checkpoint.timeout": "3s", "restart.strategy": "fixed_delay", "restart.delay": "100ms"}
-
-
-@contextmanager
-def hanging(file: Path) -> Iterator[None]:
-    """Make every open of a file for reading hang during the block. Restore the file at its end."""
-    aside, pipe = file.with_suffix(".aside"), file.with_suffix(".pipe")
-    os.mkfifo(pipe)
-    os.link(file, aside)
-    pipe.replace(file)
-    try:
-        yield
-    finally:
-        aside.replace(file)
 
 
 @pytest.mark.slow

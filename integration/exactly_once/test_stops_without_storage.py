@@ -7,7 +7,6 @@ closed then, so the next run does it, and every total is there once.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from integration.support import storage_faults
 from integration.support.user_project import Folder, Run
 from tidegate.drivers.kafka.embedded import EmbeddedKafka
 
@@ -45,16 +45,9 @@ def vanished(folder: Folder) -> Iterator[None]:
 
 @contextmanager
 def hanging(folder: Folder) -> Iterator[None]:
-    """Make each check of the storage hang in the kernel, as a mount whose server is gone."""
-    identity = storage_of(folder) / "_storage" / "id"
-    aside, pipe = identity.with_suffix(".aside"), identity.with_suffix(".pipe")
-    os.mkfifo(pipe)
-    os.link(identity, aside)
-    pipe.replace(identity)
-    try:
+    """Make each check of the storage hang."""
+    with storage_faults.hanging(storage_of(folder) / "_storage" / "id"):
         yield
-    finally:
-        aside.replace(identity)
 
 
 LOSSES = {"vanished": vanished, "hanging": hanging}

@@ -15,6 +15,7 @@ import pytest
 
 from tests.controlplane.jobmanager.test_cluster_settings import submission
 from tests.controlplane.jobmanager.test_connections import Rpc
+from tests.controlplane.parts import registration
 from tidegate.config import Config
 from tidegate.config_load import load
 from tidegate.controlplane.jobmanager import dispatcher_events as jobs
@@ -30,7 +31,6 @@ from tidegate.protocol.messages import (
     GetJob,
     Message,
     Refused,
-    RegisterJobMaster,
     RegisterTaskManager,
     RequestSlots,
     SubmitJob,
@@ -178,16 +178,7 @@ def test_report_of_a_job_without_slots_has_the_reason_why_no_slot_comes() -> Non
     shell, job = Shell(session_cluster=False), JobName("a")
     shell.ask(SubmitJob(submission=submission(Config().to_dict())))
     shell.manager.handle(jobs.SubmissionStored(job=job))
-    shell.ask(
-        RegisterJobMaster(
-            job=job,
-            epoch=EPOCH,
-            address="h:1",
-            pid=100,
-            tidegate_version=TIDEGATE,
-            python_version=PYTHON,
-        )
-    )
+    shell.ask(registration(job, EPOCH, "h:1", 100))
     waits = JobReport(
         job=job,
         state=JobState.WAITING_FOR_SLOTS,
@@ -211,16 +202,7 @@ def test_resubmit_kills_the_old_jobmaster_and_reports_its_exit() -> None:
 
     shell.ask(submit)
     shell.manager.handle(jobs.SubmissionStored(job=job))
-    shell.ask(
-        RegisterJobMaster(
-            job=job,
-            epoch=EPOCH,
-            address="h:1",
-            pid=100,
-            tidegate_version=TIDEGATE,
-            python_version=PYTHON,
-        )
-    )
+    shell.ask(registration(job, EPOCH, "h:1", 100))
     finished = JobReport(job=job, state=JobState.FINISHED, attempt=1, jobmaster_pid=100)
     shell.ask(ReportJob(epoch=EPOCH, report=finished))
     shell.manager.handle(jobs.ResultStored(job=job))

@@ -5,10 +5,9 @@ A value that would come back as another one is not stored either.
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from tests.api.record_kinds import Rule, Word
 from tests.dataplane.state.job import UID, declare, taken
 from tests.dataplane.test_operators import Collected, batch, step
 from tidegate.api.functions import Context, KeyedProcess
@@ -31,23 +31,6 @@ from tidegate.graph.stream_graph import MAIN, Edge
 from tidegate.stream_elements import MIN_MS
 
 BIG = 2**70
-
-
-class Word(enum.StrEnum):
-    A = "a"
-
-
-class Rule(tzinfo):
-    """A zone whose rules are code."""
-
-    def utcoffset(self, _: datetime | None) -> timedelta:
-        return timedelta(hours=1)
-
-    def dst(self, _: datetime | None) -> None:
-        return None
-
-    def tzname(self, _: datetime | None) -> None:
-        return None
 
 
 class Order(msgspec.Struct):

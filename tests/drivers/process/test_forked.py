@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.drivers.process.scripts import run_script
+
 BEGIN = """
 import os, signal, sys, threading, time
 from tidegate.drivers.process.forked import ForkedProcess, fork
@@ -18,15 +20,7 @@ read_end, write_end = os.pipe()
 
 def run(script: str) -> list[str]:
     """Run a script, and return the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return run_script(BEGIN + script)[0]
 
 
 def test_fork_reads_its_standard_input_and_its_exit_status_is_reaped_once() -> None:

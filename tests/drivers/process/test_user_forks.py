@@ -4,10 +4,9 @@ whose frames named `tidegate` are a few lines that call functions of user code, 
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.drivers.process.scripts import run_script
 
 BEGIN = """
 from concurrent.futures import ThreadPoolExecutor as Pool
@@ -45,15 +44,7 @@ def fork_and_return():
 
 def run(script: str, *, begin: str = BEGIN) -> tuple[list[str], str]:
     """Run a script. Return the lines that it prints, and its messages on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", begin + script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
+    return run_script(begin + script)
 
 
 def test_fork_that_returns_from_user_code_ends_with_a_message_and_status_70() -> None:

@@ -5,10 +5,10 @@ test has a process of its own, with a few lines named `tidegate` that call user 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 
 import pytest
+
+from tests.drivers.process.scripts import run_script
 
 BEGIN = """
 import asyncio, json, os, signal, sys, time, traceback
@@ -48,15 +48,7 @@ def fail(number, frame):
 
 def run(script: str, status: int = 0) -> list[str]:
     """Run a script, and return the lines that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    return done.stdout.splitlines()
+    return run_script(BEGIN + script, status)[0]
 
 
 def test_time_limit_by_sigalrm_interrupts_the_call_that_it_was_set_for() -> None:
