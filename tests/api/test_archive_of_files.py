@@ -161,3 +161,9 @@ def test_linked_module_that_nothing_imports_is_left_out_and_listed(
     archive = packed("single.py", project, "single")
     assert "unused.py" not in archive.files
     assert "unused.py (symbolic link out of the folder)" in map(str, archive.left_out)
+    (project / "plain").mkdir()
+    (project / "plain" / "used.py").write_text("")
+    (project / "plain" / "unused.py").symlink_to(tmp_path / "unused.py")
+    archive = packed("flows/copies.py", project, "flows")
+    assert "plain/used.py" in archive.files
+    assert "plain/unused.py (symbolic link out of the folder)" in map(str, archive.left_out)

@@ -149,6 +149,7 @@ def test_check_passes_if_one_of_several_spark_masters_answers() -> None:
         "spark://host:7077,other",
         "k8s://",
         "k8s://ftp://host",
+        "k8s://ftp://host:21",
         "k8s://https://host:port",
         "YARN",
         "yarn://host",
@@ -413,7 +414,10 @@ def test_what_pyspark_and_py4j_log_goes_to_the_file_and_not_to_the_terminal(
         "with texts_in(pathlib.Path(sys.argv[1])):\n"
         "    import fails\n"
         "    logging.getLogger('tidegate.x').warning('ours stays')\n"
+        "    logging.getLogger().warning('the root logger of user code stays')\n"
         "logging.getLogger('py4j').warning('after the block')\n"
+        "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))\n"
+        "logging.getLogger('py4j').warning('again to the root logger')\n"
     )
     log = tmp_path / "spark.log"
     done = subprocess.run(
@@ -423,7 +427,12 @@ def test_what_pyspark_and_py4j_log_goes_to_the_file_and_not_to_the_terminal(
         text=True,
         env={**os.environ, "PYTHONPATH": str(module.parent)},
     )
-    assert done.stderr.splitlines() == ["ours stays", "after the block"]
+    assert done.stderr.splitlines() == [
+        "ours stays",
+        "the root logger of user code stays",
+        "after the block",
+    ]
+    assert done.stdout == "again to the root logger\n"
     text = log.read_text()
     assert "ZeroDivisionError: division by zero" in text
     for name in ("py4j.clientserver", "pyspark.sql", "SQLQueryContextLogger", "root"):

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -236,6 +237,18 @@ def test_renamed_file_is_one_line_and_no_change_of_each_function(described: Desc
         ("moved", "functions", names, "orders_v1", "flows_v2.orders")
     ]
     assert graph_changes(new, json.loads(json.dumps(new))) == []
+
+
+def test_other_input_of_a_step_is_a_change_also_if_its_file_was_renamed(
+    described: Describe,
+) -> None:
+    old, new = described("orders_v1"), described("flows_v2.orders")
+    nodes: Any = new["nodes"]
+    [counting] = [node for node in nodes if node["id"] == "counting"]
+    assert counting["inputs"][0][:3] == ["filter-1", "main", "key"]
+    counting["inputs"][0][0] = "orders"
+    changed = [each for each in graph_changes(old, new) if each[0] == "changed"]
+    assert [(kind, name) for _, kind, name, *_ in changed] == [("step", "counting.inputs")]
 
 
 def test_function_that_moves_to_another_module_is_named_and_another_function_is_a_change(

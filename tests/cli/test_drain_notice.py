@@ -86,6 +86,7 @@ def test_notice_of_a_drain_comes_before_the_start_of_a_bounded_run(
     start(reference, RunOptions(params={}, bounded=True, drain=drain))
     err, submission = at_start
     assert (SAID in err.splitlines(), submission.drain) == (said, drains)
+    assert ("this run drains" in err) == said
 
 
 @pytest.mark.parametrize(

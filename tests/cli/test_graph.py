@@ -205,6 +205,7 @@ class Windows(Pipeline, name="windows"):
     )
     out = KafkaSink("out", value=Json(Sale))
     counts = KafkaSink("counts", value=Json(int))
+    ratios = KafkaSink("ratios", value=Json(float))
 
     def define(self) -> None:
         keyed = self.sales.key_by(lambda sale: sale.shop)
@@ -223,6 +224,9 @@ class Windows(Pipeline, name="windows"):
         count("f", Global(), trigger=Repeatedly(EveryCount(1)))
         keyed.window(Tumbling("1 h")).process(First(), uid="g").to(self.out)
         keyed.window(Tumbling("1 h")).reduce(lambda a, b: b, uid="h").to(self.out)
+        sums = keyed.window(Tumbling("1 h")).aggregate(Count(), uid="i", into=lambda w, n: n)
+        sums.to(self.counts)
+        sums.to(self.ratios)
 """
 
 
@@ -247,6 +251,7 @@ def test_windows_are_shown_with_their_sizes_triggers_and_types(
         ("f", "Global, fires at each record: Count", "int"),
         ("g", "Tumbling 1 h: First", "Sale"),
         ("h", "Tumbling 1 h: reduce", "Sale"),
+        ("i", "Tumbling 1 h: Count", ""),  # its sinks declare two types
     ]
     for form in ("--svg", "--mermaid"):
         shown = CliRunner().invoke(app, ["graph", "window_steps.py", form]).stdout

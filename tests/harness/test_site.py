@@ -39,6 +39,8 @@ def test_the_recording_of_the_demo_is_drawn_from_its_lines() -> None:
     )
     assert drawn.count(" killed (") == 4
     assert "exact: 1,000,000 orders" in drawn
+    assert "restarts" in drawn
+    assert "attempt" not in drawn, "their numbers look like failures"
 
 
 @pytest.mark.parametrize("drawing", sorted(ASSETS.glob("*.svg")), ids=lambda path: path.stem)

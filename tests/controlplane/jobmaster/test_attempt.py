@@ -45,6 +45,7 @@ FIRST = RegisterSlot(
     task_manager_pid=99,
     address="host-1:1",
     exchange_address="host-1:2",
+    host="host-1",
     tidegate_version=TIDEGATE,
     python_version=PYTHON,
 )
@@ -55,6 +56,7 @@ OTHER = msgspec.structs.replace(
     slot=SlotId(TaskManagerId("tm-2"), 0),
     address="host-2:1",
     exchange_address="host-2:2",
+    host="host-2",
 )
 
 
@@ -119,6 +121,8 @@ def test_a_slot_on_another_host_replaces_one_of_the_same_pid() -> None:
     assert [line.closed for line in lines] == [True, False]
     assert lines[0].sent == [LEAVE]
     assert live.slots[0].registered == OTHER
+    [shown] = live.reports()
+    assert (shown.slot, shown.pid, shown.host) == (OTHER.slot, 100, "host-2")
 
 
 def test_late_slot_of_an_older_allocation_does_not_replace_the_newer_one() -> None:

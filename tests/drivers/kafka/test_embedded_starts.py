@@ -76,6 +76,7 @@ def test_start_fails_after_the_timeout_if_the_broker_does_not_answer(
 def test_a_start_that_does_nothing_fails_and_one_that_works_is_waited_for(
     java: FakeJava, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert embedded.START_TIMEOUT_S == 600, "the help says ten minutes"
     monkeypatch.setattr(embedded, "STALL_TIMEOUT_S", 0.5)
     monkeypatch.setattr(embedded, "WAIT_REPORTED_S", 0.2)
     java.broker = WORKS

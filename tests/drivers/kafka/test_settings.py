@@ -46,8 +46,9 @@ def test_a_setting_that_only_one_client_has_is_refused_by_name(name: str) -> Non
 
 
 def test_missing_bootstrap_servers_are_refused_with_the_setting_name() -> None:
-    with pytest.raises(ConfigError, match=r"kafka\.bootstrap"):
+    with pytest.raises(ConfigError, match=r"kafka\.bootstrap") as caught:
         kafka_python({})
+    assert "that command has failed: run tidegate kafka up alone" in str(caught.value)
 
 
 def test_a_setting_that_no_client_knows_is_refused_by_name() -> None:
