@@ -14,6 +14,7 @@ from typing import Annotated, Any, Generic, NewType, TypeVar
 import msgspec
 import pydantic
 import pytest
+from typing_extensions import TypeAliasType
 
 from tidegate import (
     Avro,
@@ -28,6 +29,7 @@ from tidegate import (
     ValueState,
 )
 from tidegate.api.record_fields import plain_type
+from tidegate.api.types import type_info
 from tidegate.testing import PipelineTest, Setup
 
 T = TypeVar("T")
@@ -143,3 +145,19 @@ def test_plain_type_of_types_at_any_depth() -> None:
     assert plain_type(dict[UserId, list[Amount | None]]) == dict[str, list[Decimal | None]]
     assert plain_type(tuple[UserId, ...]) == tuple[str, ...]
     assert plain_type(list[int]) == list[int]
+
+
+def test_type_that_contains_itself_by_its_name_is_refused() -> None:
+    tree = TypeAliasType("tree", int)  # `type tree = list[tree]`, from Python 3.12 on
+
+    class Endless:
+        __name__ = "Tree"
+        __class__ = TypeAliasType
+
+        @property
+        def __value__(self) -> object:
+            return list[self]  # type: ignore[misc, valid-type]
+
+    assert type_info(tree).avro == "long"
+    with pytest.raises(PipelineError, match="Tree contains itself"):
+        type_info(Endless())

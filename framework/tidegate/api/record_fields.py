@@ -69,7 +69,12 @@ def plain_type(of: Any) -> Any:
     if isinstance(of, NewType):
         return plain_type(of.__supertype__)
     if isinstance(of, TypeAliasType):
-        return plain_type(of.__value__)
+        try:
+            return plain_type(of.__value__)
+        except RecursionError:
+            raise PipelineError(
+                f"{of.__name__} contains itself. Recursive types are not supported."
+            ) from None
     origin, arguments = get_origin(of), get_args(of)
     if origin is Annotated:
         return plain_type(arguments[0])
