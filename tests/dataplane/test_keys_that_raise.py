@@ -105,3 +105,23 @@ def test_error_of_a_lookup_that_is_not_about_a_key_stays_as_it_is() -> None:
     for error in (KeyError(1), MemoryError(), Terminated(0), StorageError("It is gone.")):
         assert keys.lookup_error(batch, [Name("a")], error) is error
     assert keys.lookup_error(batch, [Name("boom")], ended := Terminated(0)) is ended
+
+
+class Unequal:
+    """A key that cannot be compared with another one."""
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        raise BrokenError
+
+
+def test_key_that_cannot_be_compared_with_one_before_it_is_named() -> None:
+    batch = RecordBatch(["a", "b"], [0, 1], TopicPartition("in", 0))
+    node = next(node for node in build(ByKey) if node.uid == "count")
+    found = StepKeys("by-key", node, None).lookup_error(
+        batch, [Unequal(), Unequal()], BrokenError("eq")
+    )
+    assert isinstance(found, UserCodeError)
+    assert "offset 1" in str(found)
