@@ -4,9 +4,22 @@ whose frames named `tidegate` are a few lines that call functions of user code, 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from tests.drivers.process.scripts import run_script
+from tidegate.drivers.exchange.sockets import SocketExchange
+from tidegate.drivers.kafka.coordinator_connection import CoordinatorConnection
+from tidegate.drivers.kafka.producer import KafkaProducer
+from tidegate.drivers.kafka.reader import KafkaPartitionReader
+from tidegate.drivers.process import user_forks
+from tidegate.drivers.rocksdb.store import RocksDBStore
+from tidegate.drivers.rpc.channel import GrpcClient
+from tidegate.drivers.storage.local import LocalStore
+from tidegate.drivers.storage.objects import ObjectStore
 
 BEGIN = """
 from concurrent.futures import ThreadPoolExecutor as Pool
@@ -174,6 +187,51 @@ user_forks.end_if_forked()
 """)
     assert found == ["called True 70"]
     assert "it used clients, connections or state" in said
+
+
+class EndError(BaseException):
+    """The end of a fork, which takes place in `os._exit` otherwise."""
+
+
+def bare(driver: type[Any], **attributes: Any) -> Any:
+    """Return an object without a client, which the call must not reach."""
+    made = object.__new__(driver)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+DRIVER_CALLS: dict[str, Callable[[], object]] = {
+    "producer, begin": lambda: bare(KafkaProducer).begin(),
+    "producer, send": lambda: bare(KafkaProducer).send("out", [b""], None),
+    "producer, full queue": lambda: bare(
+        KafkaProducer, _poll=lambda _: 0
+    )._produce_when_queue_has_space("out", b"", None, (), 0),
+    "producer, flush": lambda: bare(KafkaProducer).flush(1),
+    "reader, poll": lambda: bare(KafkaPartitionReader).poll(1, 0),
+    "reader, commit": lambda: bare(KafkaPartitionReader).commit({("in", 0): 1}),
+    "coordinators": lambda: bare(CoordinatorConnection).client(),
+    "state": lambda: bare(RocksDBStore).write([], []),
+    "exchange": lambda: bare(SocketExchange).send(1, 0, []),
+    "rpc": lambda: bare(GrpcClient).call(None),
+    "folder, create": lambda: bare(LocalStore).create("a", b""),
+    "folder, put": lambda: bare(LocalStore).put("a", b""),
+    "bucket, create": lambda: bare(ObjectStore).create("a", b""),
+    "bucket, put": lambda: bare(ObjectStore).put("a", b""),
+}
+
+
+@pytest.mark.parametrize("call", DRIVER_CALLS)
+def test_each_driver_ends_a_fork_before_it_uses_its_client(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_: str) -> None:
+        raise EndError
+
+    monkeypatch.setattr(user_forks._Watch, "owner", os.getppid())
+    monkeypatch.setattr(user_forks, "_end", end)
+    with pytest.raises(EndError):
+        DRIVER_CALLS[call]()
 
 
 def test_fork_that_hangs_in_user_code_ends_by_sigterm() -> None:
